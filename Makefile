@@ -1,0 +1,41 @@
+# Each target installs what it needs into .venv first; `make help` lists them.
+N ?= 2          # ranks of `make bench`
+ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test ARGS="-k conformance"
+MODE ?=         # --cpu or --gpu; found out when empty
+
+bin := .venv/bin
+native := $(shell find csrc -name '*.h' -o -name '*.cc')
+.DEFAULT_GOAL := help
+.PHONY: help setup bench test lint format docs clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv and install commlib with its tools; nothing changed, nothing done
+	@launch/setup.sh $(MODE)
+
+bench: setup ## time every collective of this machine beside torch.distributed
+	$(bin)/commlib bench -n $(strip $(N)) $(ARGS)
+
+test: setup ## run the tests
+	$(bin)/python -m pytest $(ARGS)
+
+lint: setup ## check style, types, native format, layers and layout
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+	$(bin)/clang-format --dry-run -Werror $(native)
+	$(bin)/lint-imports --no-logo
+	$(bin)/python -m pytest -q tests/test_layout.py
+
+format: setup ## rewrite the sources in the project's format
+	$(bin)/ruff check --fix-only .
+	$(bin)/ruff format .
+	$(bin)/clang-format -i $(native)
+
+docs: setup ## write the generated pages: docs/cli.md, docs/environment.md
+	$(bin)/python docs/generate.py
+
+clean: ## remove what was built and cached; .venv stays
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .venv/commlib-setup.sha256
+	find commlib tests docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""Collectives measured on the box they run on: start with `comm = commlib.init()`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from commlib.errors import BuildFailed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator, init
+    from commlib.plan import Plan
+
+    __version__: str
+
+__all__ = [
+    "BuildFailed",
+    "CommError",
+    "CommTimeout",
+    "Communicator",
+    "PeerLost",
+    "Plan",
+    "PlanMismatch",
+    "Unsupported",
+    "__version__",
+    "init",
+]
+
+# Name → its module, loaded when first asked for: `import commlib` loads neither torch nor native code.
+_LAZY = {
+    "Communicator": "commlib.communicator",
+    "Plan": "commlib.plan",
+    "init": "commlib.communicator",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("commlib")
+    elif name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+    else:
+        raise AttributeError(f"module 'commlib' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,5 @@
+"""`python -m commlib`: the command line, for a machine where the script is not on PATH."""
+
+from commlib.cli import main
+
+main(prog_name="commlib")

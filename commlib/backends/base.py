@@ -1,0 +1,57 @@
+"""What every backend offers the communicator: resources, and nothing that chooses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from commlib.plan import Plan
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the ranks agreed on before any backend was made."""
+
+    timeout_s: float
+    max_bytes: int
+    checked: bool
+
+
+class Backend(ABC):
+    """A rank's communicator, memory and flags; closed explicitly, and twice is fine."""
+
+    name: str
+    native: bool
+    device: torch.device
+
+    @abstractmethod
+    def bind(self, name: str) -> Callable[..., Any]:
+        """Return the native entry point of a collective."""
+
+    @abstractmethod
+    def set_plan(self, plan: Plan) -> None:
+        """Take the plan that decides from now on; every rank does so at the same place."""
+
+    @abstractmethod
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Return uninitialised bytes in symmetric memory."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if the world has ended or a peer is gone."""
+
+    @abstractmethod
+    def abort(self, why: str) -> None:
+        """End the communicator for all ranks; calls under way raise."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything; never waits."""
+
+    def abandon(self) -> None:
+        """Forget everything without telling the peers: what a forked child does with its parent's."""
+        self.close()

@@ -1,0 +1,160 @@
+"""The torch backend: the same calls over a torch process group (gloo, MPI, NCCL), also beyond one host."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commlib.backends.base import Backend, Options
+from commlib.bootstrap.world import World, one_host
+from commlib.errors import CommError, CommTimeout, PeerLost, Unsupported
+from commlib.plan import Plan
+
+_TIMED_OUT = ("timed out", "timeout", "Timeout")
+_LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
+
+
+class TorchBackend(Backend):
+    """A process group: the one the caller gave, else a gloo group of our own that torch knows nothing of."""
+
+    name = "torch"
+    native = False
+
+    def __init__(self, world: World, options: Options) -> None:
+        self.rank, self.size = world.rank, world.size
+        self._timeout = datetime.timedelta(seconds=options.timeout_s)
+        self._timeout_s = options.timeout_s
+        self._ended = ""
+        self._store: dist.TCPStore | None = None
+        given = getattr(world, "group", None)
+        self._own = given is None
+        self.group: Any = self._make_gloo(world) if given is None else given
+        engine = "gloo" if given is None else dist.get_backend(given)
+        cuda = "nccl" in engine and "gloo" not in engine
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    def _make_gloo(self, world: World) -> Any:
+        """A store on rank 0 at a port the system picks, made known over the world's own exchange."""
+        port, address = 0, ""
+        together = one_host(world, self._timeout_s)
+        if world.rank == 0:
+            address = _own_address(together)
+            # One thread less to wait for: the server lives in this process, and nobody waits for workers.
+            self._store = dist.TCPStore(
+                address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout
+            )
+            port = self._store.port
+        where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
+        if world.rank != 0:
+            self._store = dist.TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
+        try:
+            return dist.ProcessGroupGloo(self._store, world.rank, world.size, self._timeout)
+        except RuntimeError as error:
+            raise self._translate(error, "making the gloo group") from None
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        """There is no native half."""
+        raise Unsupported(f"the torch backend has no native {name}")
+
+    def set_plan(self, plan: Plan) -> None:
+        """The engine chooses by itself; only names are checked."""
+        for rule in plan.rules_for(self.size, "eager"):
+            for entry in rule.ranges:
+                if entry.algorithm != "torch_direct":
+                    raise ValueError(f"{rule.where}: {rule.op} has no algorithm {entry.algorithm!r} on torch")
+
+    def wait(self, work: Any, what: str) -> None:
+        """Wait for a torch Work under the deadline; engine errors become ours."""
+        if self._ended:
+            raise CommError(self._ended)
+        try:
+            done = work.wait(self._timeout) if self.device.type == "cpu" else work.wait()
+        except RuntimeError as error:
+            raise self._translate(error, what) from None
+        if done is False:
+            raise CommTimeout(f"rank {self.rank}: {what} did not finish within {self._timeout_s} s")
+
+    def _translate(self, error: RuntimeError, what: str) -> CommError:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        kind = PeerLost if any(t in text for t in _LOST) else CommError
+        kind = CommTimeout if any(t in text for t in _TIMED_OUT) else kind
+        self._ended = f"rank {self.rank}: {what} failed in torch.distributed: {text}"
+        return kind(self._ended)
+
+    def reduce_op(self, name: str) -> Any:
+        """The engine's name of a reduction."""
+        op = dist.ReduceOp
+        ops = {"sum": op.SUM, "prod": op.PRODUCT, "min": op.MIN, "max": op.MAX}
+        return {**ops, "band": op.BAND, "bor": op.BOR, "bxor": op.BXOR}[name]
+
+    def all_reduce_options(self, op: Any) -> Any:
+        """Options of allreduce."""
+        return self._options(dist.AllreduceOptions(), reduceOp=op)
+
+    def reduce_scatter_options(self, op: Any) -> Any:
+        """Options of reduce_scatter."""
+        return self._options(dist.ReduceScatterOptions(), reduceOp=op)
+
+    def reduce_options(self, op: Any, dst: int) -> Any:
+        """Options of reduce."""
+        return self._options(dist.ReduceOptions(), reduceOp=op, rootRank=dst, rootTensor=0)
+
+    def broadcast_options(self, src: int) -> Any:
+        """Options of broadcast."""
+        return self._options(dist.BroadcastOptions(), rootRank=src, rootTensor=0)
+
+    def gather_options(self, dst: int) -> Any:
+        """Options of gather."""
+        return self._options(dist.GatherOptions(), rootRank=dst)
+
+    def scatter_options(self, src: int) -> Any:
+        """Options of scatter."""
+        return self._options(dist.ScatterOptions(), rootRank=src)
+
+    def _options(self, options: Any, **values: Any) -> Any:
+        options.timeout = self._timeout
+        for name, value in values.items():
+            setattr(options, name, value)
+        return options
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Ordinary memory: this backend has no symmetric arena and no algorithm that wants one."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def check(self) -> None:
+        """Raise what ended the group, if anything did."""
+        if self._ended:
+            raise CommError(self._ended)
+
+    def abort(self, why: str) -> None:
+        """End the group on this rank; peers see the connection close."""
+        self._ended = self._ended or why
+        self.close()
+
+    def close(self) -> None:
+        """Drop the group if it is ours."""
+        self._ended = self._ended or "this communicator is closed; call commlib.init() for a new one"
+        if self._own:
+            self.group = _Closed(self)
+            self._store = None
+
+
+class _Closed:
+    """Stands in for the group after close(): every use says why it cannot work."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        self._backend.check()
+        raise CommError("this communicator is closed")
+
+
+def _own_address(together: bool) -> str:
+    """The address peers reach this host at."""
+    return "127.0.0.1" if together else socket.gethostbyname(socket.gethostname())

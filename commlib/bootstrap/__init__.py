@@ -1,0 +1,94 @@
+"""Who started the ranks, and how they find each other: one module per launcher.
+
+local          `commlib run` and `commlib bench -n`: a socket to the launcher
+torchrun       torchrun, or RANK and WORLD_SIZE set by hand: torch's store
+mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator
+slurm          srun: a store that task 0 serves
+process_group  a torch process group that exists already: its store
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from commlib import env
+from commlib.bootstrap import local, mpi, slurm, torchrun
+from commlib.bootstrap.world import SingleWorld, World
+
+__all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect"]
+
+
+class Bootstrap(Protocol):
+    """What a launcher's module offers."""
+
+    START: str
+
+    def detect(self, environ: Mapping[str, str]) -> int | None:
+        """Return the world size the launcher announces, None without it, ValueError if it is half set."""
+
+    def connect(self, timeout_s: float) -> World:
+        """Join the other ranks."""
+
+
+# The innermost launcher comes first: `commlib run` inside torchrun inside mpiexec inside srun.
+BOOTSTRAPS: dict[str, Bootstrap] = {"local": local, "torchrun": torchrun, "mpi": mpi, "slurm": slurm}
+
+
+def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
+    """Return the world this process belongs to; `bootstrap` names it, or is a torch or MPI group."""
+    if isinstance(bootstrap, World):
+        return bootstrap
+    if not isinstance(bootstrap, str):
+        return _adopt(bootstrap, timeout_s)
+    name = env.BOOTSTRAP.get() if bootstrap == "auto" else bootstrap
+    if name == "auto":
+        name = find(os.environ)
+    elif name != "single":
+        _require(name, os.environ)
+    return SingleWorld() if name == "single" else BOOTSTRAPS[name].connect(timeout_s)
+
+
+def find(environ: Mapping[str, str]) -> str:
+    """Return the name of the innermost launcher that left its variables, or 'single'."""
+    for name, module in BOOTSTRAPS.items():
+        size = module.detect(environ)
+        if size is None:
+            continue
+        # torchrun under srun is usual, one agent per host; under mpiexec either could be meant.
+        mpi_size = mpi.detect(environ) if name == "torchrun" else None
+        if mpi_size not in (None, size):
+            raise ValueError(
+                f"ambiguous environment: torchrun announces {size} ranks, mpiexec {mpi_size}; "
+                f"set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP=mpi"
+            )
+        return name
+    return "single"
+
+
+def _require(name: str, environ: Mapping[str, str]) -> None:
+    if name not in BOOTSTRAPS:
+        names = ", ".join(["auto", *BOOTSTRAPS, "single"])
+        raise ValueError(
+            f"bootstrap {name!r} is not one of {names}, a torch process group or an mpi4py communicator"
+        )
+    # MPI may be asked for by name: its own launchers are more than those whose variables we know.
+    if BOOTSTRAPS[name].detect(environ) is None and name != "mpi":
+        raise ValueError(
+            f"bootstrap {name!r} was asked for, but its variables are not set; start the ranks with "
+            f"`{BOOTSTRAPS[name].START} …`, or leave bootstrap at 'auto'"
+        )
+
+
+def _adopt(group: Any, timeout_s: float) -> World:
+    if type(group).__module__.split(".")[0] == "mpi4py":
+        return mpi.MpiWorld(group, timeout_s)
+    if hasattr(group, "get_group_store"):
+        from commlib.bootstrap.process_group import ProcessGroupWorld
+
+        return ProcessGroupWorld(group, timeout_s)
+    raise TypeError(
+        f"bootstrap must be a name, a torch process group or an mpi4py communicator; "
+        f"got {type(group).__name__}"
+    )

@@ -1,0 +1,19 @@
+"""The world of a torch process group that the program made itself."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from commlib.bootstrap.launcher import Place, number
+from commlib.bootstrap.store import StoreWorld
+
+
+class ProcessGroupWorld(StoreWorld):
+    """Exchanges over the group's store, not its collectives: a deadline missed there breaks the group."""
+
+    def __init__(self, group: Any, timeout_s: float = 300.0) -> None:
+        self.group = group
+        local_rank = number(os.environ, "LOCAL_RANK") if os.environ.get("LOCAL_RANK") else None
+        place = Place(group.rank(), group.size(), local_rank)
+        super().__init__("process_group", group.get_group_store(), place, timeout_s)

@@ -1,0 +1,24 @@
+"""The world torchrun made: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by it or by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from commlib.bootstrap.launcher import announced, number, place
+from commlib.bootstrap.store import connect_store
+from commlib.bootstrap.world import World
+
+START = "torchrun --nproc-per-node N"
+
+
+def detect(environ: Mapping[str, str]) -> int | None:
+    """Return WORLD_SIZE, or None outside torchrun."""
+    return announced(environ, "torchrun", "RANK", "WORLD_SIZE", ("MASTER_ADDR", "MASTER_PORT"))
+
+
+def connect(timeout_s: float) -> World:
+    """Join the other ranks through the store that torch.distributed uses, too."""
+    environ = os.environ
+    address = (environ["MASTER_ADDR"], number(environ, "MASTER_PORT"))
+    return connect_store("torchrun", address, place(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK"), timeout_s)

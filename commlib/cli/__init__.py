@@ -1,0 +1,103 @@
+"""The command line: COMMANDS is its table of contents, and a command's module is loaded when it is run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from commlib import env
+from commlib.errors import CommError
+
+# Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "bench": ("commlib.cli.bench:bench", "Time collectives and algorithms beside torch.distributed."),
+    "doctor": ("commlib.cli.doctor:doctor", "Say what is here, what works, and why something does not."),
+    "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
+    "run": ("commlib.cli.run:run", "Start a command on several ranks of this machine."),
+    "test": ("commlib.cli.test:test", "Check every algorithm of this installation on live ranks."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands by name and help, and turns errors into one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the table."""
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load the module of one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table's own help instead of loading every command for its."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
+
+        def call() -> Any:
+            return super(LazyGroup, self).main(
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=False, **extra
+            )
+
+        return _exit_with(call) if standalone_mode else call()
+
+
+def _exit_with(call: Any) -> NoReturn:
+    """End the process with 0, 1 (the world), 2 (the caller) or 130 (Ctrl-C), and one line on stderr."""
+    try:
+        code = call()
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.UsageError as error:
+        _fail(f"{error.format_message().rstrip('.')}{_see_help(error)}", error.exit_code)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader went away (`commlib … | head`); nothing more can be said to it, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except (CommError, OSError, ValueError) as error:
+        if env.TRACEBACK.get():
+            raise
+        _fail(str(error) or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _see_help(error: click.UsageError) -> str:
+    return f"; see `{error.ctx.command_path} --help`" if error.ctx is not None else ""
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"commlib: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="commlib", message="%(prog)s %(version)s")
+def main() -> None:
+    """Collectives measured on the box they run on, for tensor-parallel inference."""

@@ -1,0 +1,30 @@
+"""`commlib run`: start a command on n ranks of this machine."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+
+@click.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "size", type=click.IntRange(min=1), required=True, help="Number of ranks.")
+@click.option(
+    "--bind",
+    type=click.Choice(["none", "core"]),
+    default="none",
+    show_default=True,
+    help="core: pin rank r to the r-th core.",
+)
+@click.option("--prefix/--no-prefix", default=True, show_default=True, help="Put '[rank] ' before each line.")
+@click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
+def command(size: int, bind: str, prefix: bool, cmd: tuple[str, ...]) -> None:
+    """Run CMD on N ranks: commlib run -n 2 python train.py.
+
+    Each rank finds the others through commlib.init(), or through torchrun's variables, which are set too.
+    The exit code is that of the first rank that fails (128 + signal if it was killed); the other ranks are
+    then ended. Standard input goes to rank 0.
+    """
+    from commlib.launch import launch
+
+    sys.exit(launch(list(cmd), size, prefix=prefix, bind=bind))

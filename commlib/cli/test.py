@@ -1,0 +1,76 @@
+"""`commlib test`: check every algorithm of this installation on live ranks; needs no checkout."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from commlib.testing import Ranks
+
+
+@click.command()
+@click.option("-n", "--ranks", "ranks", type=click.IntRange(1), help="Ranks; without it 2, 3 and 4.")
+@click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
+@click.option("--op", "only", metavar="NAME", help="Check one collective only.")
+@click.pass_context
+def test(ctx: click.Context, ranks: int | None, quick: bool, only: str | None) -> None:
+    """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
+    from commlib.collectives import COLLECTIVES
+
+    if only is not None and only not in COLLECTIVES:
+        raise click.UsageError(f"no collective {only!r}; there are {', '.join(COLLECTIVES)}")
+    sizes = [ranks] if ranks is not None else [2] if quick else [2, 3, 4]
+    names = [only] if only is not None else list(COLLECTIVES)
+    start = time.perf_counter()
+    failed = checked = 0
+    for size in sizes:
+        for backend in _backends(names):
+            bad, good = _check_backend(size, backend, names, quick)
+            failed, checked = failed + bad, checked + bad + good
+    spent = time.perf_counter() - start
+    click.echo(f"{checked - failed} passed, {failed} failed in {spent:.1f} s on {os.cpu_count()} cores")
+    ctx.exit(1 if failed else 0)
+
+
+def _backends(names: list[str]) -> list[str]:
+    from commlib.collectives import COLLECTIVES
+
+    return sorted({algorithm.backend for name in names for algorithm in COLLECTIVES[name].algorithms})
+
+
+def _check_backend(size: int, backend: str, names: list[str], quick: bool) -> tuple[int, int]:
+    """Run every algorithm of one backend on one set of ranks; return how many failed and passed."""
+    from commlib.testing import Ranks
+
+    failed = passed = 0
+    with Ranks(size, backend=backend) as ranks:
+        for name, algorithm in _algorithms(names, backend):
+            problem = _check(ranks, name, algorithm, quick)
+            failed, passed = failed + bool(problem), passed + (not problem)
+            state = click.style("FAIL", fg="red") if problem else click.style("ok", fg="green")
+            click.echo(f"{size} ranks  {name:<16} {algorithm:<18} {state}")
+            if problem:
+                click.echo(f"    {problem}")
+    return failed, passed
+
+
+def _algorithms(names: list[str], backend: str) -> list[tuple[str, str]]:
+    from commlib.collectives import COLLECTIVES
+
+    return [(name, a.name) for name in names for a in COLLECTIVES[name].algorithms if a.backend == backend]
+
+
+def _check(ranks: Ranks, name: str, algorithm: str, quick: bool) -> str:
+    """Return the first thing that is wrong with one algorithm, or ''."""
+    from commlib.cli.conformance import check_algorithm
+    from commlib.errors import CommError
+
+    try:
+        wrong = ranks.run(check_algorithm, name, algorithm, quick)
+    except (CommError, RuntimeError) as error:
+        return str(error)
+    return next((f"rank {rank}: {text}" for rank, text in enumerate(wrong) if text), "")

@@ -1,0 +1,66 @@
+"""The collectives: one module each, holding its contract and the table of its algorithms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from commlib.backends.base import Backend
+from commlib.collectives import (
+    all_gather,
+    all_reduce,
+    all_to_all,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send_recv,
+)
+from commlib.collectives.spec import REDOPS, Algorithm, Call, Collective
+
+COLLECTIVES: dict[str, Collective] = {
+    spec.name: spec
+    for spec in (
+        all_reduce.ALL_REDUCE,
+        all_gather.ALL_GATHER,
+        all_gather.ALL_GATHERV,
+        reduce_scatter.REDUCE_SCATTER,
+        reduce_scatter.REDUCE_SCATTERV,
+        broadcast.BROADCAST,
+        reduce.REDUCE,
+        all_to_all.ALL_TO_ALL,
+        all_to_all.ALL_TO_ALLV,
+        gather.GATHER,
+        scatter.SCATTER,
+        send_recv.SEND_RECV,
+        barrier.BARRIER,
+    )
+}
+
+# Entry points of a backend that are not named like their collective.
+_COLLECTIVE_OF = {"all_reduce_into": "all_reduce", "send": "send_recv", "recv": "send_recv"}
+
+
+def entry(backend: Backend, name: str) -> Callable[..., Any]:
+    """Return what the communicator calls: the native function, or the Python half of the backend's algorithm."""
+    if backend.native:
+        return backend.bind(name)
+    spec = COLLECTIVES[_COLLECTIVE_OF.get(name, name)]
+    runs = [a.run for a in spec.algorithms if a.backend == backend.name and a.run is not None]
+    run = partial(runs[0], backend)
+    if name == "all_reduce":
+        return lambda x, redop: run(x, x, redop)
+    if name in ("send", "recv"):
+        return lambda x, peer: run(x, peer, name == "send")
+    return run
+
+
+def algorithm_names(backend: str) -> dict[str, list[str]]:
+    """Return the algorithms of a backend by collective, for plans, bench and tests."""
+    return {name: [a.name for a in spec.algorithms if a.backend == backend] for name, spec in COLLECTIVES.items()}
+
+
+__all__ = ["COLLECTIVES", "REDOPS", "Algorithm", "Call", "Collective", "algorithm_names", "entry"]

@@ -1,0 +1,38 @@
+"""all_reduce: every rank gets the reduction of every rank's tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Collective
+from commlib.collectives.torch_calls import reduce_with, refuses_reduction
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, redop: int) -> None:
+    """Call the process group's all_reduce."""
+    if out is not x:
+        out.copy_(x)
+    reduce_with(backend, out, redop, lambda op: backend.group.allreduce([out], backend.all_reduce_options(op)))
+
+
+ALL_REDUCE = Collective(
+    name="all_reduce",
+    shapes=lambda call: (call.count, call.count),
+    reference=lambda call, inputs, fold: fold(inputs, call.redop),
+    invoke=lambda comm, x, out, call: comm.all_reduce(x, call.redop, out=None if out is x else out),
+    size_count=lambda call: call.count,
+    bus_factor=lambda n: 2 * (n - 1) / n,
+    reduces=True,
+    in_place=lambda call, whole: (whole, whole),
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_twoshot", "shm"),
+        Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
+    ),
+)

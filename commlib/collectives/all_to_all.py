@@ -1,0 +1,79 @@
+"""all_to_all: block j of rank i goes to block i of rank j; all_to_allv: blocks of different sizes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.torch_calls import as_bytes, refuses_lonely
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(
+    backend: TorchBackend,
+    out: torch.Tensor,
+    x: torch.Tensor,
+    out_splits: tuple[int, ...] = (),
+    in_splits: tuple[int, ...] = (),
+    longest: int = 0,
+) -> None:
+    """Call the process group's all_to_all_single."""
+    unit = x.element_size()
+    to, source = as_bytes(out), as_bytes(x)
+    if out.data_ptr() == x.data_ptr():
+        source = source.clone()
+    splits = [[n * unit for n in out_splits], [n * unit for n in in_splits]]
+    backend.wait(backend.group.alltoall_base(to, source, *splits), "all_to_all")
+
+
+def split_table(call: Call) -> list[list[int]]:
+    """Elements rank i sends to rank j in a v-variant's test: ragged, with zeros."""
+    return [[(call.count * ((i + 2 * j) % 3) + i * j % 2) // 2 for j in range(call.size)] for i in range(call.size)]
+
+
+def _in_splits(call: Call) -> list[int]:
+    return split_table(call)[call.rank]
+
+
+def _out_splits(call: Call) -> list[int]:
+    return [row[call.rank] for row in split_table(call)]
+
+
+def _received(call: Call, inputs: list[torch.Tensor]) -> torch.Tensor:
+    table, j = split_table(call), call.rank
+    return torch.cat([x[sum(row[:j]) : sum(row[: j + 1])] for x, row in zip(inputs, table, strict=True)])
+
+
+ALL_TO_ALL = Collective(
+    name="all_to_all",
+    shapes=lambda call: (call.count * call.size, call.count * call.size),
+    reference=lambda call, inputs, fold: torch.cat(
+        [x[call.rank * call.count : (call.rank + 1) * call.count] for x in inputs]
+    ),
+    invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
+    size_count=lambda call: call.count * call.size,
+    bus_factor=lambda n: (n - 1) / n,
+    in_place=lambda call, whole: (whole, whole),
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("torch_direct", "torch", run=torch_direct),
+    ),
+)
+
+ALL_TO_ALLV = Collective(
+    name="all_to_allv",
+    shapes=lambda call: (sum(_in_splits(call)), sum(_out_splits(call))),
+    reference=lambda call, inputs, fold: _received(call, list(inputs)),
+    invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x, _out_splits(call), _in_splits(call)),
+    size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
+    bus_factor=lambda n: (n - 1) / n,
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
+    ),
+)

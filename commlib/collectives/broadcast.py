@@ -1,0 +1,38 @@
+"""broadcast: every rank's tensor becomes the root's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Collective
+from commlib.collectives.torch_calls import as_bytes
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
+    """Call the process group's broadcast."""
+    if x.numel() > 0:
+        options = backend.broadcast_options(src)
+        backend.wait(backend.group.broadcast([as_bytes(x)], options), "broadcast")
+
+
+BROADCAST = Collective(
+    name="broadcast",
+    shapes=lambda call: (call.count, call.count),
+    reference=lambda call, inputs, fold: inputs[call.root],
+    invoke=lambda comm, x, out, call: comm.broadcast(out, call.root),
+    size_count=lambda call: call.count,
+    bus_factor=lambda n: 1.0,
+    rooted=True,
+    in_place=lambda call, whole: (whole, whole),
+    out_of_place=False,
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("torch_direct", "torch", run=torch_direct),
+    ),
+)

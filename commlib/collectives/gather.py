@@ -1,0 +1,46 @@
+"""gather: the root gets every rank's block, in rank order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.torch_calls import as_bytes
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int) -> None:
+    """Call the process group's gather."""
+    if x.numel() == 0:
+        return
+    block = as_bytes(x).clone()
+    blocks = [[torch.empty_like(block) for _ in range(backend.size)]] if backend.rank == dst else []
+    backend.wait(backend.group.gather(blocks, [block], backend.gather_options(dst)), "gather")
+    if blocks:
+        torch.cat(blocks[0], out=as_bytes(out))
+
+
+def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if call.rank != call.root:
+        return whole[: call.count], whole[:0]
+    return whole[call.rank * call.count : (call.rank + 1) * call.count], whole
+
+
+GATHER = Collective(
+    name="gather",
+    shapes=lambda call: (call.count, call.count * call.size if call.rank == call.root else 0),
+    reference=lambda call, inputs, fold: torch.cat(list(inputs)) if call.rank == call.root else None,
+    invoke=lambda comm, x, out, call: comm.gather(x, call.root, out=out if comm.rank == call.root else None),
+    size_count=lambda call: call.count * call.size,
+    bus_factor=lambda n: (n - 1) / n,
+    rooted=True,
+    in_place=_in_place,
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("torch_direct", "torch", run=torch_direct),
+    ),
+)

@@ -1,0 +1,40 @@
+"""reduce: the root gets the reduction of every rank's tensor; the others' tensors stay as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Collective
+from commlib.collectives.torch_calls import reduce_with, refuses_reduction
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int, redop: int) -> None:
+    """Call the process group's reduce on a copy: engines may scribble on the tensors of non-roots."""
+    if x.numel() == 0:
+        return
+    work = x.clone()
+    reduce_with(backend, work, redop, lambda op: backend.group.reduce([work], backend.reduce_options(op, dst)))
+    if backend.rank == dst:
+        out.copy_(work)
+
+
+REDUCE = Collective(
+    name="reduce",
+    shapes=lambda call: (call.count, call.count),
+    reference=lambda call, inputs, fold: fold(inputs, call.redop) if call.rank == call.root else None,
+    invoke=lambda comm, x, out, call: comm.reduce(x, call.root, call.redop, out=None if out is x else out),
+    size_count=lambda call: call.count,
+    bus_factor=lambda n: 1.0,
+    reduces=True,
+    rooted=True,
+    in_place=lambda call, whole: (whole, whole),
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
+    ),
+)

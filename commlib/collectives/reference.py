@@ -1,0 +1,90 @@
+"""References for reductions: `ordered` to the bit, `exact` in float64 for tolerances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+_WIDE = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+_STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "prod": torch.mul,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "band": torch.bitwise_and,
+    "bor": torch.bitwise_or,
+    "bxor": torch.bitwise_xor,
+}
+
+
+def ordered(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
+    """Reduce in rank order the way commlib promises: fp32 for small floats, one rounding, integers wrap."""
+    dtype = inputs[0].dtype
+    if dtype in _UNSIGNED:
+        return _ordered_unsigned(inputs, redop)
+    if dtype == torch.bool:
+        any_or_all = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(redop, redop)
+        return _fold(inputs, any_or_all)
+    if dtype in _WIDE:
+        return _finish(_fold([x.float() for x in inputs], redop), redop, len(inputs)).to(dtype)
+    return _finish(_fold(inputs, redop), redop, len(inputs))
+
+
+def exact(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
+    """Reduce in float64 (complex128 for complex numbers): what tolerances are measured against."""
+    wide = torch.complex128 if inputs[0].is_complex() else torch.float64
+    return _finish(_fold([x.to(wide) for x in inputs], redop), redop, len(inputs))
+
+
+def reducible(dtype: torch.dtype, redop: str) -> bool:
+    """Whether commlib defines this reduction for this element type."""
+    bitwise = redop in ("band", "bor", "bxor")
+    if dtype == torch.bool:
+        return redop != "avg"
+    if dtype.is_complex:
+        return redop in ("sum", "avg")
+    return not (bitwise and dtype.is_floating_point)
+
+
+def _fold(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
+    total = inputs[0].clone()
+    for x in inputs[1:]:
+        total = _STEPS[redop](total, x)
+    return total
+
+
+def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
+    if redop != "avg":
+        return total
+    if total.is_floating_point() or total.is_complex():
+        # A complex number is two floats, each divided on its own.
+        parts = torch.view_as_real(total) if total.is_complex() else total
+        quotient = parts / n
+        return torch.view_as_complex(quotient) if total.is_complex() else quotient
+    return torch.div(total, n, rounding_mode="trunc")
+
+
+def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
+    """Torch has few operations on wide unsigned integers: go through Python's integers."""
+    dtype = inputs[0].dtype
+    mask = (1 << (8 * dtype.itemsize)) - 1
+    step: dict[str, Callable[[int, int], int]] = {
+        "sum": lambda a, b: (a + b) & mask,
+        "avg": lambda a, b: (a + b) & mask,
+        "prod": lambda a, b: (a * b) & mask,
+        "min": min,
+        "max": max,
+        "band": lambda a, b: a & b,
+        "bor": lambda a, b: a | b,
+        "bxor": lambda a, b: a ^ b,
+    }
+    totals = inputs[0].tolist()
+    for x in inputs[1:]:
+        totals = [step[redop](a, b) for a, b in zip(totals, x.tolist(), strict=True)]
+    if redop == "avg":
+        totals = [a // len(inputs) for a in totals]
+    return torch.tensor(totals, dtype=dtype)

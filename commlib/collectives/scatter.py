@@ -1,0 +1,45 @@
+"""scatter: rank r gets block r of the root's tensor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.torch_calls import as_bytes
+
+if TYPE_CHECKING:
+    from commlib.backends.torch_dist import TorchBackend
+
+
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, src: int) -> None:
+    """Call the process group's scatter."""
+    if out.numel() == 0:
+        return
+    block = torch.empty_like(as_bytes(out))
+    blocks = [list(as_bytes(x).clone().chunk(backend.size))] if backend.rank == src else []
+    backend.wait(backend.group.scatter([block], blocks, backend.scatter_options(src)), "scatter")
+    as_bytes(out).copy_(block)
+
+
+def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if call.rank != call.root:
+        return whole[:0], whole[: call.count]
+    return whole, whole[call.rank * call.count : (call.rank + 1) * call.count]
+
+
+SCATTER = Collective(
+    name="scatter",
+    shapes=lambda call: (call.count * call.size if call.rank == call.root else 0, call.count),
+    reference=lambda call, inputs, fold: inputs[call.root][call.rank * call.count : (call.rank + 1) * call.count],
+    invoke=lambda comm, x, out, call: comm.scatter(x if comm.rank == call.root else None, call.root, out=out),
+    size_count=lambda call: call.count * call.size,
+    bus_factor=lambda n: (n - 1) / n,
+    rooted=True,
+    in_place=_in_place,
+    algorithms=(
+        Algorithm("shm_oneshot", "shm"),
+        Algorithm("torch_direct", "torch", run=torch_direct),
+    ),
+)

@@ -1,0 +1,478 @@
+"""Communicator: check the call, ask the plan, run the algorithm."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from commlib import __version__, backends, bootstrap, env
+from commlib.backends.base import Backend, Options
+from commlib.bootstrap.world import World
+from commlib.collectives import COLLECTIVES, REDOPS, entry
+from commlib.errors import CommError, PlanMismatch, Unsupported
+from commlib.plan import Explanation, Plan
+from commlib.subworld import Subworld
+from commlib.work import Lanes, Work
+
+T = TypeVar("T")
+_CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)}
+_CODES |= {
+    getattr(dist.ReduceOp, name): REDOPS.index(ours)
+    for name, ours in (
+        ("SUM", "sum"),
+        ("PRODUCT", "prod"),
+        ("MIN", "min"),
+        ("MAX", "max"),
+        ("AVG", "avg"),
+        ("BAND", "band"),
+        ("BOR", "bor"),
+        ("BXOR", "bxor"),
+    )
+}
+
+
+def init(
+    *,
+    backend: str = "auto",
+    bootstrap: Any = "auto",  # noqa: A002 - the name of the option everywhere
+    plan: str | os.PathLike[str] | Plan = "auto",
+    timeout_s: float | None = None,
+    max_bytes: int | None = None,
+) -> Communicator:
+    """Join the ranks this process was started with; without a launcher, make a world of one."""
+    wait_s = env.TIMEOUT_S.get() if timeout_s is None else timeout_s
+    world = _connect(bootstrap, wait_s)
+    try:
+        return Communicator.create(world, backend=backend, plan=plan, timeout_s=wait_s, max_bytes=max_bytes)
+    except BaseException:
+        world.close()
+        raise
+
+
+def _connect(how: Any, timeout_s: float) -> World:
+    return bootstrap.connect(how, timeout_s=timeout_s)
+
+
+class Communicator:
+    """The collectives of one group of ranks. Every rank makes the same calls in the same order."""
+
+    def __init__(self, world: World, backend: Backend, plan: Plan, options: Options) -> None:
+        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+        self.backend, self.device, self.plan = backend.name, backend.device, plan
+        self._world, self._backend, self._options = world, backend, options
+        self._lanes = Lanes()
+        self._closed = False
+        self._bind()
+        self.use(plan)
+        _LIVE.add(self)
+
+    def _bind(self) -> None:
+        """Take the entry points once: a call then is one native call."""
+        backend = self._backend
+        self._all_reduce, self._all_reduce_into = entry(backend, "all_reduce"), entry(backend, "all_reduce_into")
+        self._entries = {name: entry(backend, name) for name in COLLECTIVES if name not in ("all_reduce", "send_recv")}
+        self._send, self._recv = entry(backend, "send"), entry(backend, "recv")
+
+    @classmethod
+    def create(
+        cls,
+        world: World,
+        *,
+        backend: str = "auto",
+        plan: str | os.PathLike[str] | Plan = "auto",
+        timeout_s: float | None = None,
+        max_bytes: int | None = None,
+    ) -> Communicator:
+        """Make a communicator over a world that is already connected."""
+        options = Options(
+            timeout_s=env.TIMEOUT_S.get() if timeout_s is None else timeout_s,
+            max_bytes=env.MAX_BYTES.get() if max_bytes is None else max_bytes,
+            checked=env.CHECK.get(),
+        )
+        name = env.BACKEND.get() if backend == "auto" else backend
+        if env.BIND.get() == "core":
+            _pin(world)
+        _agree(world, options, name)
+        made = backends.create(name, world, options)
+        try:
+            return cls(world, made, _choose_plan(world, made, plan, options), options)
+        except BaseException:
+            made.close()
+            raise
+
+    # --- reductions ---------------------------------------------------------------------------------------------
+
+    def all_reduce(
+        self, x: torch.Tensor, op: Any = "sum", out: torch.Tensor | None = None, async_op: bool = False
+    ) -> Any:
+        """Reduce over all ranks, in place unless `out` is given; returns the result."""
+        if async_op:
+            return self._later("all_reduce", lambda: self.all_reduce(x, op, out))
+        try:
+            code = _CODES[op]
+        except (KeyError, TypeError):
+            raise _unknown_redop(op) from None
+        if out is None:
+            self._all_reduce(x, code)
+            return x
+        self._all_reduce_into(out, x, code)
+        return out
+
+    def reduce(
+        self, x: torch.Tensor, dst: int, op: Any = "sum", out: torch.Tensor | None = None, async_op: bool = False
+    ) -> Any:
+        """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
+        target = x if out is None else out
+        return self._do("reduce", (target, x, dst, _code(op)), target, async_op)
+
+    def reduce_scatter_tensor(
+        self, out: torch.Tensor, x: torch.Tensor, op: Any = "sum", async_op: bool = False
+    ) -> Any:
+        """Reduce over all ranks and keep block `rank` of the result."""
+        return self._do("reduce_scatter", (out, x, _code(op)), out, async_op)
+
+    def reduce_scatterv(
+        self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], op: Any = "sum", async_op: bool = False
+    ) -> Any:
+        """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
+        return self._do("reduce_scatterv", (out, x, tuple(sizes), _code(op)), out, async_op)
+
+    # --- moves --------------------------------------------------------------------------------------------------
+
+    def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, async_op: bool = False) -> Any:
+        """Put every rank's `x` into `out`, in rank order."""
+        return self._do("all_gather", (out, x), out, async_op)
+
+    def all_gatherv(
+        self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], async_op: bool = False
+    ) -> Any:
+        """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
+        return self._do("all_gatherv", (out, x, tuple(sizes)), out, async_op)
+
+    all_gather_single = all_gather_into_tensor
+    reduce_scatter_single = reduce_scatter_tensor
+
+    def all_to_all_single(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Send block j of `x` to rank j; splits are rows of the first dimension, equal blocks without them."""
+        if out_splits is None and in_splits is None:
+            return self._do("all_to_all", (out, x), out, async_op)
+        if async_op:
+            return self._later("all_to_all", lambda: self.all_to_all_single(out, x, out_splits, in_splits))
+        self._lanes.drain("collectives")
+        row = x[0].numel() if x.dim() and len(x) else (out[0].numel() if out.dim() and len(out) else 1)
+        from_each = [n * row for n in _splits(out_splits, out, self.size, "out")]
+        to_each = [n * row for n in _splits(in_splits, x, self.size, "in")]
+        longest = self._agree_splits(from_each, to_each)
+        self._entries["all_to_allv"](out, x, tuple(from_each), tuple(to_each), longest)
+        return out
+
+    def _agree_splits(self, from_each: list[int], to_each: list[int]) -> int:
+        """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
+        mine = torch.tensor(to_each + from_each, dtype=torch.int64)
+        everyone = torch.empty((self.size, 2 * self.size), dtype=torch.int64)
+        if self.device.type != "cpu":
+            mine, everyone = mine.to(self.device), everyone.to(self.device)
+        self._entries["all_gather"](everyone, mine)
+        table = everyone.tolist()
+        for source in range(self.size):
+            for target in range(self.size):
+                sent, expected = table[source][target], table[target][self.size + source]
+                if sent != expected:
+                    raise ValueError(
+                        f"all_to_all splits disagree: rank {source} sends {sent} elements to rank {target}, "
+                        f"which expects {expected}; make out_splits the transpose of in_splits"
+                    )
+        return max(max(row[: self.size]) for row in table)
+
+    def broadcast(self, x: torch.Tensor, src: int, async_op: bool = False) -> Any:
+        """Make every rank's `x` a copy of rank `src`'s."""
+        return self._do("broadcast", (x, src), x, async_op)
+
+    def gather(
+        self, x: torch.Tensor, dst: int, out: torch.Tensor | None = None, async_op: bool = False
+    ) -> Any:
+        """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
+        if self.rank != dst:
+            return self._do("gather", (x, x, dst), None, async_op)
+        target = x.new_empty((self.size, *x.shape)) if out is None else out
+        return self._do("gather", (target, x, dst), target, async_op)
+
+    def scatter(
+        self, x: torch.Tensor | None, src: int, out: torch.Tensor | None = None, async_op: bool = False
+    ) -> Any:
+        """Give rank r block r of rank `src`'s `x`; ranks other than `src` pass the `out` to fill."""
+        if self.rank == src:
+            if x is None:
+                raise ValueError(f"scatter: rank {src} is the source and needs x")
+            target = x.new_empty(x.shape[1:]) if out is None else out
+            return self._do("scatter", (target, x, src), target, async_op)
+        if out is None:
+            raise ValueError(f"scatter: rank {self.rank} receives from rank {src} and needs out=")
+        return self._do("scatter", (out, out, src), out, async_op)
+
+    def send(self, x: torch.Tensor, dst: int, async_op: bool = False) -> Work | None:
+        """Send to rank `dst`; pairs of send and recv match in the order of their calls."""
+        return self._message("send", self._send, x, dst, async_op)
+
+    def recv(self, x: torch.Tensor, src: int, async_op: bool = False) -> Any:
+        """Receive from rank `src` into `x`."""
+        return self._message("recv", self._recv, x, src, async_op) or x
+
+    def barrier(self, async_op: bool = False) -> Work | None:
+        """Return once every rank has called it."""
+        return self._do("barrier", (), None, async_op)  # type: ignore[no-any-return]
+
+    # --- objects ------------------------------------------------------------------------------------------------
+
+    def all_gather_object(self, obj: T) -> list[T]:
+        """Return every rank's object, pickled between processes of this user."""
+        data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(self.device)
+        lengths = torch.empty(self.size, dtype=torch.int64, device=self.device)
+        self.all_gather_into_tensor(lengths, torch.tensor([len(data)], dtype=torch.int64, device=self.device))
+        sizes = lengths.tolist()
+        everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
+        self.all_gatherv(everyone, data, sizes)
+        parts = everyone.cpu().split(sizes)
+        return [pickle.loads(part.numpy().tobytes()) for part in parts]
+
+    def broadcast_object(self, obj: T | None, src: int) -> T:
+        """Return rank `src`'s object on every rank."""
+        data = pickle.dumps(obj) if self.rank == src else b""
+        length = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
+        self.broadcast(length, src)
+        payload = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        if self.rank == src:
+            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.broadcast(payload, src)
+        return pickle.loads(payload.cpu().numpy().tobytes())  # type: ignore[no-any-return]
+
+    # --- memory and choice --------------------------------------------------------------------------------------
+
+    def empty(self, *shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return a tensor in symmetric memory: zero-copy algorithms apply to it."""
+        if shape and isinstance(shape[-1], torch.dtype):
+            *shape_list, dtype = shape
+            shape = tuple(shape_list)
+        dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        count = 1
+        for n in dims:
+            count *= n
+        self._check_open()
+        return self._backend.empty(count * dtype.itemsize).view(dtype).view(dims)
+
+    def symmetric(self) -> AbstractContextManager[None]:
+        """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""
+        raise Unsupported(f"symmetric() is not available on {self.backend}; allocate with comm.empty(shape, dtype)")
+
+    def explain(  # noqa: PLR0913 - the keys of a rule
+        self,
+        op: str,
+        num_bytes: int,
+        dtype: torch.dtype | str = torch.float32,
+        redop: str = "sum",
+        *,
+        placement: str = "plain",
+        mode: str = "eager",
+    ) -> Explanation:
+        """Say which algorithm would run, by which rule of which plan."""
+        if op not in COLLECTIVES:
+            raise ValueError(f"unknown collective {op!r}; known: {', '.join(COLLECTIVES)}")
+        name = str(dtype).removeprefix("torch.")
+        return self.plan.explain(op, num_bytes, name, redop, world=self.size, placement=placement, mode=mode)
+
+    def use(self, plan: Plan) -> None:
+        """Switch to another plan; every rank calls it at the same place with the same plan."""
+        self._check_open()
+        self._lanes.drain("collectives")
+        self._backend.set_plan(plan)
+        self.plan = plan
+
+    # --- life ---------------------------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """Make one communicator for each color, ranked by (key, rank); color None stays out and gets None."""
+        table = self.all_gather_object((color, key))
+        if color is None:
+            return None
+        members = sorted((r for r in range(self.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
+        world = Subworld(self, members)
+        options = self._options
+        made = Communicator.create(
+            world, backend=self.backend, plan=self.plan, timeout_s=options.timeout_s, max_bytes=options.max_bytes
+        )
+        world.carried_by(made)
+        return made
+
+    def check(self) -> None:
+        """Raise if a peer is gone or the communicator has ended."""
+        self._check_open()
+        self._backend.check()
+
+    def abort(self, why: str = "") -> None:
+        """End the communicator on all ranks: calls under way and later ones raise CommError."""
+        self._backend.abort(why or f"rank {self.rank} aborted the communicator")
+
+    def close(self) -> None:
+        """Release everything this rank holds; twice is fine, and it never waits."""
+        if self._closed:
+            return
+        self._closed = True
+        self._backend.close()
+        self._lanes.close()
+        self._world.close()
+
+    def __enter__(self) -> Communicator:
+        """Close at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; after an error, tell the peers first."""
+        if kind is not None and not self._closed:
+            self.abort(f"rank {self.rank} left the communicator with {kind.__name__}: {error}")
+        self.close()
+
+    def __repr__(self) -> str:
+        """Return rank, size and backend."""
+        return f"<Communicator rank {self.rank} of {self.size} on {self.backend}>"
+
+    def __reduce__(self) -> Any:
+        """A communicator belongs to its process."""
+        raise TypeError("a Communicator cannot be pickled; create one in each process with commlib.init()")
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommError("this communicator is closed; call commlib.init() for a new one")
+
+    def _do(self, name: str, arguments: tuple[Any, ...], result: Any, async_op: bool) -> Any:
+        run = self._entries[name]
+        if async_op:
+            return self._later(name, lambda: run(*arguments) or result)
+        if self._lanes.used:
+            self._lanes.drain("collectives")
+        run(*arguments)
+        return result
+
+    def _message(self, name: str, run: Callable[..., Any], x: torch.Tensor, peer: int, async_op: bool) -> Work | None:
+        if async_op:
+            return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
+        if self._lanes.used:
+            self._lanes.drain((name, peer))
+        run(x, peer)
+        return None
+
+    def _later(self, name: str, call: Callable[[], Any]) -> Work:
+        self._check_open()
+        if not self._lanes.used:
+            # From now on the fast path has to queue behind the lane; until now it need not look.
+            self._all_reduce = self._lanes.after("collectives", self._all_reduce)
+            self._all_reduce_into = self._lanes.after("collectives", self._all_reduce_into)
+        return self._lanes.submit("collectives", name, call)
+
+
+_LIVE: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
+    for communicator in list(_LIVE):
+        communicator.close()
+
+
+def _forget_all() -> None:
+    for communicator in list(_LIVE):
+        communicator._closed = True
+        communicator._backend.abandon()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _code(op: Any) -> int:
+    try:
+        return _CODES[op]
+    except (KeyError, TypeError):
+        raise _unknown_redop(op) from None
+
+
+def _unknown_redop(op: object) -> ValueError:
+    return ValueError(f"unknown reduction {op!r}; use one of {', '.join(REDOPS)} or a torch.distributed.ReduceOp")
+
+
+def _splits(given: Sequence[int] | None, x: torch.Tensor, size: int, name: str) -> list[int]:
+    rows = len(x) if x.dim() else x.numel()
+    if given is None:
+        if rows % size:
+            raise ValueError(f"{name}_splits is not given and {rows} rows do not divide into {size} ranks")
+        return [rows // size] * size
+    if len(given) != size or sum(given) != rows:
+        raise ValueError(
+            f"{name}_splits has {len(given)} entries that add up to {sum(given)}; "
+            f"the tensor has {rows} rows for {size} ranks"
+        )
+    return list(given)
+
+
+def _pin(world: World) -> None:
+    """Give each rank a core of its own, round robin over those the process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[world.local_rank % len(cores)]})
+
+
+def _agree(world: World, options: Options, backend: str) -> None:
+    """Compare what must be equal on all ranks; all of them fail together, with the same table."""
+    mine = {
+        "commlib version": __version__,
+        "backend": backend,
+        "max_bytes": options.max_bytes,
+        "checked mode": options.checked,
+    }
+    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine).encode(), options.timeout_s)]
+    for key in mine:
+        values = [other[key] for other in everyone]
+        if any(value != values[0] for value in values):
+            table = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+            raise PlanMismatch(f"ranks disagree on {key} ({table}); start every rank with the same settings")
+
+
+def _choose_plan(world: World, backend: Backend, plan: str | os.PathLike[str] | Plan, options: Options) -> Plan:
+    """Rank 0's bytes are everyone's; a plan passed as an object must be the same on every rank."""
+    text, source, failure = "", "", ""
+    if world.rank == 0:
+        try:
+            if isinstance(plan, Plan):
+                chosen = plan
+            else:
+                chosen = Plan.auto(backend.name, world.size) if plan == "auto" else Plan.load(plan)
+            text, source = chosen.text, chosen.source
+        except ValueError as error:
+            failure = str(error)
+    reply = world.broadcast(json.dumps([text, source, failure]).encode(), 0, options.timeout_s)
+    text, source, failure = json.loads(reply)
+    if failure:
+        raise ValueError(failure)
+    agreed = plan if isinstance(plan, Plan) else Plan.parse(text, source)
+    digests = [d.decode() for d in world.all_gather(agreed.digest.encode(), options.timeout_s)]
+    agreed.agree(digests)
+    return agreed

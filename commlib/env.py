@@ -1,0 +1,132 @@
+"""Every environment variable commlib reads: name, type, default and help, in one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One variable; `get()` parses it now, so a test may change the environment at any time."""
+
+    name: str
+    parse: Callable[[str], T]
+    default: T
+    help: str
+    internal: bool = False
+
+    def is_set(self) -> bool:
+        """Say whether the environment gives a value."""
+        return bool(os.environ.get(self.name))
+
+    def get(self) -> T:
+        """Return the parsed value, or the default when the variable is unset or empty."""
+        text = os.environ.get(self.name, "")
+        if not text:
+            return self.default
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{self.name}={text!r}: {error}; {self.help}") from None
+
+
+def _flag(text: str) -> bool:
+    values = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+    if text.lower() not in values:
+        raise ValueError("expected 0 or 1")
+    return values[text.lower()]
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError("expected a number above 0")
+    return value
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def parse_bytes(text: str) -> int:
+    """Read '4096', '64K', '8M' or '1G' (binary units, as nccl-tests reads them)."""
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number = text.strip().upper().removesuffix("B").removesuffix("I")
+    scale = units.get(number[-1:], 1)
+    digits = number[:-1] if scale > 1 else number
+    try:
+        value = float(digits) * scale
+    except ValueError:
+        raise ValueError(f"{text!r} is not a size; write bytes or use K, M, G (1K = 1024)") from None
+    if value < 0 or value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of bytes")
+    return int(value)
+
+
+BACKEND = Variable(
+    "COMMLIB_BACKEND", _one_of("auto", "shm", "torch"), "auto", "backend of init(): auto, shm or torch"
+)
+BOOTSTRAP = Variable(
+    "COMMLIB_BOOTSTRAP",
+    _one_of("auto", "local", "torchrun", "mpi", "slurm", "single"),
+    "auto",
+    "who started the ranks: auto, local, torchrun, mpi, slurm or single",
+)
+TIMEOUT_S = Variable(
+    "COMMLIB_TIMEOUT_S", _positive, 300.0, "deadline of every wait for other ranks, in seconds"
+)
+CHECK = Variable(
+    "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
+)
+PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file rank 0 loads instead of the shipped one")
+MAX_BYTES = Variable(
+    "COMMLIB_MAX_BYTES", parse_bytes, 1 << 28, "symmetric arena of each rank (K, M, G allowed)"
+)
+ISA = Variable(
+    "COMMLIB_ISA",
+    _one_of("auto", "v2", "v3", "v4"),
+    "auto",
+    "x86-64 level of the CPU reduce kernels: auto, v2, v3 or v4",
+)
+BIND = Variable("COMMLIB_BIND", _one_of("none", "core"), "none", "core: pin each rank to a core at init()")
+TRACEBACK = Variable(
+    "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
+)
+LIBRARY = Variable("COMMLIB_LIBRARY", str, "", "path of the native library to load instead of the installed one")
+LOCAL_FD = Variable(
+    "COMMLIB_LOCAL_FD", int, -1, "set by `commlib run`: socket to the launcher", internal=True
+)
+LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
+LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
+
+VARIABLES: tuple[Variable[object], ...] = (
+    BACKEND,
+    BOOTSTRAP,
+    TIMEOUT_S,
+    CHECK,
+    PLAN,
+    MAX_BYTES,
+    ISA,
+    BIND,
+    LIBRARY,
+    TRACEBACK,
+    LOCAL_FD,
+    LOCAL_RANK,
+    LOCAL_SIZE,
+)  # type: ignore[assignment]
+
+
+def unknown() -> list[str]:
+    """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
+    known = {variable.name for variable in VARIABLES}
+    return sorted(name for name in os.environ if name.startswith("COMMLIB_") and name not in known)

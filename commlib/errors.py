@@ -1,0 +1,37 @@
+"""Every error commlib raises for the world; the caller's own mistakes are ValueError and TypeError."""
+
+from __future__ import annotations
+
+
+class CommError(RuntimeError):
+    """Something about the world, not about the call, stopped the operation."""
+
+
+class PeerLost(CommError):
+    """A rank died, closed its communicator, or cannot be reached any more."""
+
+
+class CommTimeout(CommError):
+    """A rank did not come within the deadline."""
+
+
+class PlanMismatch(CommError):
+    """The ranks do not agree on something they must agree on: plan, version, arena size."""
+
+
+class Unsupported(CommError):
+    """This machine, backend or build cannot do what was asked; the message says what can."""
+
+
+class BuildFailed(CommError):
+    """Native code could not be built or loaded."""
+
+
+KINDS: tuple[type[CommError], ...] = (
+    CommError,
+    PeerLost,
+    CommTimeout,
+    PlanMismatch,
+    Unsupported,
+    BuildFailed,
+)

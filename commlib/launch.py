@@ -1,0 +1,272 @@
+"""Start a command on n ranks of this machine: what `commlib run` and `commlib bench -n` call."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from commlib import env
+from commlib.bootstrap.hub import Hub
+
+GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
+LINE_BYTES = 1 << 16  # a line this long is passed on before its end
+F_SETSIG = 10  # Linux; fcntl does not name it
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def launch(
+    command: list[str],
+    n: int,
+    *,
+    prefix: bool = True,
+    bind: str = "none",
+    stdout: BinaryIO | None = None,
+    stderr: BinaryIO | None = None,
+) -> int:
+    """Run `command` on n ranks and return the exit code of the first that failed, 128 + signal if killed."""
+    if n < 1:
+        raise ValueError(f"a job needs at least 1 rank; got {n}")
+    if bind not in ("none", "core"):
+        raise ValueError(f"bind must be 'none' or 'core'; got {bind!r}")
+    sys.stdout.flush()
+    sinks = (stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+    with _forwarded_signals() as signals, contextlib.closing(_Job(n, sinks, prefix)) as job:
+        try:
+            job.spawn(command, bind)
+        except OSError as error:
+            job.say(f"cannot start {command[0]!r}: {error.strerror}")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        return job.run(signals)
+
+
+def end_with(pipe_fd: int, owner: int) -> None:
+    """Have the kernel kill process `owner` (-pid: its group) when the other end of the pipe closes.
+
+    Unlike PR_SET_PDEATHSIG this reaches the children of children, and is not tied to the thread that started
+    them. What is to be killed must hold `pipe_fd` open, and nothing may ever be written to the pipe.
+    """
+    fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, owner)
+    fcntl.fcntl(pipe_fd, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+class _Stream:
+    """One output of one rank; whole lines of it go to `sink`, each behind its rank."""
+
+    def __init__(self, source: BinaryIO, sink: BinaryIO, rank: int) -> None:
+        self.source, self.sink, self.label = source, sink, b"[%d] " % rank
+        self.held = b""
+        os.set_blocking(source.fileno(), False)
+
+    def pump(self) -> bool:
+        """Pass on what is there; True while more may come."""
+        with contextlib.suppress(BlockingIOError):
+            while piece := os.read(self.source.fileno(), LINE_BYTES):
+                *lines, self.held = (self.held + piece).split(b"\n")
+                if len(self.held) >= LINE_BYTES:
+                    lines, self.held = [*lines, self.held], b""
+                self._write(lines)
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Pass on the last line, ended or not."""
+        self.pump()
+        self._write([self.held] if self.held else [])
+        self.source.close()
+
+    def _write(self, lines: list[bytes]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the ranks go on
+            self.sink.write(b"".join(self.label + line + b"\n" for line in lines))
+            self.sink.flush()
+
+
+@dataclass(eq=False)
+class _Rank:
+    """One child, the leader of its own session and process group."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    lifeline: int
+    streams: list[_Stream]
+
+    def signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)
+
+    def reap(self) -> int:
+        """Return the exit code; what the child left in its group ends with it."""
+        # Before wait(): a zombie keeps its number, and its group's, from being given to another process.
+        self.signal(signal.SIGKILL)
+        code = self.process.wait()
+        os.close(self.pidfd)
+        os.close(self.lifeline)
+        for stream in self.streams:
+            stream.finish()
+        return code if code >= 0 else 128 - code
+
+
+class _Job:
+    """n children, what they write, and how they end."""
+
+    def __init__(self, size: int, sinks: tuple[BinaryIO, BinaryIO], prefix: bool) -> None:
+        self.size, self.sinks, self.prefix = size, sinks, prefix
+        self.alive: dict[int, _Rank] = {}
+        self.code = 0
+        self.kill_at: float | None = None
+        self.hub = Hub(size)
+        self.selector = selectors.DefaultSelector()
+
+    def spawn(self, command: list[str], bind: str) -> None:
+        """Start every rank."""
+        port = _free_port()
+        cores = sorted(os.sched_getaffinity(0))
+        try:
+            for rank in range(self.size):
+                if bind == "core":  # this thread's affinity: the child has it from its first instruction
+                    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+                self._spawn_one(command, rank, port)
+        finally:
+            os.sched_setaffinity(0, cores)
+        self.hub.start()
+
+    def run(self, signals: socket.socket) -> int:
+        """Pass output and signals on until every rank has ended; return the job's exit code."""
+        self.selector.register(signals, selectors.EVENT_READ, functools.partial(self._interrupted, signals))
+        while self.alive:
+            wait_s = None if self.kill_at is None else max(self.kill_at - time.monotonic(), 0)
+            events = self.selector.select(wait_s)
+            for key, _ in events:
+                if key.fd in self.selector.get_map():  # an earlier event may have ended this one's rank
+                    key.data()
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self._end_all(signal.SIGKILL)
+        return self.code
+
+    def say(self, text: str) -> None:
+        """Write a line of the launcher's own."""
+        with contextlib.suppress(BrokenPipeError):
+            self.sinks[1].write(f"commlib: {text}\n".encode())
+            self.sinks[1].flush()
+
+    def close(self) -> None:
+        """Kill and reap whoever is left."""
+        for rank in list(self.alive.values()):
+            rank.reap()
+        self.alive.clear()
+        self.hub.close()
+        self.selector.close()
+
+    def _spawn_one(self, command: list[str], number: int, port: int) -> None:
+        output = subprocess.PIPE if self.prefix else None
+        link = self.hub.links[number].fileno()
+        held, lifeline = os.pipe()
+        try:
+            process = subprocess.Popen(
+                command,
+                # A terminal would stop a rank that reads it from its own session; a pipe is rank 0's.
+                stdin=None if number == 0 and not os.isatty(0) else subprocess.DEVNULL,
+                stdout=output or self.sinks[0],
+                stderr=output or self.sinks[1],
+                env=_environment(number, self.size, port, link),
+                pass_fds=(link, held),
+                start_new_session=True,
+            )
+            end_with(held, -process.pid)
+        except BaseException:
+            os.close(lifeline)
+            raise
+        finally:
+            os.close(held)
+        streams = [
+            _Stream(source, sink, number)  # type: ignore[arg-type]  # a buffered pipe is a BinaryIO
+            for source, sink in zip((process.stdout, process.stderr), self.sinks, strict=True)
+            if source is not None
+        ]
+        rank = _Rank(number, process, os.pidfd_open(process.pid), lifeline, streams)
+        self.alive[number] = rank
+        self.selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
+        for stream in streams:
+            self.selector.register(stream.source, selectors.EVENT_READ, functools.partial(self._pump, stream))
+
+    def _pump(self, stream: _Stream) -> None:
+        if not stream.pump():
+            self.selector.unregister(stream.source)
+
+    def _ended(self, rank: _Rank) -> None:
+        for fd in (rank.pidfd, *(stream.source.fileno() for stream in rank.streams)):
+            with contextlib.suppress(KeyError):
+                self.selector.unregister(fd)
+        code = rank.reap()
+        del self.alive[rank.number]
+        how = f"was killed by {signal.Signals(code - 128).name}" if code > 128 else f"exited with code {code}"
+        self.hub.lost(rank.number, how)
+        if code and not self.code:
+            self.code = code
+            self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
+            self._end_all(signal.SIGTERM)
+
+    def _interrupted(self, signals: socket.socket) -> None:
+        signum = signals.recv(1)[0]
+        if self.kill_at is not None:  # asked twice
+            signum = signal.SIGKILL
+        self.code = self.code or 128 + signum
+        self._end_all(signum)
+
+    def _end_all(self, signum: int) -> None:
+        self.kill_at = None if signum == signal.SIGKILL else time.monotonic() + GRACE_S
+        for rank in self.alive.values():
+            rank.signal(signum)
+
+
+@contextlib.contextmanager
+def _forwarded_signals() -> Iterator[socket.socket]:
+    """Yield a socket that receives the number of every signal that is to be passed on."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    with reader, writer:
+        if threading.current_thread() is not threading.main_thread():
+            yield reader  # only the main thread gets signals
+            return
+        # What our parent had ignored (nohup, a background job's Ctrl-C) stays ignored.
+        handled = [signum for signum in FORWARDED if signal.getsignal(signum) is not signal.SIG_IGN]
+        before = {signum: signal.signal(signum, lambda *_: None) for signum in handled}
+        wakeup = signal.set_wakeup_fd(writer.fileno())
+        try:
+            yield reader
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+
+def _environment(rank: int, size: int, port: int, link: int) -> dict[str, str]:
+    """Return a rank's environment: the socket to us, and torchrun's variables for torch.distributed."""
+    # An outer torchrun's agent serves no store for these ranks.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
+    kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    local = {env.LOCAL_FD.name: link, env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size}
+    torchrun = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    numbers = {name: str(value) for name, value in {**local, **torchrun, "MASTER_PORT": port}.items()}
+    return {**kept, **numbers, "MASTER_ADDR": "127.0.0.1"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

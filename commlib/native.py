@@ -1,0 +1,60 @@
+"""The native library: the only module that imports tvm_ffi."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tvm_ffi
+from tvm_ffi.libinfo import load_lib_module
+
+from commlib import env
+from commlib.errors import KINDS, BuildFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@cache
+def load() -> None:
+    """Load the library once; its objects and functions are then known by name."""
+    for kind in KINDS:
+        tvm_ffi.register_error(kind.__name__, kind)
+    override = env.LIBRARY.get()
+    try:
+        if override:
+            tvm_ffi.load_module(str(Path(override)))
+        else:
+            load_lib_module("commlib", "commlib")
+    except (RuntimeError, ValueError, OSError) as error:
+        raise BuildFailed(f"the native library is not there ({error}); run `pip install .` or `make setup`") from None
+    _register_objects()
+
+
+def _register_objects() -> None:
+    global ShmGroup  # noqa: PLW0603 - the class can be made only once its type is registered natively
+
+    @tvm_ffi.register_object("commlib.ShmGroup")
+    class _ShmGroup(tvm_ffi.Object):
+        """One rank's part of a shared segment (csrc/binding/shm_group.cc)."""
+
+        def __init__(self, world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int) -> None:  # noqa: PLR0913
+            self.__ffi_init__(world, rank, arena_bytes, nonce, pid, fd)
+
+    ShmGroup = _ShmGroup
+
+
+ShmGroup: Any = None
+
+
+def algorithm_id(op: str, name: str) -> int:
+    """Return the number of a native algorithm, or -1."""
+    load()
+    return int(tvm_ffi.get_global_func("commlib.shm.algorithm_id")(op, name))
+
+
+def keep_interpreter(function: Any) -> Callable[..., Any]:
+    """Let a bound function enter with the interpreter's lock held: it gives the lock up itself when it waits."""
+    function.release_gil = False
+    return function  # type: ignore[no-any-return]

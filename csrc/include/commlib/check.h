@@ -1,0 +1,41 @@
+// Failures of the native half, by the kind of Python error they become.
+#pragma once
+
+#include <exception>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace commlib {
+
+class Failure : public std::exception {
+ public:
+  // `kind` is the Python class: "ValueError", "CommError", "PeerLost", "CommTimeout", "Unsupported".
+  Failure(std::string kind, std::string text) : kind_(std::move(kind)), text_(std::move(text)) {}
+  const std::string& kind() const { return kind_; }
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string kind_;
+  std::string text_;
+};
+
+// A Python signal handler raised (Ctrl-C): the Python error is already set and only has to be passed on.
+class Interrupted : public std::exception {
+ public:
+  const char* what() const noexcept override { return "interrupted by a signal"; }
+};
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+template <class... Parts>
+[[noreturn]] void fail(const char* kind, const Parts&... parts) {
+  throw Failure(kind, text(parts...));
+}
+
+}  // namespace commlib

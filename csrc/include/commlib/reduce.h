@@ -1,0 +1,25 @@
+// Reduction of several sources into one output, element by element, in the order of the sources.
+//
+// The result depends on the order of the sources alone: 16- and 8-bit floats accumulate in fp32 and are rounded once
+// (nearest even, NaN kept), integers wrap, and every x86-64 level gives the same bits.
+#pragma once
+
+#include <cstddef>
+
+#include "commlib/dtype.h"
+
+namespace commlib {
+
+// `out` may be one of the sources (the same address), never a shifted overlap.
+using ReduceFn = void (*)(void* out, const void* const* sources, int num_sources, size_t count);
+
+struct ReduceTable {
+  const char* isa;
+  ReduceFn fn[kDTypes][kRedOps];  // null: this reduction does not exist for this element type
+};
+
+// The kernels for the best x86-64 level of this CPU, or for the one named ("v2", "v3", "v4").
+// Returns null if the CPU does not have the level.
+const ReduceTable* reduce_table(const char* isa);
+
+}  // namespace commlib

@@ -1,0 +1,185 @@
+#include "shm/group.h"
+
+#include <string>
+
+#include "commlib/check.h"
+#include "shm/algorithm.h"
+
+namespace commlib::shm {
+namespace {
+
+// One operation at a time: a second thread in here would corrupt the counters.
+class Exclusive {
+ public:
+  Exclusive(std::atomic<bool>& busy, Op op) : busy_(busy) {
+    if (busy_.exchange(true, std::memory_order_acquire)) {
+      fail("CommError", name_of(op), " was called while another thread is inside a collective of this communicator; ",
+           "use one communicator per thread (split) or async_op=True");
+    }
+  }
+  ~Exclusive() { busy_.store(false, std::memory_order_release); }
+
+ private:
+  std::atomic<bool>& busy_;
+};
+
+Descriptor descriptor(const Call& call) {
+  Descriptor what{};
+  what.op = static_cast<uint64_t>(call.op);
+  what.dtype = static_cast<uint64_t>(call.dtype);
+  what.redop = static_cast<uint64_t>(call.redop);
+  what.root = static_cast<uint64_t>(call.root);
+  what.count = call.count;
+  return what;
+}
+
+}  // namespace
+
+Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce, bool checked)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      world_(segment_->layout().world),
+      checked_(checked),
+      reduce_(reduce),
+      waiter_(segment_, rank, timeout_s),
+      arena_(segment_, rank),
+      me_(segment_->control(rank)) {}
+
+void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
+  const Exclusive exclusive(busy_, call.op);
+  waiter_.check_alive();
+  if (world_ == 1) {
+    if (call.out != call.in && call.bytes() > 0) std::memcpy(call.out, call.in, call.bytes());
+    return;
+  }
+  if (checked_) check_agreement(call);
+  if (plan_bytes == 0 && call.op != Op::barrier) return;
+  plan_bytes_ = plan_bytes;
+  late_ = false;
+  const Choice& plain = plain_choice(call);
+  // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree on the steps.
+  chunk_bytes_ = plain.chunk_bytes;
+  const Choice* choice = symmetric ? plan_.find(call.op, true, call.dtype, call.redop, plan_bytes) : nullptr;
+  // The symmetric table only says where the zero-copy way is worth it; everything else is the plain table's choice, so
+  // that ranks whose tensors lie in different places still run the same algorithm.
+  const bool zero_copy = choice && algorithm(choice->algorithm).symmetric;
+  algorithm(zero_copy ? choice->algorithm : plain.algorithm).run(*this, call);
+}
+
+void Group::run_plain(const Call& call) { algorithm(plain_choice(call).algorithm).run(*this, call); }
+
+const Choice& Group::plain_choice(const Call& call) const {
+  const Choice* choice = plan_.find(call.op, false, call.dtype, call.redop, plan_bytes_);
+  if (choice) return *choice;
+  fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes_, " bytes on shm");
+}
+
+void Group::begin(const Call& call) {
+  ++seq_;
+  late_ = false;
+  mine_ = descriptor(call);
+  if (seq_ <= known_done_ + kRing) return;
+  const uint64_t needed = seq_ - kRing;
+  for (int r = 0; r < world_; ++r) {
+    if (r != rank_) waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, needed, mine_});
+  }
+  known_done_ = needed;
+}
+
+void Group::publish(Source source) {
+  Line& line = own_line();
+  mine_.source = static_cast<uint64_t>(source);
+  line.what = mine_;
+  line.in_offset = in_offset_;
+  line.out_offset = out_offset_;
+  line.seq.store(seq_, std::memory_order_release);
+  late_ = source == Source::hoping;
+  waiter_.ring();
+}
+
+unsigned char* Group::slot_to_fill(uint64_t step) {
+  const uint64_t index = first_ + step;
+  if (index >= known_consumed_ + kSlots) {
+    const uint64_t needed = index + 1 - kSlots;
+    uint64_t least = UINT64_MAX;
+    for (int r = 0; r < world_; ++r) {
+      if (r == rank_) continue;
+      const Counter& consumed = segment_->control(r)->consumed;
+      waiter_.await(consumed, {Awaited::consumed, r, seq_, needed, mine_});
+      const uint64_t theirs = consumed.load(std::memory_order_acquire);
+      least = theirs < least ? theirs : least;
+    }
+    known_consumed_ = least;
+  }
+  return segment_->staging(rank_) + index % kSlots * kSlotBytes;
+}
+
+void Group::post(uint64_t step) {
+  if (step == 0 && !late_) return publish();
+  me_->posted.store(first_ + step + 1, std::memory_order_release);
+  waiter_.ring();
+}
+
+void Group::finish(bool synchronised) {
+  me_->consumed.store(next_, std::memory_order_release);
+  me_->done.store(seq_, std::memory_order_release);
+  waiter_.ring();
+  if (!synchronised) return;
+  // Every peer has announced this operation, so it is done with the one before and with its chunks.
+  known_done_ = seq_ - 1;
+  known_consumed_ = known_consumed_ < first_ ? first_ : known_consumed_;
+}
+
+void Group::finish_together() {
+  finish(false);
+  for (int r = 0; r < world_; ++r) {
+    if (r != rank_) waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, seq_, mine_});
+  }
+  known_done_ = seq_;
+  known_consumed_ = next_;
+}
+
+unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
+  const size_t room = segment_->layout().arena_bytes;
+  if (offset > room || bytes > room - offset) {
+    waiter_.end("CommError", text("rank ", r, " offered ", bytes, " bytes at ", offset, " of an arena of ", room,
+                                  " bytes in ", describe(mine_, seq_), "; its memory is damaged"));
+  }
+  return segment_->arena(r) + offset;
+}
+
+void Group::mismatch(const Descriptor& theirs, int r) {
+  waiter_.end("CommError", text("ranks disagree: rank ", rank_, " called ", describe(mine_, seq_), ", rank ", r,
+                                " called ", describe(theirs, seq_),
+                                "; make the same calls in the same order (COMMLIB_CHECK=1 finds the first difference)"));
+}
+
+// Checked mode: every rank shows its call and sees all calls before any data moves. All ranks see the same table, so
+// all raise the same error, and the communicator stays usable.
+void Group::check_agreement(const Call& call) {
+  const uint64_t number = ++verdicts_;
+  const Descriptor mine = descriptor(call);
+  Line& own = me_->verdict[number % 2];
+  own.what = mine;
+  me_->detail[number % 2].store(call.detail, std::memory_order_relaxed);
+  own.seq.store(number, std::memory_order_release);
+  waiter_.ring();
+  bool same = true;
+  for (int r = 0; r < world_; ++r) {
+    const Line& line = segment_->control(r)->verdict[number % 2];
+    if (r != rank_) waiter_.await(line.seq, {Awaited::verdict, r, number, number, mine});
+  }
+  std::string table;
+  const Descriptor first = segment_->control(0)->verdict[number % 2].what;
+  const uint64_t first_detail = segment_->control(0)->detail[number % 2].load();
+  for (int r = 0; r < world_; ++r) {
+    const Descriptor what = segment_->control(r)->verdict[number % 2].what;
+    const uint64_t detail = segment_->control(r)->detail[number % 2].load();
+    same = same && std::memcmp(&what, &first, sizeof(what)) == 0 && detail == first_detail;
+    table += text(r ? "; rank " : "rank ", r, ": ", describe(what, number));
+    if (detail != first_detail) table += " with other sizes";
+  }
+  if (!same) fail("ValueError", "ranks disagree: ", table, "; make the same call on every rank");
+}
+
+}  // namespace commlib::shm

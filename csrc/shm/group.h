@@ -1,0 +1,155 @@
+// What a rank holds: its place in the segment, its counters, and the plan; and the steps every staged algorithm is
+// made of. One operation of a group runs at a time.
+//
+// An operation is:  begin → (fill chunk 0) → publish → [fill, post, await, use, consume]* → finish.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "commlib/reduce.h"
+#include "shm/plan_table.h"
+#include "shm/segment.h"
+#include "shm/wait.h"
+
+namespace commlib::shm {
+
+// One collective call, after its arguments were checked.
+struct Call {
+  Op op;
+  DType dtype;
+  RedOp redop = RedOp::sum;
+  int root = 0;
+  const unsigned char* in = nullptr;
+  unsigned char* out = nullptr;
+  size_t count = 0;                     // elements of one block (of the whole tensor where there are no blocks)
+  const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
+  const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
+  uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
+
+  size_t element() const { return size_of(dtype); }
+  size_t bytes() const { return count * element(); }
+};
+
+class Group {
+ public:
+  Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce, bool checked);
+
+  // Runs `call` with the algorithm the plan names for `plan_bytes`; symmetric: every tensor lies in this rank's arena.
+  void run(const Call& call, size_t plan_bytes, bool symmetric);
+
+  // For a symmetric algorithm that found a rank with a plain tensor: what the plan names for plain tensors.
+  void run_plain(const Call& call);
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  Segment& segment() { return *segment_; }
+  const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
+  Waiter& waiter() { return waiter_; }
+  Arena& arena() { return arena_; }
+  PlanTable& plan() { return plan_; }
+
+  // --- steps of an operation --------------------------------------------------------------------------------------
+  // Takes the next operation number; returns once this rank's announcement of it may be written.
+  void begin(const Call& call);
+  // Says that chunk 0 can be read (staged), or where the data lies (offered, hoping).
+  void publish(Source source = Source::staged);
+  // Waits for rank `r`'s announcement and checks that it is the same operation.
+  const Line& await_line(int r) {
+    const Line& line = line_of(r);
+    waiter_.await(line.seq, {Awaited::line, r, seq_, seq_, mine_});
+    compare(line, r);
+    return line;
+  }
+
+  // Reserves `steps` chunk numbers of every rank's stream; step k of this operation is chunk first_ + k.
+  void open_stream(uint64_t steps) {
+    first_ = next_;
+    next_ += steps;
+  }
+  // Waits until the slot of step k is no longer read by anyone, and returns it.
+  unsigned char* slot_to_fill(uint64_t step);
+  // Makes step k readable; step 0 goes with the announcement.
+  void post(uint64_t step);
+  // Waits for step k of rank `r` and returns its slot.
+  const unsigned char* await_step(int r, uint64_t step) {
+    if (step == 0) {
+      const Line& line = await_line(r);
+      if (static_cast<Source>(line.what.source) == Source::staged) return chunk(r, 0);
+    }
+    const uint64_t needed = first_ + step + 1;
+    waiter_.await(segment_->control(r)->posted, {Awaited::posted, r, seq_, needed, mine_});
+    return chunk(r, step);
+  }
+  // Says that this rank no longer reads step k of anyone.
+  void consume(uint64_t step) {
+    me_->consumed.store(first_ + step + 1, std::memory_order_release);
+    waiter_.ring();
+  }
+  // Ends the operation. `synchronised`: every rank's announcement was awaited, so nobody reads older ones any more.
+  void finish(bool synchronised);
+  // Ends it after every peer has: for operations in which peers touch this rank's tensors.
+  void finish_together();
+
+  // A chunk that fits the announcement's cache line travels there.
+  bool is_inline(size_t bytes) const { return bytes <= kInlineBytes && !late_; }
+  unsigned char* inline_data() { return own_line().data; }
+
+  // --- memory ------------------------------------------------------------------------------------------------------
+  const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
+  const unsigned char* chunk(int r, uint64_t step) const {
+    return segment_->staging(r) + (first_ + step) % kSlots * kSlotBytes;
+  }
+  // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
+  unsigned char* offered(int r, uint64_t offset, size_t bytes);
+  void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {
+    reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_, count);
+  }
+  bool reduces(DType dtype, RedOp redop) const {
+    return reduce_->fn[static_cast<int>(dtype)][static_cast<int>(redop)] != nullptr;
+  }
+  size_t chunk_bytes() const { return chunk_bytes_; }
+  bool late() const { return late_; }
+  void set_offsets(int64_t in, int64_t out) {
+    in_offset_ = static_cast<uint64_t>(in);
+    out_offset_ = static_cast<uint64_t>(out);
+  }
+
+ private:
+  Line& own_line() { return me_->ring[seq_ % kRing]; }
+  void compare(const Line& line, int r) {
+    Descriptor theirs = line.what;
+    theirs.source = mine_.source;
+    if (std::memcmp(&theirs, &mine_, sizeof(theirs)) != 0) mismatch(line.what, r);
+  }
+  [[noreturn]] void mismatch(const Descriptor& theirs, int r);
+  void check_agreement(const Call& call);
+  const Choice& plain_choice(const Call& call) const;
+
+  std::shared_ptr<Segment> segment_;
+  int rank_;
+  int world_;
+  bool checked_;
+  const ReduceTable* reduce_;
+  Waiter waiter_;
+  Arena arena_;
+  PlanTable plan_;
+  RankControl* me_;
+
+  uint64_t seq_ = 0;             // the operation under way, or the last one
+  uint64_t verdicts_ = 0;        // agreements checked (checked mode)
+  uint64_t known_done_ = 0;      // every peer has finished this operation
+  uint64_t known_consumed_ = 0;  // every peer has consumed the chunks below this one
+  uint64_t first_ = 0;           // chunk number of step 0
+  uint64_t next_ = 0;            // first chunk number of the next operation
+  size_t chunk_bytes_ = kSlotBytes;
+  size_t plan_bytes_ = 0;
+  bool late_ = false;            // the announcement went out before chunk 0 was staged
+  std::atomic<bool> busy_{false};
+  uint64_t in_offset_ = 0;
+  uint64_t out_offset_ = 0;
+  Descriptor mine_{};
+};
+
+}  // namespace commlib::shm

@@ -1,0 +1,131 @@
+// The bytes ranks share, as types. One anonymous segment holds a header and, for each rank, a section:
+//
+//   Header | section 0 | section 1 | ...        section = RankControl | staging | channels | arena
+//
+// A section is written by its rank alone; peers read it (and write only into tensors of its arena that the rank offered).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "commlib/dtype.h"
+
+namespace commlib::shm {
+
+constexpr uint64_t kMagic = 0x31304d48534c4d43;  // "CMLSHM01"
+constexpr int kMaxRanks = 64;
+constexpr size_t kCacheLine = 64;
+constexpr size_t kPage = 4096;
+
+constexpr int kRing = 8;               // operations a rank may run ahead of its slowest reader
+constexpr int kSlots = 4;              // chunks of a rank's stream that may wait for readers
+constexpr size_t kSlotBytes = 256 << 10;
+constexpr int kCells = 4;              // chunks of one message between a pair of ranks
+constexpr size_t kCellBytes = 64 << 10;
+constexpr size_t kInlineBytes = 32;    // travels in the flag's own cache line
+
+using Counter = std::atomic<uint64_t>;
+static_assert(Counter::is_always_lock_free, "ranks share counters across processes");
+
+enum class Op : uint8_t {
+  all_reduce, all_gather, all_gatherv, reduce_scatter, reduce_scatterv, broadcast, reduce, all_to_all, all_to_allv,
+  gather, scatter, send_recv, barrier, count
+};
+constexpr int kOps = static_cast<int>(Op::count);
+
+// How a rank's data can be read in an operation.
+enum class Source : uint8_t {
+  staged,   // in its staging slots
+  offered,  // in place in its arena, at `in_offset`
+  hoping,   // as offered, provided every rank says so; else it will be staged
+};
+
+// What an operation is, in one word that ranks compare: 64 bits.
+struct Descriptor {
+  uint64_t op : 5;
+  uint64_t dtype : 5;
+  uint64_t redop : 4;
+  uint64_t root : 7;
+  uint64_t source : 2;
+  uint64_t count : 41;
+};
+static_assert(sizeof(Descriptor) == 8);
+
+// The announcement of one operation by one rank; ready when `seq` has the operation's number.
+struct alignas(kCacheLine) Line {
+  Counter seq;
+  Descriptor what;
+  uint64_t in_offset;
+  uint64_t out_offset;
+  unsigned char data[kInlineBytes];
+};
+static_assert(sizeof(Line) == kCacheLine);
+
+struct RankControl {
+  Line ring[kRing];
+  alignas(kCacheLine) Counter posted;    // chunks this rank has made readable, since the start
+  alignas(kCacheLine) Counter consumed;  // chunks of every peer this rank is done with, since the start
+  Counter done;                          // operations this rank has finished
+  alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex a sleeping rank waits on
+  std::atomic<uint32_t> sleeping;                  // its threads that sleep
+  std::atomic<int32_t> cpu;                        // where it last waited, -1 before
+  std::atomic<uint32_t> closed;
+  std::atomic<int32_t> pid;
+  alignas(kCacheLine) Line verdict[2];  // checked mode: full descriptors, before the operation
+  std::atomic<uint64_t> detail[2];      // checked mode: digest of split sizes
+};
+
+// One chunk on its way from one rank to another.
+struct alignas(kCacheLine) Cell {
+  Counter seq;  // 1 + number of the chunk in it
+  uint64_t message_bytes;
+  uint64_t chunk_bytes;
+  Descriptor what;
+  unsigned char data[kInlineBytes];
+};
+static_assert(sizeof(Cell) == kCacheLine);
+
+struct Channel {
+  Cell cells[kCells];
+  alignas(kCacheLine) Counter taken;  // chunks the receiver has taken; written by the receiver
+};
+
+// Why the communicator ended: the first rank that finds out writes it, everyone raises it.
+struct Ending {
+  std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 readable
+  char kind[24];
+  char text[1000];
+};
+
+struct Header {
+  uint64_t magic;
+  uint64_t nonce;
+  int32_t world;
+  uint64_t arena_bytes;
+  alignas(kCacheLine) std::atomic<uint32_t> sleepers;  // threads of all ranks that sleep
+  alignas(kCacheLine) Ending ending;
+};
+
+constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Where things are, for a world and an arena size.
+struct Layout {
+  int world;
+  size_t arena_bytes;
+
+  size_t header_bytes() const { return round_up(sizeof(Header), kPage); }
+  size_t control_bytes() const { return round_up(sizeof(RankControl), kPage); }
+  size_t staging_bytes() const { return kSlots * kSlotBytes; }
+  size_t channel_bytes() const { return round_up(sizeof(Channel), kPage) + kCells * kCellBytes; }
+  size_t fixed_bytes() const { return control_bytes() + staging_bytes(); }
+  size_t section_bytes() const { return fixed_bytes() + world * channel_bytes() + arena_bytes; }
+  size_t total_bytes() const { return header_bytes() + world * section_bytes(); }
+
+  size_t section(int rank) const { return header_bytes() + rank * section_bytes(); }
+  size_t staging(int rank) const { return section(rank) + control_bytes(); }
+  size_t channel(int from, int to) const { return section(from) + fixed_bytes() + to * channel_bytes(); }
+  size_t arena(int rank) const { return section(rank) + fixed_bytes() + world * channel_bytes(); }
+};
+
+}  // namespace commlib::shm

@@ -1,0 +1,153 @@
+#include "shm/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <iterator>
+#include <cstring>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace commlib::shm {
+namespace {
+
+int make_memory(size_t bytes) {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = memfd_create("commlib", flags | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) fd = memfd_create("commlib", flags);  // kernels before 6.3
+  if (fd < 0) fail("Unsupported", "memfd_create failed (", std::strerror(errno), "); the shm backend needs Linux 3.17");
+  if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    ::close(fd);
+    fail("CommError", "cannot make a shared segment of ", bytes, " bytes: ", std::strerror(error),
+         "; lower max_bytes= or COMMLIB_MAX_BYTES (or raise `ulimit -f`)");
+  }
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // nobody can pull memory from under us
+  return fd;
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(const Layout& layout, uint64_t nonce) {
+  std::shared_ptr<Segment> segment(new Segment(layout, make_memory(layout.total_bytes())));
+  segment->map();
+  segment->back(0, layout.header_bytes());
+  Header* header = segment->header();
+  header->nonce = nonce;
+  header->world = layout.world;
+  header->arena_bytes = layout.arena_bytes;
+  header->magic = kMagic;
+  return segment;
+}
+
+std::shared_ptr<Segment> Segment::attach(const Layout& layout, uint64_t nonce, int pid, int fd) {
+  const std::string path = text("/proc/", pid, "/fd/", fd);
+  const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (own < 0) {
+    fail("CommError", "cannot open the segment of process ", pid, ": ", std::strerror(errno),
+         "; all ranks must run as one user in one PID namespace, or use backend='torch'");
+  }
+  std::shared_ptr<Segment> segment(new Segment(layout, own));
+  struct stat info;
+  if (fstat(own, &info) != 0 || info.st_uid != geteuid() || static_cast<size_t>(info.st_size) != layout.total_bytes()) {
+    fail("CommError", "the segment of process ", pid, " is not ours: ", info.st_size, " bytes of user ", info.st_uid,
+         ", expected ", layout.total_bytes(), " bytes of user ", geteuid());
+  }
+  segment->map();
+  const Header* header = segment->header();
+  if (header->magic != kMagic || header->nonce != nonce || header->world != layout.world) {
+    fail("CommError", "the segment of process ", pid, " belongs to another job; start the ranks again");
+  }
+  segment->close_descriptor();
+  return segment;
+}
+
+void Segment::map() {
+  void* address = mmap(nullptr, layout_.total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+  if (address == MAP_FAILED) {
+    fail("CommError", "cannot map ", layout_.total_bytes(), " bytes: ", std::strerror(errno),
+         "; lower max_bytes= or COMMLIB_MAX_BYTES (or raise `ulimit -v`)");
+  }
+  base_ = static_cast<unsigned char*>(address);
+}
+
+void Segment::close_descriptor() {
+  if (fd_ >= 0) ::close(fd_);
+  fd_ = -1;
+}
+
+void Segment::back(size_t offset, size_t bytes) {
+  // MADV_POPULATE_WRITE reports a full machine as an error; older kernels fault page by page as before.
+  const size_t first = offset / kPage * kPage;
+  const size_t end = round_up(offset + bytes, kPage);
+#ifndef MADV_POPULATE_WRITE
+  constexpr int MADV_POPULATE_WRITE = 23;
+#endif
+  if (madvise(base_ + first, end - first, MADV_POPULATE_WRITE) == 0 || errno == EINVAL) return;
+  fail("CommError", "no memory for ", end - first, " shared bytes: ", std::strerror(errno),
+       "; free memory, lower max_bytes=, or raise the container's limit");
+}
+
+Segment::~Segment() {
+  if (base_) munmap(base_, layout_.total_bytes());
+  close_descriptor();
+}
+
+Arena::Arena(std::shared_ptr<Segment> segment, int rank)
+    : segment_(std::move(segment)),
+      start_(segment_->arena(rank)),
+      bytes_(segment_->layout().arena_bytes),
+      first_byte_(segment_->layout().arena(rank)) {
+  if (bytes_ > 0) free_[0] = bytes_;
+}
+
+void* Arena::allocate(size_t bytes) {
+  constexpr size_t kAlign = 256;
+  const size_t wanted = round_up(bytes > 0 ? bytes : 1, kAlign);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  size_t largest = 0;
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [offset, room] = *it;
+    largest = room > largest ? room : largest;
+    if (room < wanted) continue;
+    if (offset + wanted > backed_) {
+      segment_->back(first_byte_ + backed_, offset + wanted - backed_);
+      backed_ = offset + wanted;
+    }
+    free_.erase(it);
+    if (room > wanted) free_[offset + wanted] = room - wanted;
+    used_[offset] = wanted;
+    return start_ + offset;
+  }
+  fail("CommError", "empty() needs ", wanted, " bytes, the largest free block of this rank's ", bytes_,
+       "-byte arena has ", largest, "; free tensors or raise max_bytes= (COMMLIB_MAX_BYTES)");
+}
+
+void Arena::free(void* pointer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  auto it = used_.find(static_cast<size_t>(static_cast<unsigned char*>(pointer) - start_));
+  if (it == used_.end()) return;
+  size_t offset = it->first;
+  size_t bytes = it->second;
+  used_.erase(it);
+  auto after = free_.lower_bound(offset);
+  if (after != free_.end() && offset + bytes == after->first) {
+    bytes += after->second;
+    after = free_.erase(after);
+  }
+  if (after != free_.begin()) {
+    auto before = std::prev(after);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+}  // namespace commlib::shm

@@ -1,0 +1,262 @@
+#include "shm/wait.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "commlib/check.h"
+
+namespace commlib::shm {
+namespace {
+
+constexpr int64_t kMicrosecond = 1000;
+constexpr int64_t kMillisecond = 1000 * kMicrosecond;
+constexpr int64_t kYieldFor = 400 * kMicrosecond;  // a late rank costs 5 % of a core at 50 ms, so yield no longer
+constexpr int64_t kLookEvery = 5 * kMillisecond;   // at peers' processes
+
+int64_t now_ns() {
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return t.tv_sec * 1000 * kMillisecond + t.tv_nsec;
+}
+
+int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
+
+int cores_allowed() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+}  // namespace
+
+Waiter::Hooks Waiter::hooks;
+thread_local bool Waiter::holds_interpreter = false;
+
+const char* name_of(Op op) {
+  constexpr const char* names[kOps] = {
+      "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "broadcast", "reduce",
+      "all_to_all", "all_to_allv", "gather",     "scatter",        "send_recv",       "barrier"};
+  return names[static_cast<int>(op)];
+}
+
+std::string describe(const Descriptor& what, uint64_t seq) {
+  const Op op = static_cast<Op>(what.op);
+  std::string out = text(name_of(op), " #", seq);
+  if (op == Op::barrier) return out;
+  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ", uint64_t(what.count), " elements");
+  const bool reduces = op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatterv;
+  if (reduces) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
+  const bool rooted = op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
+  if (rooted) out += text(", root ", int(what.root));
+  return out + ")";
+}
+
+Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
+    : segment_(std::move(segment)), rank_(rank), world_(segment_->layout().world), timeout_s_(timeout_s) {
+  // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs this core to run.
+  spins_ = cores_allowed() >= world_ ? 2000 : 0;
+  for (int r = 0; r < world_; ++r) {
+    const int pid = segment_->control(r)->pid.load();
+    const int fd = r == rank_ ? -1 : open_pidfd(pid);
+    if (r != rank_ && fd < 0) {
+      const int error = errno;
+      for (const int other : pidfds_) {
+        if (other >= 0) ::close(other);
+      }
+      if (error == ESRCH) fail("PeerLost", "rank ", r, " (process ", pid, ") died while the communicator was made");
+      fail("Unsupported", "cannot watch process ", pid, " of rank ", r, ": ", std::strerror(error),
+           "; the shm backend needs Linux 5.3 and one PID namespace for all ranks");
+    }
+    pidfds_.push_back(fd);
+  }
+}
+
+Waiter::~Waiter() {
+  for (const int fd : pidfds_) {
+    if (fd >= 0) ::close(fd);
+  }
+}
+
+bool Waiter::on_my_core(int rank) {
+  const int cpu = sched_getcpu();
+  segment_->control(rank_)->cpu.store(cpu, std::memory_order_relaxed);
+  return rank != rank_ && segment_->control(rank)->cpu.load(std::memory_order_relaxed) == cpu;
+}
+
+void Waiter::await_long(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress) {
+  // A rank that shares our core cannot come while we spin.
+  const int spins = on_my_core(awaited.rank) ? 0 : spins_;
+  for (int i = 0; i < spins; ++i) {
+    if (counter.load(std::memory_order_acquire) >= awaited.value) return;
+    relax();
+  }
+  if (!holds_interpreter || !hooks.release) return await_unlocked(counter, awaited, progress);
+  void* state = hooks.release();
+  holds_interpreter = false;
+  const auto restore = [&] {
+    hooks.reacquire(state);
+    holds_interpreter = true;
+  };
+  try {
+    await_unlocked(counter, awaited, progress);
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
+void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress) {
+  const int64_t start = now_ns();
+  const int64_t deadline = start + static_cast<int64_t>(timeout_s_ * 1e9);
+  int64_t look_at = start + kLookEvery;
+  int64_t now = start;
+  while (counter.load(std::memory_order_acquire) < awaited.value) {
+    check_alive();
+    if (progress) (*progress)();
+    if (now - start < kYieldFor) {
+      sched_yield();
+    } else {
+      const int64_t nap = now - start < 100 * kMillisecond ? kMillisecond : 4 * kMillisecond;
+      sleep_briefly(counter, awaited.value, nap);
+      if (hooks.interrupted && hooks.interrupted()) {
+        record_ending("CommError", text("rank ", rank_, " was interrupted in ", describe(awaited)));
+        throw Interrupted();
+      }
+    }
+    now = now_ns();
+    if (now >= look_at) {
+      look_at_peers(counter, awaited);
+      look_at = now + kLookEvery;
+    }
+    if (now >= deadline && counter.load(std::memory_order_acquire) < awaited.value) time_out(awaited);
+  }
+}
+
+void Waiter::sleep_briefly(const Counter& counter, uint64_t value, int64_t nanoseconds) {
+  RankControl* me = segment_->control(rank_);
+  const uint32_t bell = me->bell.load();
+  me->sleeping.fetch_add(1);
+  segment_->header()->sleepers.fetch_add(1);
+  if (counter.load(std::memory_order_acquire) < value) {
+    const timespec nap = {0, nanoseconds};
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&me->bell), FUTEX_WAIT, bell, &nap, nullptr, 0);
+  }
+  segment_->header()->sleepers.fetch_sub(1);
+  me->sleeping.fetch_sub(1);
+}
+
+void Waiter::wake_all() {
+  for (int r = 0; r < world_; ++r) {
+    RankControl* peer = segment_->control(r);
+    if (peer->sleeping.load() == 0) continue;
+    peer->bell.fetch_add(1);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&peer->bell), FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
+  }
+}
+
+void Waiter::look_at_peers(const Counter& counter, const Awaited& awaited) {
+  const auto satisfied = [&] { return counter.load(std::memory_order_acquire) >= awaited.value; };
+  for (int r = 0; r < world_; ++r) {
+    pollfd entry = {pidfds_[r], POLLIN, 0};
+    const bool gone = r != rank_ && poll(&entry, 1, 0) > 0;
+    const bool closed = segment_->control(r)->closed.load() != 0;
+    if (closed && r == awaited.rank && r != rank_ && !satisfied()) {
+      end("PeerLost", text("rank ", r, " closed its communicator while rank ", rank_, " waits for it in ",
+                           describe(awaited)));
+    }
+    // A peer that closed first and then exited owes nothing to ranks that do not wait for it.
+    if (gone && !closed && !satisfied()) {
+      end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(), ") died; rank ", rank_,
+                           " was in ", describe(awaited)));
+    }
+  }
+}
+
+void Waiter::check_peers() {
+  check_alive();
+  for (int r = 0; r < world_; ++r) {
+    pollfd entry = {pidfds_[r], POLLIN, 0};
+    if (r == rank_ || poll(&entry, 1, 0) <= 0 || segment_->control(r)->closed.load() != 0) continue;
+    end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(), ") died"));
+  }
+}
+
+const Counter& Waiter::counter_of(const Awaited& awaited, int rank) const {
+  RankControl* control = segment_->control(rank);
+  switch (awaited.kind) {
+    case Awaited::line: return control->ring[awaited.seq % kRing].seq;
+    case Awaited::posted: return control->posted;
+    case Awaited::consumed: return control->consumed;
+    case Awaited::done: return control->done;
+    default: return control->verdict[awaited.seq % 2].seq;
+  }
+}
+
+void Waiter::time_out(const Awaited& awaited) {
+  std::vector<int> missing = {awaited.rank};
+  if (awaited.kind < Awaited::message) {
+    missing.clear();
+    for (int r = 0; r < world_; ++r) {
+      if (r != rank_ && counter_of(awaited, r).load() < awaited.value) missing.push_back(r);
+    }
+    if (missing.empty()) missing.push_back(awaited.rank);  // it came this very moment: too late all the same
+  }
+  std::string last;
+  for (const int r : missing) {
+    const RankControl* control = segment_->control(r);
+    const Line* newest = &control->ring[0];
+    for (const Line& line : control->ring) newest = line.seq.load() > newest->seq.load() ? &line : newest;
+    const uint64_t seq = newest->seq.load();
+    last += text("; rank ", r, seq ? " last entered " + shm::describe(newest->what, seq) : " has entered nothing yet");
+  }
+  end("CommTimeout", text(rank_list(missing), " did not come to ", describe(awaited), " within ", timeout_s_,
+                          " s: rank ", rank_, " gave up waiting", last,
+                          ". Raise timeout_s= (COMMLIB_TIMEOUT_S) if the work before it is that slow"));
+}
+
+std::string Waiter::describe(const Awaited& awaited) const {
+  if (awaited.kind == Awaited::message) return text("recv from rank ", awaited.rank, " (message #", awaited.seq, ")");
+  if (awaited.kind == Awaited::room) return text("send to rank ", awaited.rank, " (message #", awaited.seq, ")");
+  return shm::describe(awaited.what, awaited.seq);
+}
+
+void Waiter::record_ending(const char* kind, const std::string& why) {
+  Ending& ending = segment_->header()->ending;
+  uint32_t none = 0;
+  if (!ending.state.compare_exchange_strong(none, 1)) return;
+  std::strncpy(ending.kind, kind, sizeof(ending.kind) - 1);
+  std::strncpy(ending.text, why.c_str(), sizeof(ending.text) - 1);
+  ending.state.store(2, std::memory_order_release);
+  wake_all();
+}
+
+void Waiter::end(const char* kind, const std::string& why) {
+  record_ending(kind, why);
+  throw_ending();
+}
+
+void Waiter::throw_ending() const {
+  const Ending& ending = segment_->header()->ending;
+  // The rank that writes the reason may die before it is done: do not wait for it longer than a moment.
+  const int64_t deadline = now_ns() + 100 * kMillisecond;
+  while (ending.state.load(std::memory_order_acquire) != 2 && now_ns() < deadline) sched_yield();
+  if (ending.state.load(std::memory_order_acquire) != 2) {
+    fail("CommError", "the communicator ended, and the rank that ended it died before it could say why");
+  }
+  throw Failure(ending.kind, ending.text);
+}
+
+}  // namespace commlib::shm

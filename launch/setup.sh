@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# setup.sh [--cpu|--gpu]: make .venv and install commlib (editable) with its tools; nothing to do takes no time.
+# PYTHON=python3.12 picks the interpreter, CXX=clang++ the compiler.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cpu_torch=2.13.0
+cpu_index=https://download.pytorch.org/whl/cpu
+python=${PYTHON:-python3}
+
+fail() { echo "setup: $*" >&2; exit 1; }
+run() { printf '+ %s\n' "$*"; "$@"; }
+
+mode=${1:-}
+if [ -z "$mode" ]; then
+  if [ -e /dev/nvidiactl ]; then mode=--gpu; else mode=--cpu; fi
+fi
+case "$mode" in
+  --cpu | --gpu) ;;
+  *) echo "setup: unknown option $mode; usage: launch/setup.sh [--cpu|--gpu]" >&2 && exit 2 ;;
+esac
+
+command -v "$python" >/dev/null || fail "no $python here; install Python 3.10 or newer, or set PYTHON=/path/to/python"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+  fail "$("$python" -V) is too old; commlib needs 3.10 or newer: set PYTHON=/path/to/python"
+
+# What an install depends on: another checkout, interpreter, option, package list or native source means another install.
+digest() {
+  {
+    echo "$PWD $mode" && "$python" -VV
+    { find csrc -type f -print0 && printf '%s\0' pyproject.toml CMakeLists.txt launch/setup.sh; } |
+      LC_ALL=C sort -z | xargs -0 sha256sum
+  } | sha256sum
+}
+stamp=.venv/commlib-setup.sha256
+now=$(digest)
+if [ -x .venv/bin/commlib ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ]; then
+  echo "setup: .venv is current ($mode)"
+  exit 0
+fi
+
+compiler=${CXX:-c++}
+command -v "$compiler" >/dev/null || fail "no C++17 compiler ($compiler); e.g. apt-get install g++, or set CXX=/path/to/compiler"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python cannot make a venv; e.g. apt-get install python3-venv"
+
+# A venv made for the other kind of machine holds the wrong torch: make it anew.
+if [ -e .venv/commlib-mode ] && [ "$(cat .venv/commlib-mode)" != "$mode" ]; then run rm -rf .venv; fi
+if [ ! -x .venv/bin/python ]; then
+  site=()
+  has_cuda_torch='import sys, torch; sys.exit(torch.version.cuda is None)'
+  if [ "$mode" = --gpu ] && "$python" -c "$has_cuda_torch" 2>/dev/null; then site=(--system-site-packages); fi
+  run "$python" -m venv ${site[@]+"${site[@]}"} .venv
+fi
+echo "$mode" >.venv/commlib-mode
+pip=(.venv/bin/python -m pip --disable-pip-version-check)
+
+run "${pip[@]}" install --quiet "pip>=25.1" # the first that reads [dependency-groups]
+if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+  if [ "$mode" = --cpu ]; then # PyPI's own build carries CUDA: 2.8 GB instead of 0.2
+    run "${pip[@]}" install --retries 1 --extra-index-url "$cpu_index" "torch==$cpu_torch"
+  else
+    run "${pip[@]}" install torch
+  fi
+fi
+extras=mpi,test
+if [ "$mode" = --gpu ]; then extras=$extras,gpu; fi
+run "${pip[@]}" install --quiet --editable ".[$extras]" --group dev
+echo "$now" >"$stamp"
+echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"

@@ -1,0 +1,48 @@
+import sys
+import time
+
+import pytest
+
+from commlib.bootstrap import connect
+from commlib.errors import CommTimeout
+
+
+def test_ranks_of_torchrun_exchange_bytes_and_torch_still_works_after(program):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    steps = program.command("exchange", "late", "torch_after")[1:]
+    codes, output = program.run({}, command=[*command, *steps])
+    assert codes == [0], output
+    for rank in range(2):
+        report = program.report(rank)
+        assert (report["name"], report["rank"], report["size"]) == ("torchrun", rank, 2)
+        assert report["local_rank"] == rank
+        assert report["exchange"]
+        assert report["torch_after"] == [0, 1]
+    late = program.report(0)
+    assert late["late"].startswith("CommTimeout") and "rank 1" in late["late"]
+    assert 0.3 <= late["late_s"] < 0.9
+
+
+def test_variables_set_by_hand_make_a_world_that_names_a_dead_rank(program, by_hand):
+    codes, output = program.run(*by_hand, command=program.command("exchange", "torch_after", "dead"))
+    assert codes == [0, -9], output
+    report = program.report(0)
+    assert report["local_rank"] == 0
+    assert report["dead"].startswith("PeerLost") and "rank 1 died" in report["dead"]
+    assert report["dead_s"] < 2
+
+
+def test_a_rank_that_has_left_is_named(program, by_hand):
+    codes, output = program.run(*by_hand, command=program.command("exchange", "left"))
+    assert codes == [0, 0], output
+    assert "rank 1 closed" in program.report(0)["left"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_deadline_at_connect_names_the_missing_rank(rank, by_hand, monkeypatch):
+    for name, value in by_hand[rank].items():
+        monkeypatch.setenv(name, value)
+    started = time.monotonic()
+    with pytest.raises(CommTimeout, match=f"rank {rank} waited .*rank {1 - rank}"):
+        connect(timeout_s=0.5)
+    assert time.monotonic() - started < 5  # the first import of torch is in it

@@ -1,0 +1,128 @@
+"""The command line as a user meets it: quick, one-line errors, right exit codes."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import click
+import pytest
+
+from commlib.cli import COMMANDS, main
+from commlib.errors import CommTimeout
+
+
+def commlib(*args, timeout=60, **options):
+    command = [sys.executable, "-m", "commlib", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+def every_command():
+    """Return the words of each command and subcommand."""
+    for name in sorted(COMMANDS):
+        command = main.get_command(click.Context(main), name)
+        yield (name,)
+        if isinstance(command, click.Group):
+            yield from ((name, sub) for sub in command.commands)
+
+
+def test_help_answers_in_a_blink():
+    def seconds():
+        start = time.perf_counter()
+        assert commlib("--help").returncode == 0
+        return time.perf_counter() - start
+
+    assert statistics.median(seconds() for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("module", ["commlib", "commlib.cli", *(f"commlib.cli.{name}" for name in COMMANDS)])
+def test_importing_the_command_line_loads_nothing_heavy(module):
+    heavy = "{'torch', 'tvm_ffi', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
+    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_help_names_every_command():
+    text = commlib("--help").stdout
+    assert [name for name in COMMANDS if f"\n  {name} " not in text] == []
+
+
+@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
+def test_every_command_explains_itself(words):
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    assert end.value.code == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("nonsense",), ("--nonsense",), ("doctor", "--nonsense"), ("plan", "nonsense"), ("plan", "explain")],
+    ids=" ".join,
+)
+def test_a_wrong_call_gives_one_line_and_exit_code_2(words):
+    result = commlib(*words)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("commlib: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (
+            ValueError("count is 3 on rank 0 and 4 on rank 1"),
+            2,
+            "commlib: count is 3 on rank 0 and 4 on rank 1\n",
+        ),
+        (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
+        (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
+        (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys, error, code, line):
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(error))
+    with pytest.raises(SystemExit) as end:
+        main(["test"])
+    assert end.value.code == code
+    assert capsys.readouterr().err.lstrip("\n") == line
+
+
+def raising(error):
+    @click.command()
+    def command():
+        raise error
+
+    return command
+
+
+def test_a_traceback_is_shown_when_asked_for(monkeypatch):
+    monkeypatch.setenv("COMMLIB_TRACEBACK", "1")
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
+    with pytest.raises(ValueError, match="why"):
+        main(["test"])
+
+
+def test_output_into_a_closed_pipe_is_no_error():
+    script = f"{sys.executable} -m commlib doctor --json | true"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+def test_the_version_is_the_installed_one():
+    from importlib.metadata import version
+
+    import commlib as package
+
+    assert commlib("--version").stdout == f"commlib {version('commlib')}\n"
+    assert package.__version__ == version("commlib")
+
+
+def test_public_names_are_listed_and_others_refused():
+    import commlib as package
+
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="nonsense"):
+        package.nonsense  # noqa: B018 (reading it is the test)

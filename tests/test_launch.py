@@ -1,0 +1,182 @@
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commlib.launch import launch
+
+ROOT = Path(__file__).parents[1]
+PYTHON = [sys.executable, "-I", "-S", "-c"]  # starts in 10 ms
+LAUNCHER = "import sys; from commlib.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
+# A child with a child of its own, as a shell wrapper has; both say who they are.
+FAMILY = "echo $$; sleep 60 & echo $!; wait"
+
+
+def run(script, n=2, **options):
+    """Run a Python or (with a leading '$') shell script on n ranks; return the code and sorted lines."""
+    out, err = io.BytesIO(), io.BytesIO()
+    command = ["bash", "-c", script[1:]] if script.startswith("$") else [*PYTHON, script]
+    code = launch(command, n, stdout=out, stderr=err, **options)
+    return code, sorted(out.getvalue().decode().splitlines()), err.getvalue().decode()
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+def wait_until_gone(pids, limit_s=3.0):
+    deadline = time.monotonic() + limit_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [pid for pid in pids if alive(pid)]
+
+
+@contextlib.contextmanager
+def launcher(n, *command):
+    """A launcher in a process of its own, with the pids its ranks print."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(n), *command],
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def read_pids(process, count):
+    return [int(process.stdout.readline().split()[-1]) for _ in range(count)]
+
+
+def test_every_rank_gets_its_own_variables_and_prefix():
+    code, out, err = run(
+        "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))", 3
+    )
+    assert (code, out, err) == (0, ["[0] 0 0 3", "[1] 1 1 3", "[2] 2 2 3"], "")
+
+
+def test_lines_stay_whole_and_a_last_line_without_end_is_kept():
+    script = "import sys, time\nfor p in ('a', 'b\\n', 'c'): sys.stdout.write(p); sys.stdout.flush(); time.sleep(.02)"
+    assert run(script)[1] == ["[0] ab", "[0] c", "[1] ab", "[1] c"]
+
+
+def test_without_prefix_the_output_is_the_ranks_own(tmp_path):
+    with (tmp_path / "out").open("w+b") as out:
+        assert launch([*PYTHON, "print('x')"], 2, prefix=False, stdout=out, stderr=out) == 0
+        out.seek(0)
+        assert out.read() == b"x\nx\n"
+
+
+def test_a_million_lines_arrive():
+    code, out, _ = run("print('line\\n' * 100_000, end='')")
+    assert code == 0 and len(out) == 200_000 and set(out) == {"[0] line", "[1] line"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("sys.exit(7)", 7, "rank 1 exited with code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 11)", 139, "rank 1 was killed by SIGSEGV"),
+    ],
+)
+def test_the_first_failure_gives_the_code_and_ends_the_others(ending, code, said):
+    started = time.monotonic()
+    script = f"import os, sys, time\nif os.environ['RANK'] == '1': {ending}\ntime.sleep(60)"
+    assert run(script, 3)[0::2] == (code, f"commlib: {said}; ending the other ranks\n")
+    assert time.monotonic() - started < 3
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(monkeypatch):
+    monkeypatch.setattr("commlib.launch.GRACE_S", 0.3)
+    script = (
+        "import os, signal, sys, time\nsignal.signal(15, signal.SIG_IGN); print('up')\n"
+        "if os.environ['RANK'] == '0': time.sleep(.2); sys.exit(3)\ntime.sleep(60)"
+    )
+    started = time.monotonic()
+    assert run(script)[0] == 3
+    assert 0.3 < time.monotonic() - started < 3
+
+
+def test_children_of_a_rank_end_with_it_also_after_success():
+    code, out, _ = run("$sleep 60 & echo $!")
+    assert code == 0
+    assert wait_until_gone([int(line.split()[1]) for line in out]) == []
+
+
+def test_a_command_that_does_not_exist_is_127_and_one_that_may_not_run_126(tmp_path):
+    (tmp_path / "plain").touch()
+    err = io.BytesIO()
+    assert launch(["no-such-command"], 2, stderr=err) == 127
+    assert err.getvalue() == b"commlib: cannot start 'no-such-command': No such file or directory\n"
+    assert launch([str(tmp_path / "plain")], 2, stderr=err) == 126
+
+
+def test_bind_core_gives_each_rank_a_core_and_this_process_keeps_its_own():
+    before = os.sched_getaffinity(0)
+    _, out, _ = run("import os; print(len(os.sched_getaffinity(0)), *os.sched_getaffinity(0))", bind="core")
+    assert os.sched_getaffinity(0) == before
+    cores = sorted(before)
+    assert out == [f"[{rank}] 1 {cores[rank % len(cores)]}" for rank in range(2)]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="at least 1 rank; got 0"):
+        launch(["true"], 0)
+    with pytest.raises(ValueError, match="'none' or 'core'; got 'socket'"):
+        launch(["true"], 1, bind="socket")
+
+
+def test_nothing_is_left_behind_in_this_process():
+    def held():
+        return len(os.listdir("/proc/self/fd")), signal.getsignal(signal.SIGINT)  # noqa: PTH208
+
+    before = held()
+    run("print()")
+    run("import sys; sys.exit(1)")
+    assert held() == before
+
+
+def test_no_process_is_left_when_the_launcher_is_killed():
+    with launcher(2, "bash", "-c", FAMILY) as process:
+        pids = read_pids(process, 4)
+        assert all(map(alive, pids))
+        process.kill()
+        assert wait_until_gone(pids) == []
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_reach_the_ranks_and_give_the_code(signum, code):
+    script = "import os, time\nprint(os.getpid(), flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('asked')"
+    with launcher(2, *PYTHON, script) as process:
+        pids = read_pids(process, 2)
+        process.send_signal(signum)
+        output = process.communicate(timeout=3)[0]
+        assert process.returncode == code
+        assert output.count("asked") == (2 if signum == signal.SIGINT else 0)
+        assert wait_until_gone(pids) == []
+
+
+def test_the_second_ctrl_c_kills():
+    script = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN); print(os.getpid(), flush=True)\ntime.sleep(60)"
+    with launcher(1, *PYTHON, script) as process:
+        pids = read_pids(process, 1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert alive(pids[0])
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=3)
+        assert process.returncode == 130
+        assert wait_until_gone(pids) == []

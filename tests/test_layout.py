@@ -1,0 +1,201 @@
+"""The design's rules about where things stand; `make lint` runs this file alone."""
+
+import ast
+import re
+import runpy
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = sorted((ROOT / "commlib").rglob("*.py"))
+NATIVE = sorted(path for path in (ROOT / "csrc").rglob("*") if path.suffix in {".h", ".cc", ".cu", ".cuh"})
+SCRIPTS = sorted((ROOT / "launch").iterdir())
+
+# Optional or heavy package → the only files that may import it.
+IMPORTERS = {
+    "tvm_ffi": "commlib/native.py",
+    "mpi4py": "commlib/bootstrap/mpi.py",
+    "click": "commlib/cli/*.py",
+    "nccl": "commlib/backends/nccl.py",
+    "matplotlib": "commlib/cli/*.py",
+    "rich": "commlib/cli/*.py",
+}
+# Who reads variables that others set (launchers) or makes the environment of a child process.
+ENVIRONMENT_READERS = (
+    "commlib/env.py",
+    "commlib/bootstrap/*.py",
+    "commlib/launch.py",
+    "commlib/cli/checks.py",
+)
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def each(paths):
+    return pytest.mark.parametrize("path", paths, ids=name_of)
+
+
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_by(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", IMPORTERS)
+def test_an_optional_package_is_imported_in_one_place(package):
+    importers = {name_of(path) for path in PACKAGE if package in set(imported_by(path))}
+    strays = {name for name in importers if not fnmatch(name, IMPORTERS[package])}
+    assert not strays, f"only {IMPORTERS[package]} may import {package}"
+
+
+@each(PACKAGE)
+def test_a_module_says_what_it_is_for(path):
+    assert ast.get_docstring(tree_of(path)), "open the file with one sentence: what it is, when to use it"
+
+
+@each([*PACKAGE, *NATIVE, *sorted((ROOT / "tests").rglob("*.py"))])
+def test_a_file_stays_within_its_budget(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, "look for the seam"
+
+
+@each([path for path in SCRIPTS if path.name != "setup.sh"])
+def test_a_launch_script_starts_a_command_and_nothing_else(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30
+
+
+@each([path for path in PACKAGE if not any(fnmatch(name_of(path), p) for p in ENVIRONMENT_READERS)])
+def test_the_environment_is_read_through_env(path):
+    reads = [
+        node.lineno
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb", "putenv"}
+    ]
+    assert not reads, f"lines {reads}: give the variable a row in commlib/env.py"
+
+
+@each([path for path in PACKAGE if path.name != "env.py"])
+def test_a_variable_is_named_in_env_only(path):
+    names = [
+        node.value
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and re.fullmatch(r"COMMLIB_[A-Z_]+", node.value)
+    ]
+    assert not names, f"{names}: use env.<VARIABLE>.name"
+
+
+@each(NATIVE)
+def test_native_code_is_told_and_does_not_read_the_environment(path):
+    assert "getenv" not in path.read_text(encoding="utf-8"), "pass the value from Python, where env.py has it"
+
+
+def test_an_algorithm_has_its_file_or_function():
+    from commlib.collectives import COLLECTIVES
+
+    homeless = []
+    for name, collective in COLLECTIVES.items():
+        for algorithm in collective.algorithms:
+            if algorithm.run is not None:
+                home = (
+                    algorithm.run.__module__ in modules_of(name) and algorithm.run.__name__ == algorithm.name
+                )
+            else:
+                home = any((folder / f"{algorithm.name}.cc").exists() for folder in folders_of(name))
+            if not home:
+                homeless.append(f"{name}: {algorithm.name}")
+    assert not homeless, "needs csrc/collectives/<collective>/<algorithm>.cc or a function of that name"
+
+
+def test_a_native_algorithm_is_in_its_table():
+    from commlib.collectives import COLLECTIVES
+
+    listed = {
+        folder / f"{algorithm.name}.cc"
+        for name, collective in COLLECTIVES.items()
+        for algorithm in collective.algorithms
+        for folder in folders_of(name)
+    }
+    strays = [name_of(path) for path in (ROOT / "csrc/collectives").rglob("*.cc") if path not in listed]
+    assert not strays, "no table of commlib/collectives names these"
+
+
+def stems_of(collective):
+    # A v-variant lives with its collective: all_gatherv in all_gather.py and csrc/collectives/all_gather/.
+    return {collective, collective.removesuffix("v")}
+
+
+def modules_of(collective):
+    return {f"commlib.collectives.{stem}" for stem in stems_of(collective)}
+
+
+def folders_of(collective):
+    return [ROOT / "csrc/collectives" / stem for stem in sorted(stems_of(collective))]
+
+
+def test_a_collective_has_its_module():
+    from commlib.collectives import COLLECTIVES
+
+    files = {path.stem for path in (ROOT / "commlib/collectives").glob("*.py")}
+    assert not [name for name in COLLECTIVES if not stems_of(name) & files]
+
+
+def test_a_bootstrap_is_in_the_table():
+    from commlib.bootstrap import BOOTSTRAPS
+
+    defining = {
+        path.stem
+        for path in (ROOT / "commlib/bootstrap").glob("*.py")
+        if any(isinstance(node, ast.FunctionDef) and node.name == "detect" for node in tree_of(path).body)
+    }
+    assert defining == set(BOOTSTRAPS)
+
+
+def test_a_command_is_in_the_table_and_in_its_own_file():
+    from commlib.cli import COMMANDS
+
+    for name, (target, help_line) in COMMANDS.items():
+        assert target == f"commlib.cli.{name}:{name}"
+        assert (ROOT / "commlib/cli" / f"{name}.py").exists(), name
+        assert help_line.endswith(".")
+
+
+def test_every_variable_of_env_is_in_its_table():
+    from commlib import env
+
+    declared = {value.name for value in vars(env).values() if isinstance(value, env.Variable)}
+    assert declared == {variable.name for variable in env.VARIABLES}
+
+
+def test_the_generated_pages_are_current():
+    assert runpy.run_path(str(ROOT / "docs/generate.py"))["stale"]() == [], "run `make docs`"
+
+
+def sources():
+    folders = ("commlib", "csrc", "tests", "docs", "launch", "benchmarks", ".ci")
+    kinds = {"", ".cc", ".cu", ".h", ".json", ".md", ".py", ".sbatch", ".sh", ".toml", ".txt", ".yaml"}
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    found += [path for path in ROOT.iterdir() if path.suffix in kinds]
+    return [path for path in found if path.is_file()]
+
+
+def test_no_path_of_a_machine_is_in_the_project():
+    # Folders of one person or machine; written so that this line does not match itself.
+    pattern = re.compile(r"(?<![\w.<])/(?:work|root|home/\w+|Users/\w+|mnt|opt/\w+)/[\w.]")
+    hits = [
+        f"{name_of(path)}:{number}: {line.strip()[:80]}"
+        for path in sources()
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if pattern.search(line)
+    ]
+    assert not hits, "\n".join(hits)
