@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from commlib.cli.run import run as run_command
 from commlib.launch import launch
 
 ROOT = Path(__file__).parents[1]
@@ -68,7 +70,10 @@ def test_every_rank_gets_its_own_variables_and_prefix():
 
 
 def test_lines_stay_whole_and_a_last_line_without_end_is_kept():
-    script = "import sys, time\nfor p in ('a', 'b\\n', 'c'): sys.stdout.write(p); sys.stdout.flush(); time.sleep(.02)"
+    script = (
+        "import sys, time\n"
+        "for part in ('a', 'b\\n', 'c'): sys.stdout.write(part); sys.stdout.flush(); time.sleep(.02)"
+    )
     assert run(script)[1] == ["[0] ab", "[0] c", "[1] ab", "[1] c"]
 
 
@@ -159,7 +164,11 @@ def test_no_process_is_left_when_the_launcher_is_killed():
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_reach_the_ranks_and_give_the_code(signum, code):
-    script = "import os, time\nprint(os.getpid(), flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('asked')"
+    script = (
+        "import os, time\n"
+        "try: print(os.getpid(), flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt: print('asked')"
+    )
     with launcher(2, *PYTHON, script) as process:
         pids = read_pids(process, 2)
         process.send_signal(signum)
@@ -170,7 +179,10 @@ def test_signals_reach_the_ranks_and_give_the_code(signum, code):
 
 
 def test_the_second_ctrl_c_kills():
-    script = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN); print(os.getpid(), flush=True)\ntime.sleep(60)"
+    script = (
+        "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
     with launcher(1, *PYTHON, script) as process:
         pids = read_pids(process, 1)
         process.send_signal(signal.SIGINT)
@@ -180,3 +192,34 @@ def test_the_second_ctrl_c_kills():
         process.communicate(timeout=3)
         assert process.returncode == 130
         assert wait_until_gone(pids) == []
+
+
+def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
+    calls = []
+    monkeypatch.setattr("commlib.launch.launch", lambda *args, **options: calls.append((args, options)) or 5)
+    result = CliRunner().invoke(
+        run_command, ["-n", "3", "--bind", "core", "--no-prefix", "cmd", "-n", "2", "--help"]
+    )
+    assert result.exit_code == 5
+    assert calls == [((["cmd", "-n", "2", "--help"], 3), {"prefix": False, "bind": "core"})]
+
+
+def test_the_launcher_needs_no_torch():
+    heavy = "{'torch', 'mpi4py', 'tvm_ffi'}"
+    script = f"import sys, commlib.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_rank_0_reads_what_is_piped_in_and_the_others_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER, "2", *PYTHON, "import sys; print(sys.stdin.read())"],
+        cwd=ROOT,
+        input="hello",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert sorted(done.stdout.splitlines()) == ["[0] hello", "[1] "]

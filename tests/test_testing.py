@@ -101,7 +101,9 @@ def test_a_smaller_world_is_split_off_once_and_reused(ranks):
 
 
 def test_a_failure_is_told_with_its_traceback_and_the_next_run_is_sound(ranks):
-    with pytest.raises(RankError, match="rank 1 failed:(.|\n)*in fail_on_1(.|\n)*rank 1 has a bug") as caught:
+    with pytest.raises(
+        RankError, match=r"rank 1 failed:(.|\n)*in fail_on_1(.|\n)*rank 1 has a bug"
+    ) as caught:
         ranks.run(fail_on_1)
     assert list(caught.value.errors) == [1]
     assert isinstance(caught.value.errors[1], LookupError)
@@ -133,7 +135,7 @@ def test_a_killed_rank_is_named_to_the_survivors_at_once(ranks):
 
 def test_a_hang_ends_at_the_deadline_with_the_stack(ranks, monkeypatch):
     monkeypatch.setattr(ranks, "deadline_s", 0.3)
-    with pytest.raises(RankError, match="rank 2 did not return in time(.|\n)*in hang"):
+    with pytest.raises(RankError, match=r"rank 2 did not return in time(.|\n)*in hang"):
         ranks.run(hang)
     monkeypatch.undo()
     assert len(ranks.run(who, 0)) == 3
@@ -166,13 +168,13 @@ def test_ctrl_c_reaches_the_function_and_nothing_else(ranks):
 
 
 def test_a_communicator_that_cannot_be_made_is_told():
-    with pytest.raises(RankError, match="no backend on rank 0(.|\n)*no backend on rank 1"):
+    with pytest.raises(RankError, match=r"no backend on rank 0(.|\n)*no backend on rank 1"):
         Ranks(2, create=broken).run(who, 0)
 
 
 def test_a_missing_rank_is_named_by_the_world(ranks):
     handle = ranks.start(late_world)
-    with pytest.raises(CommTimeout, match="rank 0 waited 0.1 s .* for ranks 1, 2"):
+    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s .* for ranks 1, 2"):
         handle.result(0)
     ranks.restart()
 

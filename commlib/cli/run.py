@@ -18,7 +18,7 @@ import click
 )
 @click.option("--prefix/--no-prefix", default=True, show_default=True, help="Put '[rank] ' before each line.")
 @click.argument("cmd", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(size: int, bind: str, prefix: bool, cmd: tuple[str, ...]) -> None:
+def run(size: int, bind: str, prefix: bool, cmd: tuple[str, ...]) -> None:
     """Run CMD on N ranks: commlib run -n 2 python train.py.
 
     Each rank finds the others through commlib.init(), or through torchrun's variables, which are set too.

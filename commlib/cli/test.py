@@ -66,11 +66,14 @@ def _algorithms(names: list[str], backend: str) -> list[tuple[str, str]]:
 
 def _check(ranks: Ranks, name: str, algorithm: str, quick: bool) -> str:
     """Return the first thing that is wrong with one algorithm, or ''."""
-    from commlib.cli.conformance import check_algorithm
     from commlib.errors import CommError
+    from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, QUICK, check_algorithm
 
     try:
-        wrong = ranks.run(check_algorithm, name, algorithm, quick)
+        for scope in (QUICK,) if quick else (EVERY_TYPE, EVERY_SIZE):
+            for rank, verdict in enumerate(ranks.run(check_algorithm, name, algorithm, scope)):
+                if verdict.wrong:
+                    return f"rank {rank}: {verdict.wrong}"
     except (CommError, RuntimeError) as error:
         return str(error)
-    return next((f"rank {rank}: {text}" for rank, text in enumerate(wrong) if text), "")
+    return ""

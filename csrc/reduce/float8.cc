@@ -1,4 +1,5 @@
-// float8_e4m3fn and float8_e5m2, rounded as torch rounds them: e4m3 overflows to NaN, e5m2 to infinity.
+// float8_e4m3fn and float8_e5m2, rounded to nearest even: e4m3, which has no infinity, saturates at 448 (as CUDA and
+// torch 2.13 do), e5m2 overflows to infinity.
 #include "kernels.h"
 
 namespace {
@@ -39,9 +40,9 @@ struct E4M3 {
   static uint8_t store(float x) {
     const uint32_t u = bits_of(x);
     const uint32_t magnitude = u & 0x7fffffffu;
-    // From 464 (between 448 and 480, ties to even) on there is no finite neighbour left.
-    const uint32_t finite = Format::narrow_finite(magnitude);
-    const uint32_t byte = magnitude >= 0x43f00000u || finite > 0x7fu ? 0x7fu : finite;
+    uint32_t byte = Format::narrow_finite(magnitude);
+    byte = magnitude > 0x43e00000u ? 0x7eu : byte;  // above 448
+    byte = magnitude > 0x7f800000u ? 0x7fu : byte;  // NaN
     return static_cast<uint8_t>(byte | ((u >> 24) & 0x80u));
   }
 };

@@ -67,7 +67,7 @@ def test_half_set_variables_say_what_is_missing(environ, missing):
 
 @pytest.mark.parametrize("change", [{"RANK": "4"}, {"RANK": "-1"}, {"RANK": "x"}, {"WORLD_SIZE": "two"}])
 def test_numbers_that_make_no_sense_are_refused_without_rank_specific_values(change):
-    with pytest.raises(ValueError, match="RANK must be|RANK is not a whole|WORLD_SIZE is not a whole"):
+    with pytest.raises(ValueError, match=r"RANK must be|RANK is not a whole|WORLD_SIZE is not a whole"):
         find({**TORCHRUN, **change})
 
 

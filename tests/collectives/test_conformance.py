@@ -1,0 +1,53 @@
+"""Every algorithm of every table, on 1 to 4 live ranks, over types, reductions, ragged sizes and placements."""
+
+from __future__ import annotations
+
+import pytest
+
+from commlib.collectives import COLLECTIVES
+from commlib.testing import Ranks
+from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
+
+WORLDS = (1, 2, 3, 4)
+
+
+def algorithms(backend: str) -> list[tuple[str, str]]:
+    return [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == backend]
+
+
+def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> None:
+    verdicts = ranks.run(check_algorithm, name, algorithm, scope, world=world)
+    assert [v.wrong for v in verdicts if v.wrong] == []
+    if verdicts[0].cases == 0:
+        pytest.skip(f"{algorithm} refuses all of these on {world} ranks")
+    if name == "all_reduce" and COLLECTIVES[name].algorithm(algorithm).ordered:
+        assert agree(verdicts), "ranks hold different bits"
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
+def test_shm_gives_the_reference_for_every_type_and_reduction(
+    shm_ranks: Ranks, name: str, algorithm: str, world: int
+) -> None:
+    check(shm_ranks, world, name, algorithm, EVERY_TYPE)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
+def test_shm_gives_the_reference_for_every_size(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
+    check(shm_ranks, world, name, algorithm, EVERY_SIZE)
+
+
+@pytest.mark.parametrize("world", (1, 2, 4))
+@pytest.mark.parametrize(("name", "algorithm"), algorithms("torch"))
+def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
+    few = Scope((0, 1, 33), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
+    check(torch_ranks, world, name, algorithm, few)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, world: int) -> None:
+    names = [a.name for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "shm"]
+    scope = Scope((33, 5000, 70_001), EVERY_TYPE.dtypes[:3], ("sum", "avg", "max"))
+    runs = {name: shm_ranks.run(check_algorithm, "all_reduce", name, scope, world=world) for name in names}
+    assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1

@@ -1,0 +1,23 @@
+"""Live ranks, started once and shared by all tests of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from commlib.testing import Ranks
+
+ARENA_BYTES = 64 << 20
+
+
+@pytest.fixture(scope="session")
+def shm_ranks() -> Iterator[Ranks]:
+    with Ranks(4, backend="shm", timeout_s=60.0, max_bytes=ARENA_BYTES, deadline_s=120.0) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def torch_ranks() -> Iterator[Ranks]:
+    with Ranks(4, backend="torch", timeout_s=60.0, deadline_s=120.0) as ranks:
+        yield ranks
