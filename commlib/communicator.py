@@ -9,6 +9,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -44,16 +45,19 @@ _CODES |= {
 def init(
     *,
     backend: str = "auto",
-    bootstrap: Any = "auto",  # noqa: A002 - the name of the option everywhere
+    bootstrap: Any = "auto",
     plan: str | os.PathLike[str] | Plan = "auto",
     timeout_s: float | None = None,
     max_bytes: int | None = None,
+    checked: bool | None = None,
 ) -> Communicator:
     """Join the ranks this process was started with; without a launcher, make a world of one."""
     wait_s = env.TIMEOUT_S.get() if timeout_s is None else timeout_s
     world = _connect(bootstrap, wait_s)
     try:
-        return Communicator.create(world, backend=backend, plan=plan, timeout_s=wait_s, max_bytes=max_bytes)
+        return Communicator.create(
+            world, backend=backend, plan=plan, timeout_s=wait_s, max_bytes=max_bytes, checked=checked
+        )
     except BaseException:
         world.close()
         raise
@@ -71,7 +75,7 @@ class Communicator:
         self.backend, self.device, self.plan = backend.name, backend.device, plan
         self._world, self._backend, self._options = world, backend, options
         self._lanes = Lanes()
-        self._closed = False
+        self._closed = self._queues = False
         self._bind()
         self.use(plan)
         _LIVE.add(self)
@@ -79,7 +83,10 @@ class Communicator:
     def _bind(self) -> None:
         """Take the entry points once: a call then is one native call."""
         backend = self._backend
-        self._all_reduce, self._all_reduce_into = entry(backend, "all_reduce"), entry(backend, "all_reduce_into")
+        self._all_reduce, self._all_reduce_into = (
+            entry(backend, "all_reduce"),
+            entry(backend, "all_reduce_into"),
+        )
         self._entries = {name: entry(backend, name) for name in COLLECTIVES if name not in ("all_reduce", "send_recv")}
         self._send, self._recv = entry(backend, "send"), entry(backend, "recv")
 
@@ -92,12 +99,13 @@ class Communicator:
         plan: str | os.PathLike[str] | Plan = "auto",
         timeout_s: float | None = None,
         max_bytes: int | None = None,
+        checked: bool | None = None,
     ) -> Communicator:
         """Make a communicator over a world that is already connected."""
         options = Options(
             timeout_s=env.TIMEOUT_S.get() if timeout_s is None else timeout_s,
             max_bytes=env.MAX_BYTES.get() if max_bytes is None else max_bytes,
-            checked=env.CHECK.get(),
+            checked=env.CHECK.get() if checked is None else checked,
         )
         name = env.BACKEND.get() if backend == "auto" else backend
         if env.BIND.get() == "core":
@@ -129,20 +137,28 @@ class Communicator:
         return out
 
     def reduce(
-        self, x: torch.Tensor, dst: int, op: Any = "sum", out: torch.Tensor | None = None, async_op: bool = False
+        self,
+        x: torch.Tensor,
+        dst: int,
+        op: Any = "sum",
+        out: torch.Tensor | None = None,
+        async_op: bool = False,
     ) -> Any:
         """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
         target = x if out is None else out
         return self._do("reduce", (target, x, dst, _code(op)), target, async_op)
 
-    def reduce_scatter_tensor(
-        self, out: torch.Tensor, x: torch.Tensor, op: Any = "sum", async_op: bool = False
-    ) -> Any:
+    def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: Any = "sum", async_op: bool = False) -> Any:
         """Reduce over all ranks and keep block `rank` of the result."""
         return self._do("reduce_scatter", (out, x, _code(op)), out, async_op)
 
     def reduce_scatterv(
-        self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], op: Any = "sum", async_op: bool = False
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        sizes: Sequence[int],
+        op: Any = "sum",
+        async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
         return self._do("reduce_scatterv", (out, x, tuple(sizes), _code(op)), out, async_op)
@@ -153,9 +169,7 @@ class Communicator:
         """Put every rank's `x` into `out`, in rank order."""
         return self._do("all_gather", (out, x), out, async_op)
 
-    def all_gatherv(
-        self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], async_op: bool = False
-    ) -> Any:
+    def all_gatherv(self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], async_op: bool = False) -> Any:
         """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
         return self._do("all_gatherv", (out, x, tuple(sizes)), out, async_op)
 
@@ -205,18 +219,14 @@ class Communicator:
         """Make every rank's `x` a copy of rank `src`'s."""
         return self._do("broadcast", (x, src), x, async_op)
 
-    def gather(
-        self, x: torch.Tensor, dst: int, out: torch.Tensor | None = None, async_op: bool = False
-    ) -> Any:
+    def gather(self, x: torch.Tensor, dst: int, out: torch.Tensor | None = None, async_op: bool = False) -> Any:
         """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
         if self.rank != dst:
             return self._do("gather", (x, x, dst), None, async_op)
         target = x.new_empty((self.size, *x.shape)) if out is None else out
         return self._do("gather", (target, x, dst), target, async_op)
 
-    def scatter(
-        self, x: torch.Tensor | None, src: int, out: torch.Tensor | None = None, async_op: bool = False
-    ) -> Any:
+    def scatter(self, x: torch.Tensor | None, src: int, out: torch.Tensor | None = None, async_op: bool = False) -> Any:
         """Give rank r block r of rank `src`'s `x`; ranks other than `src` pass the `out` to fill."""
         if self.rank == src:
             if x is None:
@@ -281,7 +291,7 @@ class Communicator:
         """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""
         raise Unsupported(f"symmetric() is not available on {self.backend}; allocate with comm.empty(shape, dtype)")
 
-    def explain(  # noqa: PLR0913 - the keys of a rule
+    def explain(
         self,
         op: str,
         num_bytes: int,
@@ -314,9 +324,7 @@ class Communicator:
         members = sorted((r for r in range(self.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
         world = Subworld(self, members)
         options = self._options
-        made = Communicator.create(
-            world, backend=self.backend, plan=self.plan, timeout_s=options.timeout_s, max_bytes=options.max_bytes
-        )
+        made = Communicator.create(world, backend=self.backend, plan=self.plan, **asdict(options))
         world.carried_by(made)
         return made
 
@@ -327,6 +335,7 @@ class Communicator:
 
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError."""
+        self._check_open()
         self._backend.abort(why or f"rank {self.rank} aborted the communicator")
 
     def close(self) -> None:
@@ -335,6 +344,9 @@ class Communicator:
             return
         self._closed = True
         self._backend.close()
+        # The entry points hold the memory; tensors from empty() that still live keep it, nothing else does.
+        self._all_reduce = self._all_reduce_into = self._send = self._recv = _closed_entry
+        self._entries = dict.fromkeys(self._entries, _closed_entry)
         self._lanes.close()
         self._world.close()
 
@@ -362,7 +374,7 @@ class Communicator:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise CommError("this communicator is closed; call commlib.init() for a new one")
+            _closed_entry()
 
     def _do(self, name: str, arguments: tuple[Any, ...], result: Any, async_op: bool) -> Any:
         run = self._entries[name]
@@ -383,7 +395,8 @@ class Communicator:
 
     def _later(self, name: str, call: Callable[[], Any]) -> Work:
         self._check_open()
-        if not self._lanes.used:
+        if not self._queues:
+            self._queues = True
             # From now on the fast path has to queue behind the lane; until now it need not look.
             self._all_reduce = self._lanes.after("collectives", self._all_reduce)
             self._all_reduce_into = self._lanes.after("collectives", self._all_reduce_into)
@@ -407,6 +420,10 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
+
+
+def _closed_entry(*arguments: Any) -> None:
+    raise CommError("this communicator is closed; call commlib.init() for a new one")
 
 
 def _code(op: Any) -> int:

@@ -73,25 +73,19 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
-BACKEND = Variable(
-    "COMMLIB_BACKEND", _one_of("auto", "shm", "torch"), "auto", "backend of init(): auto, shm or torch"
-)
+BACKEND = Variable("COMMLIB_BACKEND", _one_of("auto", "shm", "torch"), "auto", "backend of init(): auto, shm or torch")
 BOOTSTRAP = Variable(
     "COMMLIB_BOOTSTRAP",
     _one_of("auto", "local", "torchrun", "mpi", "slurm", "single"),
     "auto",
     "who started the ranks: auto, local, torchrun, mpi, slurm or single",
 )
-TIMEOUT_S = Variable(
-    "COMMLIB_TIMEOUT_S", _positive, 300.0, "deadline of every wait for other ranks, in seconds"
-)
+TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _positive, 300.0, "deadline of every wait for other ranks, in seconds")
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
 )
 PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file rank 0 loads instead of the shipped one")
-MAX_BYTES = Variable(
-    "COMMLIB_MAX_BYTES", parse_bytes, 1 << 28, "symmetric arena of each rank (K, M, G allowed)"
-)
+MAX_BYTES = Variable("COMMLIB_MAX_BYTES", parse_bytes, 1 << 28, "symmetric arena of each rank (K, M, G allowed)")
 ISA = Variable(
     "COMMLIB_ISA",
     _one_of("auto", "v2", "v3", "v4"),
@@ -103,9 +97,7 @@ TRACEBACK = Variable(
     "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
 )
 LIBRARY = Variable("COMMLIB_LIBRARY", str, "", "path of the native library to load instead of the installed one")
-LOCAL_FD = Variable(
-    "COMMLIB_LOCAL_FD", int, -1, "set by `commlib run`: socket to the launcher", internal=True
-)
+LOCAL_FD = Variable("COMMLIB_LOCAL_FD", int, -1, "set by `commlib run`: socket to the launcher", internal=True)
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
 
@@ -130,3 +122,10 @@ def unknown() -> list[str]:
     """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
     known = {variable.name for variable in VARIABLES}
     return sorted(name for name in os.environ if name.startswith("COMMLIB_") and name not in known)
+
+
+def settings() -> dict[str, str]:
+    """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
+    paths = (PLAN, LIBRARY)
+    ours = [v.name for v in VARIABLES if not v.internal and v not in paths]
+    return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import os
+import select
 import selectors
 import signal
 import socket
@@ -60,6 +61,10 @@ def end_with(pipe_fd: int, owner: int) -> None:
     fcntl.fcntl(pipe_fd, fcntl.F_SETOWN, owner)
     fcntl.fcntl(pipe_fd, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(pipe_fd, fcntl.F_SETFL, fcntl.fcntl(pipe_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    hung_up = select.poll()
+    hung_up.register(pipe_fd, 0)  # POLLHUP comes unasked
+    if hung_up.poll(0):  # it closed before there was anyone to tell
+        os.kill(owner, signal.SIGKILL)
 
 
 class _Stream:

@@ -39,7 +39,7 @@ def _register_objects() -> None:
     class _ShmGroup(tvm_ffi.Object):
         """One rank's part of a shared segment (csrc/binding/shm_group.cc)."""
 
-        def __init__(self, world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int) -> None:  # noqa: PLR0913
+        def __init__(self, world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int) -> None:
             self.__ffi_init__(world, rank, arena_bytes, nonce, pid, fd)
 
     ShmGroup = _ShmGroup

@@ -117,7 +117,11 @@ class Plan:
 
     @classmethod
     def only(
-        cls, algorithms: Mapping[str, str], *, base: Plan | None = None, params: Mapping[str, int] | None = None
+        cls,
+        algorithms: Mapping[str, str],
+        *,
+        base: Plan | None = None,
+        params: Mapping[str, int] | None = None,
     ) -> Plan:
         """Pin collectives to algorithms at every size, on top of `base`: for tests, bench and bisecting."""
         pinned = [

@@ -63,16 +63,13 @@ def read_pids(process, count):
 
 
 def test_every_rank_gets_its_own_variables_and_prefix():
-    code, out, err = run(
-        "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))", 3
-    )
+    code, out, err = run("import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))", 3)
     assert (code, out, err) == (0, ["[0] 0 0 3", "[1] 1 1 3", "[2] 2 2 3"], "")
 
 
 def test_lines_stay_whole_and_a_last_line_without_end_is_kept():
     script = (
-        "import sys, time\n"
-        "for part in ('a', 'b\\n', 'c'): sys.stdout.write(part); sys.stdout.flush(); time.sleep(.02)"
+        "import sys, time\nfor part in ('a', 'b\\n', 'c'): sys.stdout.write(part); sys.stdout.flush(); time.sleep(.02)"
     )
     assert run(script)[1] == ["[0] ab", "[0] c", "[1] ab", "[1] c"]
 
@@ -165,9 +162,7 @@ def test_no_process_is_left_when_the_launcher_is_killed():
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_reach_the_ranks_and_give_the_code(signum, code):
     script = (
-        "import os, time\n"
-        "try: print(os.getpid(), flush=True); time.sleep(60)\n"
-        "except KeyboardInterrupt: print('asked')"
+        "import os, time\ntry: print(os.getpid(), flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('asked')"
     )
     with launcher(2, *PYTHON, script) as process:
         pids = read_pids(process, 2)
@@ -179,10 +174,7 @@ def test_signals_reach_the_ranks_and_give_the_code(signum, code):
 
 
 def test_the_second_ctrl_c_kills():
-    script = (
-        "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(60)"
-    )
+    script = "import os, signal, time\nsignal.signal(2, signal.SIG_IGN)\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
     with launcher(1, *PYTHON, script) as process:
         pids = read_pids(process, 1)
         process.send_signal(signal.SIGINT)
@@ -197,9 +189,7 @@ def test_the_second_ctrl_c_kills():
 def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
     calls = []
     monkeypatch.setattr("commlib.launch.launch", lambda *args, **options: calls.append((args, options)) or 5)
-    result = CliRunner().invoke(
-        run_command, ["-n", "3", "--bind", "core", "--no-prefix", "cmd", "-n", "2", "--help"]
-    )
+    result = CliRunner().invoke(run_command, ["-n", "3", "--bind", "core", "--no-prefix", "cmd", "-n", "2", "--help"])
     assert result.exit_code == 5
     assert calls == [((["cmd", "-n", "2", "--help"], 3), {"prefix": False, "bind": "core"})]
 
@@ -207,9 +197,7 @@ def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
 def test_the_launcher_needs_no_torch():
     heavy = "{'torch', 'mpi4py', 'tvm_ffi'}"
     script = f"import sys, commlib.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
 

@@ -107,9 +107,7 @@ def test_an_algorithm_has_its_file_or_function():
     for name, collective in COLLECTIVES.items():
         for algorithm in collective.algorithms:
             if algorithm.run is not None:
-                home = (
-                    algorithm.run.__module__ in modules_of(name) and algorithm.run.__name__ == algorithm.name
-                )
+                home = algorithm.run.__module__ in modules_of(name) and algorithm.run.__name__ == algorithm.name
             else:
                 home = any((folder / f"{algorithm.name}.cc").exists() for folder in folders_of(name))
             if not home:

@@ -101,9 +101,7 @@ def test_a_smaller_world_is_split_off_once_and_reused(ranks):
 
 
 def test_a_failure_is_told_with_its_traceback_and_the_next_run_is_sound(ranks):
-    with pytest.raises(
-        RankError, match=r"rank 1 failed:(.|\n)*in fail_on_1(.|\n)*rank 1 has a bug"
-    ) as caught:
+    with pytest.raises(RankError, match=r"rank 1 failed:(.|\n)*in fail_on_1(.|\n)*rank 1 has a bug") as caught:
         ranks.run(fail_on_1)
     assert list(caught.value.errors) == [1]
     assert isinstance(caught.value.errors[1], LookupError)

@@ -11,8 +11,8 @@ BACKENDS: tuple[str, ...] = ("shm", "torch")
 
 def create(name: str, world: World, options: Options) -> Backend:
     """Make the backend on every rank of `world`; "auto" takes the best one that reaches all ranks."""
-    from commlib.backends.shm import ShmBackend  # noqa: PLC0415 - loads the native library
-    from commlib.backends.torch_dist import TorchBackend  # noqa: PLC0415
+    from commlib.backends.shm import ShmBackend
+    from commlib.backends.torch_dist import TorchBackend
 
     if name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")

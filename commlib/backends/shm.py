@@ -46,7 +46,12 @@ class ShmBackend(Backend):
             nonce = secrets.randbits(62)
             try:
                 group = native.ShmGroup(world.size, 0, options.max_bytes, nonce, 0, -1)
-                offer = {"pid": os.getpid(), "fd": group.fd(), "nonce": nonce, "arena_bytes": options.max_bytes}
+                offer = {
+                    "pid": os.getpid(),
+                    "fd": group.fd(),
+                    "nonce": nonce,
+                    "arena_bytes": options.max_bytes,
+                }
             except CommError as error:
                 failure = f"rank 0: {error}"
         reply = world.broadcast(json.dumps([offer, failure]).encode(), 0, options.timeout_s)
@@ -108,7 +113,9 @@ class ShmBackend(Backend):
 
     def close(self) -> None:
         """Tell the peers; the memory goes with the last tensor in it."""
-        self._group.close()
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
 
     def abandon(self) -> None:
         """Leave the parent's part of the memory alone."""

@@ -45,9 +45,7 @@ class TorchBackend(Backend):
         if world.rank == 0:
             address = _own_address(together)
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
-            self._store = dist.TCPStore(
-                address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout
-            )
+            self._store = dist.TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
         where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
         if world.rank != 0:

@@ -70,9 +70,7 @@ def find(environ: Mapping[str, str]) -> str:
 def _require(name: str, environ: Mapping[str, str]) -> None:
     if name not in BOOTSTRAPS:
         names = ", ".join(["auto", *BOOTSTRAPS, "single"])
-        raise ValueError(
-            f"bootstrap {name!r} is not one of {names}, a torch process group or an mpi4py communicator"
-        )
+        raise ValueError(f"bootstrap {name!r} is not one of {names}, a torch process group or an mpi4py communicator")
     # MPI may be asked for by name: its own launchers are more than those whose variables we know.
     if BOOTSTRAPS[name].detect(environ) is None and name != "mpi":
         raise ValueError(
@@ -89,6 +87,5 @@ def _adopt(group: Any, timeout_s: float) -> World:
 
         return ProcessGroupWorld(group, timeout_s)
     raise TypeError(
-        f"bootstrap must be a name, a torch process group or an mpi4py communicator; "
-        f"got {type(group).__name__}"
+        f"bootstrap must be a name, a torch process group or an mpi4py communicator; got {type(group).__name__}"
     )

@@ -106,7 +106,7 @@ class Hub:
         member.sock.setblocking(False)  # a stopped rank must not stop the others
         channel.members[rank] = member
         self._selector.register(member.sock, selectors.EVENT_READ, member)
-        for gone, how in channel.lost.items():
+        for gone, how in list(channel.lost.items()):  # a post that fails adds to them
             self._post(member, LOST, 0, f"rank {gone} {how}".encode())
 
     def _exchange(self, member: _Member, events: int) -> None:

@@ -128,9 +128,7 @@ class _Round:
             if self.done():
                 return True
             if dead and (gone := dead(self.missing())):
-                raise PeerLost(
-                    f"rank {self._comm.rank}: {named(gone)} died before exchange {self._tag} (mpi)"
-                )
+                raise PeerLost(f"rank {self._comm.rank}: {named(gone)} died before exchange {self._tag} (mpi)")
             return False
 
         def late() -> str:
@@ -142,9 +140,7 @@ class _Round:
         try:
             _wait_until(done, timeout_s, late)
         except self._mpi.Exception as error:
-            raise PeerLost(
-                f"rank {self._comm.rank}: MPI lost a rank in exchange {self._tag}: {error}"
-            ) from None
+            raise PeerLost(f"rank {self._comm.rank}: MPI lost a rank in exchange {self._tag}: {error}") from None
         return [bytes(self.parts[rank]) for rank in range(self._comm.size)]
 
     def missing(self) -> list[int]:

@@ -156,9 +156,7 @@ def _store(address: tuple[str, int], serves: bool) -> Store:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     # wait_for_workers=False: the first exchange waits instead, and names who is missing.
-    return TCPStore(
-        *address, None, serves, timedelta(seconds=60), wait_for_workers=False, multi_tenant=serves
-    )
+    return TCPStore(*address, None, serves, timedelta(seconds=60), wait_for_workers=False, multi_tenant=serves)
 
 
 def _wait_for_server(address: tuple[str, int], place: Place, timeout_s: float) -> None:

@@ -121,9 +121,7 @@ def _isa() -> Finding:
             break
         levels.append(level)
     if not levels:
-        return Finding(
-            "isa", "broken", "older than x86-64-v2", "commlib needs SSE4.2 (any CPU since 2009)", True
-        )
+        return Finding("isa", "broken", "older than x86-64-v2", "commlib needs SSE4.2 (any CPU since 2009)", True)
     return Finding("isa", "ok", f"x86-64-{levels[-1]}")
 
 

@@ -20,9 +20,7 @@ def plan() -> None:
     """Show a plan, or explain which algorithm a call gets and why."""
 
 
-_world = click.option(
-    "-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks."
-)
+_world = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
 _backend = click.option("--backend", default="shm", show_default=True, help="Backend of the shipped plan.")
 
 
@@ -54,9 +52,7 @@ def show(file: Path | None, world: int, backend: str) -> None:
     show_default=True,
     help="symmetric: the tensor comes from comm.empty().",
 )
-@click.option(
-    "--plan", "file", type=_PATH, help="Plan file; without it, the plan that init() would take here."
-)
+@click.option("--plan", "file", type=_PATH, help="Plan file; without it, the plan that init() would take here.")
 @_world
 @_backend
 def explain(

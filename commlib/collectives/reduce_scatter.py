@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
 
 
-def torch_direct(
-    backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: tuple[int, ...] | int
-) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: tuple[int, ...] | int) -> None:
     """Call the process group's reduce_scatter_tensor, or reduce and cut where blocks differ."""
     *sizes, redop = arguments
     assert isinstance(redop, int)
@@ -33,9 +31,7 @@ def torch_direct(
     # Some engines use the input as scratch, and out may be a part of it.
     source, result = x.clone().view(-1), torch.empty_like(out).view(-1)
     options = backend.reduce_scatter_options
-    reduce_with(
-        backend, result, redop, lambda op: backend.group._reduce_scatter_base(result, source, options(op))
-    )
+    reduce_with(backend, result, redop, lambda op: backend.group._reduce_scatter_base(result, source, options(op)))
     out.view(-1).copy_(result)
 
 

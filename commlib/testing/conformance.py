@@ -23,7 +23,16 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
-INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64)
+INTEGERS = (
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.uint16,
+    torch.int32,
+    torch.uint32,
+    torch.int64,
+    torch.uint64,
+)
 OTHERS = (torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fnuz)
 POISON = 0x5A
 
@@ -184,7 +193,7 @@ def _deviates(
     return _first(close, got, want, collective, algorithm, call)
 
 
-def _first(  # noqa: PLR0913 - the parts of one sentence
+def _first(
     good: torch.Tensor,
     out: torch.Tensor,
     expected: torch.Tensor,

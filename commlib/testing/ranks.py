@@ -177,9 +177,7 @@ class Ranks:
     def _alive(self) -> list[int]:
         return [rank for rank, worker in sorted(self._workers.items()) if worker.process.is_alive()]
 
-    def _send(
-        self, ranks: Iterable[int], fn: Callable[..., Any], args: tuple[Any, ...], world: int
-    ) -> Handle:
+    def _send(self, ranks: Iterable[int], fn: Callable[..., Any], args: tuple[Any, ...], world: int) -> Handle:
         # Plain pickle: torch's own would pass tensors through shared memory, which tests watch for leaks.
         message = pickle.dumps((fn, args, world))
         if self._latest is not None:  # its answers come first

@@ -86,9 +86,7 @@ def test_single_wins_over_any_launcher_when_asked_for(monkeypatch):
 
 
 def test_anything_else_is_refused_with_the_names_there_are():
-    with pytest.raises(
-        ValueError, match="'torchrum' is not one of auto, local, torchrun, mpi, slurm, single"
-    ):
+    with pytest.raises(ValueError, match="'torchrum' is not one of auto, local, torchrun, mpi, slurm, single"):
         connect("torchrum")
     with pytest.raises(TypeError, match="got int"):
         connect(3)

@@ -23,9 +23,7 @@ def test_a_good_machine_passes_within_seconds(capsys):
     findings = [Finding(**entry) for entry in json.loads(out)]
     assert [f for f in findings if f.needed and f.state != "ok"] == []
     assert code == 0
-    assert {"python", "cores", "torch", "native library", "two ranks", "mpi", "gpu"} <= {
-        f.topic for f in findings
-    }
+    assert {"python", "cores", "torch", "native library", "two ranks", "mpi", "gpu"} <= {f.topic for f in findings}
     assert spent < 10  # five when nothing else runs
 
 

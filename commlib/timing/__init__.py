@@ -1,0 +1,18 @@
+"""The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
+
+from commlib.timing.candidate import Candidate, Prepare, Run, plain, public_call
+from commlib.timing.machine import cpu_share, fingerprint
+from commlib.timing.protocol import Measurement, Protocol, measure
+
+__all__ = [
+    "Candidate",
+    "Measurement",
+    "Prepare",
+    "Protocol",
+    "Run",
+    "cpu_share",
+    "fingerprint",
+    "measure",
+    "plain",
+    "public_call",
+]

@@ -1,0 +1,68 @@
+"""Candidate: one way to make a call, ours or anybody's, as the protocol wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from commlib.collectives.spec import Call, Collective
+    from commlib.communicator import Communicator
+
+Run = Callable[[], object]
+Prepare = Callable[[torch.Tensor, torch.Tensor, "Call"], Run]
+
+
+def plain(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate what a program that knows nothing of commlib would pass."""
+    return torch.empty(elements, dtype=dtype)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make a call: `prepare(x, out, call)` returns what is timed or raises Unsupported.
+
+    `enter` runs before each block, outside the clock: it switches plans. `empty` allocates the tensors.
+    """
+
+    label: str
+    prepare: Prepare
+    in_place: bool = False
+    empty: Callable[[int, torch.dtype], torch.Tensor] = plain
+    enter: Callable[[], object] = lambda: None
+
+
+def public_call(comm: Communicator, collective: Collective) -> Prepare:
+    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it."""
+
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        recorder = _Recorder(comm)
+        collective.invoke(recorder, x, out, call)  # type: ignore[arg-type]  # it stands in for one
+        calls = recorder.calls
+        return calls[0] if len(calls) == 1 else lambda: [made() for made in calls]
+
+    return prepare
+
+
+class _Recorder:
+    """Stands in for a communicator: keeps the calls made on it instead of making them."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self.calls: list[Run] = []
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._comm, name)
+        if not callable(member):
+            return member
+
+        def record(*args: Any, **options: Any) -> None:
+            # All by position: what a call by keyword costs is the caller's, and others have no keywords.
+            self.calls.append(partial(member, *signature(member).bind(*args, **options).args))
+
+        return record

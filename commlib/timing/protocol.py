@@ -1,0 +1,233 @@
+"""The protocol itself: prepare | check | calibrate | interleaved blocks | check | slowest rank."""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from commlib.errors import CommError, Unsupported
+from commlib.timing.candidate import Candidate, Run
+from commlib.timing.truth import Truth
+
+if TYPE_CHECKING:
+    from commlib.collectives.spec import Call, Collective, Fold
+    from commlib.communicator import Communicator
+
+MAX_ITERATIONS = 20_000
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How long and how carefully to measure; the defaults suit a table, a tuner takes more blocks."""
+
+    block_s: float = 200e-6  # a block is long against a barrier's jitter
+    blocks: tuple[int, int] = (5, 25)  # per candidate, as the budget allows
+    budget_s: float = 0.5  # for all candidates of one call together
+    iterations: int | None = None  # of one block; None: as many as fill block_s
+    warmup: int = 3
+    buffers: int = 3  # in rotation, so that no call finds its own last result in the cache
+    check: bool = True
+    seed: int = 0
+
+
+@dataclass
+class Measurement:
+    """What one candidate took: for each block, seconds per iteration on the slowest rank."""
+
+    label: str
+    in_place: bool
+    iterations: int = 0
+    times_s: list[float] = field(default_factory=list)
+    wrong: int | None = None
+    skipped: str = ""  # why it was not measured
+
+    @property
+    def median_s(self) -> float:
+        """The figure to print."""
+        return statistics.median(self.times_s)
+
+    def percentile_s(self, percent: float) -> float:
+        """Return the block time that `percent` of the blocks did not exceed."""
+        return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
+
+
+def measure(
+    comm: Communicator,
+    collective: Collective,
+    call: Call,
+    fold: Fold,
+    candidates: Sequence[Candidate],
+    protocol: Protocol = Protocol(),
+) -> list[Measurement]:
+    """Time the candidates block by block, in an order that is random and the same on all ranks.
+
+    `comm` keeps the ranks together between blocks; candidates that switch plans use another communicator.
+    """
+    started = time.perf_counter()
+    truth = Truth(collective, call, fold) if protocol.check else None
+    entries = _prepare_all(comm, collective, call, candidates, protocol)
+    _check_all(comm, entries, truth, protocol.buffers)
+    ready = [entry for entry in entries if not entry.result.skipped]
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for entry in ready:
+            _calibrate(comm, entry, protocol)
+        _run_blocks(comm, ready, protocol, time.perf_counter() - started, f"{collective.name} {call.count}")
+    finally:
+        if collecting:
+            gc.enable()
+    _check_all(comm, ready, truth, 1)
+    _combine(comm, ready)
+    return [entry.result for entry in entries]
+
+
+class _Entry:
+    """A candidate with its buffers, and what it took so far on this rank."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.result = Measurement(candidate.label, candidate.in_place)
+        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.runs: list[Run] = []
+        self.estimate_s = 0.0
+        self._next = 0
+
+    def following(self, iterations: int) -> list[Run]:
+        """Return the next runs in rotation, as one list: the loop over it costs next to nothing."""
+        n, first = len(self.runs), self._next
+        self._next = (first + iterations) % n
+        turn = self.runs[first:] + self.runs[:first]
+        return (turn * (iterations // n + 1))[:iterations]
+
+
+def _prepare_all(
+    comm: Communicator,
+    collective: Collective,
+    call: Call,
+    candidates: Sequence[Candidate],
+    protocol: Protocol,
+) -> list[_Entry]:
+    """Allocate and prepare; candidates that want the same kind of memory share it."""
+    shared: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    entries = []
+    for candidate in candidates:
+        entry = _Entry(candidate)
+        key = (candidate.empty, candidate.in_place)
+        try:
+            if key not in shared:
+                shared[key] = [_buffers(collective, call, candidate) for _ in range(protocol.buffers)]
+            entry.pairs = shared[key]
+            entry.runs = [candidate.prepare(x, out, call) for x, out in entry.pairs]
+        except (CommError, MemoryError) as error:
+            entry.result.skipped = str(error)
+        entries.append(entry)
+    _agree_to_skip(comm, entries)
+    return entries
+
+
+def _buffers(collective: Collective, call: Call, candidate: Candidate) -> tuple[torch.Tensor, torch.Tensor]:
+    elements_in, elements_out = collective.shapes(call)
+    if not candidate.in_place:
+        return candidate.empty(elements_in, call.dtype), candidate.empty(elements_out, call.dtype)
+    if collective.in_place is None:
+        raise Unsupported(f"{collective.name} has no in-place form")
+    return collective.in_place(call, candidate.empty(max(elements_in, elements_out), call.dtype))
+
+
+def _agree_to_skip(comm: Communicator, entries: Sequence[_Entry]) -> None:
+    """Drop on all ranks what one rank cannot run: it would be waited for."""
+    reasons = comm.all_gather_object([entry.result.skipped for entry in entries])
+    for at, entry in enumerate(entries):
+        entry.result.skipped = next((of_rank[at] for of_rank in reasons if of_rank[at]), "")
+
+
+def _check_all(comm: Communicator, entries: Sequence[_Entry], truth: Truth | None, pairs: int) -> None:
+    """Make the first calls of each candidate, and add up their wrong elements."""
+    for entry in entries:
+        if entry.result.skipped:
+            continue
+        entry.candidate.enter()
+        try:
+            for (x, out), run in list(zip(entry.pairs, entry.runs, strict=True))[:pairs]:
+                if truth is None:
+                    run()
+                else:
+                    entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, run)
+        except Unsupported as error:
+            entry.result.skipped = str(error)
+    _agree_to_skip(comm, entries)
+
+
+def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
+    """Run one block on all ranks at once and return this rank's seconds."""
+    entry.candidate.enter()
+    comm.barrier()  # takes up the ranks' distance: who slept in it wakes late
+    if iterations > 1:
+        entry.following(1)[0]()  # this candidate's code and flags into the caches
+    runs = entry.following(iterations)
+    comm.barrier()
+    comm.barrier()
+    start = time.perf_counter()
+    for run in runs:
+        run()
+    return time.perf_counter() - start
+
+
+def _calibrate(comm: Communicator, entry: _Entry, protocol: Protocol) -> None:
+    """Warm up, and find how many iterations fill a block."""
+    _block(comm, entry, protocol.warmup)
+    count = protocol.iterations or 1
+    while True:
+        (took,) = _slowest(comm, [_block(comm, entry, count)])
+        if protocol.iterations or took >= protocol.block_s / 2 or count >= MAX_ITERATIONS:
+            break
+        count = min(10 * count, MAX_ITERATIONS)
+    entry.estimate_s = took / count
+    wanted = math.ceil(protocol.block_s / entry.estimate_s)
+    entry.result.iterations = protocol.iterations or max(1, min(wanted, MAX_ITERATIONS))
+
+
+def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, spent_s: float, name: str) -> None:
+    """Interleave the blocks; a slow candidate has fewer of them, spread over all rounds."""
+    if not entries:
+        return
+    (spent_s,) = _slowest(comm, [spent_s])
+    share_s = max(protocol.budget_s - spent_s, 0) / len(entries)
+    least, most = protocol.blocks
+    # A block's own cost besides its iterations: switching, barriers, the run that leads in.
+    costs = [(e.result.iterations + 1) * e.estimate_s + protocol.block_s for e in entries]
+    counts = [max(least, min(most, int(share_s / cost))) for cost in costs]
+    rounds, order = max(counts), random.Random(f"{protocol.seed} {name}")
+    for turn in range(rounds):
+        due = [
+            entry
+            for entry, count in zip(entries, counts, strict=True)
+            if (turn + 1) * count // rounds > turn * count // rounds
+        ]
+        order.shuffle(due)
+        for entry in due:
+            took = _block(comm, entry, entry.result.iterations)
+            entry.result.times_s.append(took / entry.result.iterations)
+
+
+def _slowest(comm: Communicator, values: list[float]) -> list[float]:
+    """Return the maximum over all ranks of each value."""
+    return [max(of_rank) for of_rank in zip(*comm.all_gather_object(values), strict=True)]
+
+
+def _combine(comm: Communicator, entries: Sequence[_Entry]) -> None:
+    """Make every rank's times the slowest rank's, and its wrong elements everybody's."""
+    everyone = comm.all_gather_object([(entry.result.times_s, entry.result.wrong) for entry in entries])
+    for at, entry in enumerate(entries):
+        times, wrong = zip(*(of_rank[at] for of_rank in everyone), strict=True)
+        entry.result.times_s = [max(block) for block in zip(*times, strict=True)]
+        entry.result.wrong = None if wrong[0] is None else sum(wrong)

@@ -1,0 +1,48 @@
+"""Truth: inputs that every rank knows of every rank, and what a collective must make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from commlib.collectives.spec import Call, Collective, Fold
+    from commlib.timing.candidate import Run
+
+_PERIOD = 4093  # elements after which inputs repeat; a prime, so that a misplaced block never looks right
+
+
+class Truth:
+    """Every rank's input and this rank's expected output: small whole numbers, exact in every type."""
+
+    def __init__(self, collective: Collective, call: Call, fold: Fold) -> None:
+        inputs = [
+            _values(collective.shapes(of_rank)[0], of_rank)
+            for of_rank in (replace(call, rank=rank) for rank in range(call.size))
+        ]
+        self.input = inputs[call.rank]
+        self.expected = collective.reference(call, inputs, fold)
+
+    def wrong(self, x: torch.Tensor, out: torch.Tensor, run: Run) -> int:
+        """Make the call once on fresh inputs and poisoned outputs, and count the wrong elements."""
+        _bits(out).fill_(-0x5B)
+        x.copy_(self.input)
+        run()
+        if self.expected is None:
+            return 0
+        return int((_bits(out) != _bits(self.expected.view(-1))).count_nonzero())
+
+
+def _values(elements: int, call: Call) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(call.rank)
+    low, high = (0, 2) if call.dtype == torch.bool else (1, 5)
+    tile = torch.randint(low, high, (_PERIOD,), generator=generator).to(call.dtype)
+    return tile.repeat(-(-elements // _PERIOD))[:elements]
+
+
+def _bits(x: torch.Tensor) -> torch.Tensor:
+    """View elements as whole numbers: every type can be poisoned and compared, and bits are what counts."""
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64)
+    return x.view(kind)

@@ -1,0 +1,239 @@
+"""Faults: a rank that dies, is late, disagrees or is interrupted never hangs the others, and the error names it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.spec import Call
+from commlib.communicator import Communicator
+from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.testing import Ranks
+
+NOTICE_S = 2.0
+
+
+def repeat(comm: Communicator, name: str, count: int) -> float:
+    """Run one collective until it raises; the caller reads the time between the kill and the error."""
+    spec = COLLECTIVES[name]
+    call = Call(comm.rank, comm.size, count, torch.float32)
+    elements_in, elements_out = spec.shapes(call)
+    x, out = torch.ones(elements_in), torch.zeros(elements_out)
+    while True:
+        spec.invoke(comm, x, out, call)
+
+
+def come_late(comm: Communicator, late: int, delay_s: float) -> str:
+    if comm.rank == late:
+        time.sleep(delay_s)
+    comm.all_reduce(torch.ones(3))
+    return "done"
+
+
+def disagree(comm: Communicator, how: str) -> str:
+    odd = comm.rank == comm.size - 1
+    x = torch.ones(8)
+    try:
+        if how == "operation":
+            comm.broadcast(x, 0) if odd else comm.all_reduce(x)
+        elif how == "dtype":
+            comm.all_reduce(x.double() if odd else x)
+        elif how == "count":
+            comm.all_reduce(x[:5].clone() if odd else x)
+        elif how == "redop":
+            comm.all_reduce(x, "max" if odd else "sum")
+        elif how == "root":
+            comm.broadcast(x, 1 if odd else 0)
+        elif how == "sizes":
+            sizes = [8] * comm.size if not odd else [8] * (comm.size - 2) + [7, 9]
+            comm.all_gatherv(torch.empty(8 * comm.size), torch.ones(sizes[comm.rank]), sizes)
+        return "no error"
+    except (ValueError, CommError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def still_works(comm: Communicator) -> float:
+    return float(comm.all_reduce(torch.ones(1)))
+
+
+def close_and_init_again(comm: Communicator) -> str:
+    """After an error: close returns at once, and the communicator says so when used."""
+    try:
+        comm.all_reduce(torch.ones(1))
+    except CommError as error:
+        first = type(error).__name__
+    start = time.monotonic()
+    comm.close()
+    comm.close()
+    spent = time.monotonic() - start
+    try:
+        comm.all_reduce(torch.ones(1))
+    except CommError as error:
+        return f"{first}, closed in {spent < 0.5}, then: {error}"
+    return "no error"
+
+
+def wait_for_interrupt(comm: Communicator) -> float:
+    """Rank 0 waits for ranks that never come; Ctrl-C must answer."""
+    if comm.rank != 0:
+        time.sleep(0.8)
+        try:
+            comm.all_reduce(torch.ones(1))
+        except CommError as error:
+            assert "interrupted" in str(error), error
+            return 0.0
+        return -1.0
+    sent = time.monotonic() + 0.3
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        comm.all_reduce(torch.ones(1))
+    except KeyboardInterrupt:
+        return time.monotonic() - sent
+    return -1.0
+
+
+def cpu_share_while_waiting(comm: Communicator) -> float:
+    """Rank 0 waits 200 ms for rank 1: how much of its core does that take?"""
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.2)
+    start, cpu = time.perf_counter(), time.process_time()
+    comm.all_reduce(torch.ones(1))
+    return (time.process_time() - cpu) / (time.perf_counter() - start)
+
+
+def leave(comm: Communicator, who: int) -> str:
+    if comm.rank == who:
+        comm.close()
+        return "closed"
+    comm.all_reduce(torch.ones(1))
+    return "done"
+
+
+@pytest.fixture
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, backend="shm", timeout_s=20.0, max_bytes=1 << 20, deadline_s=30.0) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Ranks]:
+    """Ranks that tests kill; the next call starts them anew."""
+    with Ranks(3, backend="shm", timeout_s=20.0, max_bytes=1 << 20, deadline_s=30.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, name: str) -> None:
+    victim = random.Random(name).randrange(3)
+    mortal.run(still_works)
+    handle = mortal.start(repeat, name, 1 + 70_001 * (victim % 2))
+    time.sleep(0.05)
+    killed = time.monotonic()
+    mortal.kill(victim)
+    for rank in set(range(3)) - {victim}:
+        with pytest.raises(PeerLost, match=f"rank {victim} .*died"):
+            handle.result(rank)
+    assert time.monotonic() - killed < NOTICE_S
+
+
+def test_a_late_rank_is_named_and_all_raise() -> None:
+    with Ranks(3, backend="shm", timeout_s=0.5, max_bytes=1 << 20) as ranks:
+        handle = ranks.start(come_late, 2, 1.5)
+        for rank in range(3):
+            with pytest.raises(CommTimeout, match=r"rank 2 did not come to all_reduce #\d+ .*within 0.5 s"):
+                handle.result(rank)
+
+
+@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop", "root", "sizes"])
+def test_a_disagreement_is_one_value_error_on_all_ranks_when_checked(checked_ranks: Ranks, how: str) -> None:
+    answers = checked_ranks.run(disagree, how)
+    assert len(set(answers)) == 1, answers
+    assert answers[0].startswith("ValueError: ranks disagree: rank 0: ")
+    assert checked_ranks.run(still_works) == [3.0] * 3
+
+
+@pytest.fixture(scope="module")
+def checked_ranks() -> Iterator[Ranks]:
+    with Ranks(3, backend="shm", timeout_s=20.0, max_bytes=1 << 20, checked=True) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop"])
+def test_a_disagreement_is_an_error_on_all_ranks_also_unchecked(mortal: Ranks, how: str) -> None:
+    mortal.restart()
+    answers = mortal.run(disagree, how)
+    mortal.restart()
+    assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
+
+
+def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(ranks: Ranks) -> None:
+    answers = ranks.run(wait_for_interrupt)
+    assert 0 <= answers[0] < 0.5
+    assert answers[1:] == [0.0, 0.0]
+
+
+def test_after_an_error_close_returns_and_says_what_to_do(ranks: Ranks) -> None:
+    handle = ranks.start(close_and_init_again)
+    ranks.kill(2)
+    for rank in (0, 1):
+        assert handle.result(rank) == (
+            "PeerLost, closed in True, then: this communicator is closed; call commlib.init() for a new one"
+        )
+    assert ranks.run(still_works) == [3.0] * 3
+
+
+def test_a_rank_that_closes_is_named(ranks: Ranks) -> None:
+    handle = ranks.start(leave, 1)
+    assert handle.result(1) == "closed"
+    for rank in (0, 2):
+        with pytest.raises(PeerLost, match="rank 1 closed its communicator"):
+            handle.result(rank)
+
+
+def test_a_waiting_rank_leaves_its_core_to_others(shm_ranks: Ranks) -> None:
+    shares = sorted(shm_ranks.run(cpu_share_while_waiting, world=2)[0] for _ in range(5))
+    assert shares[2] < 0.25  # 2 % when nobody else runs; the bound only tells sleeping from spinning
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def segments() -> int:
+    return sum("memfd:commlib" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def make_and_close(comm: Communicator, times: int) -> tuple[int, int]:
+    """Split, use and close; count what is left afterwards."""
+    for _ in range(3):
+        once(comm)
+    files, maps = open_files(), segments()
+    for _ in range(times):
+        once(comm)
+    return open_files() - files, segments() - maps
+
+
+def once(comm: Communicator) -> None:
+    made = comm.split(0)
+    assert made is not None
+    made.all_reduce(torch.ones(5))
+    kept = made.empty(100)
+    made.close()
+    kept.fill_(1.0)  # memory outlives its communicator
+
+
+def test_fifty_times_init_and_close_leaves_nothing(shm_ranks: Ranks) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names only
+    assert shm_ranks.run(make_and_close, 50, world=2) == [(0, 0), (0, 0)]
+    assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
