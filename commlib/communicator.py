@@ -415,8 +415,9 @@ def _close_all() -> None:
 
 def _forget_all() -> None:
     for communicator in list(_LIVE):
-        communicator._closed = True
-        communicator._backend.abandon()
+        if not communicator._closed:
+            communicator._closed = True
+            communicator._backend.abandon()
 
 
 os.register_at_fork(after_in_child=_forget_all)

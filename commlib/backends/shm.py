@@ -16,7 +16,7 @@ from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.plan import Plan, Rule
 
-DEFAULT_CHUNK_BYTES = 256 << 10
+DEFAULT_CHUNK_BYTES = 128 << 10
 _UNLIMITED = (1 << 62) - 1
 # Position = code in native code (commlib/dtype.h).
 _DTYPES = (
@@ -89,7 +89,8 @@ class ShmBackend(Backend):
             if algorithm < 0:
                 raise ValueError(f"{rule.where}: {rule.op} has no algorithm {entry.algorithm!r} on shm")
             limit = _UNLIMITED if entry.max_bytes is None else entry.max_bytes
-            ranges += [limit, algorithm, int(entry.params.get("chunk_bytes", DEFAULT_CHUNK_BYTES))]
+            chunk_bytes = int(entry.params.get("chunk_bytes", DEFAULT_CHUNK_BYTES))
+            ranges += [limit, algorithm, chunk_bytes, int(entry.params.get("hot", 0))]
         dtype = -1 if rule.dtype == "*" else _DTYPES.index(rule.dtype)
         redop = -1 if rule.redop == "*" else _REDOPS.index(rule.redop)
         self._group.add_rule(rule.op, rule.placement == "symmetric", dtype, redop, ranges)

@@ -48,12 +48,13 @@ void run(State& state, Call& call, size_t plan_bytes, bool symmetric) {
   state.open().run(call, plan_bytes, symmetric);
 }
 
-// The tensor lies in this rank's arena; its place is announced to the peers.
-bool in_arena(shm::Group& group, const Buffer& in, const Buffer& out) {
+// The tensors lie in this rank's arena; their places are announced to the peers.
+bool in_arena(shm::Group& group, Call& call, const Buffer& in, const Buffer& out) {
   const int64_t in_offset = group.arena().offset_of(in.data, in.bytes());
   const int64_t out_offset = out.data == in.data ? in_offset : group.arena().offset_of(out.data, out.bytes());
   if (in_offset < 0 || out_offset < 0) return false;
-  group.set_offsets(in_offset, out_offset);
+  call.in_offset = static_cast<uint64_t>(in_offset);
+  call.out_offset = static_cast<uint64_t>(out_offset);
   return true;
 }
 
@@ -80,7 +81,7 @@ void all_reduce(State& state, const Buffer& x, const Buffer& out, int64_t redop)
   shm::Group& group = state.open();
   reducible(group, x, redop);
   Call call = make_call(Op::all_reduce, x, out, x.count, redop);
-  run(state, call, call.bytes(), in_arena(group, x, out));
+  run(state, call, call.bytes(), in_arena(group, call, x, out));
 }
 
 void reduce(State& state, TensorView out_view, TensorView x_view, int64_t dst, int64_t redop) {
@@ -100,7 +101,7 @@ void broadcast(State& state, TensorView view, int64_t src) {
   shm::Group& group = state.open();
   rank_in_world(src, "src", group.world());
   Call call = make_call(Op::broadcast, x, x, x.count, 0, src);
-  run(state, call, call.bytes(), group.rank() == src && in_arena(group, x, x));
+  run(state, call, call.bytes(), group.rank() == src && in_arena(group, call, x, x));
 }
 
 void all_gather(State& state, TensorView out_view, TensorView x_view) {
@@ -110,7 +111,7 @@ void all_gather(State& state, TensorView out_view, TensorView x_view) {
   expect_count(out, "out", x.count * group.world(), "one block of x per rank");
   same_or_apart(x, out, group.rank() * x.bytes());
   Call call = make_call(Op::all_gather, x, out, x.count);
-  run(state, call, out.bytes(), in_arena(group, x, x));
+  run(state, call, out.bytes(), in_arena(group, call, x, x));
 }
 
 void reduce_scatter(State& state, TensorView out_view, TensorView x_view, int64_t redop) {
@@ -121,7 +122,7 @@ void reduce_scatter(State& state, TensorView out_view, TensorView x_view, int64_
   expect_count(x, "x", out.count * group.world(), "one block of out per rank");
   same_or_apart(out, x, group.rank() * out.bytes());
   Call call = make_call(Op::reduce_scatter, x, out, out.count, redop);
-  run(state, call, x.bytes(), in_arena(group, x, x));
+  run(state, call, x.bytes(), in_arena(group, call, x, x));
 }
 
 void all_to_all(State& state, TensorView out_view, TensorView x_view) {
@@ -134,7 +135,7 @@ void all_to_all(State& state, TensorView out_view, TensorView x_view) {
   }
   same_or_apart(x, out);
   Call call = make_call(Op::all_to_all, x, out, x.count / group.world());
-  run(state, call, x.bytes(), in_arena(group, x, x));
+  run(state, call, x.bytes(), in_arena(group, call, x, x));
 }
 
 void gather(State& state, TensorView out_view, TensorView x_view, int64_t dst) {
@@ -199,7 +200,7 @@ void all_gatherv(State& state, TensorView out_view, TensorView x_view, ffi::Arra
   Call call = make_call(Op::all_gatherv, x, out, sizes.total);
   call.in_counts = sizes.of;
   call.detail = sizes.digest;
-  run(state, call, out.bytes(), in_arena(group, x, x));
+  run(state, call, out.bytes(), in_arena(group, call, x, x));
 }
 
 void reduce_scatterv(State& state, TensorView out_view, TensorView x_view, ffi::Array<int64_t> given, int64_t redop) {
@@ -214,7 +215,7 @@ void reduce_scatterv(State& state, TensorView out_view, TensorView x_view, ffi::
   Call call = make_call(Op::reduce_scatterv, x, out, sizes.total, redop);
   call.in_counts = sizes.of;
   call.detail = sizes.digest;
-  run(state, call, x.bytes(), in_arena(group, x, x));
+  run(state, call, x.bytes(), in_arena(group, call, x, x));
 }
 
 // `longest` is the longest block any rank sends to any other: the ranks exchanged their splits beforehand.
@@ -331,16 +332,17 @@ class ShmGroup : public ffi::Object {
   }
 
   void clear_plan() { state_->group->plan().clear(); }
-  // One rule: ranges as [max_bytes, algorithm id, chunk_bytes] * n; dtype and redop -1 stand for all.
+  // One rule: ranges as [max_bytes, algorithm id, chunk_bytes, hot] * n; dtype and redop -1 stand for all.
   void add_rule(ffi::String op, bool symmetric, int64_t dtype, int64_t redop, ffi::Array<int64_t> ranges) {
     guarded([&] {
       std::vector<shm::Choice> choices;
-      for (size_t i = 0; i + 2 < ranges.size(); i += 3) {
+      for (size_t i = 0; i + 3 < ranges.size(); i += 4) {
         const int64_t chunk = ranges[i + 2];
-        if (chunk < 4096 || chunk > static_cast<int64_t>(shm::kSlotBytes) || chunk % 64 != 0) {
-          fail("ValueError", "chunk_bytes ", chunk, " is not a multiple of 64 between 4096 and ", shm::kSlotBytes);
+        if (chunk < 4096 || chunk > static_cast<int64_t>(shm::kMaxChunkBytes) || chunk % 64 != 0) {
+          fail("ValueError", "chunk_bytes ", chunk, " is not a multiple of 64 between 4096 and ", shm::kMaxChunkBytes);
         }
-        choices.push_back({static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]), static_cast<size_t>(chunk)});
+        choices.push_back({static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]), static_cast<size_t>(chunk),
+                           ranges[i + 3] != 0});
       }
       state_->group->plan().add(op_named(op), symmetric, static_cast<int>(dtype), static_cast<int>(redop), choices);
     });
@@ -386,6 +388,9 @@ class ShmGroup : public ffi::Object {
 
   // One-dimensional bytes in the arena; the tensor keeps the memory alive.
   ffi::Tensor empty(int64_t bytes) {
+    guarded([&] {
+      if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
+    });
     return ffi::Tensor::FromNDAlloc(ArenaAllocator{state_}, ffi::Shape({bytes}), DLDataType{kDLUInt, 8, 1},
                                     DLDevice{kDLCPU, 0});
   }

@@ -9,7 +9,7 @@
 namespace {
 
 struct BFloat16 {
-  using Word = uint32_t;
+  typedef uint32_t Word __attribute__((aligned(1), may_alias));
   using Acc = float;
   static constexpr int kLanes = 2;
   static constexpr bool kPaired = true;
@@ -28,7 +28,7 @@ struct BFloat16 {
 
 #ifdef __F16C__
 struct Float16 {
-  typedef long long Word __attribute__((vector_size(16), aligned(2), may_alias));
+  typedef long long Word __attribute__((vector_size(16), aligned(1), may_alias));
   typedef float Acc __attribute__((vector_size(32)));
   static constexpr int kLanes = 8;
   static constexpr bool kPaired = false;
@@ -39,7 +39,7 @@ struct Float16 {
 };
 #else
 struct Float16 {
-  using Word = uint32_t;
+  typedef uint32_t Word __attribute__((aligned(1), may_alias));
   using Acc = float;
   static constexpr int kLanes = 2;
   static constexpr bool kPaired = true;

@@ -79,7 +79,7 @@ struct Divide {
 // 32-bit lane convert without crossing lanes.
 template <class T, class A = T>
 struct Plain {
-  using Word = T;
+  typedef T Word __attribute__((aligned(1), may_alias));  // tensors may start anywhere
   using Acc = A;
   static constexpr int kLanes = 1;
   static constexpr bool kPaired = false;

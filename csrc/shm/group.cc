@@ -4,24 +4,10 @@
 
 #include "commlib/check.h"
 #include "shm/algorithm.h"
+#include "shm/exclusive.h"
 
 namespace commlib::shm {
 namespace {
-
-// One operation at a time: a second thread in here would corrupt the counters.
-class Exclusive {
- public:
-  Exclusive(std::atomic<bool>& busy, Op op) : busy_(busy) {
-    if (busy_.exchange(true, std::memory_order_acquire)) {
-      fail("CommError", name_of(op), " was called while another thread is inside a collective of this communicator; ",
-           "use one communicator per thread (split) or async_op=True");
-    }
-  }
-  ~Exclusive() { busy_.store(false, std::memory_order_release); }
-
- private:
-  std::atomic<bool>& busy_;
-};
 
 Descriptor descriptor(const Call& call) {
   Descriptor what{};
@@ -46,7 +32,7 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const
       me_(segment_->control(rank)) {}
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
-  const Exclusive exclusive(busy_, call.op);
+  const Exclusive exclusive(busy_, name_of(call.op), "a collective");
   waiter_.check_alive();
   if (world_ == 1) {
     if (call.out != call.in && call.bytes() > 0) std::memcpy(call.out, call.in, call.bytes());
@@ -59,6 +45,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Choice& plain = plain_choice(call);
   // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree on the steps.
   chunk_bytes_ = plain.chunk_bytes;
+  prefers_hot_ = plain.hot;
   const Choice* choice = symmetric ? plan_.find(call.op, true, call.dtype, call.redop, plan_bytes) : nullptr;
   // The symmetric table only says where the zero-copy way is worth it; everything else is the plain table's choice, so
   // that ranks whose tensors lie in different places still run the same algorithm.
@@ -78,19 +65,25 @@ void Group::begin(const Call& call) {
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
-  if (seq_ <= known_done_ + kRing) return;
-  const uint64_t needed = seq_ - kRing;
+  in_offset_ = call.in_offset;
+  out_offset_ = call.out_offset;
+  if (seq_ > kRing) await_done(seq_ - kRing);
+}
+
+// Returns once every peer has finished operation `seq`; most of the time that is known already.
+void Group::await_done(uint64_t seq) {
+  if (seq <= known_done_) return;
   for (int r = 0; r < world_; ++r) {
-    if (r != rank_) waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, needed, mine_});
+    if (r != rank_) waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, seq, mine_});
   }
-  known_done_ = needed;
+  known_done_ = seq;
 }
 
 void Group::publish(Source source) {
   Line& line = own_line();
   mine_.source = static_cast<uint64_t>(source);
   line.what = mine_;
-  line.in_offset = in_offset_;
+  line.in_offset = source == Source::staged ? offset_of(0) : in_offset_;
   line.out_offset = out_offset_;
   line.seq.store(seq_, std::memory_order_release);
   late_ = source == Source::hoping;
@@ -98,25 +91,30 @@ void Group::publish(Source source) {
 }
 
 unsigned char* Group::slot_to_fill(uint64_t step) {
-  const uint64_t index = first_ + step;
-  if (index >= known_consumed_ + kSlots) {
-    const uint64_t needed = index + 1 - kSlots;
-    uint64_t least = UINT64_MAX;
-    for (int r = 0; r < world_; ++r) {
-      if (r == rank_) continue;
-      const Counter& consumed = segment_->control(r)->consumed;
-      waiter_.await(consumed, {Awaited::consumed, r, seq_, needed, mine_});
-      const uint64_t theirs = consumed.load(std::memory_order_acquire);
-      least = theirs < least ? theirs : least;
-    }
-    known_consumed_ = least;
+  unsigned char* slot = segment_->staging(rank_) + offset_of(step);
+  if (hot_) {
+    await_done(hot_used_[hot_slot_]);
+    hot_used_[hot_slot_] = seq_;
+    return slot;
   }
-  return segment_->staging(rank_) + index % kSlots * kSlotBytes;
+  const uint64_t end = end_of(step);
+  if (end <= known_consumed_ + kRingBytes) return slot;
+  const uint64_t needed = end - kRingBytes;
+  uint64_t least = UINT64_MAX;
+  for (int r = 0; r < world_; ++r) {
+    if (r == rank_) continue;
+    const Counter& consumed = segment_->control(r)->consumed;
+    waiter_.await(consumed, {Awaited::consumed, r, seq_, needed, mine_});
+    const uint64_t theirs = consumed.load(std::memory_order_acquire);
+    least = theirs < least ? theirs : least;
+  }
+  known_consumed_ = least;
+  return slot;
 }
 
 void Group::post(uint64_t step) {
   if (step == 0 && !late_) return publish();
-  me_->posted.store(first_ + step + 1, std::memory_order_release);
+  me_->posted.store(end_of(step), std::memory_order_release);
   waiter_.ring();
 }
 

@@ -27,6 +27,8 @@ struct Call {
   const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
   const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
+  uint64_t in_offset = 0;               // of `in` and `out` in this rank's arena, when they lie there
+  uint64_t out_offset = 0;
 
   size_t element() const { return size_of(dtype); }
   size_t bytes() const { return count * element(); }
@@ -63,28 +65,34 @@ class Group {
     return line;
   }
 
-  // Reserves `steps` chunk numbers of every rank's stream; step k of this operation is chunk first_ + k.
-  void open_stream(uint64_t steps) {
-    first_ = next_;
-    next_ += steps;
+  // Reserves room for `steps` chunks in every rank's stream. Positions are bytes since the start and the same on all
+  // ranks; a chunk's room is a power of two, so that none wraps around the ring's end.
+  void open_stream(uint64_t steps, size_t chunk_bytes, bool synchronised) {
+    room_ = kCacheLine;
+    while (room_ < chunk_bytes) room_ *= 2;
+    first_ = round_up(next_, room_);
+    next_ = first_ + steps * room_;
+    hot_ = prefers_hot_ && steps == 1 && chunk_bytes <= kHotBytes && !late_;
+    // Operations that everyone waits for need two slots; with others a rank may run ahead through all of them.
+    hot_slot_ = static_cast<int>(seq_ % (synchronised ? 2 : kHotSlots));
   }
-  // Waits until the slot of step k is no longer read by anyone, and returns it.
+  // Waits until the room of step k is no longer read by anyone, and returns it.
   unsigned char* slot_to_fill(uint64_t step);
   // Makes step k readable; step 0 goes with the announcement.
   void post(uint64_t step);
-  // Waits for step k of rank `r` and returns its slot.
+  // Waits for step k of rank `r` and returns its chunk.
   const unsigned char* await_step(int r, uint64_t step) {
     if (step == 0) {
       const Line& line = await_line(r);
-      if (static_cast<Source>(line.what.source) == Source::staged) return chunk(r, 0);
+      if (static_cast<Source>(line.what.source) == Source::staged) return segment_->staging(r) + line.in_offset;
     }
-    const uint64_t needed = first_ + step + 1;
+    const uint64_t needed = end_of(step);
     waiter_.await(segment_->control(r)->posted, {Awaited::posted, r, seq_, needed, mine_});
-    return chunk(r, step);
+    return segment_->staging(r) + ring_offset(step);  // a late chunk is never in a hot slot
   }
   // Says that this rank no longer reads step k of anyone.
   void consume(uint64_t step) {
-    me_->consumed.store(first_ + step + 1, std::memory_order_release);
+    me_->consumed.store(end_of(step), std::memory_order_release);
     waiter_.ring();
   }
   // Ends the operation. `synchronised`: every rank's announcement was awaited, so nobody reads older ones any more.
@@ -98,9 +106,6 @@ class Group {
 
   // --- memory ------------------------------------------------------------------------------------------------------
   const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
-  const unsigned char* chunk(int r, uint64_t step) const {
-    return segment_->staging(r) + (first_ + step) % kSlots * kSlotBytes;
-  }
   // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
   unsigned char* offered(int r, uint64_t offset, size_t bytes);
   void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {
@@ -111,13 +116,15 @@ class Group {
   }
   size_t chunk_bytes() const { return chunk_bytes_; }
   bool late() const { return late_; }
-  void set_offsets(int64_t in, int64_t out) {
-    in_offset_ = static_cast<uint64_t>(in);
-    out_offset_ = static_cast<uint64_t>(out);
-  }
 
  private:
   Line& own_line() { return me_->ring[seq_ % kRing]; }
+  uint64_t end_of(uint64_t step) const { return first_ + (step + 1) * room_; }
+  size_t ring_offset(uint64_t step) const { return (first_ + step * room_) % kRingBytes; }
+  size_t offset_of(uint64_t step) const {
+    return hot_ ? kRingBytes + hot_slot_ * kHotBytes : ring_offset(step);
+  }
+  void await_done(uint64_t seq);
   void compare(const Line& line, int r) {
     Descriptor theirs = line.what;
     theirs.source = mine_.source;
@@ -140,10 +147,15 @@ class Group {
   uint64_t seq_ = 0;             // the operation under way, or the last one
   uint64_t verdicts_ = 0;        // agreements checked (checked mode)
   uint64_t known_done_ = 0;      // every peer has finished this operation
-  uint64_t known_consumed_ = 0;  // every peer has consumed the chunks below this one
-  uint64_t first_ = 0;           // chunk number of step 0
-  uint64_t next_ = 0;            // first chunk number of the next operation
-  size_t chunk_bytes_ = kSlotBytes;
+  uint64_t known_consumed_ = 0;  // every peer has consumed the stream up to here
+  uint64_t first_ = 0;           // stream position of step 0
+  uint64_t next_ = 0;            // where the next operation's stream may start
+  size_t room_ = kCacheLine;     // of one chunk in the stream
+  bool prefers_hot_ = false;     // the plan wants a single small chunk in a hot slot
+  bool hot_ = false;
+  int hot_slot_ = 0;
+  uint64_t hot_used_[kHotSlots] = {};  // the last operation in each hot slot
+  size_t chunk_bytes_ = kMaxChunkBytes;
   size_t plan_bytes_ = 0;
   bool late_ = false;            // the announcement went out before chunk 0 was staged
   std::atomic<bool> busy_{false};

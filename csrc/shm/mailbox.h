@@ -4,6 +4,7 @@
 // may send to each other at once, whatever the size.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -35,12 +36,14 @@ class Mailbox {
     std::vector<unsigned char> data;
   };
   struct Inbox {
+    std::atomic<bool> busy{false};
     std::mutex mutex;  // a receiving thread and a blocked sender's clean-up meet here
     uint64_t next = 0;
     uint64_t messages = 0;
     std::deque<Parcel> parcels;
   };
   struct Outbox {
+    std::atomic<bool> busy{false};
     uint64_t next = 0;
     uint64_t messages = 0;
     bool backed = false;
@@ -56,7 +59,7 @@ class Mailbox {
   int rank_;
   bool checked_;
   Waiter& waiter_;
-  std::vector<std::unique_ptr<Inbox>> inboxes_;
+  std::vector<Inbox> inboxes_;
   std::vector<Outbox> outboxes_;
 };
 

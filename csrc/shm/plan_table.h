@@ -14,6 +14,7 @@ struct Choice {
   uint64_t max_bytes;
   int algorithm;
   size_t chunk_bytes;
+  bool hot;
 };
 
 class PlanTable {

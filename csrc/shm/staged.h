@@ -50,7 +50,7 @@ class Reader {
 template <class Fill, class Use>
 void run_staged(Group& group, const Call& call, const Streams& streams, Fill&& fill, Use&& use) {
   if (!group.late()) group.begin(call);
-  group.open_stream(streams.steps);
+  group.open_stream(streams.steps, streams.chunk_bytes, streams.synchronised);
   const bool inline_chunk = streams.steps == 1 && streams.chunk_bytes <= kInlineBytes;
   const Reader reader(group, inline_chunk);
   const bool stages = streams.fills && !streams.offers;

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -64,7 +65,7 @@ std::string describe(const Descriptor& what, uint64_t seq) {
 }
 
 Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
-    : segment_(std::move(segment)), rank_(rank), world_(segment_->layout().world), timeout_s_(timeout_s) {
+    : segment_(std::move(segment)), rank_(rank), world_(segment_->layout().world), timeout_s_(std::min(timeout_s, 1e9)) {
   // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs this core to run.
   spins_ = cores_allowed() >= world_ ? 2000 : 0;
   for (int r = 0; r < world_; ++r) {
@@ -198,29 +199,44 @@ const Counter& Waiter::counter_of(const Awaited& awaited, int rank) const {
   RankControl* control = segment_->control(rank);
   switch (awaited.kind) {
     case Awaited::line: return control->ring[awaited.seq % kRing].seq;
-    case Awaited::posted: return control->posted;
     case Awaited::consumed: return control->consumed;
     case Awaited::done: return control->done;
     default: return control->verdict[awaited.seq % 2].seq;
   }
 }
 
+const Line& Waiter::newest_line(int rank) const {
+  const RankControl* control = segment_->control(rank);
+  const Line* newest = &control->ring[0];
+  for (const Line& line : control->ring) newest = line.seq.load() > newest->seq.load() ? &line : newest;
+  return *newest;
+}
+
+// Whether rank `rank` has not done what is awaited, or not even come to that operation.
+bool Waiter::is_behind(const Awaited& awaited, int rank) const {
+  if (rank == rank_) return false;
+  if (awaited.kind < Awaited::posted) return counter_of(awaited, rank).load() < awaited.value;
+  const bool not_there = awaited.kind == Awaited::posted && newest_line(rank).seq.load() < awaited.seq;
+  return rank == awaited.rank || not_there;
+}
+
 void Waiter::time_out(const Awaited& awaited) {
-  std::vector<int> missing = {awaited.rank};
-  if (awaited.kind < Awaited::message) {
-    missing.clear();
-    for (int r = 0; r < world_; ++r) {
-      if (r != rank_ && counter_of(awaited, r).load() < awaited.value) missing.push_back(r);
-    }
-    if (missing.empty()) missing.push_back(awaited.rank);  // it came this very moment: too late all the same
+  // The ranks furthest behind are to blame: others that this one waits for may be waiting for them.
+  std::vector<int> missing;
+  uint64_t least = UINT64_MAX;
+  for (int r = 0; r < world_; ++r) {
+    const uint64_t seq = newest_line(r).seq.load();
+    if (!is_behind(awaited, r) || seq > least) continue;
+    if (seq < least) missing.clear();
+    least = seq;
+    missing.push_back(r);
   }
+  if (missing.empty()) missing.push_back(awaited.rank);  // it came this very moment: too late all the same
   std::string last;
   for (const int r : missing) {
-    const RankControl* control = segment_->control(r);
-    const Line* newest = &control->ring[0];
-    for (const Line& line : control->ring) newest = line.seq.load() > newest->seq.load() ? &line : newest;
-    const uint64_t seq = newest->seq.load();
-    last += text("; rank ", r, seq ? " last entered " + shm::describe(newest->what, seq) : " has entered nothing yet");
+    const Line& line = newest_line(r);
+    const uint64_t seq = line.seq.load();
+    last += text("; rank ", r, seq ? " last entered " + shm::describe(line.what, seq) : " has entered nothing yet");
   }
   end("CommTimeout", text(rank_list(missing), " did not come to ", describe(awaited), " within ", timeout_s_,
                           " s: rank ", rank_, " gave up waiting", last,

@@ -29,7 +29,7 @@ inline void relax() {
 
 // What a rank waits for, so that an error can say it.
 struct Awaited {
-  enum Kind : uint8_t { line, posted, consumed, done, verdict, message, room } kind;
+  enum Kind : uint8_t { line, consumed, done, verdict, posted, message, room } kind;
   int rank;        // the peer
   uint64_t seq;    // the operation (or message) it belongs to
   uint64_t value;  // of the counter
@@ -92,6 +92,8 @@ class Waiter {
   [[noreturn]] void throw_ending() const;
   std::string describe(const Awaited& awaited) const;
   const Counter& counter_of(const Awaited& awaited, int rank) const;
+  const Line& newest_line(int rank) const;
+  bool is_behind(const Awaited& awaited, int rank) const;
 
   std::shared_ptr<Segment> segment_;
   int rank_;

@@ -9,6 +9,7 @@
 
 #include "commlib/check.h"
 #include "shm/algorithm.h"
+#include "shm/exclusive.h"
 
 namespace commlib::shm {
 namespace {
@@ -24,15 +25,17 @@ std::string describe_message(uint64_t bytes, const Descriptor& what) {
 }  // namespace
 
 Mailbox::Mailbox(std::shared_ptr<Segment> segment, int rank, Waiter& waiter, bool checked)
-    : segment_(std::move(segment)), rank_(rank), checked_(checked), waiter_(waiter) {
-  const int world = segment_->layout().world;
-  for (int r = 0; r < world; ++r) inboxes_.push_back(std::make_unique<Inbox>());
-  outboxes_.resize(world);
-}
+    : segment_(std::move(segment)),
+      rank_(rank),
+      checked_(checked),
+      waiter_(waiter),
+      inboxes_(segment_->layout().world),
+      outboxes_(segment_->layout().world) {}
 
 void Mailbox::send(const Message& message, int to) {
   waiter_.check_alive();
   Outbox& outbox = outboxes_[to];
+  const Exclusive exclusive(outbox.busy, "send", "a send to that rank");
   Channel* channel = segment_->channel(rank_, to);
   if (!outbox.backed) {
     const Layout& layout = segment_->layout();
@@ -69,8 +72,9 @@ void Mailbox::send(const Message& message, int to) {
 
 void Mailbox::receive(const Message& message, int from) {
   waiter_.check_alive();
-  Inbox& inbox = *inboxes_[from];
-  const std::lock_guard<std::mutex> lock(inbox.mutex);
+  Inbox& inbox = inboxes_[from];
+  const Exclusive exclusive(inbox.busy, "recv", "a recv from that rank");
+  const std::lock_guard<std::mutex> lock(inbox.mutex);  // others hold it for a moment only
   ++inbox.messages;
   size_t at = 0;
   do {
@@ -79,7 +83,7 @@ void Mailbox::receive(const Message& message, int from) {
 }
 
 size_t Mailbox::receive_chunk(const Message& message, size_t at, int from) {
-  Inbox& inbox = *inboxes_[from];
+  Inbox& inbox = inboxes_[from];
   if (!inbox.parcels.empty()) {
     Parcel& parcel = inbox.parcels.front();
     if (at == 0) expect(message, parcel.message_bytes, parcel.what, from);
@@ -111,7 +115,7 @@ void Mailbox::expect(const Message& message, uint64_t bytes, const Descriptor& t
 
 void Mailbox::empty_inboxes() {
   for (int r = 0; r < segment_->layout().world; ++r) {
-    Inbox& inbox = *inboxes_[r];
+    Inbox& inbox = inboxes_[r];
     const std::unique_lock<std::mutex> lock(inbox.mutex, std::try_to_lock);
     if (!lock.owns_lock()) continue;  // its receiver is at work
     while (take_parcel(r)) {
@@ -120,7 +124,7 @@ void Mailbox::empty_inboxes() {
 }
 
 bool Mailbox::take_parcel(int from) {
-  Inbox& inbox = *inboxes_[from];
+  Inbox& inbox = inboxes_[from];
   Channel* channel = segment_->channel(from, rank_);
   const Cell& cell = channel->cells[inbox.next % kCells];
   if (cell.seq.load(std::memory_order_acquire) != inbox.next + 1) return false;
