@@ -26,8 +26,7 @@ from commlib.subworld import Subworld
 from commlib.work import Lanes, Work
 
 T = TypeVar("T")
-_CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)}
-_CODES |= {
+_CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {
     getattr(dist.ReduceOp, name): REDOPS.index(ours)
     for name, ours in (
         ("SUM", "sum"),
@@ -83,10 +82,9 @@ class Communicator:
     def _bind(self) -> None:
         """Take the entry points once: a call then is one native call."""
         backend = self._backend
-        self._all_reduce, self._all_reduce_into = (
-            entry(backend, "all_reduce"),
-            entry(backend, "all_reduce_into"),
-        )
+        # By reduction: a dictionary of strings and a call of one tensor are the shortest way there is.
+        self._all_reduce = {op: entry(backend, f"all_reduce_{op}") for op in REDOPS}
+        self._all_reduce_into = {op: entry(backend, f"all_reduce_{op}_into") for op in REDOPS}
         self._entries = {name: entry(backend, name) for name in COLLECTIVES if name not in ("all_reduce", "send_recv")}
         self._send, self._recv = entry(backend, "send"), entry(backend, "recv")
 
@@ -126,15 +124,15 @@ class Communicator:
         """Reduce over all ranks, in place unless `out` is given; returns the result."""
         if async_op:
             return self._later("all_reduce", lambda: self.all_reduce(x, op, out))
+        if out is not None:
+            self._all_reduce_into[REDOPS[_code(op)]](out, x)
+            return out
         try:
-            code = _CODES[op]
+            reduce = self._all_reduce[op]
         except (KeyError, TypeError):
-            raise _unknown_redop(op) from None
-        if out is None:
-            self._all_reduce(x, code)
-            return x
-        self._all_reduce_into(out, x, code)
-        return out
+            reduce = self._all_reduce[REDOPS[_code(op)]]
+        reduce(x)
+        return x
 
     def reduce(
         self,
@@ -345,7 +343,8 @@ class Communicator:
         self._closed = True
         self._backend.close()
         # The entry points hold the memory; tensors from empty() that still live keep it, nothing else does.
-        self._all_reduce = self._all_reduce_into = self._send = self._recv = _closed_entry
+        self._all_reduce = self._all_reduce_into = dict.fromkeys(REDOPS, _closed_entry)
+        self._send = self._recv = _closed_entry
         self._entries = dict.fromkeys(self._entries, _closed_entry)
         self._lanes.close()
         self._world.close()
@@ -398,8 +397,8 @@ class Communicator:
         if not self._queues:
             self._queues = True
             # From now on the fast path has to queue behind the lane; until now it need not look.
-            self._all_reduce = self._lanes.after("collectives", self._all_reduce)
-            self._all_reduce_into = self._lanes.after("collectives", self._all_reduce_into)
+            for entries in (self._all_reduce, self._all_reduce_into):
+                entries.update({op: self._lanes.after("collectives", run) for op, run in entries.items()})
         return self._lanes.submit("collectives", name, call)
 
 

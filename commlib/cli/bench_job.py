@@ -13,12 +13,14 @@ import torch
 
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered, reducible
+from commlib.errors import Unsupported
 from commlib.plan import Explanation, Plan
-from commlib.timing import Candidate, Measurement, Protocol, measure, plain, public_call
+from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain, public_call
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
+WARMUP_S = 0.3
 PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
 
 
@@ -85,7 +87,6 @@ class Bench:
         assert twin is not None
         self.twin = twin
         self.calls = list(_calls(comm, job))
-        self.done = 0
         if job.peers:
             from commlib.cli import torch_peer
 
@@ -94,11 +95,12 @@ class Bench:
     def run(self) -> Iterator[Group]:
         """Yield each call's figures as soon as they are there."""
         deadline = time.monotonic() + self.job.seconds
-        for self.done, (collective, call) in enumerate(self.calls):
+        for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
+            self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S))
+        for done, (collective, call) in enumerate(self.calls):
             left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
-            share_s = max(left_s, 0.0) / (len(self.calls) - self.done)
+            share_s = max(left_s, 0.0) / (len(self.calls) - done)
             yield self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
-        self.done = len(self.calls)
 
     def close(self) -> None:
         """Leave torch's process group and the twin."""
@@ -146,7 +148,9 @@ class Bench:
         plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan)
         make = public_call(self.twin, collective)
 
-        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> object:
+        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+            if reason := algorithm.refuses(call.dtype, call.redop, call.size):
+                raise Unsupported(reason)
             return make(x, out, call)
 
         def enter() -> None:
@@ -154,7 +158,7 @@ class Bench:
                 self.twin.use(plan)
 
         empty = self._symmetric if algorithm.placement == "symmetric" else plain
-        return Candidate(algorithm.name, make, in_place, empty, enter)
+        return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
     def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return self.twin.empty((elements,), dtype)

@@ -41,21 +41,29 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 # Entry points of a backend that are not named like their collective.
-_COLLECTIVE_OF = {"all_reduce_into": "all_reduce", "send": "send_recv", "recv": "send_recv"}
+_COLLECTIVE_OF = {"send": "send_recv", "recv": "send_recv"}
 
 
 def entry(backend: Backend, name: str) -> Callable[..., Any]:
-    """Return what the communicator calls: the native function, or the Python half of the backend's algorithm."""
+    """Return what the communicator calls: the native function, or the Python half of the backend's algorithm.
+
+    all_reduce has an entry for each reduction, in place ("all_reduce_sum") and not ("all_reduce_sum_into").
+    """
     if backend.native:
         return backend.bind(name)
-    spec = COLLECTIVES[_COLLECTIVE_OF.get(name, name)]
-    runs = [a.run for a in spec.algorithms if a.backend == backend.name and a.run is not None]
-    run = partial(runs[0], backend)
-    if name == "all_reduce":
-        return lambda x, redop: run(x, x, redop)
+    if name.startswith("all_reduce_"):
+        redop, _, into = name.removeprefix("all_reduce_").partition("_")
+        run, code = _python_half(backend, "all_reduce"), REDOPS.index(redop)
+        return (lambda out, x: run(out, x, code)) if into else (lambda x: run(x, x, code))
+    run = _python_half(backend, _COLLECTIVE_OF.get(name, name))
     if name in ("send", "recv"):
         return lambda x, peer: run(x, peer, name == "send")
     return run
+
+
+def _python_half(backend: Backend, name: str) -> Callable[..., Any]:
+    halves = [a.run for a in COLLECTIVES[name].algorithms if a.backend == backend.name and a.run is not None]
+    return partial(halves[0], backend)
 
 
 def algorithm_names(backend: str) -> dict[str, list[str]]:

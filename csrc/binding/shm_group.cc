@@ -272,17 +272,26 @@ ffi::Function bound(StatePtr state, void (*entry)(State&, Args...)) {
   });
 }
 
-void all_reduce_in_place(State& state, TensorView view, int64_t redop) {
-  const Buffer x(view, "x");
-  all_reduce(state, x, x, redop);
+// The shortest call there is: one tensor, the reduction is part of the function.
+ffi::Function bound_all_reduce(StatePtr state, int64_t redop) {
+  return ffi::Function::FromTyped([state = std::move(state), redop](TensorView view) {
+    guarded([&] {
+      const Buffer x(view, "x");
+      all_reduce(*state, x, x, redop);
+    });
+  });
 }
 
-void all_reduce_into(State& state, TensorView out_view, TensorView x_view, int64_t redop) {
-  const Buffer x(x_view, "x"), out(out_view, "out");
-  same_dtype(x, out);
-  expect_count(out, "out", x.count, "as many as x");
-  same_or_apart(x, out);
-  all_reduce(state, x, out, redop);
+ffi::Function bound_all_reduce_into(StatePtr state, int64_t redop) {
+  return ffi::Function::FromTyped([state = std::move(state), redop](TensorView out_view, TensorView x_view) {
+    guarded([&] {
+      const Buffer x(x_view, "x"), out(out_view, "out");
+      same_dtype(x, out);
+      expect_count(out, "out", x.count, "as many as x");
+      same_or_apart(x, out);
+      all_reduce(*state, x, out, redop);
+    });
+  });
 }
 
 struct ArenaAllocator {
@@ -363,8 +372,6 @@ class ShmGroup : public ffi::Object {
         const char* name;
         ffi::Function function;
       } table[] = {
-          {"all_reduce", bound(state_, all_reduce_in_place)},
-          {"all_reduce_into", bound(state_, all_reduce_into)},
           {"all_gather", bound(state_, all_gather)},
           {"all_gatherv", bound(state_, all_gatherv)},
           {"reduce_scatter", bound(state_, reduce_scatter)},
@@ -381,6 +388,11 @@ class ShmGroup : public ffi::Object {
       };
       for (const auto& entry : table) {
         if (wanted == entry.name) return entry.function;
+      }
+      for (int op = 0; op < kRedOps; ++op) {
+        const std::string in_place = std::string("all_reduce_") + name_of(static_cast<RedOp>(op));
+        if (wanted == in_place) return bound_all_reduce(state_, op);
+        if (wanted == in_place + "_into") return bound_all_reduce_into(state_, op);
       }
       fail("ValueError", "the shm backend has no '", wanted, "'");
     });

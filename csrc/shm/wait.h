@@ -78,7 +78,7 @@ class Waiter {
   };
   static Hooks hooks;
   // Set while the caller holds the interpreter's lock; a long wait gives it up.
-  static thread_local bool holds_interpreter;
+  static thread_local bool holds_interpreter __attribute__((tls_model("initial-exec")));
 
  private:
   static constexpr int kBriefSpins = 100;
