@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import pickle
 import weakref
@@ -14,31 +13,21 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
-from commlib import __version__, backends, bootstrap, env
+from commlib import backends, env
+from commlib.agreement import agree, choose_plan, pin
 from commlib.backends.base import Backend, Options
+from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, entry
-from commlib.errors import CommError, PlanMismatch, Unsupported
+from commlib.collectives.all_to_all import agree_splits, row_splits
+from commlib.collectives.redops import redop_code
+from commlib.errors import CommError, Unsupported
 from commlib.plan import Explanation, Plan
 from commlib.subworld import Subworld
 from commlib.work import Lanes, Work
 
 T = TypeVar("T")
-_CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {
-    getattr(dist.ReduceOp, name): REDOPS.index(ours)
-    for name, ours in (
-        ("SUM", "sum"),
-        ("PRODUCT", "prod"),
-        ("MIN", "min"),
-        ("MAX", "max"),
-        ("AVG", "avg"),
-        ("BAND", "band"),
-        ("BOR", "bor"),
-        ("BXOR", "bxor"),
-    )
-}
 
 
 def init(
@@ -52,7 +41,7 @@ def init(
 ) -> Communicator:
     """Join the ranks this process was started with; without a launcher, make a world of one."""
     wait_s = env.TIMEOUT_S.get() if timeout_s is None else timeout_s
-    world = _connect(bootstrap, wait_s)
+    world = connect(bootstrap, timeout_s=wait_s)
     try:
         return Communicator.create(
             world, backend=backend, plan=plan, timeout_s=wait_s, max_bytes=max_bytes, checked=checked
@@ -62,12 +51,11 @@ def init(
         raise
 
 
-def _connect(how: Any, timeout_s: float) -> World:
-    return bootstrap.connect(how, timeout_s=timeout_s)
-
-
 class Communicator:
     """The collectives of one group of ranks. Every rank makes the same calls in the same order."""
+
+    rank: int
+    size: int
 
     def __init__(self, world: World, backend: Backend, plan: Plan, options: Options) -> None:
         self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
@@ -107,11 +95,11 @@ class Communicator:
         )
         name = env.BACKEND.get() if backend == "auto" else backend
         if env.BIND.get() == "core":
-            _pin(world)
-        _agree(world, options, name)
+            pin(world)
+        agree(world, options, name)
         made = backends.create(name, world, options)
         try:
-            return cls(world, made, _choose_plan(world, made, plan, options), options)
+            return cls(world, made, choose_plan(world, made.name, plan, options.timeout_s), options)
         except BaseException:
             made.close()
             raise
@@ -125,12 +113,12 @@ class Communicator:
         if async_op:
             return self._later("all_reduce", lambda: self.all_reduce(x, op, out))
         if out is not None:
-            self._all_reduce_into[REDOPS[_code(op)]](out, x)
+            self._all_reduce_into[REDOPS[redop_code(op)]](out, x)
             return out
         try:
             reduce = self._all_reduce[op]
         except (KeyError, TypeError):
-            reduce = self._all_reduce[REDOPS[_code(op)]]
+            reduce = self._all_reduce[REDOPS[redop_code(op)]]
         reduce(x)
         return x
 
@@ -144,11 +132,11 @@ class Communicator:
     ) -> Any:
         """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
         target = x if out is None else out
-        return self._do("reduce", (target, x, dst, _code(op)), target, async_op)
+        return self._do("reduce", (target, x, dst, redop_code(op)), target, async_op)
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: Any = "sum", async_op: bool = False) -> Any:
         """Reduce over all ranks and keep block `rank` of the result."""
-        return self._do("reduce_scatter", (out, x, _code(op)), out, async_op)
+        return self._do("reduce_scatter", (out, x, redop_code(op)), out, async_op)
 
     def reduce_scatterv(
         self,
@@ -159,7 +147,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Any:
         """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
-        return self._do("reduce_scatterv", (out, x, tuple(sizes), _code(op)), out, async_op)
+        return self._do("reduce_scatterv", (out, x, tuple(sizes), redop_code(op)), out, async_op)
 
     # --- moves --------------------------------------------------------------------------------------------------
 
@@ -188,30 +176,10 @@ class Communicator:
         if async_op:
             return self._later("all_to_all", lambda: self.all_to_all_single(out, x, out_splits, in_splits))
         self._lanes.drain("collectives")
-        row = x[0].numel() if x.dim() and len(x) else (out[0].numel() if out.dim() and len(out) else 1)
-        from_each = [n * row for n in _splits(out_splits, out, self.size, "out")]
-        to_each = [n * row for n in _splits(in_splits, x, self.size, "in")]
-        longest = self._agree_splits(from_each, to_each)
-        self._entries["all_to_allv"](out, x, tuple(from_each), tuple(to_each), longest)
+        from_each, to_each = row_splits(out, out_splits, x, in_splits, self.size)
+        longest = agree_splits(self, from_each, to_each)
+        self._entries["all_to_allv"](out, x, from_each, to_each, longest)
         return out
-
-    def _agree_splits(self, from_each: list[int], to_each: list[int]) -> int:
-        """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
-        mine = torch.tensor(to_each + from_each, dtype=torch.int64)
-        everyone = torch.empty((self.size, 2 * self.size), dtype=torch.int64)
-        if self.device.type != "cpu":
-            mine, everyone = mine.to(self.device), everyone.to(self.device)
-        self._entries["all_gather"](everyone, mine)
-        table = everyone.tolist()
-        for source in range(self.size):
-            for target in range(self.size):
-                sent, expected = table[source][target], table[target][self.size + source]
-                if sent != expected:
-                    raise ValueError(
-                        f"all_to_all splits disagree: rank {source} sends {sent} elements to rank {target}, "
-                        f"which expects {expected}; make out_splits the transpose of in_splits"
-                    )
-        return max(max(row[: self.size]) for row in table)
 
     def broadcast(self, x: torch.Tensor, src: int, async_op: bool = False) -> Any:
         """Make every rank's `x` a copy of rank `src`'s."""
@@ -257,7 +225,7 @@ class Communicator:
         sizes = lengths.tolist()
         everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
         self.all_gatherv(everyone, data, sizes)
-        parts = everyone.cpu().split(sizes)
+        parts = torch.split(everyone.cpu(), sizes)
         return [pickle.loads(part.numpy().tobytes()) for part in parts]
 
     def broadcast_object(self, obj: T | None, src: int) -> T:
@@ -424,72 +392,3 @@ os.register_at_fork(after_in_child=_forget_all)
 
 def _closed_entry(*arguments: Any) -> None:
     raise CommError("this communicator is closed; call commlib.init() for a new one")
-
-
-def _code(op: Any) -> int:
-    try:
-        return _CODES[op]
-    except (KeyError, TypeError):
-        raise _unknown_redop(op) from None
-
-
-def _unknown_redop(op: object) -> ValueError:
-    return ValueError(f"unknown reduction {op!r}; use one of {', '.join(REDOPS)} or a torch.distributed.ReduceOp")
-
-
-def _splits(given: Sequence[int] | None, x: torch.Tensor, size: int, name: str) -> list[int]:
-    rows = len(x) if x.dim() else x.numel()
-    if given is None:
-        if rows % size:
-            raise ValueError(f"{name}_splits is not given and {rows} rows do not divide into {size} ranks")
-        return [rows // size] * size
-    if len(given) != size or sum(given) != rows:
-        raise ValueError(
-            f"{name}_splits has {len(given)} entries that add up to {sum(given)}; "
-            f"the tensor has {rows} rows for {size} ranks"
-        )
-    return list(given)
-
-
-def _pin(world: World) -> None:
-    """Give each rank a core of its own, round robin over those the process may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[world.local_rank % len(cores)]})
-
-
-def _agree(world: World, options: Options, backend: str) -> None:
-    """Compare what must be equal on all ranks; all of them fail together, with the same table."""
-    mine = {
-        "commlib version": __version__,
-        "backend": backend,
-        "max_bytes": options.max_bytes,
-        "checked mode": options.checked,
-    }
-    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine).encode(), options.timeout_s)]
-    for key in mine:
-        values = [other[key] for other in everyone]
-        if any(value != values[0] for value in values):
-            table = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values))
-            raise PlanMismatch(f"ranks disagree on {key} ({table}); start every rank with the same settings")
-
-
-def _choose_plan(world: World, backend: Backend, plan: str | os.PathLike[str] | Plan, options: Options) -> Plan:
-    """Rank 0's bytes are everyone's; a plan passed as an object must be the same on every rank."""
-    text, source, failure = "", "", ""
-    if world.rank == 0:
-        try:
-            if isinstance(plan, Plan):
-                chosen = plan
-            else:
-                chosen = Plan.auto(backend.name, world.size) if plan == "auto" else Plan.load(plan)
-            text, source = chosen.text, chosen.source
-        except ValueError as error:
-            failure = str(error)
-    reply = world.broadcast(json.dumps([text, source, failure]).encode(), 0, options.timeout_s)
-    text, source, failure = json.loads(reply)
-    if failure:
-        raise ValueError(failure)
-    agreed = plan if isinstance(plan, Plan) else Plan.parse(text, source)
-    digests = [d.decode() for d in world.all_gather(agreed.digest.encode(), options.timeout_s)]
-    agreed.agree(digests)
-    return agreed

@@ -29,23 +29,12 @@ def load() -> None:
             load_lib_module("commlib", "commlib")
     except (RuntimeError, ValueError, OSError) as error:
         raise BuildFailed(f"the native library is not there ({error}); run `pip install .` or `make setup`") from None
-    _register_objects()
 
 
-def _register_objects() -> None:
-    global ShmGroup  # noqa: PLW0603 - the class can be made only once its type is registered natively
-
-    @tvm_ffi.register_object("commlib.ShmGroup")
-    class _ShmGroup(tvm_ffi.Object):
-        """One rank's part of a shared segment (csrc/binding/shm_group.cc)."""
-
-        def __init__(self, world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int) -> None:
-            self.__ffi_init__(world, rank, arena_bytes, nonce, pid, fd)
-
-    ShmGroup = _ShmGroup
-
-
-ShmGroup: Any = None
+def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int) -> Any:
+    """Return this rank's part of a shared segment (csrc/binding/shm_group.cc); pid 0 makes the memory."""
+    load()
+    return tvm_ffi.get_global_func("commlib.shm.open")(world, rank, arena_bytes, nonce, pid, fd)
 
 
 def algorithm_id(op: str, name: str) -> int:

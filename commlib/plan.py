@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -84,7 +85,7 @@ class Plan:
         self.rules = tuple(_read_rules(self.document, source))
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file; every fault is a ValueError that names the file and the place in it."""
         try:
             text = Path(path).read_text(encoding="utf-8")
@@ -143,7 +144,7 @@ class Plan:
 
     @classmethod
     def _on_top(cls, rules: list[dict[str, Any]], base: Plan | None, source: str) -> Plan:
-        below = base.document if base else {"schema": SCHEMA, "version": VERSION, "rules": []}
+        below: dict[str, Any] = base.document if base else {"schema": SCHEMA, "version": VERSION, "rules": []}
         return cls({**below, "rules": rules + list(below["rules"])}, source)
 
     @property

@@ -15,7 +15,7 @@ from torch.futures import Future as TorchFuture
 from commlib.errors import CommTimeout
 
 
-class Work(dist.Work):  # type: ignore[misc]
+class Work(dist.Work):
     """A call under way on another thread; wait() returns when its result is there."""
 
     def __init__(self, future: Future[Any], what: str) -> None:
@@ -59,7 +59,7 @@ class Work(dist.Work):  # type: ignore[misc]
             if error is None:
                 target.set_result(source.result())
             else:
-                target.set_exception(error)  # type: ignore[arg-type]
+                target.set_exception(error)
 
         self._future.add_done_callback(copy)
         return target

@@ -28,6 +28,7 @@ ENVIRONMENT_READERS = (
     "commlib/bootstrap/*.py",
     "commlib/launch.py",
     "commlib/cli/checks.py",
+    "commlib/testing/*.py",
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from commlib import env, native
 from commlib.backends.base import Backend, Options
@@ -34,7 +35,6 @@ class ShmBackend(Backend):
     device = torch.device("cpu")
 
     def __init__(self, world: World, options: Options) -> None:
-        native.load()
         self._world_size = world.size
         self._group = self._join(world, options)
         self._range: tuple[int, int] = (0, 0)
@@ -45,7 +45,7 @@ class ShmBackend(Backend):
         if world.rank == 0:
             nonce = secrets.randbits(62)
             try:
-                group = native.ShmGroup(world.size, 0, options.max_bytes, nonce, 0, -1)
+                group = native.open_shm(world.size, 0, options.max_bytes, nonce, 0, -1)
                 offer = {
                     "pid": os.getpid(),
                     "fd": group.fd(),
@@ -58,7 +58,7 @@ class ShmBackend(Backend):
         offer, failure = json.loads(reply)
         if not failure and world.rank != 0:
             try:
-                group = native.ShmGroup(
+                group = native.open_shm(
                     world.size, world.rank, offer["arena_bytes"], offer["nonce"], offer["pid"], offer["fd"]
                 )
             except CommError as error:
@@ -102,7 +102,7 @@ class ShmBackend(Backend):
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
-        return torch.from_dlpack(self._group.empty(num_bytes))
+        return torch.utils.dlpack.from_dlpack(self._group.empty(num_bytes))
 
     def check(self) -> None:
         """Raise PeerLost if a peer died."""

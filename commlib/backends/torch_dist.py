@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World, one_host
@@ -24,13 +25,15 @@ class TorchBackend(Backend):
 
     name = "torch"
     native = False
+    rank: int
+    size: int
 
     def __init__(self, world: World, options: Options) -> None:
         self.rank, self.size = world.rank, world.size
         self._timeout = datetime.timedelta(seconds=options.timeout_s)
         self._timeout_s = options.timeout_s
         self._ended = ""
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         given = getattr(world, "group", None)
         self._own = given is None
         self.group: Any = self._make_gloo(world) if given is None else given
@@ -45,11 +48,11 @@ class TorchBackend(Backend):
         if world.rank == 0:
             address = _own_address(together)
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
-            self._store = dist.TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout)
+            self._store = TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
         where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
         if world.rank != 0:
-            self._store = dist.TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
+            self._store = TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
         try:
             return dist.ProcessGroupGloo(self._store, world.rank, world.size, self._timeout)
         except RuntimeError as error:

@@ -170,6 +170,13 @@ def arena_bytes(job: Job) -> int:
     return job.protocol.buffers * forms * (max(job.sizes) + (1 << 16)) + (1 << 20)
 
 
+def undefined(job: Job) -> list[str]:
+    """Return the reductions that were asked for and that no backend defines."""
+    reducing = any(COLLECTIVES[name].reduces for name in job.ops)
+    pairs = itertools.product(job.redops if reducing else (), job.dtypes)
+    return [f"{redop} of {str(d).removeprefix('torch.')}" for redop, d in pairs if not reducible(d, redop)]
+
+
 def _calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
     for name, dtype in itertools.product(job.ops, job.dtypes):
         collective = COLLECTIVES[name]

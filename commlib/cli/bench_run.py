@@ -18,7 +18,7 @@ import click
 
 import commlib
 from commlib import env
-from commlib.cli.bench_job import Bench, Group, Job, Line, arena_bytes
+from commlib.cli.bench_job import Bench, Group, Job, Line, arena_bytes, undefined
 from commlib.cli.bench_table import Table, choices, foot, summary
 from commlib.errors import CommError
 from commlib.timing import Measurement, fingerprint
@@ -128,6 +128,7 @@ def _head(comm: Communicator, job: Job, calls: int) -> list[str]:
         f"# time: median of {least} to {most} interleaved blocks of {block}, slowest rank, per call",
         f"# plan {comm.plan.digest} from {comm.plan.source}; * marks what it picks",
         "# torch (x): how many times as long torch.distributed takes" if job.peers else "# without torch.distributed",
+        *(f"# skipped: {what} is not defined" for what in undefined(job)),
     ]
 
 

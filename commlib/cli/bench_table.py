@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 WIDE = 120  # columns from which both halves fit on a line
 TYPES = {"float32": "float", "float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 HALF = ("time", "algbw", "busbw", "#wrong")
+UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
 FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
 
 
@@ -29,13 +30,13 @@ class Table:
         if not self.wide:
             root = f", root {call.root}" if group.collective.rooted else ""
             title += f", {_type(group)}{', ' + call.redop if group.collective.reduces else ''}{root}"
-            names = ("size", "algorithm", "form", "time", "algbw", "busbw", "#wrong", "torch")
-            units = ("(B)", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(x)")
-            return ["#", title, *("#" + _narrow(cells)[1:] for cells in (names, units))]
-        names = ("size", "count", "type", "redop", "root", "algorithm", *2 * HALF, "torch")
-        units = ("(B)", "(elements)", "", "", "", "", *2 * ("(us)", "(GB/s)", "(GB/s)", ""), "(x)")
+            names = _narrow(("size", "algorithm", "form", *HALF, "torch"))
+            units = _narrow(("(B)", "", "", *UNITS, "(x)"))
+            return ["#", title, "#" + names[1:], "#" + units[1:]]
+        names = _wide(("size", "count", "type", "redop", "root", "algorithm", *2 * HALF, "torch"))
+        units = _wide(("(B)", "(elements)", "", "", "", "", *2 * UNITS, "(x)"))
         halves = f"{'':55}{'out-of-place':^29}{'in-place':^28}"
-        return ["#", title, "#" + halves[1:], *("#" + _wide(cells)[1:] for cells in (names, units))]
+        return ["#", title, *("#" + line[1:] for line in (halves, names, units))]
 
     def body(self, group: Group) -> list[str]:
         """Return the lines of one call."""

@@ -67,10 +67,10 @@ def explain(
 ) -> None:
     """Say which algorithm a call of OP gets, by which rule, and what that rule was measured to gain."""
     chosen = _plan(file, world, backend)
-    click.echo(str(chosen.explain(op, num_bytes, dtype, redop, placement)))
+    click.echo(str(chosen.explain(op, num_bytes, dtype, redop, world=world, placement=placement)))
 
 
 def _plan(file: Path | None, world: int, backend: str) -> Plan:
     from commlib.plan import Plan
 
-    return Plan.load(file) if file is not None else Plan.auto(world, backend)
+    return Plan.load(file) if file is not None else Plan.auto(backend, world)

@@ -19,7 +19,8 @@ from commlib.collectives import (
     scatter,
     send_recv,
 )
-from commlib.collectives.spec import REDOPS, Algorithm, Call, Collective
+from commlib.collectives.redops import REDOPS
+from commlib.collectives.spec import Algorithm, Call, Collective
 
 COLLECTIVES: dict[str, Collective] = {
     spec.name: spec

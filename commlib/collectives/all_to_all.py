@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from commlib.collectives.torch_calls import as_bytes, refuses_lonely
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
+    from commlib.communicator import Communicator
 
 
 def torch_direct(
@@ -77,3 +79,42 @@ ALL_TO_ALLV = Collective(
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )
+
+
+def row_splits(
+    out: torch.Tensor, out_splits: Sequence[int] | None, x: torch.Tensor, in_splits: Sequence[int] | None, size: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Turn splits of rows into the elements that come from each rank and go to each."""
+    row = x[0].numel() if x.dim() and len(x) else (out[0].numel() if out.dim() and len(out) else 1)
+    from_each = tuple(n * row for n in _splits(out_splits, out, size, "out"))
+    return from_each, tuple(n * row for n in _splits(in_splits, x, size, "in"))
+
+
+def agree_splits(comm: Communicator, from_each: Sequence[int], to_each: Sequence[int]) -> int:
+    """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
+    mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=comm.device)
+    everyone = torch.empty((comm.size, 2 * comm.size), dtype=torch.int64, device=comm.device)
+    table = comm.all_gather_into_tensor(everyone, mine).tolist()
+    for source in range(comm.size):
+        for target in range(comm.size):
+            sent, expected = table[source][target], table[target][comm.size + source]
+            if sent != expected:
+                raise ValueError(
+                    f"all_to_all splits disagree: rank {source} sends {sent} elements to rank {target}, "
+                    f"which expects {expected}; make out_splits the transpose of in_splits"
+                )
+    return max(int(n) for row in table for n in row[: comm.size])
+
+
+def _splits(given: Sequence[int] | None, x: torch.Tensor, size: int, name: str) -> list[int]:
+    rows = len(x) if x.dim() else x.numel()
+    if given is None:
+        if rows % size:
+            raise ValueError(f"{name}_splits is not given and {rows} rows do not divide into {size} ranks")
+        return [rows // size] * size
+    if len(given) != size or sum(given) != rows:
+        raise ValueError(
+            f"{name}_splits has {len(given)} entries that add up to {sum(given)}; "
+            f"the tensor has {rows} rows for {size} ranks"
+        )
+    return list(given)

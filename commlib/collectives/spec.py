@@ -11,9 +11,6 @@ import torch
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
-REDOPS: tuple[str, ...] = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
-"""Reductions; a name's position is its code in native code (commlib/dtype.h)."""
-
 Fold = Callable[[Sequence[torch.Tensor], str], torch.Tensor]
 """Reduces tensors in order: `ordered` (reference.py) to the bit, or a float64 one for tolerances."""
 

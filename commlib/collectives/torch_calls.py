@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.collectives.spec import REDOPS
+from commlib.collectives.redops import REDOPS
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:

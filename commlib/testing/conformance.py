@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.redops import REDOPS
 from commlib.collectives.reference import exact, ordered, reducible
-from commlib.collectives.spec import REDOPS, Algorithm, Call, Collective
+from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.plan import Plan
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ INTEGERS = (
 )
 OTHERS = (torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fnuz)
 POISON = 0x5A
+BLOCK_COUNT = 2048  # up to here a count is of one block
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def _cases(
             continue
         root = count % comm.size if collective.rooted else 0
         call = Call(comm.rank, comm.size, count, dtype, redop, root)
+        if count > BLOCK_COUNT and collective.size_count(call) > count:
+            call = replace(call, count=count // comm.size | 1)  # a count here is of the whole tensor
         if collective.out_of_place:
             yield call, False
         if collective.in_place is not None:

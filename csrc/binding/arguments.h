@@ -16,10 +16,14 @@ inline DType dtype_of(const DLDataType& type, const char* name) {
       if (bits == 32) return DType::f32;
       if (bits == 16) return DType::f16;
       break;
-    case kDLBfloat: return DType::bf16;
-    case kDLFloat8_e4m3fn: return DType::f8e4m3;
-    case kDLFloat8_e5m2: return DType::f8e5m2;
-    case kDLBool: return DType::boolean;
+    case kDLBfloat:
+      return DType::bf16;
+    case kDLFloat8_e4m3fn:
+      return DType::f8e4m3;
+    case kDLFloat8_e5m2:
+      return DType::f8e5m2;
+    case kDLBool:
+      return DType::boolean;
     case kDLInt:
       if (bits == 8) return DType::i8;
       if (bits == 16) return DType::i16;
@@ -36,15 +40,22 @@ inline DType dtype_of(const DLDataType& type, const char* name) {
       if (bits == 64) return DType::c64;
       if (bits == 128) return DType::c128;
       break;
-    default: break;
+    default:
+      break;
   }
   switch (bits) {
-    case 8: return DType::bytes1;
-    case 16: return DType::bytes2;
-    case 32: return DType::bytes4;
-    case 64: return DType::bytes8;
-    case 128: return DType::bytes16;
-    default: fail("ValueError", name, " has elements of ", bits, " bits; commlib moves whole bytes");
+    case 8:
+      return DType::bytes1;
+    case 16:
+      return DType::bytes2;
+    case 32:
+      return DType::bytes4;
+    case 64:
+      return DType::bytes8;
+    case 128:
+      return DType::bytes16;
+    default:
+      fail("ValueError", name, " has elements of ", bits, " bits; commlib moves whole bytes");
   }
 }
 
@@ -60,21 +71,26 @@ struct Buffer {
         dtype(dtype_of(tensor.dtype(), name)) {
     const DLDevice device = tensor.device();
     if (device.device_type != kDLCPU && device.device_type != kDLCUDAHost) {
-      fail("ValueError", name, " is on a device (type ", int(device.device_type), ", index ", device.device_id,
-           "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use another backend");
+      fail("ValueError", name, " is on a device (type ", int(device.device_type), ", index ",
+           device.device_id,
+           "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use "
+           "another backend");
     }
     if (!tensor.IsContiguous()) {
-      fail("ValueError", name, " is not contiguous; pass ", name, ".contiguous() or copy into a contiguous tensor");
+      fail("ValueError", name, " is not contiguous; pass ", name,
+           ".contiguous() or copy into a contiguous tensor");
     }
   }
   size_t bytes() const { return count * size_of(dtype); }
 };
 
 inline void same_dtype(const Buffer& x, const Buffer& out) {
-  if (x.dtype != out.dtype) fail("ValueError", "out is ", name_of(out.dtype), ", but x is ", name_of(x.dtype));
+  if (x.dtype != out.dtype)
+    fail("ValueError", "out is ", name_of(out.dtype), ", but x is ", name_of(x.dtype));
 }
 
-inline void expect_count(const Buffer& buffer, const char* name, size_t count, const char* because) {
+inline void expect_count(const Buffer& buffer, const char* name, size_t count,
+                         const char* because) {
   if (buffer.count != count) {
     fail("ValueError", name, " has ", buffer.count, " elements, but needs ", count, ": ", because);
   }
@@ -84,11 +100,13 @@ inline void expect_count(const Buffer& buffer, const char* name, size_t count, c
 inline void same_or_apart(const Buffer& x, const Buffer& out, size_t in_place_offset = 0) {
   const bool apart = x.data + x.bytes() <= out.data || out.data + out.bytes() <= x.data;
   if (apart || x.data == out.data + in_place_offset || x.bytes() == 0) return;
-  fail("ValueError", "x and out overlap by part; pass the same memory for in place, or separate tensors");
+  fail("ValueError",
+       "x and out overlap by part; pass the same memory for in place, or separate tensors");
 }
 
 inline void rank_in_world(int64_t rank, const char* name, int world) {
-  if (rank < 0 || rank >= world) fail("ValueError", name, "=", rank, " is not a rank of this communicator: 0 to ", world - 1);
+  if (rank < 0 || rank >= world)
+    fail("ValueError", name, "=", rank, " is not a rank of this communicator: 0 to ", world - 1);
 }
 
 }  // namespace commlib::binding

@@ -1,4 +1,5 @@
-// What every entry point from Python does around its work: the interpreter's lock and the translation of errors.
+// What every entry point from Python does around its work: the interpreter's lock and the
+// translation of errors.
 #pragma once
 
 #include <tvm/ffi/extra/c_env_api.h>
@@ -9,8 +10,8 @@
 
 namespace commlib::binding {
 
-// Calls enter with the interpreter's lock held (its release costs 45 ns): a short call keeps it until a wait becomes
-// long, a call that moves much gives it up at once.
+// Calls enter with the interpreter's lock held (its release costs 45 ns): a short call keeps it
+// until a wait becomes long, a call that moves much gives it up at once.
 class InterpreterLock {
  public:
   static constexpr size_t kKeepBelowBytes = 64 << 10;

@@ -1,5 +1,5 @@
-// float8_e4m3fn and float8_e5m2, rounded to nearest even: e4m3, which has no infinity, saturates at 448 (as CUDA and
-// torch 2.13 do), e5m2 overflows to infinity.
+// float8_e4m3fn and float8_e5m2, rounded to nearest even: e4m3, which has no infinity, saturates at
+// 448 (as CUDA and torch 2.13 do), e5m2 overflows to infinity.
 #include "kernels.h"
 
 namespace {
@@ -13,8 +13,10 @@ struct Float8 {
 
   static uint32_t widen_finite(uint32_t magnitude) {
     const uint32_t normal = (magnitude << kShift) + (uint32_t(127 - kBias) << 23);
-    const uint32_t unit = uint32_t(127 - kBias + 1 - kMantissa) << 23;  // value of the last mantissa bit
-    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * float_of(unit));
+    const uint32_t unit = uint32_t(127 - kBias + 1 - kMantissa)
+                          << 23;  // value of the last mantissa bit
+    const uint32_t subnormal =
+        bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * float_of(unit));
     return magnitude < (1u << kMantissa) ? subnormal : normal;
   }
   static uint32_t narrow_finite(uint32_t magnitude) {

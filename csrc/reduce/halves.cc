@@ -1,5 +1,6 @@
-// float16 and bfloat16. bfloat16 goes two elements to a 32-bit word: both halves convert inside their lane. float16 uses
-// the conversion instructions where the level has them, and integer arithmetic with the same results where not.
+// float16 and bfloat16. bfloat16 goes two elements to a 32-bit word: both halves convert inside
+// their lane. float16 uses the conversion instructions where the level has them, and integer
+// arithmetic with the same results where not.
 #include "kernels.h"
 
 #ifdef __F16C__
@@ -23,7 +24,9 @@ struct BFloat16 {
     const uint32_t quiet = u | 0x00400000u;
     return (u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded;
   }
-  static uint32_t store(float low, float high) { return (round(low) >> 16) | (round(high) & 0xffff0000u); }
+  static uint32_t store(float low, float high) {
+    return (round(low) >> 16) | (round(high) & 0xffff0000u);
+  }
 };
 
 #ifdef __F16C__
@@ -32,7 +35,9 @@ struct Float16 {
   typedef float Acc __attribute__((vector_size(32)));
   static constexpr int kLanes = 8;
   static constexpr bool kPaired = false;
-  static Acc load(const Word& word) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)&word)); }
+  static Acc load(const Word& word) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)&word));
+  }
   static Word store(Acc acc) {
     return (Word)_mm256_cvtps_ph((__m256)acc, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }

@@ -3,20 +3,28 @@
 
 namespace {
 
-// Sums and products of signed numbers wrap like those of unsigned ones, without undefined behaviour.
+// Sums and products of signed numbers wrap like those of unsigned ones, without undefined
+// behaviour.
 template <class Signed, class Unsigned, class Op>
 struct Wrapping {
   static Signed of(Signed a, Signed b) {
-    return static_cast<Signed>(Op::template of<Unsigned>(static_cast<Unsigned>(a), static_cast<Unsigned>(b)));
+    return static_cast<Signed>(
+        Op::template of<Unsigned>(static_cast<Unsigned>(a), static_cast<Unsigned>(b)));
   }
 };
 
 // Small unsigned types promote to int, whose product could overflow: 65535 * 65535.
 struct UnsignedSum {
-  template <class U> static U of(U a, U b) { return static_cast<U>(a + b); }
+  template <class U>
+  static U of(U a, U b) {
+    return static_cast<U>(a + b);
+  }
 };
 struct UnsignedProd {
-  template <class U> static U of(U a, U b) { return static_cast<U>(uint64_t(a) * uint64_t(b)); }
+  template <class U>
+  static U of(U a, U b) {
+    return static_cast<U>(uint64_t(a) * uint64_t(b));
+  }
 };
 
 template <class T, class U>

@@ -1,7 +1,7 @@
 // The loops of the reduce kernels; included by one source file per x86-64 level and element class.
 //
-// Everything is in an anonymous namespace and no standard template is used: a comdat copy compiled for a higher level
-// would be picked by the linker for all callers and crash older CPUs.
+// Everything is in an anonymous namespace and no standard template is used: a comdat copy compiled
+// for a higher level would be picked by the linker for all callers and crash older CPUs.
 #pragma once
 
 #include <stddef.h>
@@ -35,25 +35,46 @@ inline float float_of(uint32_t u) {
 
 // Reductions on the accumulator. NaN wins in min and max, as in torch.minimum.
 struct Sum {
-  template <class A> static A of(A a, A b) { return a + b; }
+  template <class A>
+  static A of(A a, A b) {
+    return a + b;
+  }
 };
 struct Prod {
-  template <class A> static A of(A a, A b) { return a * b; }
+  template <class A>
+  static A of(A a, A b) {
+    return a * b;
+  }
 };
 struct Min {
-  template <class A> static A of(A a, A b) { return (a < b) | (a != a) ? a : b; }
+  template <class A>
+  static A of(A a, A b) {
+    return (a < b) | (a != a) ? a : b;
+  }
 };
 struct Max {
-  template <class A> static A of(A a, A b) { return (a > b) | (a != a) ? a : b; }
+  template <class A>
+  static A of(A a, A b) {
+    return (a > b) | (a != a) ? a : b;
+  }
 };
 struct Band {
-  template <class A> static A of(A a, A b) { return a & b; }
+  template <class A>
+  static A of(A a, A b) {
+    return a & b;
+  }
 };
 struct Bor {
-  template <class A> static A of(A a, A b) { return a | b; }
+  template <class A>
+  static A of(A a, A b) {
+    return a | b;
+  }
 };
 struct Bxor {
-  template <class A> static A of(A a, A b) { return a ^ b; }
+  template <class A>
+  static A of(A a, A b) {
+    return a ^ b;
+  }
 };
 
 // The number `n` in every lane of an accumulator.
@@ -68,15 +89,21 @@ A broadcast(int n) {
 
 // What happens to the accumulator before it is stored.
 struct Keep {
-  template <class A> static A of(A a, A) { return a; }
+  template <class A>
+  static A of(A a, A) {
+    return a;
+  }
 };
 struct Divide {
-  template <class A> static A of(A a, A n) { return a / n; }
+  template <class A>
+  static A of(A a, A n) {
+    return a / n;
+  }
 };
 
-// A codec says how a word in memory becomes accumulators and back. Most words hold one element (kLanes 1); a word may
-// also be a vector of kLanes elements, converted as one; and bfloat16 comes in pairs (kPaired), since both halves of a
-// 32-bit lane convert without crossing lanes.
+// A codec says how a word in memory becomes accumulators and back. Most words hold one element
+// (kLanes 1); a word may also be a vector of kLanes elements, converted as one; and bfloat16 comes
+// in pairs (kPaired), since both halves of a 32-bit lane convert without crossing lanes.
 template <class T, class A = T>
 struct Plain {
   typedef T Word __attribute__((aligned(1), may_alias));  // tensors may start anywhere
@@ -116,7 +143,8 @@ void reduce_fused(typename C::Word* out, const void* const* sources, size_t word
 }
 
 template <class C, class Op, class Finish>
-void reduce_block(typename C::Word* out, const void* const* sources, int n, size_t first, size_t words) {
+void reduce_block(typename C::Word* out, const void* const* sources, int n, size_t first,
+                  size_t words) {
   using A = typename C::Acc;
   using W = typename C::Word;
   A low[kBlock];
@@ -145,7 +173,8 @@ void reduce_block(typename C::Word* out, const void* const* sources, int n, size
     if constexpr (!C::kPaired) {
       out[first + i] = C::store(Finish::of(low[i], broadcast<A>(n)));
     } else {
-      out[first + i] = C::store(Finish::of(low[i], broadcast<A>(n)), Finish::of(high[i], broadcast<A>(n)));
+      out[first + i] =
+          C::store(Finish::of(low[i], broadcast<A>(n)), Finish::of(high[i], broadcast<A>(n)));
     }
   }
 }
@@ -158,7 +187,8 @@ void reduce_words(void* out, const void* const* sources, int n, size_t words) {
   if (n == 3) return reduce_fused<C, Op, Finish, 3>(o, sources, words);
   if (n == 4) return reduce_fused<C, Op, Finish, 4>(o, sources, words);
   for (size_t first = 0; first < words; first += kBlock) {
-    reduce_block<C, Op, Finish>(o, sources, n, first, words - first < kBlock ? words - first : kBlock);
+    reduce_block<C, Op, Finish>(o, sources, n, first,
+                                words - first < kBlock ? words - first : kBlock);
   }
 }
 

@@ -21,7 +21,8 @@ Descriptor descriptor(const Call& call) {
 
 }  // namespace
 
-Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce, bool checked)
+Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s,
+             const ReduceTable* reduce, bool checked)
     : segment_(std::move(segment)),
       rank_(rank),
       world_(segment_->layout().world),
@@ -43,22 +44,28 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   plan_bytes_ = plan_bytes;
   late_ = false;
   const Choice& plain = plain_choice(call);
-  // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree on the steps.
+  // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree
+  // on the steps.
   chunk_bytes_ = plain.chunk_bytes;
   prefers_hot_ = plain.hot;
-  const Choice* choice = symmetric ? plan_.find(call.op, true, call.dtype, call.redop, plan_bytes) : nullptr;
-  // The symmetric table only says where the zero-copy way is worth it; everything else is the plain table's choice, so
-  // that ranks whose tensors lie in different places still run the same algorithm.
+  const Choice* choice =
+      symmetric ? plan_.find(call.op, true, call.dtype, call.redop, plan_bytes) : nullptr;
+  // The symmetric table only says where the zero-copy way is worth it; everything else is the plain
+  // table's choice, so that ranks whose tensors lie in different places still run the same
+  // algorithm.
   const bool zero_copy = choice && algorithm(choice->algorithm).symmetric;
   algorithm(zero_copy ? choice->algorithm : plain.algorithm).run(*this, call);
 }
 
-void Group::run_plain(const Call& call) { algorithm(plain_choice(call).algorithm).run(*this, call); }
+void Group::run_plain(const Call& call) {
+  algorithm(plain_choice(call).algorithm).run(*this, call);
+}
 
 const Choice& Group::plain_choice(const Call& call) const {
   const Choice* choice = plan_.find(call.op, false, call.dtype, call.redop, plan_bytes_);
   if (choice) return *choice;
-  fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes_, " bytes on shm");
+  fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes_,
+       " bytes on shm");
 }
 
 void Group::begin(const Call& call) {
@@ -131,7 +138,8 @@ void Group::finish(bool synchronised) {
 void Group::finish_together() {
   finish(false);
   for (int r = 0; r < world_; ++r) {
-    if (r != rank_) waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, seq_, mine_});
+    if (r != rank_)
+      waiter_.await(segment_->control(r)->done, {Awaited::done, r, seq_, seq_, mine_});
   }
   known_done_ = seq_;
   known_consumed_ = next_;
@@ -140,20 +148,23 @@ void Group::finish_together() {
 unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
   const size_t room = segment_->layout().arena_bytes;
   if (offset > room || bytes > room - offset) {
-    waiter_.end("CommError", text("rank ", r, " offered ", bytes, " bytes at ", offset, " of an arena of ", room,
-                                  " bytes in ", describe(mine_, seq_), "; its memory is damaged"));
+    waiter_.end("CommError",
+                text("rank ", r, " offered ", bytes, " bytes at ", offset, " of an arena of ", room,
+                     " bytes in ", describe(mine_, seq_), "; its memory is damaged"));
   }
   return segment_->arena(r) + offset;
 }
 
 void Group::mismatch(const Descriptor& theirs, int r) {
-  waiter_.end("CommError", text("ranks disagree: rank ", rank_, " called ", describe(mine_, seq_), ", rank ", r,
-                                " called ", describe(theirs, seq_),
-                                "; make the same calls in the same order (COMMLIB_CHECK=1 finds the first difference)"));
+  waiter_.end(
+      "CommError",
+      text("ranks disagree: rank ", rank_, " called ", describe(mine_, seq_), ", rank ", r,
+           " called ", describe(theirs, seq_),
+           "; make the same calls in the same order (COMMLIB_CHECK=1 finds the first difference)"));
 }
 
-// Checked mode: every rank shows its call and sees all calls before any data moves. All ranks see the same table, so
-// all raise the same error, and the communicator stays usable.
+// Checked mode: every rank shows its call and sees all calls before any data moves. All ranks see
+// the same table, so all raise the same error, and the communicator stays usable.
 void Group::check_agreement(const Call& call) {
   const uint64_t number = ++verdicts_;
   const Descriptor mine = descriptor(call);

@@ -1,5 +1,5 @@
-// What a rank holds: its place in the segment, its counters, and the plan; and the steps every staged algorithm is
-// made of. One operation of a group runs at a time.
+// What a rank holds: its place in the segment, its counters, and the plan; and the steps every
+// staged algorithm is made of. One operation of a group runs at a time.
 //
 // An operation is:  begin → (fill chunk 0) → publish → [fill, post, await, use, consume]* → finish.
 #pragma once
@@ -23,11 +23,11 @@ struct Call {
   int root = 0;
   const unsigned char* in = nullptr;
   unsigned char* out = nullptr;
-  size_t count = 0;                     // elements of one block (of the whole tensor where there are no blocks)
+  size_t count = 0;  // elements of one block (of the whole tensor where there are no blocks)
   const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
   const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
-  uint64_t in_offset = 0;               // of `in` and `out` in this rank's arena, when they lie there
+  uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
 
   size_t element() const { return size_of(dtype); }
@@ -36,12 +36,15 @@ struct Call {
 
 class Group {
  public:
-  Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce, bool checked);
+  Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce,
+        bool checked);
 
-  // Runs `call` with the algorithm the plan names for `plan_bytes`; symmetric: every tensor lies in this rank's arena.
+  // Runs `call` with the algorithm the plan names for `plan_bytes`; symmetric: every tensor lies in
+  // this rank's arena.
   void run(const Call& call, size_t plan_bytes, bool symmetric);
 
-  // For a symmetric algorithm that found a rank with a plain tensor: what the plan names for plain tensors.
+  // For a symmetric algorithm that found a rank with a plain tensor: what the plan names for plain
+  // tensors.
   void run_plain(const Call& call);
 
   int rank() const { return rank_; }
@@ -52,8 +55,9 @@ class Group {
   Arena& arena() { return arena_; }
   PlanTable& plan() { return plan_; }
 
-  // --- steps of an operation --------------------------------------------------------------------------------------
-  // Takes the next operation number; returns once this rank's announcement of it may be written.
+  // --- steps of an operation
+  // -------------------------------------------------------------------------------------- Takes
+  // the next operation number; returns once this rank's announcement of it may be written.
   void begin(const Call& call);
   // Says that chunk 0 can be read (staged), or where the data lies (offered, hoping).
   void publish(Source source = Source::staged);
@@ -65,15 +69,17 @@ class Group {
     return line;
   }
 
-  // Reserves room for `steps` chunks in every rank's stream. Positions are bytes since the start and the same on all
-  // ranks; a chunk's room is a power of two, so that none wraps around the ring's end.
+  // Reserves room for `steps` chunks in every rank's stream. Positions are bytes since the start
+  // and the same on all ranks; a chunk's room is a power of two, so that none wraps around the
+  // ring's end.
   void open_stream(uint64_t steps, size_t chunk_bytes, bool synchronised) {
     room_ = kCacheLine;
     while (room_ < chunk_bytes) room_ *= 2;
     first_ = round_up(next_, room_);
     next_ = first_ + steps * room_;
     hot_ = prefers_hot_ && steps == 1 && chunk_bytes <= kHotBytes && !late_;
-    // Operations that everyone waits for need two slots; with others a rank may run ahead through all of them.
+    // Operations that everyone waits for need two slots; with others a rank may run ahead through
+    // all of them.
     hot_slot_ = static_cast<int>(seq_ % (synchronised ? 2 : kHotSlots));
   }
   // Waits until the room of step k is no longer read by anyone, and returns it.
@@ -84,7 +90,8 @@ class Group {
   const unsigned char* await_step(int r, uint64_t step) {
     if (step == 0) {
       const Line& line = await_line(r);
-      if (static_cast<Source>(line.what.source) == Source::staged) return segment_->staging(r) + line.in_offset;
+      if (static_cast<Source>(line.what.source) == Source::staged)
+        return segment_->staging(r) + line.in_offset;
     }
     const uint64_t needed = end_of(step);
     waiter_.await(segment_->control(r)->posted, {Awaited::posted, r, seq_, needed, mine_});
@@ -95,7 +102,8 @@ class Group {
     me_->consumed.store(end_of(step), std::memory_order_release);
     waiter_.ring();
   }
-  // Ends the operation. `synchronised`: every rank's announcement was awaited, so nobody reads older ones any more.
+  // Ends the operation. `synchronised`: every rank's announcement was awaited, so nobody reads
+  // older ones any more.
   void finish(bool synchronised);
   // Ends it after every peer has: for operations in which peers touch this rank's tensors.
   void finish_together();
@@ -104,12 +112,14 @@ class Group {
   bool is_inline(size_t bytes) const { return bytes <= kInlineBytes && !late_; }
   unsigned char* inline_data() { return own_line().data; }
 
-  // --- memory ------------------------------------------------------------------------------------------------------
+  // --- memory
+  // ------------------------------------------------------------------------------------------------------
   const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
   // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
   unsigned char* offered(int r, uint64_t offset, size_t bytes);
   void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {
-    reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_, count);
+    reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
+                                                                            count);
   }
   bool reduces(DType dtype, RedOp redop) const {
     return reduce_->fn[static_cast<int>(dtype)][static_cast<int>(redop)] != nullptr;
@@ -157,7 +167,7 @@ class Group {
   uint64_t hot_used_[kHotSlots] = {};  // the last operation in each hot slot
   size_t chunk_bytes_ = kMaxChunkBytes;
   size_t plan_bytes_ = 0;
-  bool late_ = false;            // the announcement went out before chunk 0 was staged
+  bool late_ = false;  // the announcement went out before chunk 0 was staged
   std::atomic<bool> busy_{false};
   uint64_t in_offset_ = 0;
   uint64_t out_offset_ = 0;

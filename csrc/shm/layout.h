@@ -1,8 +1,10 @@
-// The bytes ranks share, as types. One anonymous segment holds a header and, for each rank, a section:
+// The bytes ranks share, as types. One anonymous segment holds a header and, for each rank, a
+// section:
 //
 //   Header | section 0 | section 1 | ...        section = RankControl | staging | channels | arena
 //
-// A section is written by its rank alone; peers read it (and write only into tensors of its arena that the rank offered).
+// A section is written by its rank alone; peers read it (and write only into tensors of its arena
+// that the rank offered).
 #pragma once
 
 #include <atomic>
@@ -18,24 +20,36 @@ constexpr int kMaxRanks = 64;
 constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
 
-constexpr int kRing = 8;               // operations a rank may run ahead of its slowest reader
-// A stream cycles through a ring larger than two cores' L2: writing a line that its last reader still holds costs 7 ns
-// of coherence traffic (9 GB/s), writing one that has left for L3 costs a quarter of that. Small chunks are better off
-// in few, hot slots.
+constexpr int kRing = 8;  // operations a rank may run ahead of its slowest reader
+// A stream cycles through a ring larger than two cores' L2: writing a line that its last reader
+// still holds costs 7 ns of coherence traffic (9 GB/s), writing one that has left for L3 costs a
+// quarter of that. Small chunks are better off in few, hot slots.
 constexpr size_t kRingBytes = 4 << 20;
 constexpr size_t kMaxChunkBytes = 1 << 20;
 constexpr int kHotSlots = 8;
 constexpr size_t kHotBytes = 16 << 10;
-constexpr int kCells = 4;              // chunks of one message between a pair of ranks
+constexpr int kCells = 4;  // chunks of one message between a pair of ranks
 constexpr size_t kCellBytes = 64 << 10;
-constexpr size_t kInlineBytes = 32;    // travels in the flag's own cache line
+constexpr size_t kInlineBytes = 32;  // travels in the flag's own cache line
 
 using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free, "ranks share counters across processes");
 
 enum class Op : uint8_t {
-  all_reduce, all_gather, all_gatherv, reduce_scatter, reduce_scatterv, broadcast, reduce, all_to_all, all_to_allv,
-  gather, scatter, send_recv, barrier, count
+  all_reduce,
+  all_gather,
+  all_gatherv,
+  reduce_scatter,
+  reduce_scatterv,
+  broadcast,
+  reduce,
+  all_to_all,
+  all_to_allv,
+  gather,
+  scatter,
+  send_recv,
+  barrier,
+  count
 };
 constexpr int kOps = static_cast<int>(Op::count);
 
@@ -57,8 +71,9 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == 8);
 
-// The announcement of one operation by one rank; ready when `seq` has the operation's number. `in_offset` is where its
-// data lies: in its staging area when staged, in its arena when offered or hoped for.
+// The announcement of one operation by one rank; ready when `seq` has the operation's number.
+// `in_offset` is where its data lies: in its staging area when staged, in its arena when offered or
+// hoped for.
 struct alignas(kCacheLine) Line {
   Counter seq;
   Descriptor what;
@@ -70,9 +85,10 @@ static_assert(sizeof(Line) == kCacheLine);
 
 struct RankControl {
   Line ring[kRing];
-  alignas(kCacheLine) Counter posted;    // stream position up to which its chunks are readable
-  alignas(kCacheLine) Counter consumed;  // stream position up to which it is done with every peer's chunks
-  Counter done;                          // operations this rank has finished
+  alignas(kCacheLine) Counter posted;  // stream position up to which its chunks are readable
+  alignas(kCacheLine)
+      Counter consumed;  // stream position up to which it is done with every peer's chunks
+  Counter done;          // operations this rank has finished
   alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex a sleeping rank waits on
   std::atomic<uint32_t> sleeping;                  // its threads that sleep
   std::atomic<int32_t> cpu;                        // where it last waited, -1 before
@@ -125,12 +141,16 @@ struct Layout {
   size_t staging_bytes() const { return kRingBytes + kHotSlots * kHotBytes; }
   size_t channel_bytes() const { return round_up(sizeof(Channel), kPage) + kCells * kCellBytes; }
   size_t fixed_bytes() const { return control_bytes() + staging_bytes(); }
-  size_t section_bytes() const { return fixed_bytes() + world * channel_bytes() + round_up(arena_bytes, kPage); }
+  size_t section_bytes() const {
+    return fixed_bytes() + world * channel_bytes() + round_up(arena_bytes, kPage);
+  }
   size_t total_bytes() const { return header_bytes() + world * section_bytes(); }
 
   size_t section(int rank) const { return header_bytes() + rank * section_bytes(); }
   size_t staging(int rank) const { return section(rank) + control_bytes(); }
-  size_t channel(int from, int to) const { return section(from) + fixed_bytes() + to * channel_bytes(); }
+  size_t channel(int from, int to) const {
+    return section(from) + fixed_bytes() + to * channel_bytes();
+  }
   size_t arena(int rank) const { return section(rank) + fixed_bytes() + world * channel_bytes(); }
 };
 

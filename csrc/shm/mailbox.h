@@ -1,7 +1,8 @@
-// Messages between pairs of ranks: one ring of cells per ordered pair, written by the sender, emptied by the receiver.
+// Messages between pairs of ranks: one ring of cells per ordered pair, written by the sender,
+// emptied by the receiver.
 //
-// A message is cut into chunks of a cell. A sender that finds its ring full empties its own inbox meanwhile, so two ranks
-// may send to each other at once, whatever the size.
+// A message is cut into chunks of a cell. A sender that finds its ring full empties its own inbox
+// meanwhile, so two ranks may send to each other at once, whatever the size.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,5 @@
-// The compiled plan: which algorithm runs which operation at which size. Built once, read on every call.
+// The compiled plan: which algorithm runs which operation at which size. Built once, read on every
+// call.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,8 @@ class PlanTable {
     }
   }
   const Choice* find(Op op, bool symmetric, DType dtype, RedOp redop, size_t bytes) const {
-    const uint16_t entry = index_[at(op, symmetric, static_cast<int>(dtype), static_cast<int>(redop))];
+    const uint16_t entry =
+        index_[at(op, symmetric, static_cast<int>(dtype), static_cast<int>(redop))];
     if (entry == 0) return nullptr;
     for (const Choice& choice : lists_[entry - 1]) {
       if (bytes <= choice.max_bytes) return &choice;

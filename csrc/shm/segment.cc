@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <iterator>
 #include <cstring>
+#include <iterator>
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -20,14 +20,17 @@ int make_memory(size_t bytes) {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = memfd_create("commlib", flags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) fd = memfd_create("commlib", flags);  // kernels before 6.3
-  if (fd < 0) fail("Unsupported", "memfd_create failed (", std::strerror(errno), "); the shm backend needs Linux 3.17");
+  if (fd < 0)
+    fail("Unsupported", "memfd_create failed (", std::strerror(errno),
+         "); the shm backend needs Linux 3.17");
   if (fchmod(fd, 0600) != 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     ::close(fd);
     fail("CommError", "cannot make a shared segment of ", bytes, " bytes: ", std::strerror(error),
          "; lower max_bytes= or COMMLIB_MAX_BYTES (or raise `ulimit -f`)");
   }
-  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // nobody can pull memory from under us
+  fcntl(fd, F_ADD_SEALS,
+        F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);  // nobody can pull memory from under us
   return fd;
 }
 
@@ -54,14 +57,17 @@ std::shared_ptr<Segment> Segment::attach(const Layout& layout, uint64_t nonce, i
   }
   std::shared_ptr<Segment> segment(new Segment(layout, own));
   struct stat info;
-  if (fstat(own, &info) != 0 || info.st_uid != geteuid() || static_cast<size_t>(info.st_size) != layout.total_bytes()) {
-    fail("CommError", "the segment of process ", pid, " is not ours: ", info.st_size, " bytes of user ", info.st_uid,
-         ", expected ", layout.total_bytes(), " bytes of user ", geteuid());
+  if (fstat(own, &info) != 0 || info.st_uid != geteuid() ||
+      static_cast<size_t>(info.st_size) != layout.total_bytes()) {
+    fail("CommError", "the segment of process ", pid, " is not ours: ", info.st_size,
+         " bytes of user ", info.st_uid, ", expected ", layout.total_bytes(), " bytes of user ",
+         geteuid());
   }
   segment->map();
   const Header* header = segment->header();
   if (header->magic != kMagic || header->nonce != nonce || header->world != layout.world) {
-    fail("CommError", "the segment of process ", pid, " belongs to another job; start the ranks again");
+    fail("CommError", "the segment of process ", pid,
+         " belongs to another job; start the ranks again");
   }
   segment->close_descriptor();
   return segment;
@@ -82,7 +88,8 @@ void Segment::close_descriptor() {
 }
 
 void Segment::back(size_t offset, size_t bytes) {
-  // MADV_POPULATE_WRITE reports a full machine as an error; older kernels fault page by page as before.
+  // MADV_POPULATE_WRITE reports a full machine as an error; older kernels fault page by page as
+  // before.
   const size_t first = offset / kPage * kPage;
   const size_t end = round_up(offset + bytes, kPage);
 #ifndef MADV_POPULATE_WRITE
@@ -124,8 +131,9 @@ void* Arena::allocate(size_t bytes) {
     used_[offset] = wanted;
     return start_ + offset;
   }
-  fail("CommError", "empty() needs ", wanted, " bytes, the largest free block of this rank's ", bytes_,
-       "-byte arena has ", largest, "; free tensors or raise max_bytes= (COMMLIB_MAX_BYTES)");
+  fail("CommError", "empty() needs ", wanted, " bytes, the largest free block of this rank's ",
+       bytes_, "-byte arena has ", largest,
+       "; free tensors or raise max_bytes= (COMMLIB_MAX_BYTES)");
 }
 
 void Arena::free(void* pointer) {

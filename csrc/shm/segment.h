@@ -1,4 +1,5 @@
-// The shared segment: anonymous memory (no name, nothing to clean up) handed over through /proc/<pid>/fd.
+// The shared segment: anonymous memory (no name, nothing to clean up) handed over through
+// /proc/<pid>/fd.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,16 @@ namespace commlib::shm {
 
 class Segment {
  public:
-  // The creating rank makes the memory and keeps the descriptor open until `seal_off`, so that peers can attach.
+  // The creating rank makes the memory and keeps the descriptor open until `seal_off`, so that
+  // peers can attach.
   static std::shared_ptr<Segment> create(const Layout& layout, uint64_t nonce);
   static std::shared_ptr<Segment> attach(const Layout& layout, uint64_t nonce, int pid, int fd);
   ~Segment();
 
   int fd() const { return fd_; }
   void close_descriptor();  // once every rank has attached; keeps the memory
-  // Backs [offset, offset + bytes) with memory now, so that a full machine is an error here and never SIGBUS later.
+  // Backs [offset, offset + bytes) with memory now, so that a full machine is an error here and
+  // never SIGBUS later.
   void back(size_t offset, size_t bytes);
 
   const Layout& layout() const { return layout_; }
@@ -37,7 +40,9 @@ class Segment {
  private:
   Segment(const Layout& layout, int fd) : layout_(layout), fd_(fd) {}
   template <class T>
-  T* at(size_t offset) const { return reinterpret_cast<T*>(base_ + offset); }
+  T* at(size_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
   void map();
 
   Layout layout_;
@@ -45,7 +50,8 @@ class Segment {
   unsigned char* base_ = nullptr;
 };
 
-// First-fit allocator of one rank's arena; blocks are 256-byte aligned and may be freed in any order.
+// First-fit allocator of one rank's arena; blocks are 256-byte aligned and may be freed in any
+// order.
 class Arena {
  public:
   Arena(std::shared_ptr<Segment> segment, int rank);
@@ -62,8 +68,8 @@ class Arena {
   std::shared_ptr<Segment> segment_;
   unsigned char* start_;
   size_t bytes_;
-  size_t first_byte_;           // of the arena in the segment
-  size_t backed_ = 0;           // bytes from the start that have memory behind them
+  size_t first_byte_;  // of the arena in the segment
+  size_t backed_ = 0;  // bytes from the start that have memory behind them
   std::mutex mutex_;
   std::map<size_t, size_t> free_;  // offset → bytes
   std::map<size_t, size_t> used_;

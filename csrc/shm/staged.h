@@ -1,9 +1,11 @@
-// The frame of every staged algorithm: each rank's data is a stream of chunks that peers copy or reduce.
+// The frame of every staged algorithm: each rank's data is a stream of chunks that peers copy or
+// reduce.
 //
 //   for each chunk k:  fill my slot k | post it | use chunk k-1 of the others | say it is consumed
 //
-// One chunk of lag lets a rank fill while its peers still post. A rank whose tensor lies in its arena offers it instead
-// of staging it; readers follow what each announcement says, so ranks need not agree on where their tensors are.
+// One chunk of lag lets a rank fill while its peers still post. A rank whose tensor lies in its
+// arena offers it instead of staging it; readers follow what each announcement says, so ranks need
+// not agree on where their tensors are.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +17,27 @@ namespace commlib::shm {
 
 // Streams of one operation, the same on every rank but for what this rank does.
 struct Streams {
-  uint64_t steps;      // chunks in the longest stream
-  size_t chunk_bytes;  // of a whole chunk as it lies in a slot
-  bool fills;          // this rank has a stream
-  bool uses;           // this rank reads streams
-  bool offers = false; // its stream is its tensor, in the arena
-  bool synchronised;   // every rank reads every other rank
+  uint64_t steps;       // chunks in the longest stream
+  size_t chunk_bytes;   // of a whole chunk as it lies in a slot
+  bool fills;           // this rank has a stream
+  bool uses;            // this rank reads streams
+  bool offers = false;  // its stream is its tensor, in the arena
+  bool synchronised;    // every rank reads every other rank
 };
 
-inline uint64_t steps_for(size_t bytes, size_t chunk_bytes) { return (bytes + chunk_bytes - 1) / chunk_bytes; }
+inline uint64_t steps_for(size_t bytes, size_t chunk_bytes) {
+  return (bytes + chunk_bytes - 1) / chunk_bytes;
+}
 
 // Reads the streams of other ranks.
 class Reader {
  public:
   Reader(Group& group, bool inline_chunk) : group_(group), inline_(inline_chunk) {}
 
-  // Chunk `step` of rank `r`. `slot_offset` is where the wanted part starts in the slot; `tensor_offset` where it
-  // starts in the rank's tensor, should it have offered that.
-  const unsigned char* read(int r, uint64_t step, size_t slot_offset, size_t tensor_offset, size_t bytes) const {
+  // Chunk `step` of rank `r`. `slot_offset` is where the wanted part starts in the slot;
+  // `tensor_offset` where it starts in the rank's tensor, should it have offered that.
+  const unsigned char* read(int r, uint64_t step, size_t slot_offset, size_t tensor_offset,
+                            size_t bytes) const {
     const Line& line = step == 0 ? group_.await_line(r) : group_.line_of(r);
     if (static_cast<Source>(line.what.source) == Source::offered) {
       return group_.offered(r, line.in_offset + tensor_offset, bytes);
@@ -46,7 +51,8 @@ class Reader {
   bool inline_;
 };
 
-// `fill(step, slot)` writes this rank's chunk; `use(step, reader)` takes that chunk of every rank it reads.
+// `fill(step, slot)` writes this rank's chunk; `use(step, reader)` takes that chunk of every rank
+// it reads.
 template <class Fill, class Use>
 void run_staged(Group& group, const Call& call, const Streams& streams, Fill&& fill, Use&& use) {
   if (!group.late()) group.begin(call);
@@ -81,14 +87,17 @@ inline void copy(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Streams whose chunks hold one part for each rank: where part `r` of a chunk starts and how much of a block it takes.
+// Streams whose chunks hold one part for each rank: where part `r` of a chunk starts and how much
+// of a block it takes.
 struct Parts {
   size_t part_bytes;  // of one rank in a chunk
   Parts(const Group& group, size_t block_bytes) {
     const size_t fits = group.chunk_bytes() / group.world() / kCacheLine * kCacheLine;
     part_bytes = std::min(round_up(block_bytes, kCacheLine), std::max(fits, kCacheLine));
   }
-  uint64_t steps(size_t block_bytes) const { return std::max<uint64_t>(1, steps_for(block_bytes, part_bytes)); }
+  uint64_t steps(size_t block_bytes) const {
+    return std::max<uint64_t>(1, steps_for(block_bytes, part_bytes));
+  }
   size_t bytes_in(uint64_t step, size_t block_bytes) const {
     const size_t first = step * part_bytes;
     return first >= block_bytes ? 0 : std::min(part_bytes, block_bytes - first);

@@ -18,8 +18,9 @@ namespace {
 
 constexpr int64_t kMicrosecond = 1000;
 constexpr int64_t kMillisecond = 1000 * kMicrosecond;
-constexpr int64_t kYieldFor = 400 * kMicrosecond;  // a late rank costs 5 % of a core at 50 ms, so yield no longer
-constexpr int64_t kLookEvery = 5 * kMillisecond;   // at peers' processes
+constexpr int64_t kYieldFor =
+    400 * kMicrosecond;  // a late rank costs 5 % of a core at 50 ms, so yield no longer
+constexpr int64_t kLookEvery = 5 * kMillisecond;  // at peers' processes
 
 int64_t now_ns() {
   timespec t;
@@ -47,8 +48,9 @@ thread_local bool Waiter::holds_interpreter = false;
 
 const char* name_of(Op op) {
   constexpr const char* names[kOps] = {
-      "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "broadcast", "reduce",
-      "all_to_all", "all_to_allv", "gather",     "scatter",        "send_recv",       "barrier"};
+      "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
+      "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
+      "scatter",    "send_recv",  "barrier"};
   return names[static_cast<int>(op)];
 }
 
@@ -56,17 +58,24 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
   std::string out = text(name_of(op), " #", seq);
   if (op == Op::barrier) return out;
-  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ", uint64_t(what.count), " elements");
-  const bool reduces = op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatterv;
+  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ", uint64_t(what.count),
+              " elements");
+  const bool reduces = op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
+                       op == Op::reduce_scatterv;
   if (reduces) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
-  const bool rooted = op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
+  const bool rooted =
+      op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
   if (rooted) out += text(", root ", int(what.root));
   return out + ")";
 }
 
 Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
-    : segment_(std::move(segment)), rank_(rank), world_(segment_->layout().world), timeout_s_(std::min(timeout_s, 1e9)) {
-  // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs this core to run.
+    : segment_(std::move(segment)),
+      rank_(rank),
+      world_(segment_->layout().world),
+      timeout_s_(std::min(timeout_s, 1e9)) {
+  // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs
+  // this core to run.
   spins_ = cores_allowed() >= world_ ? 2000 : 0;
   for (int r = 0; r < world_; ++r) {
     const int pid = segment_->control(r)->pid.load();
@@ -76,7 +85,8 @@ Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
       for (const int other : pidfds_) {
         if (other >= 0) ::close(other);
       }
-      if (error == ESRCH) fail("PeerLost", "rank ", r, " (process ", pid, ") died while the communicator was made");
+      if (error == ESRCH)
+        fail("PeerLost", "rank ", r, " (process ", pid, ") died while the communicator was made");
       fail("Unsupported", "cannot watch process ", pid, " of rank ", r, ": ", std::strerror(error),
            "; the shm backend needs Linux 5.3 and one PID namespace for all ranks");
     }
@@ -96,7 +106,8 @@ bool Waiter::on_my_core(int rank) {
   return rank != rank_ && segment_->control(rank)->cpu.load(std::memory_order_relaxed) == cpu;
 }
 
-void Waiter::await_long(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress) {
+void Waiter::await_long(const Counter& counter, const Awaited& awaited,
+                        const std::function<void()>* progress) {
   // A rank that shares our core cannot come while we spin.
   const int spins = on_my_core(awaited.rank) ? 0 : spins_;
   for (int i = 0; i < spins; ++i) {
@@ -119,7 +130,8 @@ void Waiter::await_long(const Counter& counter, const Awaited& awaited, const st
   restore();
 }
 
-void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress) {
+void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
+                            const std::function<void()>* progress) {
   const int64_t start = now_ns();
   const int64_t deadline = start + static_cast<int64_t>(timeout_s_ * 1e9);
   int64_t look_at = start + kLookEvery;
@@ -142,7 +154,8 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited, cons
       look_at_peers(counter, awaited);
       look_at = now + kLookEvery;
     }
-    if (now >= deadline && counter.load(std::memory_order_acquire) < awaited.value) time_out(awaited);
+    if (now >= deadline && counter.load(std::memory_order_acquire) < awaited.value)
+      time_out(awaited);
   }
 }
 
@@ -164,7 +177,8 @@ void Waiter::wake_all() {
     RankControl* peer = segment_->control(r);
     if (peer->sleeping.load() == 0) continue;
     peer->bell.fetch_add(1);
-    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&peer->bell), FUTEX_WAKE, kMaxRanks, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&peer->bell), FUTEX_WAKE, kMaxRanks, nullptr,
+            nullptr, 0);
   }
 }
 
@@ -175,13 +189,13 @@ void Waiter::look_at_peers(const Counter& counter, const Awaited& awaited) {
     const bool gone = r != rank_ && poll(&entry, 1, 0) > 0;
     const bool closed = segment_->control(r)->closed.load() != 0;
     if (closed && r == awaited.rank && r != rank_ && !satisfied()) {
-      end("PeerLost", text("rank ", r, " closed its communicator while rank ", rank_, " waits for it in ",
-                           describe(awaited)));
+      end("PeerLost", text("rank ", r, " closed its communicator while rank ", rank_,
+                           " waits for it in ", describe(awaited)));
     }
     // A peer that closed first and then exited owes nothing to ranks that do not wait for it.
     if (gone && !closed && !satisfied()) {
-      end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(), ") died; rank ", rank_,
-                           " was in ", describe(awaited)));
+      end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(),
+                           ") died; rank ", rank_, " was in ", describe(awaited)));
     }
   }
 }
@@ -198,17 +212,22 @@ void Waiter::check_peers() {
 const Counter& Waiter::counter_of(const Awaited& awaited, int rank) const {
   RankControl* control = segment_->control(rank);
   switch (awaited.kind) {
-    case Awaited::line: return control->ring[awaited.seq % kRing].seq;
-    case Awaited::consumed: return control->consumed;
-    case Awaited::done: return control->done;
-    default: return control->verdict[awaited.seq % 2].seq;
+    case Awaited::line:
+      return control->ring[awaited.seq % kRing].seq;
+    case Awaited::consumed:
+      return control->consumed;
+    case Awaited::done:
+      return control->done;
+    default:
+      return control->verdict[awaited.seq % 2].seq;
   }
 }
 
 const Line& Waiter::newest_line(int rank) const {
   const RankControl* control = segment_->control(rank);
   const Line* newest = &control->ring[0];
-  for (const Line& line : control->ring) newest = line.seq.load() > newest->seq.load() ? &line : newest;
+  for (const Line& line : control->ring)
+    newest = line.seq.load() > newest->seq.load() ? &line : newest;
   return *newest;
 }
 
@@ -216,7 +235,8 @@ const Line& Waiter::newest_line(int rank) const {
 bool Waiter::is_behind(const Awaited& awaited, int rank) const {
   if (rank == rank_) return false;
   if (awaited.kind < Awaited::posted) return counter_of(awaited, rank).load() < awaited.value;
-  const bool not_there = awaited.kind == Awaited::posted && newest_line(rank).seq.load() < awaited.seq;
+  const bool not_there =
+      awaited.kind == Awaited::posted && newest_line(rank).seq.load() < awaited.seq;
   return rank == awaited.rank || not_there;
 }
 
@@ -231,21 +251,27 @@ void Waiter::time_out(const Awaited& awaited) {
     least = seq;
     missing.push_back(r);
   }
-  if (missing.empty()) missing.push_back(awaited.rank);  // it came this very moment: too late all the same
+  if (missing.empty())
+    missing.push_back(awaited.rank);  // it came this very moment: too late all the same
   std::string last;
   for (const int r : missing) {
     const Line& line = newest_line(r);
     const uint64_t seq = line.seq.load();
-    last += text("; rank ", r, seq ? " last entered " + shm::describe(line.what, seq) : " has entered nothing yet");
+    last +=
+        text("; rank ", r,
+             seq ? " last entered " + shm::describe(line.what, seq) : " has entered nothing yet");
   }
-  end("CommTimeout", text(rank_list(missing), " did not come to ", describe(awaited), " within ", timeout_s_,
-                          " s: rank ", rank_, " gave up waiting", last,
-                          ". Raise timeout_s= (COMMLIB_TIMEOUT_S) if the work before it is that slow"));
+  end("CommTimeout",
+      text(rank_list(missing), " did not come to ", describe(awaited), " within ", timeout_s_,
+           " s: rank ", rank_, " gave up waiting", last,
+           ". Raise timeout_s= (COMMLIB_TIMEOUT_S) if the work before it is that slow"));
 }
 
 std::string Waiter::describe(const Awaited& awaited) const {
-  if (awaited.kind == Awaited::message) return text("recv from rank ", awaited.rank, " (message #", awaited.seq, ")");
-  if (awaited.kind == Awaited::room) return text("send to rank ", awaited.rank, " (message #", awaited.seq, ")");
+  if (awaited.kind == Awaited::message)
+    return text("recv from rank ", awaited.rank, " (message #", awaited.seq, ")");
+  if (awaited.kind == Awaited::room)
+    return text("send to rank ", awaited.rank, " (message #", awaited.seq, ")");
   return shm::describe(awaited.what, awaited.seq);
 }
 
@@ -266,11 +292,13 @@ void Waiter::end(const char* kind, const std::string& why) {
 
 void Waiter::throw_ending() const {
   const Ending& ending = segment_->header()->ending;
-  // The rank that writes the reason may die before it is done: do not wait for it longer than a moment.
+  // The rank that writes the reason may die before it is done: do not wait for it longer than a
+  // moment.
   const int64_t deadline = now_ns() + 100 * kMillisecond;
   while (ending.state.load(std::memory_order_acquire) != 2 && now_ns() < deadline) sched_yield();
   if (ending.state.load(std::memory_order_acquire) != 2) {
-    fail("CommError", "the communicator ended, and the rank that ended it died before it could say why");
+    fail("CommError",
+         "the communicator ended, and the rank that ended it died before it could say why");
   }
   throw Failure(ending.kind, ending.text);
 }

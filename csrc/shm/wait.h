@@ -1,11 +1,12 @@
-// Waiting for another rank: spin, then yield, then sleep; every wait has a deadline and sees a dead peer.
+// Waiting for another rank: spin, then yield, then sleep; every wait has a deadline and sees a dead
+// peer.
 //
 // Patterns of use:
-//   publish:  write the data; `counter.store(value, release)`; `waiter.ring(header)`   (wakes whoever sleeps)
-//   await:    `waiter.await(counter, value, what)`                                     (then read the data)
+//   publish:  write the data; `counter.store(value, release)`; `waiter.ring(header)`   (wakes
+//   whoever sleeps) await:    `waiter.await(counter, value, what)` (then read the data)
 //
-// A sleeper re-checks at least every millisecond, so a wake-up lost between a publisher's store and its look at
-// `sleepers` costs a millisecond at most and the publishing side needs no fence.
+// A sleeper re-checks at least every millisecond, so a wake-up lost between a publisher's store and
+// its look at `sleepers` costs a millisecond at most and the publishing side needs no fence.
 #pragma once
 
 #include <atomic>
@@ -45,7 +46,8 @@ class Waiter {
 
   // Returns once `counter` has reached `value`; throws Failure or Interrupted otherwise.
   // `progress`, when given, is run while waiting (a sender empties its inbox there).
-  void await(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress = nullptr) {
+  void await(const Counter& counter, const Awaited& awaited,
+             const std::function<void()>* progress = nullptr) {
     for (int i = 0; i < kBriefSpins; ++i) {
       if (counter.load(std::memory_order_acquire) >= awaited.value) return;
       relax();
@@ -64,7 +66,8 @@ class Waiter {
   }
   // Looks at every peer now; throws PeerLost when one is gone.
   void check_peers();
-  // Ends the communicator for all ranks (the first one to say so is heard) and throws what was recorded.
+  // Ends the communicator for all ranks (the first one to say so is heard) and throws what was
+  // recorded.
   [[noreturn]] void end(const char* kind, const std::string& why);
   void record_ending(const char* kind, const std::string& why);
 
@@ -82,8 +85,10 @@ class Waiter {
 
  private:
   static constexpr int kBriefSpins = 100;
-  void await_long(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress);
-  void await_unlocked(const Counter& counter, const Awaited& awaited, const std::function<void()>* progress);
+  void await_long(const Counter& counter, const Awaited& awaited,
+                  const std::function<void()>* progress);
+  void await_unlocked(const Counter& counter, const Awaited& awaited,
+                      const std::function<void()>* progress);
   bool on_my_core(int rank);
   void sleep_briefly(const Counter& counter, uint64_t value, int64_t nanoseconds);
   void wake_all();

@@ -1,10 +1,12 @@
-// Threads as ranks on one segment: seeded random mixes of every operation and algorithm, every result compared.
+// Threads as ranks on one segment: seeded random mixes of every operation and algorithm, every
+// result compared.
 //
 //   stress [--seconds S] [--seed N] [--ranks W] [--faults-only]
 //
-// All ranks draw the calls of a round from one generator, so they agree on them; where their tensors lie, how they are
-// aligned and when they come is drawn by each rank alone. One mapping serves all, so that TSan sees every access.
-// A round ends well, or with a rank that stops, aborts or closes: then all others must say so and name it.
+// All ranks draw the calls of a round from one generator, so they agree on them; where their
+// tensors lie, how they are aligned and when they come is drawn by each rank alone. One mapping
+// serves all, so that TSan sees every access. A round ends well, or with a rank that stops, aborts
+// or closes: then all others must say so and name it.
 #include <sched.h>
 #include <unistd.h>
 
@@ -29,8 +31,8 @@ namespace {
 using Random = std::mt19937_64;
 
 constexpr size_t kArenaBytes = 24 << 20;
-constexpr size_t kMostBytes = 3 << 20;  // of one tensor: some chunks of any size, not always the same number
-constexpr size_t kTypicalBytes = 1 << 16;
+constexpr size_t kMostBytes = 6 << 20;  // of one tensor: more than a staging ring holds
+constexpr size_t kMostElements = kMostBytes / 4;
 constexpr double kTimeoutS = 60;
 constexpr double kFaultTimeoutS = 0.3;
 constexpr DType kDtypes[] = {DType::f32, DType::bf16, DType::i64, DType::u8};
@@ -43,7 +45,9 @@ void complain(const Parts&... parts) {
   if (++errors <= 20) std::fprintf(stderr, "stress: %s\n", text(parts...).c_str());
 }
 
-size_t draw(Random& random, size_t below) { return std::uniform_int_distribution<size_t>(0, below - 1)(random); }
+size_t draw(Random& random, size_t below) {
+  return std::uniform_int_distribution<size_t>(0, below - 1)(random);
+}
 
 // A tensor of a rank: in its arena or not, rarely aligned.
 class Tensor {
@@ -92,10 +96,14 @@ void put(DType dtype, unsigned char* to, unsigned value) {
   uint32_t bits;
   std::memcpy(&bits, &real, 4);
   switch (dtype) {
-    case DType::f32: return put(to, bits);
-    case DType::bf16: return put(to, static_cast<uint16_t>(bits >> 16));
-    case DType::i64: return put(to, static_cast<int64_t>(value));
-    default: return put(to, static_cast<uint8_t>(value));
+    case DType::f32:
+      return put(to, bits);
+    case DType::bf16:
+      return put(to, static_cast<uint16_t>(bits >> 16));
+    case DType::i64:
+      return put(to, static_cast<int64_t>(value));
+    default:
+      return put(to, static_cast<uint8_t>(value));
   }
 }
 
@@ -112,28 +120,33 @@ struct Step {
   size_t start[kMaxRanks];
   size_t total = 0;
 
-  Step(Random& shared, int world) {
-    op = static_cast<Op>(draw(shared, kOps));
+  Step(Random& shared, int world, Op op, int root) : op(op), root(root) {
     dtype = kDtypes[draw(shared, 4)];
     redop = draw(shared, 2) ? RedOp::sum : RedOp::max;
-    root = static_cast<int>(draw(shared, world));
     in_place = draw(shared, 3) == 0;
     key = shared() >> 8;
-    const size_t most = draw(shared, 12) == 0 ? kMostBytes : draw(shared, 3) == 0 ? kTypicalBytes : 100;
-    const size_t blocks = op == Op::all_reduce || op == Op::broadcast || op == Op::reduce || op == Op::send_recv ? 1 : world;
-    count = draw(shared, most / blocks / size_of(dtype) + 2);
-    for (int r = 0; r < world; ++r) {
+    const int blocks = is_whole() ? 1 : world;
+    const size_t most = std::min(kMostBytes / size_of(dtype), kMostElements) / blocks;
+    const size_t tried[] = {most, most / 20, 4096, 100, 100, 100, 8, 8, 8, 8, 8, 8};
+    count = draw(shared, tried[draw(shared, 12)] + 2);
+    for (int r = 0; r < blocks; ++r) {
       size[r] = uneven() ? draw(shared, count + 1) : count;
       start[r] = total;
       total += size[r];
     }
   }
+  bool is_whole() const {
+    return op == Op::all_reduce || op == Op::broadcast || op == Op::reduce || op == Op::send_recv;
+  }
   bool uneven() const { return op == Op::all_gatherv || op == Op::reduce_scatterv; }
   bool reduces() const {
-    return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatterv;
+    return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
+           op == Op::reduce_scatterv;
   }
   // all_to_allv: what rank `from` sends to rank `to`.
-  size_t split(int from, int to) const { return (count * (from + 2 * to + 1) / 7 + key % 5) % (count + 1); }
+  size_t split(int from, int to) const {
+    return (count * (from + 2 * to + 1) / 7 + key % 5) % (count + 1);
+  }
   unsigned reduced(int world, size_t i) const {
     unsigned result = value_of(key, 0, i);
     for (int r = 1; r < world; ++r) {
@@ -160,9 +173,18 @@ class Rank {
 
   void one_call(bool messages) {
     if (draw(shared_, 8) == 0) draw_plan();
+    if (burst_ == 0) {
+      op_ = static_cast<Op>(draw(shared_, kOps));
+      if (op_ == Op::send_recv && !messages) op_ = Op::barrier;
+      root_ = static_cast<int>(draw(shared_, world_));
+      // Ranks run ahead of each other where not everyone waits for everyone.
+      const bool runs_ahead =
+          op_ == Op::broadcast || op_ == Op::reduce || op_ == Op::gather || op_ == Op::scatter;
+      burst_ = runs_ahead && draw(shared_, 3) == 0 ? 40 : 1;
+    }
+    --burst_;
     const bool disagree = checked_ && world_ > 1 && draw(shared_, 20) == 0;
-    Step step(shared_, world_);
-    if (step.op == Op::send_recv && !messages) step.op = Op::barrier;
+    const Step step(shared_, world_, op_, root_);
     linger();
     ++calls_made;
     if (disagree) return disagreement(step);
@@ -184,7 +206,8 @@ class Rank {
     for (int op = 0; op < kOps; ++op) {
       for (const bool symmetric : {false, true}) {
         std::vector<Choice> ranges;
-        for (const uint64_t limit : {uint64_t{64}, uint64_t{1024}, uint64_t{1} << draw(shared_, 22), UINT64_MAX}) {
+        for (const uint64_t limit :
+             {uint64_t{64}, uint64_t{1024}, uint64_t{1} << draw(shared_, 22), UINT64_MAX}) {
           const int algorithm = draw_algorithm(static_cast<Op>(op), symmetric);
           const size_t chunk = size_t{4096} << draw(shared_, 9);
           if (algorithm >= 0) ranges.push_back({limit, algorithm, chunk, draw(shared_, 2) == 0});
@@ -205,10 +228,14 @@ class Rank {
 
   void linger() {
     switch (draw(mine_, 24)) {
-      case 0: usleep(static_cast<unsigned>(draw(mine_, 1500))); break;
+      case 0:
+        usleep(static_cast<unsigned>(draw(mine_, 1500)));
+        break;
       case 1:
       case 2:
-      case 3: sched_yield(); break;
+      case 3:
+        sched_yield();
+        break;
       default:
         for (size_t i = draw(mine_, 40); i > 0; --i) relax();
     }
@@ -218,7 +245,8 @@ class Rank {
     try {
       group_.run(call, plan_bytes, symmetric);
     } catch (const Failure& failure) {
-      throw Failure(failure.kind(), text(failure.what(), " [", name_of(step.op), ", key ", step.key, "]"));
+      throw Failure(failure.kind(),
+                    text(failure.what(), " [", name_of(step.op), ", key ", step.key, "]"));
     }
   }
 
@@ -234,15 +262,30 @@ class Rank {
     call.count = step.count;
     bool offers = true, in_place = step.in_place;
     switch (step.op) {
-      case Op::all_reduce: in_count = out_count = step.count; break;
-      case Op::broadcast: in_count = out_count = step.count, in_place = true, offers = is_root; break;
-      case Op::reduce: in_count = out_count = step.count, offers = false; break;
-      case Op::all_gatherv: call.in_counts = sizes, call.count = step.total; [[fallthrough]];
-      case Op::all_gather: in_count = step.size[me_], in_at = step.start[me_]; break;
-      case Op::reduce_scatterv: call.in_counts = sizes, call.count = step.total; [[fallthrough]];
-      case Op::reduce_scatter: out_count = step.size[me_], out_at = step.start[me_]; break;
-      case Op::gather: in_count = step.count, in_at = is_root ? step.start[me_] : 0, offers = false; break;
-      case Op::scatter: out_count = step.count, out_at = is_root ? step.start[me_] : 0, offers = false; break;
+      case Op::broadcast:
+        in_place = true, offers = is_root;
+        break;
+      case Op::reduce:
+        offers = false;
+        break;
+      case Op::all_gatherv:
+        call.in_counts = sizes, call.count = step.total;
+        [[fallthrough]];
+      case Op::all_gather:
+        in_count = step.size[me_], in_at = step.start[me_];
+        break;
+      case Op::reduce_scatterv:
+        call.in_counts = sizes, call.count = step.total;
+        [[fallthrough]];
+      case Op::reduce_scatter:
+        out_count = step.size[me_], out_at = step.start[me_];
+        break;
+      case Op::gather:
+        in_count = step.count, in_at = is_root ? step.start[me_] : 0, offers = false;
+        break;
+      case Op::scatter:
+        out_count = step.count, out_at = is_root ? step.start[me_] : 0, offers = false;
+        break;
       case Op::all_to_allv:
         in_place = offers = false;
         in_count = out_count = 0;
@@ -253,7 +296,8 @@ class Rank {
         }
         call.in_counts = to, call.out_counts = from, call.count = longest;
         break;
-      default: break;
+      default:
+        break;
     }
     Tensor x(group_, mine_, std::max(in_count, out_count) * element);
     Tensor other(group_, mine_, out_count * element);
@@ -264,20 +308,18 @@ class Rank {
     call.in = in, call.out = out;
     const int64_t in_offset = group_.arena().offset_of(in, in_count * element);
     const int64_t out_offset = group_.arena().offset_of(out, out_count * element);
-    const bool symmetric = offers && in_offset >= 0 && (step.op != Op::all_reduce || out_offset >= 0);
+    const bool symmetric =
+        offers && in_offset >= 0 && (step.op != Op::all_reduce || out_offset >= 0);
     if (symmetric) call.in_offset = static_cast<uint64_t>(in_offset);
     if (symmetric && out_offset >= 0) call.out_offset = static_cast<uint64_t>(out_offset);
-    const size_t elements = step.op == Op::all_to_allv ? longest * world_
-                            : in_count == step.count && out_count == step.count && (step.op == Op::all_reduce || step.op == Op::broadcast || step.op == Op::reduce)
-                                ? step.count
-                                : step.total;
-    run(step, call, elements * element, symmetric);
+    run(step, call, (step.op == Op::all_to_allv ? longest * world_ : step.total) * element,
+        symmetric);
     check(step, out, out_count, element);
   }
 
-  // What rank `me_` holds before and after a call, element by element.
   void fill(const Step& step, unsigned char* in, size_t in_count, size_t element) {
-    for (size_t i = 0; i < in_count; ++i) put(step.dtype, in + i * element, value_of(step.key, me_, i));
+    for (size_t i = 0; i < in_count; ++i)
+      put(step.dtype, in + i * element, value_of(step.key, me_, i));
   }
 
   void check(const Step& step, const unsigned char* out, size_t out_count, size_t element) {
@@ -288,9 +330,9 @@ class Rank {
       unsigned char wanted[16];
       put(step.dtype, wanted, value);
       if (std::memcmp(out + i * element, wanted, element) == 0) return ++i, true;
-      complain("rank ", me_, " of ", world_, ": ", name_of(step.op), " of ", step.count, " ", name_of(step.dtype), ", root ",
-               step.root, step.in_place ? ", in place" : "", ", key ", step.key, ": element ", i, " of ", out_count,
-               " is wrong");
+      complain("rank ", me_, " of ", world_, ": ", name_of(step.op), " of ", step.count, " ",
+               name_of(step.dtype), ", root ", step.root, step.in_place ? ", in place" : "",
+               ", key ", step.key, ": element ", i, " of ", out_count, " is wrong");
       return false;
     };
     const auto block = [&](int r, size_t first, size_t count) {
@@ -300,7 +342,8 @@ class Rank {
       return true;
     };
     if (step.reduces()) {
-      const size_t first = step.op == Op::reduce_scatter || step.op == Op::reduce_scatterv ? step.start[me_] : 0;
+      const size_t first =
+          step.op == Op::reduce_scatter || step.op == Op::reduce_scatterv ? step.start[me_] : 0;
       while (i < out_count && expect(step.reduced(world_, first + i))) {
       }
     } else if (step.op == Op::broadcast) {
@@ -311,7 +354,8 @@ class Rank {
       for (int r = 0; r < world_; ++r) {
         size_t first = step.op == Op::all_to_all ? step.start[me_] : 0;
         for (int q = 0; step.op == Op::all_to_allv && q < me_; ++q) first += step.split(r, q);
-        if (!block(r, first, step.op == Op::all_to_allv ? step.split(r, me_) : step.size[r])) return;
+        if (!block(r, first, step.op == Op::all_to_allv ? step.split(r, me_) : step.size[r]))
+          return;
       }
     }
   }
@@ -371,7 +415,8 @@ class Rank {
         if (me_ != step.root) return send(step, step.root);
         for (int i = 1; i < world_; ++i) receive(step, (me_ + i) % world_);
         break;
-      default: two_threads(step, next, previous);
+      default:
+        two_threads(step, next, previous);
     }
   }
 
@@ -403,6 +448,9 @@ class Rank {
   int world_;
   Random shared_;  // the same on every rank
   Random mine_;
+  Op op_ = Op::barrier;
+  int root_ = 0;
+  int burst_ = 0;  // more calls of this operation with this root
 };
 
 enum class End { well, stops, aborts, closes };
@@ -411,7 +459,8 @@ enum class End { well, stops, aborts, closes };
 bool names(const Failure& failure, End end, int who) {
   const std::string said = failure.what();
   const std::string rank = text("rank ", who);
-  if (end == End::stops) return failure.kind() == "CommTimeout" && said.find(rank + " did not come to ") == 0;
+  if (end == End::stops)
+    return failure.kind() == "CommTimeout" && said.find(rank + " did not come to ") == 0;
   if (end == End::aborts) return failure.kind() == "CommError" && said.find(rank + " aborted") == 0;
   return failure.kind() == "PeerLost" && said.find(rank + " closed its communicator") == 0;
 }
@@ -420,7 +469,7 @@ void round(uint64_t seed, int world, End end) {
   Random random(seed);
   const bool checked = draw(random, 4) == 0;
   const bool faulty = end != End::well;
-  const int calls = faulty ? 200 : 60;
+  const int calls = faulty ? 200 : 100;
   const int culprit = faulty ? static_cast<int>(draw(random, world)) : -1;
   const int last = static_cast<int>(draw(random, 30));
   const auto segment = Segment::create({world, kArenaBytes + draw(random, 5000)}, seed);
@@ -432,7 +481,9 @@ void round(uint64_t seed, int world, End end) {
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
     threads.emplace_back([=] {
-      const auto where = [=] { return text("rank ", r, " of ", world, ", seed ", seed, checked ? ", checked" : "", ": "); };
+      const auto where = [=] {
+        return text("rank ", r, " of ", world, ", seed ", seed, checked ? ", checked" : "", ": ");
+      };
       try {
         Rank rank(segment, r, end == End::stops ? kFaultTimeoutS : kTimeoutS, checked, seed);
         for (int i = 0; i < calls; ++i) {
@@ -473,7 +524,9 @@ int main(int argc, char** argv) {
   }
   alarm(static_cast<unsigned>(seconds) + 120);  // a hang is a failure
   const auto start = std::chrono::steady_clock::now();
-  const auto spent = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(); };
+  const auto spent = [&] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   constexpr int kWorlds[] = {2, 3, 4, 1, 7};  // mostly more ranks than a small machine has cores
   constexpr End kEnds[] = {End::stops, End::aborts, End::closes};
   int rounds = 0;

@@ -1,7 +1,8 @@
 // stage my block | copy everyone's block to its place
 //
-// Layout: the stream is the rank's block, cut into chunks; blocks may differ in size (v-variant), a shorter stream has
-// empty chunks at its end. Requirements: none. Cost per rank: write n/W, read n; one hand-over.
+// Layout: the stream is the rank's block, cut into chunks; blocks may differ in size (v-variant), a
+// shorter stream has empty chunks at its end. Requirements: none. Cost per rank: write n/W, read n;
+// one hand-over.
 #include "collectives/all_gather/exchange.h"
 #include "shm/algorithm.h"
 #include "shm/staged.h"
@@ -14,7 +15,8 @@ void all_gather_blocks(Group& group, const Call& call, bool offers) {
   size_t longest = 0;
   size_t end = 0;
   for (int r = 0; r < group.world(); ++r) {
-    size[r] = (call.in_counts ? static_cast<size_t>(call.in_counts[r]) : call.count) * call.element();
+    size[r] =
+        (call.in_counts ? static_cast<size_t>(call.in_counts[r]) : call.count) * call.element();
     start[r] = end;
     end += size[r];
     longest = std::max(longest, size[r]);
@@ -26,7 +28,9 @@ void all_gather_blocks(Group& group, const Call& call, bool offers) {
   };
   run_staged(
       group, call, {steps_for(longest, chunk), chunk, true, true, offers, true},
-      [&](uint64_t step, unsigned char* slot) { copy(slot, call.in + step * chunk, length(step, me)); },
+      [&](uint64_t step, unsigned char* slot) {
+        copy(slot, call.in + step * chunk, length(step, me));
+      },
       [&](uint64_t step, const Reader& reader) {
         const size_t first = step * chunk;
         for_each_peer(group, [&](int r) {

@@ -1,7 +1,7 @@
 // say where my block is | copy everyone's block from its arena | wait until all have
 //
-// Requirements: the input in the arena (ranks whose input is not are read from their staging). Cost per rank: read n,
-// no staging; two hand-overs.
+// Requirements: the input in the arena (ranks whose input is not are read from their staging). Cost
+// per rank: read n, no staging; two hand-overs.
 #include "collectives/all_gather/exchange.h"
 #include "shm/algorithm.h"
 

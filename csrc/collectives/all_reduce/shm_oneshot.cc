@@ -1,7 +1,7 @@
 // stage my chunk | reduce everyone's chunk in rank order
 //
-// Layout: the stream is the tensor, cut into chunks. Requirements: none. Cost per rank: write n, read n from each peer;
-// one hand-over. Best for small tensors, and at every size with two ranks.
+// Layout: the stream is the tensor, cut into chunks. Requirements: none. Cost per rank: write n,
+// read n from each peer; one hand-over. Best for small tensors, and at every size with two ranks.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -19,7 +19,8 @@ void all_reduce_oneshot(Group& group, const Call& call) {
         const size_t first = step * chunk;
         const void* sources[kMaxRanks];
         sources[group.rank()] = call.in + first;
-        for_each_peer(group, [&](int r) { sources[r] = reader.read(r, step, 0, first, length(step)); });
+        for_each_peer(group,
+                      [&](int r) { sources[r] = reader.read(r, step, 0, first, length(step)); });
         group.reduce(call, call.out + first, sources, length(step) / call.element());
       });
 }

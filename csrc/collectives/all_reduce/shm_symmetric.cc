@@ -1,8 +1,10 @@
-// say where my tensors are | reduce my slice of everyone's input into everyone's output | wait until all have
+// say where my tensors are | reduce my slice of everyone's input into everyone's output | wait
+// until all have
 //
-// Layout: rank r owns elements [r*n/W, (r+1)*n/W). Requirements: input and output in the arena on every rank; when an
-// announcement says otherwise, all ranks run what the plan names for plain tensors. Cost per rank: read n, write n; two
-// hand-overs, no staging. In place: slice r is read and written by rank r alone.
+// Layout: rank r owns elements [r*n/W, (r+1)*n/W). Requirements: input and output in the arena on
+// every rank; when an announcement says otherwise, all ranks run what the plan names for plain
+// tensors. Cost per rank: read n, write n; two hand-overs, no staging. In place: slice r is read
+// and written by rank r alone.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

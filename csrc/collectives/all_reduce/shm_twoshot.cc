@@ -1,9 +1,12 @@
-// stage the parts the others reduce | reduce my part of everyone's chunk | copy the reduced parts of the others
+// stage the parts the others reduce | reduce my part of everyone's chunk | copy the reduced parts
+// of the others
 //
-// Layout: a chunk is cut into one part per rank; steps alternate between inputs (A) and reduced parts (B):
-//   A0 A1 B0 A2 B1 A3 B2 ... B(n-1), so that staging runs one chunk ahead of reducing, and reducing one ahead of copying.
-// Requirements: none. Cost per rank: write n, read n(W-1)/W inputs and n(W-1)/W results; two hand-overs. Best from three
-// ranks on.
+// Layout: a chunk is cut into one part per rank; steps alternate between inputs (A) and reduced
+// parts (B):
+//   A0 A1 B0 A2 B1 A3 B2 ... B(n-1), so that staging runs one chunk ahead of reducing, and reducing
+//   one ahead of copying.
+// Requirements: none. Cost per rank: write n, read n(W-1)/W inputs and n(W-1)/W results; two
+// hand-overs. Best from three ranks on.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -12,9 +15,11 @@ namespace {
 
 class TwoShot {
  public:
-  TwoShot(Group& group, const Call& call) : group_(group), call_(call), world_(group.world()), me_(group.rank()) {
+  TwoShot(Group& group, const Call& call)
+      : group_(group), call_(call), world_(group.world()), me_(group.rank()) {
     const size_t fits = group.chunk_bytes() / world_ / kCacheLine * kCacheLine;
-    part_ = std::min(std::max(fits, kCacheLine), round_up((call.bytes() + world_ - 1) / world_, kCacheLine));
+    part_ = std::min(std::max(fits, kCacheLine),
+                     round_up((call.bytes() + world_ - 1) / world_, kCacheLine));
     chunks_ = steps_for(call.bytes(), part_ * world_);
   }
 
@@ -40,14 +45,16 @@ class TwoShot {
 
   void stage(uint64_t k) {
     unsigned char* slot = group_.slot_to_fill(input_step(k));
-    for_each_peer(group_, [&](int r) { copy(slot + r * part_, call_.in + first(k, r), length(k, r)); });
+    for_each_peer(group_,
+                  [&](int r) { copy(slot + r * part_, call_.in + first(k, r), length(k, r)); });
     group_.post(input_step(k));
   }
 
   void reduce(uint64_t k) {
     const void* sources[kMaxRanks];
     sources[me_] = call_.in + first(k, me_);
-    for_each_peer(group_, [&](int r) { sources[r] = group_.await_step(r, input_step(k)) + me_ * part_; });
+    for_each_peer(group_,
+                  [&](int r) { sources[r] = group_.await_step(r, input_step(k)) + me_ * part_; });
     unsigned char* slot = group_.slot_to_fill(result_step(k));
     const size_t bytes = length(k, me_);
     if (bytes > 0) group_.reduce(call_, slot, sources, bytes / call_.element());

@@ -1,8 +1,9 @@
 // stage the blocks of the others | copy my block of everyone's input
 //
-// Layout: a chunk holds one part of each rank's block. In the v-variant a rank knows only its own sizes, so `count` is
-// the longest block of all ranks (agreed beforehand). Requirements: none. Cost per rank: write n(W-1)/W, read n(W-1)/W;
-// one hand-over. In place: block r is staged before it is overwritten, part by part.
+// Layout: a chunk holds one part of each rank's block. In the v-variant a rank knows only its own
+// sizes, so `count` is the longest block of all ranks (agreed beforehand). Requirements: none. Cost
+// per rank: write n(W-1)/W, read n(W-1)/W; one hand-over. In place: block r is staged before it is
+// overwritten, part by part.
 #include "collectives/all_to_all/exchange.h"
 #include "shm/algorithm.h"
 #include "shm/staged.h"
@@ -32,7 +33,9 @@ void all_to_all_blocks(Group& group, const Call& call, bool offers) {
   const size_t longest = call.bytes();
   const Parts parts(group, longest);
   run_staged(
-      group, call, {parts.steps(longest), parts.slot_bytes(group), true, true, offers && call.in != call.out, true},
+      group, call,
+      {parts.steps(longest), parts.slot_bytes(group), true, true, offers && call.in != call.out,
+       true},
       [&](uint64_t step, unsigned char* slot) {
         for_each_peer(group, [&](int r) {
           const size_t bytes = parts.bytes_in(step, in.size[r]);
@@ -44,9 +47,11 @@ void all_to_all_blocks(Group& group, const Call& call, bool offers) {
         for_each_peer(group, [&](int r) {
           const size_t bytes = parts.bytes_in(step, out.size[r]);
           const size_t in_tensor = me * call.bytes() + first;  // only equal blocks are ever offered
-          copy(call.out + out.start[r] + first, reader.read(r, step, me * parts.part_bytes, in_tensor, bytes), bytes);
+          copy(call.out + out.start[r] + first,
+               reader.read(r, step, me * parts.part_bytes, in_tensor, bytes), bytes);
         });
-        copy(call.out + out.start[me] + first, call.in + in.start[me] + first, parts.bytes_in(step, in.size[me]));
+        copy(call.out + out.start[me] + first, call.in + in.start[me] + first,
+             parts.bytes_in(step, in.size[me]));
       });
 }
 

@@ -1,7 +1,7 @@
 // say where my input is | copy my block of everyone's input from its arena | wait until all have
 //
-// Requirements: the input in the arena, equal blocks, and not in place (then it is staged). Cost per rank: read n(W-1)/W,
-// no staging; two hand-overs.
+// Requirements: the input in the arena, equal blocks, and not in place (then it is staged). Cost
+// per rank: read n(W-1)/W, no staging; two hand-overs.
 #include "collectives/all_to_all/exchange.h"
 #include "shm/algorithm.h"
 

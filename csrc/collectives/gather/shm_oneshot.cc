@@ -1,6 +1,7 @@
 // the others stage their blocks | the root copies each to its place
 //
-// Layout: a stream is a block. Requirements: none. Cost: each other rank writes n/W, the root reads n; one hand-over.
+// Layout: a stream is a block. Requirements: none. Cost: each other rank writes n/W, the root reads
+// n; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -18,7 +19,8 @@ void gather_oneshot(Group& group, const Call& call) {
       [&](uint64_t step, const Reader& reader) {
         const size_t first = step * chunk;
         for_each_peer(group, [&](int r) {
-          copy(call.out + r * bytes + first, reader.read(r, step, 0, first, length(step)), length(step));
+          copy(call.out + r * bytes + first, reader.read(r, step, 0, first, length(step)),
+               length(step));
         });
         copy(call.out + call.root * bytes + first, call.in + first, length(step));
       });

@@ -1,7 +1,7 @@
 // the others stage their tensors | the root reduces them in rank order
 //
-// Layout: a stream is a tensor. Requirements: none; the tensors of the other ranks stay as they are. Cost: each other
-// rank writes n, the root reads n from each; one hand-over.
+// Layout: a stream is a tensor. Requirements: none; the tensors of the other ranks stay as they
+// are. Cost: each other rank writes n, the root reads n from each; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -20,7 +20,8 @@ void reduce_oneshot(Group& group, const Call& call) {
         const size_t first = step * chunk;
         const void* sources[kMaxRanks];
         sources[group.rank()] = call.in + first;
-        for_each_peer(group, [&](int r) { sources[r] = reader.read(r, step, 0, first, length(step)); });
+        for_each_peer(group,
+                      [&](int r) { sources[r] = reader.read(r, step, 0, first, length(step)); });
         group.reduce(call, call.out + first, sources, length(step) / call.element());
       });
 }

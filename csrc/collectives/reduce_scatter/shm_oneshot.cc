@@ -1,7 +1,7 @@
 // stage the blocks of the others | reduce my block of everyone's input in rank order
 //
-// Layout: a chunk holds one part of each rank's block; blocks may differ in size (v-variant). Requirements: none. Cost
-// per rank: write n(W-1)/W, read n(W-1)/W; one hand-over.
+// Layout: a chunk holds one part of each rank's block; blocks may differ in size (v-variant).
+// Requirements: none. Cost per rank: write n(W-1)/W, read n(W-1)/W; one hand-over.
 #include "collectives/reduce_scatter/exchange.h"
 #include "shm/algorithm.h"
 #include "shm/staged.h"
@@ -14,7 +14,8 @@ void reduce_scatter_blocks(Group& group, const Call& call, bool offers) {
   size_t longest = 0;
   size_t end = 0;
   for (int r = 0; r < group.world(); ++r) {
-    size[r] = (call.in_counts ? static_cast<size_t>(call.in_counts[r]) : call.count) * call.element();
+    size[r] =
+        (call.in_counts ? static_cast<size_t>(call.in_counts[r]) : call.count) * call.element();
     start[r] = end;
     end += size[r];
     longest = std::max(longest, size[r]);
@@ -25,7 +26,8 @@ void reduce_scatter_blocks(Group& group, const Call& call, bool offers) {
       group, call, {parts.steps(longest), parts.slot_bytes(group), true, true, offers, true},
       [&](uint64_t step, unsigned char* slot) {
         for_each_peer(group, [&](int r) {
-          copy(slot + r * parts.part_bytes, call.in + start[r] + step * parts.part_bytes, parts.bytes_in(step, size[r]));
+          copy(slot + r * parts.part_bytes, call.in + start[r] + step * parts.part_bytes,
+               parts.bytes_in(step, size[r]));
         });
       },
       [&](uint64_t step, const Reader& reader) {
@@ -42,7 +44,9 @@ void reduce_scatter_blocks(Group& group, const Call& call, bool offers) {
 
 namespace {
 
-void reduce_scatter_oneshot(Group& group, const Call& call) { reduce_scatter_blocks(group, call, false); }
+void reduce_scatter_oneshot(Group& group, const Call& call) {
+  reduce_scatter_blocks(group, call, false);
+}
 
 COMMLIB_SHM_ALGORITHM(reduce_scatter, shm_oneshot, false, reduce_scatter_oneshot);
 COMMLIB_SHM_ALGORITHM(reduce_scatterv, shm_oneshot, false, reduce_scatter_oneshot);

@@ -1,7 +1,7 @@
 // the root stages one part for each rank | each rank copies its own
 //
-// Layout: a chunk of the root's stream holds one part of each rank's block. Requirements: none. Cost: the root writes n,
-// each other rank reads n/W; one hand-over.
+// Layout: a chunk of the root's stream holds one part of each rank's block. Requirements: none.
+// Cost: the root writes n, each other rank reads n/W; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -18,13 +18,17 @@ void scatter_oneshot(Group& group, const Call& call) {
       [&](uint64_t step, unsigned char* slot) {
         const size_t first = step * parts.part_bytes;
         const size_t length = parts.bytes_in(step, bytes);
-        for_each_peer(group, [&](int r) { copy(slot + r * parts.part_bytes, call.in + r * bytes + first, length); });
+        for_each_peer(group, [&](int r) {
+          copy(slot + r * parts.part_bytes, call.in + r * bytes + first, length);
+        });
         copy(call.out + first, call.in + me * bytes + first, length);
       },
       [&](uint64_t step, const Reader& reader) {
         const size_t first = step * parts.part_bytes;
         const size_t length = parts.bytes_in(step, bytes);
-        copy(call.out + first, reader.read(call.root, step, me * parts.part_bytes, me * bytes + first, length), length);
+        copy(call.out + first,
+             reader.read(call.root, step, me * parts.part_bytes, me * bytes + first, length),
+             length);
       });
 }
 

@@ -1,15 +1,14 @@
 // the sender fills cells of the pair's ring | the receiver empties them
 //
-// Layout: shm/layout.h, Channel. Requirements: none. Cost: write n, read n; one hand-over. A message of up to 32 bytes
-// travels in the cell's flag line.
-#include "shm/mailbox.h"
-
+// Layout: shm/layout.h, Channel. Requirements: none. Cost: write n, read n; one hand-over. A
+// message of up to 32 bytes travels in the cell's flag line.
 #include <algorithm>
 #include <cstring>
 
 #include "commlib/check.h"
 #include "shm/algorithm.h"
 #include "shm/exclusive.h"
+#include "shm/mailbox.h"
 
 namespace commlib::shm {
 namespace {
@@ -19,7 +18,8 @@ const unsigned char* data_of(const Cell& cell, const unsigned char* room) {
 }
 
 std::string describe_message(uint64_t bytes, const Descriptor& what) {
-  return text(uint64_t(what.count), " elements of ", name_of(static_cast<DType>(what.dtype)), " (", bytes, " bytes)");
+  return text(uint64_t(what.count), " elements of ", name_of(static_cast<DType>(what.dtype)), " (",
+              bytes, " bytes)");
 }
 
 }  // namespace
@@ -57,7 +57,8 @@ void Mailbox::send(const Message& message, int to) {
     cell.what = message.what;
     unsigned char* room = segment_->cells(rank_, to) + index % kCells * kCellBytes;
     if (cell.chunk_bytes > 0) {
-      std::memcpy(message.bytes <= kInlineBytes ? cell.data : room, message.data + at, cell.chunk_bytes);
+      std::memcpy(message.bytes <= kInlineBytes ? cell.data : room, message.data + at,
+                  cell.chunk_bytes);
     }
     at += cell.chunk_bytes;
     cell.seq.store(index + 1, std::memory_order_release);
@@ -108,8 +109,9 @@ size_t Mailbox::receive_chunk(const Message& message, size_t at, int from) {
 
 void Mailbox::expect(const Message& message, uint64_t bytes, const Descriptor& theirs, int from) {
   if (bytes == message.bytes && theirs.dtype == message.what.dtype) return;
-  waiter_.end("ValueError", text("recv on rank ", rank_, " expects ", describe_message(message.bytes, message.what),
-                                 " from rank ", from, ", which sent ", describe_message(bytes, theirs),
+  waiter_.end("ValueError", text("recv on rank ", rank_, " expects ",
+                                 describe_message(message.bytes, message.what), " from rank ", from,
+                                 ", which sent ", describe_message(bytes, theirs),
                                  "; give send and recv tensors of one size and dtype"));
 }
 
@@ -131,7 +133,8 @@ bool Mailbox::take_parcel(int from) {
   const unsigned char* room = segment_->cells(from, rank_) + inbox.next % kCells * kCellBytes;
   const unsigned char* data = data_of(cell, room);
   const size_t bytes = std::min<size_t>(cell.chunk_bytes, kCellBytes);
-  inbox.parcels.push_back({cell.message_bytes, cell.what, std::vector<unsigned char>(data, data + bytes)});
+  inbox.parcels.push_back(
+      {cell.message_bytes, cell.what, std::vector<unsigned char>(data, data + bytes)});
   ++inbox.next;
   channel->taken.store(inbox.next, std::memory_order_release);
   waiter_.ring();

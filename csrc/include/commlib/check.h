@@ -10,7 +10,8 @@ namespace commlib {
 
 class Failure : public std::exception {
  public:
-  // `kind` is the Python class: "ValueError", "CommError", "PeerLost", "CommTimeout", "Unsupported".
+  // `kind` is the Python class: "ValueError", "CommError", "PeerLost", "CommTimeout",
+  // "Unsupported".
   Failure(std::string kind, std::string text) : kind_(std::move(kind)), text_(std::move(text)) {}
   const std::string& kind() const { return kind_; }
   const char* what() const noexcept override { return text_.c_str(); }
@@ -20,7 +21,8 @@ class Failure : public std::exception {
   std::string text_;
 };
 
-// A Python signal handler raised (Ctrl-C): the Python error is already set and only has to be passed on.
+// A Python signal handler raised (Ctrl-C): the Python error is already set and only has to be
+// passed on.
 class Interrupted : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted by a signal"; }
