@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from commlib.cli import main
+
 COLUMNS = "COLUMNS"
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 
@@ -89,9 +91,20 @@ def test_the_json_carries_its_schema_the_machine_the_plan_and_percentiles(
     assert row["vs_torch"] > 0
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    words = ("reduce_scatter", "--dtype", "bfloat16", "--redop", "sum,avg,band", "--algorithms", "auto", *QUICK)
+    words = (
+        "reduce_scatter",
+        "-n",
+        "2",
+        "--dtype",
+        "bfloat16",
+        "--redop",
+        "sum,avg,band",
+        "--algorithms",
+        "auto",
+        *QUICK,
+    )
     result = bench(*words, width=width)
     assert result.returncode == 0
     assert max(len(line) for line in result.stdout.splitlines()) <= width
@@ -137,11 +150,15 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
         (("-e", "12Q"), "is not a size"),
     ],
 )
-def test_a_wrong_option_is_said_once_before_any_rank_starts(words: tuple[str, ...], said: str) -> None:
-    result = bench("-n", "2", *words)
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert said in result.stderr
+def test_a_wrong_option_is_said_once_before_any_rank_starts(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "-n", "2", *words])
+    message = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message.count("\n") == 1
+    assert said in message
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

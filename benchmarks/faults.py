@@ -1,0 +1,105 @@
+"""Kill random ranks in random collectives and report who noticed, how fast, and what was left behind.
+
+python benchmarks/faults.py --kills 100 -o benchmarks/results/faults.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.spec import Call
+from commlib.communicator import Communicator
+from commlib.errors import PeerLost
+from commlib.testing import Ranks
+
+
+def repeat(comm: Communicator, name: str, count: int) -> str:
+    """Run one collective until it raises; return the error and when it came."""
+    spec = COLLECTIVES[name]
+    call = Call(comm.rank, comm.size, count, torch.float32)
+    elements_in, elements_out = spec.shapes(call)
+    x, out = torch.ones(elements_in), torch.zeros(elements_out)
+    try:
+        while True:
+            spec.invoke(comm, x, out, call)
+    except PeerLost as error:
+        return f"{time.monotonic()} {error}"
+
+
+def left_behind() -> dict[str, int]:
+    """Count what a crash could leave: files in /dev/shm, descriptors, processes that carry our name."""
+    mine = Path("/proc/self/fd")
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {
+        "dev_shm": len(list(Path("/dev/shm").iterdir())),
+        "descriptors": len(list(mine.iterdir())),
+        "children": len(children),
+    }
+
+
+def one_kill(ranks: Ranks, rng: random.Random) -> dict[str, object]:
+    """Start a collective, kill one rank in the middle, and collect the others' errors."""
+    name, count = rng.choice(list(COLLECTIVES)), rng.choice([1, 1000, 300_000])
+    victim = rng.randrange(ranks.size)
+    ranks.restart()
+    handle = ranks.start(repeat, name, count)
+    time.sleep(rng.uniform(0.0, 0.1))
+    killed = time.monotonic()
+    ranks.kill(victim)
+    answers = [handle.result(rank) for rank in range(ranks.size) if rank != victim]
+    seconds = [float(answer.split()[0]) - killed for answer in answers]
+    named = all(f"rank {victim} " in answer and "died" in answer for answer in answers)
+    return {"op": name, "count": count, "ranks": ranks.size, "victim": victim, "named": named, "seconds": max(seconds)}
+
+
+def main() -> int:
+    """Run the kills and write what happened."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args()
+    rng = random.Random(options.seed)
+    kills: list[dict[str, object]] = []
+    with Ranks(2) as first:
+        first.run(repeat_once)  # the fork server and its pipes exist from here on
+    before = left_behind()
+    for size in (2, 3, 4):
+        with Ranks(size, backend="shm", timeout_s=20.0, max_bytes=1 << 20) as ranks:
+            share = options.kills // 3 + (size == 2) * (options.kills % 3)
+            kills += [one_kill(ranks, rng) for _ in range(share)]
+    after = left_behind()
+    seconds = sorted(float(str(kill["seconds"])) for kill in kills)
+    report = {
+        "command": f"python {' '.join(sys.argv)}",
+        "kills": len(kills),
+        "named": sum(bool(kill["named"]) for kill in kills),
+        "median_s": statistics.median(seconds),
+        "worst_s": seconds[-1],
+        "before": before,
+        "after": after,
+        "each": kills,
+    }
+    print(json.dumps({key: value for key, value in report.items() if key != "each"}, indent=1))
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    return 0 if report["named"] == len(kills) else 1
+
+
+def repeat_once(comm: Communicator) -> float:
+    """One collective."""
+    return float(comm.all_reduce(torch.ones(1)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
