@@ -255,7 +255,9 @@ def test_split_ranks_by_key_and_leaves_out_the_colourless(request: pytest.Fixtur
 
 @pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
 @pytest.mark.parametrize("what", [objects, shapes_and_results])
-def test_calls_return_what_they_promise(request: pytest.FixtureRequest, backend: str, what: Callable[..., bool]) -> None:
+def test_calls_return_what_they_promise(
+    request: pytest.FixtureRequest, backend: str, what: Callable[..., bool]
+) -> None:
     assert request.getfixturevalue(backend).run(what) == [True] * 4
 
 
@@ -279,7 +281,8 @@ def test_explain_says_what_runs(shm_ranks: Ranks) -> None:
 
 
 def test_a_forked_child_is_told_to_make_its_own(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(fork_and_use, world=2) == ["this communicator is closed; call commlib.init() for a new one"] * 2
+    told = "this communicator is closed; call commlib.init() for a new one"
+    assert shm_ranks.run(fork_and_use, world=2) == [told] * 2
 
 
 # --- one process ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from mpi_peer import Mpi
-from placement import Probe, placement
+from placement import Probe
 
 import commlib
 from commlib.bootstrap.world import SingleWorld
@@ -52,13 +52,10 @@ def main() -> None:
     mpi = Mpi()
     torch_peer.start(comm)
     probe = Probe(comm)
-    before = probe.one_way_ns() if _has_cores(comm) else None
-    rows = list(_all_rows(comm, mpi, options))
-    after = probe.one_way_ns() if _has_cores(comm) else None
+    rows = list(_all_rows(comm, mpi, options, probe if _has_cores(comm) else None))
     report = {
         "mpi": f"{mpi.name} {mpi.version}",
         "thread_level": mpi.thread_level,
-        "placement": [{"one_way_ns": round(ns), "is": placement(ns)} for ns in (before, after) if ns],
         "rows": rows,
         "world_of_one_us": _world_of_one(comm, mpi),
         "waiting_cpu_share": _waiting(comm, mpi),
@@ -83,7 +80,7 @@ def _has_cores(comm: Communicator) -> bool:
     return comm.size > 1 and all(comm.all_gather_object(comm.size <= (os.cpu_count() or 1)))
 
 
-def _all_rows(comm: Communicator, mpi: Mpi, options: Any) -> Iterator[Row]:
+def _all_rows(comm: Communicator, mpi: Mpi, options: Any, probe: Probe | None) -> Iterator[Row]:
     cases = [
         (name, dtype, in_place, size)
         for name, dtype, in_place, sizes in SERIES
@@ -97,8 +94,11 @@ def _all_rows(comm: Communicator, mpi: Mpi, options: Any) -> Iterator[Row]:
         collective = COLLECTIVES[name]
         call = _call(collective, comm, dtype, size)
         candidates = _candidates(comm, mpi, collective, in_place)
-        for result in measure(comm, collective, call, ordered, candidates, protocol):
-            yield _row(collective, call, in_place, result)
+        # A hypervisor moves cores within seconds: each row has the placement before and after it.
+        before = probe.one_way_ns() if probe else None
+        results = measure(comm, collective, call, ordered, candidates, protocol)
+        flags = [round(before), round(probe.one_way_ns())] if probe and before else []
+        yield from ({**_row(collective, call, in_place, result), "flag_ns": flags} for result in results)
 
 
 def _call(collective: Collective, comm: Communicator, dtype: torch.dtype, size: int) -> Call:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from placement import placement
+
 Rows = dict[tuple[str, str], dict[str, Any]]  # (MPI, candidate) → row
 
 
@@ -23,8 +25,9 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
     bound = f"{document['ranks']} ranks, bound to {document['bind']}"
     yield f"# {bound}; µs, medians; ratios within one job, > 1: ours is faster"
     for job in document["jobs"]:
-        where = ", then ".join(f"{p['one_way_ns']} ns ({p['is']})" for p in job["placement"]) or "not measured"
-        yield f"# {job['mpi']}, {job['thread_level']}; flag one way: {where}"
+        flags = sorted(ns for row in job["rows"] for ns in row["flag_ns"])
+        where = f", a flag one way takes {flags[0]} to {flags[-1]} ns" if flags else ""
+        yield f"# {job['mpi']}, {job['thread_level']}: {job['launcher']}{where}"
     series: dict[tuple[Any, ...], dict[int, Rows]] = {}
     for job in document["jobs"]:
         for row in job["rows"]:
@@ -33,7 +36,10 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             at[job["mpi"].partition(" ")[0], row["candidate"]] = row
     for (op, dtype, in_place), sizes in series.items():
         yield f"\n{op} {dtype}, {'in place' if in_place else 'out of place'}"
-        yield _row("bytes", "ours", "symm.", "Open MPI", "MPICH", "gloo", "× MPI", "× gloo", "symm. ×", "× MPI sym")
+        yield (
+            _row("bytes", "ours", "symm.", "Open MPI", "MPICH", "gloo", "× MPI", "× gloo", "symm. ×", "× MPI sym")
+            + "  cores"
+        )
         yield from (_series_row(size, rows) for size, rows in sizes.items())
     yield from _footer(document)
 
@@ -46,18 +52,24 @@ def _series_row(size: int, rows: Rows) -> str:
     mpis = sorted({mpi for mpi, _ in rows}, key=lambda name: name != "Open")
     ours, symmetric, gloo = (_mean(rows, mpis, name) for name in ("ours", "symmetric", "torch"))
     each = {mpi: _time(rows, mpi, "mpi") for mpi in mpis}
+    places = [placement(rows[mpi, "ours"]["flag_ns"]) for mpi in mpis]
+    where = " | ".join(places) if any(places) else ""
     wrong = sum(row["wrong"] or 0 for row in rows.values())
-    return _row(
-        _bytes(size),
-        _us(ours),
-        _us(symmetric),
-        *(_us(each.get(name)) for name in ("Open", "MPICH")),
-        _us(gloo),
-        _factor(_ratios(rows, mpis, "mpi", "ours")),
-        _factor(_ratios(rows, mpis, "torch", "ours")),
-        _factor(_ratios(rows, mpis, "ours", "symmetric")),
-        _factor(_ratios(rows, mpis, "mpi", "symmetric")),
-    ) + (f"  {wrong} WRONG" if wrong else "")
+    return (
+        _row(
+            _bytes(size),
+            _us(ours),
+            _us(symmetric),
+            *(_us(each.get(name)) for name in ("Open", "MPICH")),
+            _us(gloo),
+            _factor(_ratios(rows, mpis, "mpi", "ours")),
+            _factor(_ratios(rows, mpis, "torch", "ours")),
+            _factor(_ratios(rows, mpis, "ours", "symmetric")),
+            _factor(_ratios(rows, mpis, "mpi", "symmetric")),
+        )
+        + f"  {where}"
+        + (f"  {wrong} WRONG" if wrong else "")
+    )
 
 
 def _time(rows: Rows, mpi: str, candidate: str) -> float | None:

@@ -1,0 +1,57 @@
+"""The reduce kernels give the same bits at every x86-64 level, for any bit pattern."""
+
+from __future__ import annotations
+
+import platform
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+from commlib.testing.conformance import FLOATS, INTEGERS
+
+COUNT = 999
+
+
+def patterns(rank: int, dtype: torch.dtype) -> torch.Tensor:
+    """Random bits: NaN, infinities, denormals and all."""
+    generator = torch.Generator().manual_seed(rank)
+    raw = torch.randint(0, 256, (COUNT * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype)
+
+
+def reduce_patterns(comm: Communicator) -> tuple[list[str], dict[str, int]]:
+    """Reduce in every type; return what differs from the reference, and checksums with NaN made one value."""
+    wrong, sums = [], {}
+    for dtype in FLOATS + INTEGERS:
+        for redop in ("sum", "prod", "min", "max", "avg"):
+            x = patterns(comm.rank, dtype)
+            comm.all_reduce(x, redop)
+            expected = ordered([patterns(r, dtype) for r in range(comm.size)], redop)
+            if dtype.is_floating_point:
+                x, expected = (torch.where(t.double().isnan(), 0, t.double()) for t in (x, expected))
+            got = x.view(torch.uint8).numpy().tobytes()
+            if got != expected.view(torch.uint8).numpy().tobytes():
+                wrong.append(f"{dtype} {redop}")
+            sums[f"{dtype} {redop}"] = zlib.crc32(got)
+    return wrong, sums
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are an x86-64 matter")
+def test_every_level_gives_the_reference_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    have = set(Path("/proc/cpuinfo").read_text().split())
+    for level, needs in (("v2", "sse4_2"), ("v3", "avx2"), ("v4", "avx512bw")):
+        if needs not in have:
+            continue
+        monkeypatch.setenv("COMMLIB_ISA", level)
+        with Ranks(3, backend="shm", max_bytes=1 << 20) as ranks:
+            for wrong, sums in ranks.run(reduce_patterns):
+                assert wrong == [], level
+                seen[level] = sums
+    assert len(seen) >= 1
+    assert all(sums == seen["v2"] for sums in seen.values())

@@ -1,0 +1,216 @@
+"""The docs are true: what they say to run runs, and the files, functions and constants they name exist.
+
+A fenced block is executed when its info string asks for it:
+
+    python file=NAME     is saved beside the commands of its page
+    python ranks=N       runs on N live ranks, with `comm`, `torch` and `commlib`; `checked`: in checked mode
+    console run          each line after `$ ` runs in a shell and must succeed; lines below it must be in its output
+    json plan            is a plan
+    diff                 applies to the sources as they are
+"""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import commlib
+from commlib.errors import KINDS
+from commlib.plan import Plan
+from commlib.testing import Ranks
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("index", "quickstart", "architecture", "extending", "plans", "operations", "benchmarks")
+FENCE = re.compile(r"^```(\S+)(.*)\n((?s:.*?))^```$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, the other words of its info string, and its text."""
+
+    page: str
+    line: int
+    language: str
+    words: dict
+    text: str
+
+
+@cache
+def text_of(page):
+    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def blocks(language, word=None):
+    found = []
+    for page in PAGES:
+        for match in FENCE.finditer(text_of(page)):
+            words = dict((item.partition("=")[::2]) for item in match[2].split())
+            line = text_of(page).count("\n", 0, match.start()) + 1
+            found.append(Block(page, line, match[1], words, match[3]))
+    return [block for block in found if block.language == language and (word is None or word in block.words)]
+
+
+def each(found):
+    return pytest.mark.parametrize("block", found, ids=[f"{block.page}:{block.line}" for block in found])
+
+
+def execute(comm, source):
+    """Run a block on this rank, on a communicator that it may end."""
+    own = comm.split(0, comm.rank)
+    exec(source, {"comm": own, "torch": torch, "commlib": commlib})
+    own.close()
+
+
+@each([block for block in blocks("python", "ranks") if "checked" not in block.words])
+def test_an_example_runs_on_live_ranks(shm_ranks, block):
+    shm_ranks.run(execute, block.text, world=int(block.words["ranks"]))
+
+
+@each(blocks("python", "checked"))
+def test_an_example_runs_in_checked_mode(block):
+    with Ranks(int(block.words["ranks"]), backend="shm", checked=True, max_bytes=0) as ranks:
+        ranks.run(execute, block.text)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for block in blocks("python", "file"):
+        (tmp_path / block.words["file"]).write_text(block.text, encoding="utf-8")
+    return tmp_path
+
+
+def shell(command, folder):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "COLUMNS": "120"}
+    result = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, f"$ {command}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@each(blocks("console", "run"))
+def test_a_command_line_runs(folder, block):
+    for step in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, *expected = step.strip().splitlines()
+        output = shell(command, folder).splitlines()
+        assert [line for line in expected if line not in output] == [], output
+
+
+def test_the_program_of_the_readme_runs(folder):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    (folder / "example.py").write_text(program, encoding="utf-8")
+    assert shell("commlib run -n 2 python example.py", folder).count("all_reduce of") == 2
+
+
+@each(blocks("json", "plan"))
+def test_a_plan_is_one(block):
+    assert Plan.parse(block.text, block.page).rules
+
+
+@each(blocks("diff"))
+def test_a_diff_applies(block, tmp_path):
+    patch = tmp_path / "shown.diff"
+    patch.write_text(block.text, encoding="utf-8")
+    command = ["git", "-C", str(ROOT), "apply", "--check", "--unidiff-zero", str(patch)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"show it as it is now: {result.stderr}"
+
+
+def expanded(name):
+    """Yield the names that a line of the tree stands for: `wait.{h,cc}` for two."""
+    match = re.fullmatch(r"(.*)\{(.*)\}(.*)", name)
+    yield from (f"{match[1]}{part}{match[3]}" for part in match[2].split(",")) if match else (name,)
+
+
+def tree():
+    (block,) = blocks("tree")
+    top, listed = "", []
+    for line in block.text.splitlines():
+        name, phrase = (line.split(maxsplit=1) + [""])[:2]
+        if not line.startswith(" "):
+            top = name
+            continue
+        assert phrase, f"say what {name} is for"
+        listed += [top + part for part in expanded(name)]
+    return listed
+
+
+def test_the_tree_names_every_file_and_no_other():
+    kinds = {".py", ".h", ".cc", ".cu", ".cuh"}
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for top in ("commlib", "csrc")
+        for path in (ROOT / top).rglob("*")
+        if path.suffix in kinds
+    }
+    named = [{path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)} for pattern in tree()]
+    assert [pattern for pattern, found in zip(tree(), named, strict=True) if not found] == []
+    assert sorted(there - set().union(*named)) == []
+
+
+def test_the_layers_are_those_of_the_contract():
+    (block,) = blocks("layers")
+    shown = {}
+    for height, line in enumerate(block.text.splitlines()):
+        names = re.split(r"\s{2,}", line)[0]
+        shown |= dict.fromkeys(names.split(", "), height)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")  # Python 3.10 has no tomllib
+    (layers,) = re.findall(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    levels = []
+    for layer in re.findall(r'"(.*)"', layers):
+        names = [name.strip() for name in re.split(r"[:|]", layer) if not name.strip().startswith(("(", "_"))]
+        levels += [[shown[name] for name in names]] if names else []
+    for above, below in zip(levels, levels[1:], strict=False):
+        assert max(above) <= min(below)
+
+
+def test_constants_are_those_of_the_code():
+    layout = (ROOT / "csrc/shm/layout.h").read_text(encoding="utf-8")
+    units = {"KiB": 1 << 10, "MiB": 1 << 20}
+    rows = re.findall(r"^\| `(k\w+)` \| (\d+)(?: (\w+))? \|", text_of("architecture"), re.MULTILINE)
+    assert rows
+    for name, number, unit in rows:
+        (expression,) = re.findall(rf"constexpr \w+ {name} = ([\d <]+);", layout)
+        value = eval(expression)
+        assert value == int(number) * units.get(unit, 1), name
+
+
+def test_the_path_of_a_call_names_functions_that_exist():
+    rows = re.findall(r"^\| \d+ \| `([^`]+)` \| `(\w+)` \|", text_of("architecture"), re.MULTILINE)
+    assert len(rows) > 15
+    for path, function in rows:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"\b{function}\(|\bclass {function}\b|\bstruct {function}\b", source), (path, function)
+
+
+def test_every_kind_of_error_is_explained():
+    table = text_of("operations")
+    assert [kind.__name__ for kind in KINDS if f"| `{kind.__name__}` |" not in table] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_that_a_page_names_exist(page):
+    text = text_of(page)
+    made_here = set(re.findall(r"^--- /dev/null\n\+\+\+ b/(\S+)", text, re.MULTILINE))
+    named = set(re.findall(r"`((?:commlib|csrc|docs|tests|benchmarks|launch)/[\w./*-]*)`", text))
+    assert [path for path in sorted(named - made_here) if not any(ROOT.glob(path))] == []
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []
