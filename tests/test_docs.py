@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,11 +140,11 @@ def tree():
     (block,) = blocks("tree")
     top, listed = "", []
     for line in block.text.splitlines():
-        name, phrase = (line.split(maxsplit=1) + [""])[:2]
+        name, _, phrase = line.strip().partition(" ")
         if not line.startswith(" "):
             top = name
             continue
-        assert phrase, f"say what {name} is for"
+        assert phrase.strip(), f"say what {name} is for"
         listed += [top + part for part in expanded(name)]
     return listed
 
@@ -173,7 +174,7 @@ def test_the_layers_are_those_of_the_contract():
     for layer in re.findall(r'"(.*)"', layers):
         names = [name.strip() for name in re.split(r"[:|]", layer) if not name.strip().startswith(("(", "_"))]
         levels += [[shown[name] for name in names]] if names else []
-    for above, below in zip(levels, levels[1:], strict=False):
+    for above, below in pairwise(levels):
         assert max(above) <= min(below)
 
 
@@ -211,6 +212,6 @@ def test_files_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

@@ -40,6 +40,7 @@ SERIES: tuple[tuple[str, torch.dtype, bool, tuple[int, ...]], ...] = (
 )
 ARENA_BYTES = 416 * M  # three pairs of 64 MiB buffers
 LATE_S = 0.05
+GIVE_UP_S = 0.5  # who takes longer at one size is not asked for larger ones
 Row = dict[str, Any]
 
 
@@ -87,17 +88,19 @@ def _all_rows(comm: Communicator, mpi: Mpi, options: Any, probe: Probe | None) -
         for size in sizes
         if size <= options.max_bytes and (not options.ops or name in options.ops.split(","))
     ]
-    deadline = time.monotonic() + options.seconds
+    deadline, given_up = time.monotonic() + options.seconds, set()
     for done, (name, dtype, in_place, size) in enumerate(cases):
         left_s = comm.broadcast_object(deadline - time.monotonic(), 0)
         protocol = Protocol(blocks=(3, 41), budget_s=max(0.0, left_s / (len(cases) - done)))
         collective = COLLECTIVES[name]
         call = _call(collective, comm, dtype, size)
-        candidates = _candidates(comm, mpi, collective, in_place)
+        series = (name, dtype, in_place)
+        candidates = [c for c in _candidates(comm, mpi, collective, in_place) if (c.label, series) not in given_up]
         # A hypervisor moves cores within seconds: each row has the placement before and after it.
         before = probe.one_way_ns() if probe else None
         results = measure(comm, collective, call, ordered, candidates, protocol)
         flags = [round(before), round(probe.one_way_ns())] if probe and before else []
+        given_up |= {(r.label, series) for r in results if r.times_s and r.median_s > GIVE_UP_S}
         yield from ({**_row(collective, call, in_place, result), "flag_ns": flags} for result in results)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from placement import placement
 
+HEAD = ("bytes", "ours", "Open MPI", "ours", "MPICH", "gloo", "symm.", "× MPI", "× gloo", "symm. ×", "× MPI sym")
 Rows = dict[tuple[str, str], dict[str, Any]]  # (MPI, candidate) → row
 
 
@@ -50,8 +51,8 @@ def _row(*cells: str) -> str:
 
 def _series_row(size: int, rows: Rows) -> str:
     mpis = sorted({mpi for mpi, _ in rows}, key=lambda name: name != "Open")
-    ours, symmetric, gloo = (_mean(rows, mpis, name) for name in ("ours", "symmetric", "torch"))
-    each = {mpi: _time(rows, mpi, "mpi") for mpi in mpis}
+    symmetric, gloo = (_mean(rows, mpis, name) for name in ("symmetric", "torch"))
+    jobs = [_time(rows, mpi, candidate) for mpi in ("Open", "MPICH") for candidate in ("ours", "mpi")]
     places = [placement(rows[mpi, "ours"]["flag_ns"]) for mpi in mpis]
     where = " | ".join(places) if any(places) else ""
     wrong = sum(row["wrong"] or 0 for row in rows.values())

@@ -33,6 +33,7 @@ class Protocol:
     budget_s: float = 0.5  # for all candidates of one call together
     iterations: int | None = None  # of one block; None: as many as fill block_s
     warmup: int = 3
+    slow_s: float = 1.0  # a call that takes longer is checked and measured once
     buffers: int = 3  # in rotation, so that no call finds its own last result in the cache
     check: bool = True
     seed: int = 0
@@ -74,18 +75,23 @@ def measure(
     started = time.perf_counter()
     truth = Truth(collective, call, fold) if protocol.check else None
     entries = _prepare_all(comm, collective, call, candidates, protocol)
-    _check_all(comm, entries, truth, protocol.buffers)
+    _check(comm, entries, truth, slice(1))
     ready = [entry for entry in entries if not entry.result.skipped]
+    quick = [entry for entry in ready if entry.call_s <= protocol.slow_s]
+    slow = [entry for entry in ready if entry.call_s > protocol.slow_s]
+    _check(comm, quick, truth, slice(1, None))
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for entry in ready:
+        for entry in slow:
+            entry.result.iterations, entry.result.times_s = 1, [_block(comm, entry, 1)]
+        for entry in quick:
             _calibrate(comm, entry, protocol)
-        _run_blocks(comm, ready, protocol, time.perf_counter() - started, f"{collective.name} {call.count}")
+        _run_blocks(comm, quick, protocol, time.perf_counter() - started, f"{collective.name} {call.count}")
     finally:
         if collecting:
             gc.enable()
-    _check_all(comm, ready, truth, 1)
+    _check(comm, quick, truth, slice(1))
     _combine(comm, ready)
     return [entry.result for entry in entries]
 
@@ -98,7 +104,7 @@ class _Entry:
         self.result = Measurement(candidate.label, candidate.in_place)
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.runs: list[Run] = []
-        self.estimate_s = 0.0
+        self.call_s = 0.0  # of a first call and its check, then of one in a row
         self._next = 0
 
     def following(self, iterations: int) -> list[Run]:
@@ -130,7 +136,7 @@ def _prepare_all(
         except (CommError, MemoryError) as error:
             entry.result.skipped = str(error)
         entries.append(entry)
-    _agree_to_skip(comm, entries)
+    _agree(comm, entries)
     return entries
 
 
@@ -143,28 +149,31 @@ def _buffers(collective: Collective, call: Call, candidate: Candidate) -> tuple[
     return collective.in_place(call, candidate.empty(max(elements_in, elements_out), call.dtype))
 
 
-def _agree_to_skip(comm: Communicator, entries: Sequence[_Entry]) -> None:
-    """Drop on all ranks what one rank cannot run: it would be waited for."""
-    reasons = comm.all_gather_object([entry.result.skipped for entry in entries])
-    for at, entry in enumerate(entries):
-        entry.result.skipped = next((of_rank[at] for of_rank in reasons if of_rank[at]), "")
+def _agree(comm: Communicator, entries: Sequence[_Entry]) -> None:
+    """Skip on all ranks what one rank cannot run: it would be waited for. And take the slowest rank's time."""
+    everyone = comm.all_gather_object([(entry.result.skipped, entry.call_s) for entry in entries])
+    for entry, of_ranks in zip(entries, zip(*everyone, strict=True), strict=True):
+        entry.result.skipped = next((reason for reason, _ in of_ranks if reason), "")
+        entry.call_s = max(call_s for _, call_s in of_ranks)
 
 
-def _check_all(comm: Communicator, entries: Sequence[_Entry], truth: Truth | None, pairs: int) -> None:
-    """Make the first calls of each candidate, and add up their wrong elements."""
+def _check(comm: Communicator, entries: Sequence[_Entry], truth: Truth | None, which: slice) -> None:
+    """Make calls of each candidate on some of its buffers, and add up the wrong elements."""
     for entry in entries:
         if entry.result.skipped:
             continue
         entry.candidate.enter()
+        start = time.perf_counter()
         try:
-            for (x, out), run in list(zip(entry.pairs, entry.runs, strict=True))[:pairs]:
+            for (x, out), run in list(zip(entry.pairs, entry.runs, strict=True))[which]:
                 if truth is None:
                     run()
                 else:
                     entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, run)
         except Unsupported as error:
             entry.result.skipped = str(error)
-    _agree_to_skip(comm, entries)
+        entry.call_s = time.perf_counter() - start
+    _agree(comm, entries)
 
 
 def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
@@ -187,12 +196,12 @@ def _calibrate(comm: Communicator, entry: _Entry, protocol: Protocol) -> None:
     _block(comm, entry, protocol.warmup)
     count = protocol.iterations or 1
     while True:
-        (took,) = _slowest(comm, [_block(comm, entry, count)])
+        took = _slowest(comm, _block(comm, entry, count))
         if protocol.iterations or took >= protocol.block_s / 2 or count >= MAX_ITERATIONS:
             break
         count = min(10 * count, MAX_ITERATIONS)
-    entry.estimate_s = took / count
-    wanted = math.ceil(protocol.block_s / entry.estimate_s)
+    entry.call_s = took / count
+    wanted = math.ceil(protocol.block_s / entry.call_s)
     entry.result.iterations = protocol.iterations or max(1, min(wanted, MAX_ITERATIONS))
 
 
@@ -200,11 +209,10 @@ def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, s
     """Interleave the blocks; a slow candidate has fewer of them, spread over all rounds."""
     if not entries:
         return
-    (spent_s,) = _slowest(comm, [spent_s])
-    share_s = max(protocol.budget_s - spent_s, 0) / len(entries)
+    share_s = max(protocol.budget_s - _slowest(comm, spent_s), 0) / len(entries)
     least, most = protocol.blocks
     # A block's own cost besides its iterations: switching, barriers, the run that leads in.
-    costs = [(e.result.iterations + 1) * e.estimate_s + protocol.block_s for e in entries]
+    costs = [(e.result.iterations + 1) * e.call_s + protocol.block_s for e in entries]
     counts = [max(least, min(most, int(share_s / cost))) for cost in costs]
     rounds, order = max(counts), random.Random(f"{protocol.seed} {name}")
     for turn in range(rounds):
@@ -219,9 +227,9 @@ def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, s
             entry.result.times_s.append(took / entry.result.iterations)
 
 
-def _slowest(comm: Communicator, values: list[float]) -> list[float]:
-    """Return the maximum over all ranks of each value."""
-    return [max(of_rank) for of_rank in zip(*comm.all_gather_object(values), strict=True)]
+def _slowest(comm: Communicator, seconds: float) -> float:
+    """Return the slowest rank's time on all ranks."""
+    return max(comm.all_gather_object(seconds))
 
 
 def _combine(comm: Communicator, entries: Sequence[_Entry]) -> None:
