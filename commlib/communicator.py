@@ -21,9 +21,9 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, entry
 from commlib.collectives.all_to_all import agree_splits, row_splits
-from commlib.collectives.redops import redop_code
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Explanation, Plan
+from commlib.redops import redop_code
 from commlib.subworld import Subworld
 from commlib.work import Lanes, Work
 
@@ -74,6 +74,7 @@ class Communicator:
         self._all_reduce = {op: entry(backend, f"all_reduce_{op}") for op in REDOPS}
         self._all_reduce_into = {op: entry(backend, f"all_reduce_{op}_into") for op in REDOPS}
         self._entries = {name: entry(backend, name) for name in COLLECTIVES if name not in ("all_reduce", "send_recv")}
+        self._raw = dict(self._entries)
         self._send, self._recv = entry(backend, "send"), entry(backend, "recv")
 
     @classmethod
@@ -136,7 +137,10 @@ class Communicator:
 
     def reduce_scatter_tensor(self, out: torch.Tensor, x: torch.Tensor, op: Any = "sum", async_op: bool = False) -> Any:
         """Reduce over all ranks and keep block `rank` of the result."""
-        return self._do("reduce_scatter", (out, x, redop_code(op)), out, async_op)
+        if async_op:
+            return self._do_later("reduce_scatter", (out, x, redop_code(op)), out)
+        self._entries["reduce_scatter"](out, x, redop_code(op))
+        return out
 
     def reduce_scatterv(
         self,
@@ -153,7 +157,10 @@ class Communicator:
 
     def all_gather_into_tensor(self, out: torch.Tensor, x: torch.Tensor, async_op: bool = False) -> Any:
         """Put every rank's `x` into `out`, in rank order."""
-        return self._do("all_gather", (out, x), out, async_op)
+        if async_op:
+            return self._do_later("all_gather", (out, x), out)
+        self._entries["all_gather"](out, x)
+        return out
 
     def all_gatherv(self, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int], async_op: bool = False) -> Any:
         """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
@@ -172,10 +179,12 @@ class Communicator:
     ) -> Any:
         """Send block j of `x` to rank j; splits are rows of the first dimension, equal blocks without them."""
         if out_splits is None and in_splits is None:
-            return self._do("all_to_all", (out, x), out, async_op)
+            if async_op:
+                return self._do_later("all_to_all", (out, x), out)
+            self._entries["all_to_all"](out, x)
+            return out
         if async_op:
             return self._later("all_to_all", lambda: self.all_to_all_single(out, x, out_splits, in_splits))
-        self._lanes.drain("collectives")
         from_each, to_each = row_splits(out, out_splits, x, in_splits, self.size)
         longest = agree_splits(self, from_each, to_each)
         self._entries["all_to_allv"](out, x, from_each, to_each, longest)
@@ -183,7 +192,10 @@ class Communicator:
 
     def broadcast(self, x: torch.Tensor, src: int, async_op: bool = False) -> Any:
         """Make every rank's `x` a copy of rank `src`'s."""
-        return self._do("broadcast", (x, src), x, async_op)
+        if async_op:
+            return self._do_later("broadcast", (x, src), x)
+        self._entries["broadcast"](x, src)
+        return x
 
     def gather(self, x: torch.Tensor, dst: int, out: torch.Tensor | None = None, async_op: bool = False) -> Any:
         """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
@@ -213,7 +225,10 @@ class Communicator:
 
     def barrier(self, async_op: bool = False) -> Work | None:
         """Return once every rank has called it."""
-        return self._do("barrier", (), None, async_op)  # type: ignore[no-any-return]
+        if async_op:
+            return self._do_later("barrier", (), None)
+        self._entries["barrier"]()
+        return None
 
     # --- objects ------------------------------------------------------------------------------------------------
 
@@ -313,7 +328,7 @@ class Communicator:
         # The entry points hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._all_reduce = self._all_reduce_into = dict.fromkeys(REDOPS, _closed_entry)
         self._send = self._recv = _closed_entry
-        self._entries = dict.fromkeys(self._entries, _closed_entry)
+        self._entries = self._raw = dict.fromkeys(self._entries, _closed_entry)
         self._lanes.close()
         self._world.close()
 
@@ -344,13 +359,14 @@ class Communicator:
             _closed_entry()
 
     def _do(self, name: str, arguments: tuple[Any, ...], result: Any, async_op: bool) -> Any:
-        run = self._entries[name]
         if async_op:
-            return self._later(name, lambda: run(*arguments) or result)
-        if self._lanes.used:
-            self._lanes.drain("collectives")
-        run(*arguments)
+            return self._do_later(name, arguments, result)
+        self._entries[name](*arguments)
         return result
+
+    def _do_later(self, name: str, arguments: tuple[Any, ...], result: Any) -> Work:
+        run = self._raw[name]
+        return self._later(name, lambda: run(*arguments) or result)
 
     def _message(self, name: str, run: Callable[..., Any], x: torch.Tensor, peer: int, async_op: bool) -> Work | None:
         if async_op:
@@ -365,7 +381,7 @@ class Communicator:
         if not self._queues:
             self._queues = True
             # From now on the fast path has to queue behind the lane; until now it need not look.
-            for entries in (self._all_reduce, self._all_reduce_into):
+            for entries in (self._all_reduce, self._all_reduce_into, self._entries):
                 entries.update({op: self._lanes.after("collectives", run) for op, run in entries.items()})
         return self._lanes.submit("collectives", name, call)
 

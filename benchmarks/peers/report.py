@@ -37,10 +37,7 @@ def _lines(document: dict[str, Any]) -> Iterator[str]:
             at[job["mpi"].partition(" ")[0], row["candidate"]] = row
     for (op, dtype, in_place), sizes in series.items():
         yield f"\n{op} {dtype}, {'in place' if in_place else 'out of place'}"
-        yield (
-            _row("bytes", "ours", "symm.", "Open MPI", "MPICH", "gloo", "× MPI", "× gloo", "symm. ×", "× MPI sym")
-            + "  cores"
-        )
+        yield _row(*HEAD) + "  cores"
         yield from (_series_row(size, rows) for size, rows in sizes.items())
     yield from _footer(document)
 
@@ -59,10 +56,9 @@ def _series_row(size: int, rows: Rows) -> str:
     return (
         _row(
             _bytes(size),
-            _us(ours),
-            _us(symmetric),
-            *(_us(each.get(name)) for name in ("Open", "MPICH")),
+            *map(_us, jobs),
             _us(gloo),
+            _us(symmetric),
             _factor(_ratios(rows, mpis, "mpi", "ours")),
             _factor(_ratios(rows, mpis, "torch", "ours")),
             _factor(_ratios(rows, mpis, "ours", "symmetric")),

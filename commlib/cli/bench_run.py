@@ -21,7 +21,7 @@ from commlib import env
 from commlib.cli.bench_job import Bench, Group, Job, Line, arena_bytes, undefined
 from commlib.cli.bench_table import Table, choices, foot, summary
 from commlib.errors import CommError
-from commlib.timing import Measurement, fingerprint
+from commlib.timing import Measurement, block_seconds, fingerprint
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -117,7 +117,7 @@ def _choices_of_last(groups: list[Group]) -> list[str]:
 
 def _head(comm: Communicator, job: Job, calls: int) -> list[str]:
     machine, protocol = fingerprint(), job.protocol
-    block = f"{protocol.iterations} iterations" if protocol.iterations else f"{protocol.block_s * 1e6:.0f} us"
+    block = f"{protocol.iterations} iterations" if protocol.iterations else f"{block_seconds(comm) * 1e6:.0f} us"
     least, most = protocol.blocks
     settings = " ".join(f"{name}={value}" for name, value in machine["settings"].items())
     return [
@@ -167,7 +167,7 @@ def _config(comm: Communicator, job: Job) -> dict[str, Any]:
         "backend": comm.backend,
         "cores_per_rank": len(os.sched_getaffinity(0)),
         "sizes": job.sizes,
-        "block_us": protocol.block_s * 1e6,
+        "block_us": block_seconds(comm) * 1e6,
         "blocks": protocol.blocks,
         "iterations": protocol.iterations,
         "warmup": protocol.warmup,

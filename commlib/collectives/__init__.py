@@ -19,8 +19,8 @@ from commlib.collectives import (
     scatter,
     send_recv,
 )
-from commlib.collectives.redops import REDOPS
 from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.redops import REDOPS
 
 COLLECTIVES: dict[str, Collective] = {
     spec.name: spec

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.collectives.redops import REDOPS
 from commlib.errors import Unsupported
+from commlib.redops import REDOPS
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend

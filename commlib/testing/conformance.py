@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.redops import REDOPS
 from commlib.collectives.reference import exact, ordered, reducible
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.plan import Plan
+from commlib.redops import REDOPS
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator

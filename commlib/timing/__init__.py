@@ -2,7 +2,7 @@
 
 from commlib.timing.candidate import Candidate, Prepare, Run, plain, public_call
 from commlib.timing.machine import cpu_share, fingerprint
-from commlib.timing.protocol import Measurement, Protocol, measure
+from commlib.timing.protocol import Measurement, Protocol, block_seconds, measure
 
 __all__ = [
     "Candidate",
@@ -10,6 +10,7 @@ __all__ = [
     "Prepare",
     "Protocol",
     "Run",
+    "block_seconds",
     "cpu_share",
     "fingerprint",
     "measure",

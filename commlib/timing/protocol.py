@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +23,18 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 MAX_ITERATIONS = 20_000
+BLOCK_S, CROWDED_BLOCK_S = (
+    200e-6,
+    2e-3,
+)  # long against a barrier's jitter; where ranks share cores, against a time slice
+SHORT_S = 0.01  # calls up to here are led in, and calibrated three times: a hiccup is of their size
 
 
 @dataclass(frozen=True)
 class Protocol:
     """How long and how carefully to measure; the defaults suit a table, a tuner takes more blocks."""
 
-    block_s: float = 200e-6  # a block is long against a barrier's jitter
+    block_s: float | None = None  # None: 200 µs, and 2 ms if there are more ranks than cores
     blocks: tuple[int, int] = (5, 25)  # per candidate, as the budget allows
     budget_s: float = 0.5  # for all candidates of one call together
     iterations: int | None = None  # of one block; None: as many as fill block_s
@@ -77,6 +83,8 @@ def measure(
     entries = _prepare_all(comm, collective, call, candidates, protocol)
     _check(comm, entries, truth, slice(1))
     ready = [entry for entry in entries if not entry.result.skipped]
+    if protocol.block_s is None:
+        protocol = replace(protocol, block_s=block_seconds(comm))
     quick = [entry for entry in ready if entry.call_s <= protocol.slow_s]
     slow = [entry for entry in ready if entry.call_s > protocol.slow_s]
     _check(comm, quick, truth, slice(1, None))
@@ -94,6 +102,11 @@ def measure(
     _check(comm, quick, truth, slice(1))
     _combine(comm, ready)
     return [entry.result for entry in entries]
+
+
+def block_seconds(comm: Communicator) -> float:
+    """Return how long a block is unless the protocol says."""
+    return CROWDED_BLOCK_S if comm.size > (os.cpu_count() or 1) else BLOCK_S
 
 
 class _Entry:
@@ -180,7 +193,7 @@ def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
     """Run one block on all ranks at once and return this rank's seconds."""
     entry.candidate.enter()
     comm.barrier()  # takes up the ranks' distance: who slept in it wakes late
-    if iterations > 1:
+    if entry.call_s < SHORT_S:
         entry.following(1)[0]()  # this candidate's code and flags into the caches
     runs = entry.following(iterations)
     comm.barrier()
@@ -193,10 +206,12 @@ def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
 
 def _calibrate(comm: Communicator, entry: _Entry, protocol: Protocol) -> None:
     """Warm up, and find how many iterations fill a block."""
+    assert protocol.block_s is not None
     _block(comm, entry, protocol.warmup)
     count = protocol.iterations or 1
     while True:
-        took = _slowest(comm, _block(comm, entry, count))
+        tries = 3 if entry.call_s < SHORT_S else 1  # one disturbed block would make all that follow too short
+        took = min(_slowest(comm, _block(comm, entry, count)) for _ in range(tries))
         if protocol.iterations or took >= protocol.block_s / 2 or count >= MAX_ITERATIONS:
             break
         count = min(10 * count, MAX_ITERATIONS)
@@ -212,7 +227,7 @@ def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, s
     share_s = max(protocol.budget_s - _slowest(comm, spent_s), 0) / len(entries)
     least, most = protocol.blocks
     # A block's own cost besides its iterations: switching, barriers, the run that leads in.
-    costs = [(e.result.iterations + 1) * e.call_s + protocol.block_s for e in entries]
+    costs = [(e.result.iterations + 1) * e.call_s + BLOCK_S for e in entries]
     counts = [max(least, min(most, int(share_s / cost))) for cost in costs]
     rounds, order = max(counts), random.Random(f"{protocol.seed} {name}")
     for turn in range(rounds):

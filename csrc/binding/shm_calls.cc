@@ -73,7 +73,7 @@ void reduce(State& state, TensorView out_view, TensorView x_view, int64_t dst, i
   expect_count(out, "out", x.count, "as many as x");
   same_or_apart(x, out);
   Call call = make_call(Op::reduce, x, out, x.count, redop, dst);
-  run(state, call, call.bytes(), false);
+  run(state, call, call.bytes(), in_arena(group, call, x, x));
 }
 
 void broadcast(State& state, TensorView view, int64_t src) {
@@ -129,7 +129,7 @@ void gather(State& state, TensorView out_view, TensorView x_view, int64_t dst) {
     same_or_apart(x, out, group.rank() * x.bytes());
   }
   Call call = make_call(Op::gather, x, out, x.count, 0, dst);
-  run(state, call, x.bytes() * group.world(), false);
+  run(state, call, x.bytes() * group.world(), in_arena(group, call, x, x));
 }
 
 void scatter(State& state, TensorView out_view, TensorView x_view, int64_t src) {
@@ -143,7 +143,7 @@ void scatter(State& state, TensorView out_view, TensorView x_view, int64_t src) 
   }
   Call call = make_call(Op::scatter, out, out, out.count, 0, src);
   call.in = x.data;
-  run(state, call, out.bytes() * group.world(), false);
+  run(state, call, out.bytes() * group.world(), group.rank() == src && in_arena(group, call, x, x));
 }
 
 // Sizes of the ranks' blocks, in elements, as a v-variant is given them.
@@ -218,7 +218,8 @@ void all_to_allv(State& state, TensorView out_view, TensorView x_view,
   Call call = make_call(Op::all_to_allv, x, out, static_cast<size_t>(longest));
   call.in_counts = in.of;
   call.out_counts = from.of;
-  run(state, call, static_cast<size_t>(longest) * group.world() * size_of(x.dtype), false);
+  run(state, call, static_cast<size_t>(longest) * group.world() * size_of(x.dtype),
+      in_arena(group, call, x, x));
 }
 
 void barrier(State& state) {

@@ -56,6 +56,7 @@ class ShmGroup : public ffi::Object {
       state_->segment->back(layout.section(state_->rank), layout.fixed_bytes());
       shm::RankControl* control = state_->segment->control(state_->rank);
       control->cpu.store(-1);
+      shm::publish_cores(control);
       control->pid.store(getpid());
     });
   }

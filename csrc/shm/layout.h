@@ -17,6 +17,7 @@ namespace commlib::shm {
 
 constexpr uint64_t kMagic = 0x31304d48534c4d43;  // "CMLSHM01"
 constexpr int kMaxRanks = 64;
+constexpr int kMaxCores = 1024;
 constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
 
@@ -52,6 +53,11 @@ enum class Op : uint8_t {
   count
 };
 constexpr int kOps = static_cast<int>(Op::count);
+constexpr const char* kOpNames[] = {
+    "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
+    "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
+    "scatter",    "send_recv",  "barrier"};
+static_assert(sizeof(kOpNames) / sizeof(kOpNames[0]) == kOps, "every operation has a name");
 
 // How a rank's data can be read in an operation.
 enum class Source : uint8_t {
@@ -94,6 +100,7 @@ struct RankControl {
   std::atomic<int32_t> cpu;                        // where it last waited, -1 before
   std::atomic<uint32_t> closed;
   std::atomic<int32_t> pid;
+  std::atomic<uint64_t> cores[kMaxCores / 64];  // it may run on, as a bit mask
   alignas(kCacheLine) Line verdict[2];  // checked mode: full descriptors, before the operation
   std::atomic<uint64_t> detail[2];      // checked mode: digest of split sizes
 };

@@ -25,7 +25,7 @@ class Mailbox {
  public:
   Mailbox(std::shared_ptr<Segment> segment, int rank, Waiter& waiter, bool checked);
 
-  // Returns when the message is in the ring (checked mode: when the receiver has begun to take it).
+  // Returns when the message is in the ring (checked mode: when the receiver has taken it).
   void send(const Message& message, int to);
   // Returns when the whole message has arrived; its size and type must be those the sender gave.
   void receive(const Message& message, int from);

@@ -30,9 +30,15 @@ int64_t now_ns() {
 
 int open_pidfd(int pid) { return static_cast<int>(syscall(SYS_pidfd_open, pid, 0)); }
 
-int cores_allowed() {
-  cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+// Cores that any of the ranks may run on: pinned ranks see one each.
+int cores_of_all(const Segment& segment) {
+  int cores = 0;
+  for (int word = 0; word < kMaxCores / 64; ++word) {
+    uint64_t any = 0;
+    for (int r = 0; r < segment.layout().world; ++r) any |= segment.control(r)->cores[word].load();
+    cores += __builtin_popcountll(any);
+  }
+  return cores;
 }
 
 std::string rank_list(const std::vector<int>& ranks) {
@@ -46,13 +52,7 @@ std::string rank_list(const std::vector<int>& ranks) {
 Waiter::Hooks Waiter::hooks;
 thread_local bool Waiter::holds_interpreter = false;
 
-const char* name_of(Op op) {
-  constexpr const char* names[kOps] = {
-      "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
-      "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
-      "scatter",    "send_recv",  "barrier"};
-  return names[static_cast<int>(op)];
-}
+const char* name_of(Op op) { return kOpNames[static_cast<int>(op)]; }
 
 std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
@@ -69,6 +69,14 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   return out + ")";
 }
 
+void publish_cores(RankControl* control) {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
+  for (int core = 0; core < kMaxCores; ++core) {
+    if (CPU_ISSET(core, &set)) control->cores[core / 64].fetch_or(uint64_t{1} << (core % 64));
+  }
+}
+
 Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
     : segment_(std::move(segment)),
       rank_(rank),
@@ -76,7 +84,7 @@ Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
       timeout_s_(std::min(timeout_s, 1e9)) {
   // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs
   // this core to run.
-  spins_ = cores_allowed() >= world_ ? 2000 : 0;
+  spins_ = cores_of_all(*segment_) >= world_ ? 2000 : 0;
   for (int r = 0; r < world_; ++r) {
     const int pid = segment_->control(r)->pid.load();
     const int fd = r == rank_ ? -1 : open_pidfd(pid);

@@ -1,0 +1,297 @@
+// A rank of the stress program: draws the next call with all others, makes it, and compares what it
+// got.
+#pragma once
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "commlib/check.h"
+#include "shm/algorithm.h"
+#include "shm/mailbox.h"
+#include "step.h"
+
+namespace commlib::shm {
+
+// What all ranks found.
+struct Report {
+  std::atomic<int> errors{0};
+  std::atomic<uint64_t> calls{0};
+
+  template <class... Parts>
+  void complain(const Parts&... parts) {
+    if (++errors <= 20) std::fprintf(stderr, "stress: %s\n", text(parts...).c_str());
+  }
+};
+
+// A tensor of a rank: in its arena or not, rarely aligned.
+class Tensor {
+ public:
+  Tensor(Group& group, Random& mine, size_t bytes) : group_(group) {
+    in_arena_ = draw(mine, 2) == 0;
+    const size_t shift = draw(mine, 4) == 0 ? draw(mine, 70) : 0;
+    if (in_arena_) {
+      memory_ = static_cast<unsigned char*>(group.arena().allocate(bytes + shift));
+    } else {
+      heap_.resize(bytes + shift + 1);
+      memory_ = heap_.data();
+    }
+    data = memory_ + shift;
+    std::memset(data, 0x5a, bytes);
+  }
+  ~Tensor() {
+    if (in_arena_) group_.arena().free(memory_);
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  unsigned char* data;
+
+ private:
+  Group& group_;
+  bool in_arena_;
+  unsigned char* memory_;
+  std::vector<unsigned char> heap_;
+};
+
+// One rank: a thread of its own.
+class Rank {
+ public:
+  Rank(Report& report, std::shared_ptr<Segment> segment, int rank, double timeout_s, bool checked,
+       uint64_t seed)
+      : report_(report),
+        group_(segment, rank, timeout_s, reduce_table(""), checked),
+        mailbox_(segment, rank, group_.waiter(), checked),
+        checked_(checked),
+        me_(rank),
+        world_(group_.world()),
+        shared_(seed),
+        mine_(seed * 1000 + rank + 1) {
+    draw_plan();
+  }
+
+  void one_call(bool messages) {
+    if (draw(shared_, 8) == 0) draw_plan();
+    if (burst_ == 0) {
+      op_ = static_cast<Op>(draw(shared_, kOps));
+      if (op_ == Op::send_recv && !messages) op_ = Op::barrier;
+      root_ = static_cast<int>(draw(shared_, world_));
+      // Ranks run ahead of each other where not everyone waits for everyone.
+      const bool runs_ahead =
+          op_ == Op::broadcast || op_ == Op::reduce || op_ == Op::gather || op_ == Op::scatter;
+      burst_ = runs_ahead && draw(shared_, 3) == 0 ? 40 : 1;
+    }
+    --burst_;
+    const bool disagree = checked_ && world_ > 1 && draw(shared_, 20) == 0;
+    const Step step(shared_, world_, op_, root_);
+    linger();
+    ++report_.calls;
+    if (disagree) return disagreement(step);
+    if (step.op == Op::send_recv) return exchange(step);
+    if (step.op == Op::barrier) return group_.run(Call{Op::barrier, DType::u8}, 0, false);
+    collective(step);
+  }
+
+  void abort() { group_.waiter().record_ending("CommError", text("rank ", me_, " aborted")); }
+  void close() {
+    group_.segment().control(me_)->closed.store(1);
+    group_.waiter().announce_close();
+  }
+
+ private:
+  // All ranks have the same plan, and change it at the same call.
+  void draw_plan() {
+    group_.plan().clear();
+    for (int op = 0; op < kOps; ++op) {
+      for (const bool symmetric : {false, true}) {
+        std::vector<Choice> ranges;
+        for (const uint64_t limit :
+             {uint64_t{64}, uint64_t{1024}, uint64_t{1} << draw(shared_, 22), UINT64_MAX}) {
+          const int algorithm = draw_algorithm(static_cast<Op>(op), symmetric);
+          const size_t chunk = size_t{4096} << draw(shared_, 9);
+          if (algorithm >= 0) ranges.push_back({limit, algorithm, chunk, draw(shared_, 2) == 0});
+        }
+        if (!ranges.empty()) group_.plan().add(static_cast<Op>(op), symmetric, -1, -1, ranges);
+      }
+    }
+  }
+
+  int draw_algorithm(Op op, bool symmetric) {
+    std::vector<int> fitting;
+    for (int id = 0; id < num_algorithms(); ++id) {
+      const Algorithm& known = algorithm(id);
+      if (known.op == op && known.run && (symmetric || !known.symmetric)) fitting.push_back(id);
+    }
+    return fitting.empty() ? -1 : fitting[draw(shared_, fitting.size())];
+  }
+
+  void linger() {
+    switch (draw(mine_, 24)) {
+      case 0:
+        usleep(static_cast<unsigned>(draw(mine_, 1500)));
+        break;
+      case 1:
+      case 2:
+      case 3:
+        sched_yield();
+        break;
+      default:
+        for (size_t i = draw(mine_, 40); i > 0; --i) relax();
+    }
+  }
+
+  void collective(const Step& step) {
+    const Shape shape = step.shape(me_, world_);
+    const size_t element = size_of(step.dtype);
+    Tensor x(group_, mine_, std::max(shape.in_count, shape.out_count) * element);
+    Tensor other(group_, mine_, shape.out_count * element);
+    // In place the shorter one is a block of the longer one, which starts at x.
+    unsigned char* in = x.data + (shape.in_place ? shape.in_at : 0) * element;
+    unsigned char* out = shape.in_place ? x.data + shape.out_at * element : other.data;
+    fill(step, in, shape.in_count);
+
+    int64_t to[kMaxRanks], from[kMaxRanks];  // elements of each rank
+    Call call{step.op, step.dtype, step.redop, step.root, in, out, step.count};
+    if (step.uneven()) call.in_counts = to, call.count = step.total;
+    if (step.op == Op::all_to_allv) {
+      call.in_counts = to, call.out_counts = from, call.count = step.longest_split(world_);
+    }
+    for (int r = 0; r < world_; ++r) {
+      to[r] = static_cast<int64_t>(step.uneven() ? step.size[r] : step.split(me_, r));
+      from[r] = static_cast<int64_t>(step.split(r, me_));
+    }
+    const int64_t in_offset = group_.arena().offset_of(in, shape.in_count * element);
+    const int64_t out_offset = group_.arena().offset_of(out, shape.out_count * element);
+    call.in_offset = static_cast<uint64_t>(in_offset);
+    call.out_offset = static_cast<uint64_t>(out_offset);
+    const bool out_fits = step.op != Op::all_reduce || out_offset >= 0;
+    const size_t elements = step.op == Op::all_to_allv ? call.count * world_ : step.total;
+    group_.run(call, elements * element, shape.offers && in_offset >= 0 && out_fits);
+    check(step, out);
+  }
+
+  void fill(const Step& step, unsigned char* in, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      put(step.dtype, in + i * size_of(step.dtype), value_of(step.key, me_, i));
+    }
+  }
+
+  void check(const Step& step, const unsigned char* out) {
+    size_t at = 0;
+    for (const Piece& piece : step.pieces(me_, world_)) {
+      for (size_t i = 0; i < piece.count; ++i, ++at) {
+        const size_t index = piece.first + i;
+        unsigned char wanted[16];
+        put(step.dtype, wanted,
+            step.reduces() ? step.reduced(world_, index) : value_of(step.key, piece.rank, index));
+        const size_t element = size_of(step.dtype);
+        if (std::memcmp(out + at * element, wanted, element) == 0) continue;
+        return report_.complain("rank ", me_, " of ", world_, ": element ", at, " is wrong in ",
+                                name_of(step.op), " of ", step.count, " ", name_of(step.dtype),
+                                ", root ", step.root, step.in_place ? ", in place" : "", ", key ",
+                                step.key);
+      }
+    }
+  }
+
+  // One rank passes another count: all must say so, and go on.
+  void disagreement(const Step& step) {
+    Call call{Op::broadcast, step.dtype, RedOp::sum, step.root};
+    std::vector<unsigned char> data((step.count + 1) * size_of(step.dtype));
+    call.in = call.out = data.data();
+    call.count = step.count + (me_ == step.root);
+    try {
+      group_.run(call, call.bytes(), false);
+      report_.complain("rank ", me_, " did not notice that ranks disagree");
+    } catch (const Failure& failure) {
+      if (failure.kind() != "ValueError") throw;
+    }
+  }
+
+  void send(const Step& step, int to) {
+    Tensor x(group_, mine_, step.count * size_of(step.dtype));
+    fill(step, x.data, step.count);
+    mailbox_.send(message(step, x.data), to);
+  }
+  void receive(const Step& step, int from) {
+    Tensor x(group_, mine_, step.count * size_of(step.dtype));
+    mailbox_.receive(message(step, x.data), from);
+    Step sent = step;
+    sent.root = from;
+    check(sent, x.data);
+  }
+  static Message message(const Step& step, unsigned char* data) {
+    Descriptor what{};
+    what.op = static_cast<uint64_t>(Op::send_recv);
+    what.dtype = static_cast<uint64_t>(step.dtype);
+    what.count = step.count;
+    return {data, step.count * size_of(step.dtype), what};
+  }
+
+  // Around a ring, between two, everyone to one, or both directions at once on two threads.
+  void exchange(const Step& step) {
+    const int distance = static_cast<int>(step.key % world_);
+    const int next = (me_ + distance) % world_, previous = (me_ + world_ - distance) % world_;
+    switch (step.key / 64 % 4) {
+      case 0:
+        send(step, next);
+        receive(step, previous);
+        break;
+      case 1: {
+        const int partner = me_ ^ 1;
+        if (partner >= world_) break;
+        for (int i = 0; i < 2; ++i) send(step, partner);
+        for (int i = 0; i < 2; ++i) receive(step, partner);
+        break;
+      }
+      case 2:
+        if (me_ != step.root) return send(step, step.root);
+        for (int i = 1; i < world_; ++i) receive(step, (me_ + i) % world_);
+        break;
+      default:
+        two_threads(step, next, previous);
+    }
+  }
+
+  void two_threads(const Step& step, int next, int previous) {
+    std::exception_ptr raised;
+    Tensor x(group_, mine_, step.count * size_of(step.dtype));
+    fill(step, x.data, step.count);
+    std::thread sender([&] {
+      try {
+        mailbox_.send(message(step, x.data), next);
+      } catch (...) {
+        raised = std::current_exception();
+      }
+    });
+    try {
+      receive(step, previous);
+    } catch (...) {
+      sender.join();
+      throw;
+    }
+    sender.join();
+    if (raised) std::rethrow_exception(raised);
+  }
+
+  Report& report_;
+  Group group_;
+  Mailbox mailbox_;
+  bool checked_;
+  int me_;
+  int world_;
+  Random shared_;  // the same on every rank
+  Random mine_;
+  Op op_ = Op::barrier;
+  int root_ = 0;
+  int burst_ = 0;  // more calls of this operation with this root
+};
+
+}  // namespace commlib::shm
