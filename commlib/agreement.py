@@ -42,7 +42,7 @@ def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan,
             if isinstance(plan, Plan):
                 chosen = plan
             else:
-                chosen = Plan.auto(backend, world.size) if plan == "auto" else Plan.load(plan)
+                chosen = Plan.auto(backend) if plan == "auto" else Plan.load(plan)
             text, source = chosen.text, chosen.source
         except ValueError as error:
             failure = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import pickle
 import weakref
@@ -28,6 +29,7 @@ from commlib.subworld import Subworld
 from commlib.work import Lanes, Work
 
 T = TypeVar("T")
+_LOG = logging.getLogger("commlib")
 
 
 def init(
@@ -100,7 +102,11 @@ class Communicator:
         agree(world, options, name)
         made = backends.create(name, world, options)
         try:
-            return cls(world, made, choose_plan(world, made.name, plan, options.timeout_s), options)
+            chosen = choose_plan(world, made.name, plan, options.timeout_s)
+            if world.rank == 0:
+                where = f"{world.size} ranks by {world.name}, backend {made.name} on {made.device}"
+                _LOG.info("%s, plan %s from %s", where, chosen.digest, chosen.source)
+            return cls(world, made, chosen, options)
         except BaseException:
             made.close()
             raise

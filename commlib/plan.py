@@ -108,7 +108,7 @@ class Plan:
         return cls(document, source)
 
     @classmethod
-    def auto(cls, backend: str, world: int) -> Plan:
+    def auto(cls, backend: str) -> Plan:
         """Return the plan that applies here: COMMLIB_PLAN, else the shipped one of the backend."""
         path = env.PLAN.get()
         if path:

@@ -63,7 +63,6 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   fi
 fi
 extras=mpi,test
-if [ "$mode" = --gpu ]; then extras=$extras,gpu; fi
 run "${pip[@]}" install --quiet --editable ".[$extras]" --group dev
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"

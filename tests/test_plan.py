@@ -23,7 +23,7 @@ def plan_of(*rules: dict[str, Any]) -> Plan:
 @pytest.mark.parametrize("backend", ["shm", "torch"])
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 64])
 def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world: int) -> None:
-    plan, known = Plan.auto(backend, world), algorithm_names(backend)
+    plan, known = Plan.auto(backend), algorithm_names(backend)
     for op in COLLECTIVES:
         for placement in ("plain", "symmetric"):
             for num_bytes in (0, 1, 8192, 8193, 1 << 20, 1 << 40):
@@ -60,14 +60,14 @@ def test_a_measured_gain_is_told() -> None:
 
 
 def test_threshold_is_the_classic_pair() -> None:
-    plan = Plan.threshold(8 << 20, below="shm_oneshot", above="shm_twoshot", base=Plan.auto("shm", 2))
+    plan = Plan.threshold(8 << 20, below="shm_oneshot", above="shm_twoshot", base=Plan.auto("shm"))
     chosen = [plan.explain("all_reduce", n, world=2).algorithm for n in (8 << 20, (8 << 20) + 1)]
     assert chosen == ["shm_oneshot", "shm_twoshot"]
     assert plan.explain("barrier", 0, world=2).algorithm == "shm_oneshot"
 
 
 def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
-    plan = Plan.only({"all_reduce": "shm_symmetric"}, base=Plan.auto("shm", 2))
+    plan = Plan.only({"all_reduce": "shm_symmetric"}, base=Plan.auto("shm"))
     assert plan.explain("all_reduce", 8, world=2, placement="symmetric").algorithm == "shm_symmetric"
     assert plan.explain("all_reduce", 8, world=2).algorithm == "shm_oneshot"
 
@@ -115,7 +115,7 @@ def read_plan(comm: Communicator) -> tuple[str, str, float]:
 
 
 def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
-    plan = Plan.only({"all_reduce": "shm_twoshot"}, base=Plan.auto("shm", 2))
+    plan = Plan.only({"all_reduce": "shm_twoshot"}, base=Plan.auto("shm"))
     path = tmp_path / "plan.json"
     path.write_text(plan.text)
     with Ranks(2, backend="shm", plan=str(path), max_bytes=1 << 20) as ranks:
@@ -125,7 +125,7 @@ def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
 def make_with(world: Any, **options: Any) -> Communicator:
     """Give every rank another plan."""
     name = ("shm_oneshot", "shm_twoshot")[world.rank]
-    return Communicator.create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=Plan.auto("shm", 2)))
+    return Communicator.create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=Plan.auto("shm")))
 
 
 def test_different_plans_fail_on_all_ranks_with_one_message() -> None:

@@ -159,15 +159,6 @@ def _slurm() -> Finding:
     return Finding("slurm", "ok", f"in job {job}" if job else "srun is here, outside a job")
 
 
-def _module(name: str, use: str) -> Callable[[], Finding]:
-    def check() -> Finding:
-        if importlib.util.find_spec(name) is None:
-            return Finding(name, "missing", f"only {use}", "pip install 'commlib[bench]'")
-        return Finding(name, "ok", use)
-
-    return check
-
-
 QUICK: tuple[Callable[[], Finding], ...] = (
     _python,
     _cpu,
@@ -177,8 +168,6 @@ QUICK: tuple[Callable[[], Finding], ...] = (
     _pidfd,
     _environment,
     _slurm,
-    _module("rich", "draws progress"),
-    _module("matplotlib", "draws figures"),
 )
 
 

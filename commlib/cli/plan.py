@@ -26,11 +26,10 @@ _backend = click.option("--backend", default="shm", show_default=True, help="Bac
 
 @plan.command()
 @click.argument("file", required=False, type=_PATH)
-@_world
 @_backend
-def show(file: Path | None, world: int, backend: str) -> None:
+def show(file: Path | None, backend: str) -> None:
     """Print the rules of FILE, or of the plan that `init()` would take here."""
-    click.echo(str(_plan(file, world, backend)))
+    click.echo(str(_plan(file, backend)))
 
 
 @plan.command()
@@ -66,11 +65,11 @@ def explain(
     backend: str,
 ) -> None:
     """Say which algorithm a call of OP gets, by which rule, and what that rule was measured to gain."""
-    chosen = _plan(file, world, backend)
+    chosen = _plan(file, backend)
     click.echo(str(chosen.explain(op, num_bytes, dtype, redop, world=world, placement=placement)))
 
 
-def _plan(file: Path | None, world: int, backend: str) -> Plan:
+def _plan(file: Path | None, backend: str) -> Plan:
     from commlib.plan import Plan
 
-    return Plan.load(file) if file is not None else Plan.auto(backend, world)
+    return Plan.load(file) if file is not None else Plan.auto(backend)

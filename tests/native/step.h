@@ -53,7 +53,7 @@ struct Shape {
   size_t in_at = 0;
   size_t out_at = 0;
   bool in_place;
-  bool offers = false;  // peers may read it in the arena
+  bool offers;  // peers may read it where it lies in the arena
 };
 
 // Elements [first, first + count) of what rank `rank` put in.
@@ -113,17 +113,15 @@ struct Step {
       case Op::broadcast:
         shape.in_place = true, shape.offers = me == root;
         break;
-      case Op::reduce:
-        shape.offers = false;
-        break;
       case Op::gather:
-        shape.in_count = size[me], shape.in_at = me == root ? start[me] : 0, shape.offers = false;
+        shape.in_count = size[me], shape.in_at = me == root ? start[me] : 0;
         break;
       case Op::scatter:
-        shape.out_count = size[me], shape.out_at = me == root ? start[me] : 0, shape.offers = false;
+        shape.out_count = size[me], shape.out_at = me == root ? start[me] : 0;
+        shape.offers = me == root;
         break;
       case Op::all_to_allv:
-        shape = {0, 0, 0, 0, false, false};
+        shape = {0, 0, 0, 0, false, true};
         for (int r = 0; r < world; ++r) {
           shape.in_count += split(me, r);
           shape.out_count += split(r, me);

@@ -36,6 +36,7 @@ bool names(const Failure& failure, End end, int who) {
 void round(Report& report, uint64_t seed, int world, End end) {
   Random random(seed);
   const bool checked = draw(random, 4) == 0;
+  const bool spins = draw(random, 2) == 0;  // where there is a core for each rank
   const bool faulty = end != End::well;
   const int calls = faulty ? 200 : 100;
   const int culprit = faulty ? static_cast<int>(draw(random, world)) : -1;
@@ -45,6 +46,7 @@ void round(Report& report, uint64_t seed, int world, End end) {
     segment->back(segment->layout().section(r), segment->layout().fixed_bytes());
     segment->control(r)->cpu.store(-1);
     segment->control(r)->pid.store(getpid());
+    if (spins) publish_cores(segment->control(r));
   }
   std::vector<std::thread> threads;
   for (int r = 0; r < world; ++r) {
