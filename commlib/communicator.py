@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import pickle
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -15,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from commlib import backends, env
+from commlib import backends, env, lifetime, objects
 from commlib.agreement import agree, choose_plan, pin
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -67,7 +64,7 @@ class Communicator:
         self._closed = self._queues = False
         self._bind()
         self.use(plan)
-        _LIVE.add(self)
+        lifetime.watch(self)
 
     def _bind(self) -> None:
         """Take the entry points once: a call then is one native call."""
@@ -240,25 +237,11 @@ class Communicator:
 
     def all_gather_object(self, obj: T) -> list[T]:
         """Return every rank's object, pickled between processes of this user."""
-        data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(self.device)
-        lengths = torch.empty(self.size, dtype=torch.int64, device=self.device)
-        self.all_gather_into_tensor(lengths, torch.tensor([len(data)], dtype=torch.int64, device=self.device))
-        sizes = lengths.tolist()
-        everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=self.device)
-        self.all_gatherv(everyone, data, sizes)
-        parts = torch.split(everyone.cpu(), sizes)
-        return [pickle.loads(part.numpy().tobytes()) for part in parts]
+        return objects.all_gather(self, obj)
 
     def broadcast_object(self, obj: T | None, src: int) -> T:
         """Return rank `src`'s object on every rank."""
-        data = pickle.dumps(obj) if self.rank == src else b""
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
-        self.broadcast(length, src)
-        payload = torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        if self.rank == src:
-            payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self.broadcast(payload, src)
-        return pickle.loads(payload.cpu().numpy().tobytes())  # type: ignore[no-any-return]
+        return objects.broadcast(self, obj, src)
 
     # --- memory and choice --------------------------------------------------------------------------------------
 
@@ -338,6 +321,12 @@ class Communicator:
         self._lanes.close()
         self._world.close()
 
+    def abandon(self) -> None:
+        """Forget everything without a word to the peers: for a forked child, whose parent goes on."""
+        if not self._closed:
+            self._closed = True
+            self._backend.abandon()
+
     def __enter__(self) -> Communicator:
         """Close at the end of the block."""
         return self
@@ -390,26 +379,6 @@ class Communicator:
             for entries in (self._all_reduce, self._all_reduce_into, self._entries):
                 entries.update({op: self._lanes.after("collectives", run) for op, run in entries.items()})
         return self._lanes.submit("collectives", name, call)
-
-
-_LIVE: weakref.WeakSet[Communicator] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
-    for communicator in list(_LIVE):
-        communicator.close()
-
-
-def _forget_all() -> None:
-    for communicator in list(_LIVE):
-        if not communicator._closed:
-            communicator._closed = True
-            communicator._backend.abandon()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 def _closed_entry(*arguments: Any) -> None:
