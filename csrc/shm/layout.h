@@ -29,7 +29,8 @@ constexpr size_t kRingBytes = 4 << 20;
 constexpr size_t kMaxChunkBytes = 1 << 20;
 constexpr int kHotSlots = 8;
 constexpr size_t kHotBytes = 16 << 10;
-constexpr int kCells = 4;  // chunks of one message between a pair of ranks
+constexpr int kCells =
+    32;  // chunks under way between a pair of ranks; as large a ring as a stream's, for its reason
 constexpr size_t kCellBytes = 64 << 10;
 constexpr size_t kInlineBytes = 32;  // travels in the flag's own cache line
 

@@ -77,11 +77,12 @@ class Rank {
     draw_plan();
   }
 
-  void one_call(bool messages) {
+  // In a `short_round` nothing takes long, and no message makes a rank wait for one that waits.
+  void one_call(bool short_round) {
     if (draw(shared_, 8) == 0) draw_plan();
     if (burst_ == 0) {
       op_ = static_cast<Op>(draw(shared_, kOps));
-      if (op_ == Op::send_recv && !messages) op_ = Op::barrier;
+      if (op_ == Op::send_recv && short_round) op_ = Op::barrier;
       root_ = static_cast<int>(draw(shared_, world_));
       // Ranks run ahead of each other where not everyone waits for everyone.
       const bool runs_ahead =
@@ -90,7 +91,7 @@ class Rank {
     }
     --burst_;
     const bool disagree = checked_ && world_ > 1 && draw(shared_, 20) == 0;
-    const Step step(shared_, world_, op_, root_);
+    const Step step(shared_, world_, op_, root_, short_round);
     linger();
     ++report_.calls;
     if (disagree) return disagreement(step);

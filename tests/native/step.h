@@ -76,15 +76,16 @@ struct Step {
   size_t start[kMaxRanks] = {};
   size_t total = 0;
 
-  Step(Random& shared, int world, Op op, int root) : op(op), root(root) {
+  Step(Random& shared, int world, Op op, int root, bool small) : op(op), root(root) {
     dtype = kDtypes[draw(shared, 4)];
     redop = draw(shared, 2) ? RedOp::sum : RedOp::max;
     in_place = draw(shared, 3) == 0;
     key = shared() >> 8;
     const int blocks = is_whole() ? 1 : world;
     const size_t most = std::min(kMostBytes / size_of(dtype), kMostElements) / blocks;
-    const size_t tried[] = {most, most / 20, 4096, 100, 100, 100, 8, 8, 8, 8, 8, 8};
-    count = draw(shared, tried[draw(shared, 12)] + 2);
+    const size_t tried[] = {most, most / 20, most / 20, 4096, 4096, 4096, 100, 100, 8, 8, 8, 8};
+    const size_t largest = small ? 6 : draw(shared, 4) == 0 ? 0 : 1;
+    count = draw(shared, tried[largest + draw(shared, 12 - largest)] + 2);
     for (int r = 0; r < blocks; ++r) {
       size[r] = uneven() ? draw(shared, count + 1) : count;
       start[r] = total;
