@@ -4,9 +4,9 @@ ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test 
 MODE ?=         # --cpu or --gpu; found out when empty
 
 bin := .venv/bin
-native := $(shell find csrc -name '*.h' -o -name '*.cc')
+native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc')
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test lint format docs clean
+.PHONY: help setup bench test sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ bench: setup ## time every collective of this machine beside torch.distributed
 
 test: setup ## run the tests
 	$(bin)/python -m pytest $(ARGS)
+
+sanitize: setup ## build with ASan, UBSan and TSan; stress and test under them (about 6 minutes)
+	@launch/sanitize.sh
 
 lint: setup ## check style, types, native format, layers and layout
 	$(bin)/ruff check .

@@ -20,6 +20,8 @@ constexpr int64_t kMicrosecond = 1000;
 constexpr int64_t kMillisecond = 1000 * kMicrosecond;
 constexpr int64_t kYieldFor =
     400 * kMicrosecond;  // a late rank costs 5 % of a core at 50 ms, so yield no longer
+constexpr int64_t kYieldCrowded = 50 * kMicrosecond;
+constexpr int kSpreadEvery = 256;                 // waits for a rank on the same core
 constexpr int64_t kLookEvery = 5 * kMillisecond;  // at peers' processes
 
 int64_t now_ns() {
@@ -84,7 +86,10 @@ Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
       timeout_s_(std::min(timeout_s, 1e9)) {
   // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs
   // this core to run.
-  spins_ = cores_of_all(*segment_) >= world_ ? 2000 : 0;
+  const bool crowded = cores_of_all(*segment_) < world_;
+  brief_spins_ = crowded ? 4 : 100;
+  spins_ = crowded ? 0 : 2000;
+  yield_ns_ = crowded ? kYieldCrowded : kYieldFor;
   for (int r = 0; r < world_; ++r) {
     const int pid = segment_->control(r)->pid.load();
     const int fd = r == rank_ ? -1 : open_pidfd(pid);
@@ -114,10 +119,42 @@ bool Waiter::on_my_core(int rank) {
   return rank != rank_ && segment_->control(rank)->cpu.load(std::memory_order_relaxed) == cpu;
 }
 
+// The kernel may leave ranks that yield to each other on one core for good while another idles. Of
+// the ranks on a core those beyond its fair share move to the emptiest core; where a rank may run
+// stays as it was.
+void Waiter::spread() {
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0 || CPU_COUNT(&allowed) < 2) return;
+  const auto core_of = [&](int r) {
+    return segment_->control(r)->cpu.load(std::memory_order_relaxed);
+  };
+  const auto ranks_on = [&](int core, int below) {
+    int count = 0;
+    for (int r = 0; r < below; ++r) count += core_of(r) == core;
+    return count;
+  };
+  const int before_me = ranks_on(core_of(rank_), rank_);
+  if (before_me < (world_ + CPU_COUNT(&allowed) - 1) / CPU_COUNT(&allowed)) return;
+  int emptiest = -1;
+  for (int core = 0; core < kMaxCores; ++core) {
+    if (!CPU_ISSET(core, &allowed)) continue;
+    if (emptiest < 0 || ranks_on(core, world_) < ranks_on(emptiest, world_)) emptiest = core;
+  }
+  if (ranks_on(emptiest, world_) >= before_me) return;
+  cpu_set_t target;
+  CPU_ZERO(&target);
+  CPU_SET(emptiest, &target);
+  if (sched_setaffinity(0, sizeof(target), &target) == 0)
+    sched_setaffinity(0, sizeof(allowed), &allowed);
+  on_my_core(rank_);
+}
+
 void Waiter::await_long(const Counter& counter, const Awaited& awaited,
                         const std::function<void()>* progress) {
   // A rank that shares our core cannot come while we spin.
-  const int spins = on_my_core(awaited.rank) ? 0 : spins_;
+  const bool shared = on_my_core(awaited.rank);
+  if (shared && ++shared_waits_ % kSpreadEvery == 0) spread();
+  const int spins = shared ? 0 : spins_;
   for (int i = 0; i < spins; ++i) {
     if (counter.load(std::memory_order_acquire) >= awaited.value) return;
     relax();
@@ -147,7 +184,7 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
   while (counter.load(std::memory_order_acquire) < awaited.value) {
     check_alive();
     if (progress) (*progress)();
-    if (now - start < kYieldFor) {
+    if (now - start < yield_ns_) {
       sched_yield();
     } else {
       const int64_t nap = now - start < 100 * kMillisecond ? kMillisecond : 4 * kMillisecond;

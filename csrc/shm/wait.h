@@ -48,7 +48,7 @@ class Waiter {
   // `progress`, when given, is run while waiting (a sender empties its inbox there).
   void await(const Counter& counter, const Awaited& awaited,
              const std::function<void()>* progress = nullptr) {
-    for (int i = 0; i < kBriefSpins; ++i) {
+    for (int i = 0; i < brief_spins_; ++i) {
       if (counter.load(std::memory_order_acquire) >= awaited.value) return;
       relax();
     }
@@ -84,12 +84,12 @@ class Waiter {
   static thread_local bool holds_interpreter __attribute__((tls_model("initial-exec")));
 
  private:
-  static constexpr int kBriefSpins = 100;
   void await_long(const Counter& counter, const Awaited& awaited,
                   const std::function<void()>* progress);
   void await_unlocked(const Counter& counter, const Awaited& awaited,
                       const std::function<void()>* progress);
   bool on_my_core(int rank);
+  void spread();
   void sleep_briefly(const Counter& counter, uint64_t value, int64_t nanoseconds);
   void wake_all();
   void look_at_peers(const Counter& counter, const Awaited& awaited);
@@ -104,7 +104,10 @@ class Waiter {
   int rank_;
   int world_;
   double timeout_s_;
-  int spins_;
+  int brief_spins_;  // before anything else is looked at
+  int spins_;        // after that
+  int64_t yield_ns_;
+  uint32_t shared_waits_ = 0;
   std::vector<int> pidfds_;
 };
 

@@ -1,0 +1,39 @@
+"""The native stress program, without Python or torch in the way; `make sanitize` runs it under ASan, UBSan and TSan."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build" / "stress"
+
+
+def tool(name: str) -> str:
+    path = Path(sys.prefix) / "bin" / name
+    if not path.exists():
+        pytest.skip(f"{name} is not in this environment; `make setup` installs it")
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def stress() -> str:
+    """Build the program, or bring it up to date: the first time takes half a minute."""
+    options = ["-DCOMMLIB_TESTS=ON", "-DCOMMLIB_BINDING=OFF", "-DCMAKE_BUILD_TYPE=Release"]
+    ninja = tool("ninja")
+    configure = [tool("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]
+    for command in (configure, [ninja, "-C", BUILD, "stress"]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return str(BUILD / "stress")
+
+
+@pytest.mark.timeout(300)  # a build on a busy machine
+@pytest.mark.parametrize("options", [[], ["--ranks", "9"], ["--faults-only"]], ids=["mixed", "crowded", "faults"])
+def test_threads_as_ranks_survive_random_mixes_of_all_operations(stress: str, options: list[str]) -> None:
+    done = subprocess.run([stress, "--seconds", "4", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 errors" in done.stdout
