@@ -26,7 +26,8 @@ def cli() -> str:
         "on stderr; `COMMLIB_TRACEBACK=1` shows where they come from.",
         "",
     ]
-    root = click.Context(main, info_name="commlib", terminal_width=WIDTH, color=False)
+    settings = {**main.context_settings, "terminal_width": WIDTH, "color": False}  # -h comes from the settings
+    root = click.Context(main, info_name="commlib", **settings)
     for name in sorted(COMMANDS):
         command = main.get_command(root, name)
         assert command is not None

@@ -180,6 +180,7 @@ def _abort_on_uncaught(mpi: Any) -> None:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
+            time.sleep(0.3)  # launchers drop what they have not read yet when a rank aborts
             mpi.COMM_WORLD.Abort(1)
 
     sys.excepthook = hook

@@ -29,8 +29,7 @@ constexpr size_t kRingBytes = 4 << 20;
 constexpr size_t kMaxChunkBytes = 1 << 20;
 constexpr int kHotSlots = 8;
 constexpr size_t kHotBytes = 16 << 10;
-constexpr int kCells =
-    32;  // chunks under way between a pair of ranks; as large a ring as a stream's, for its reason
+constexpr int kCells = 32;  // chunks under way between two ranks: a ring beyond L2 too
 constexpr size_t kCellBytes = 64 << 10;
 constexpr size_t kInlineBytes = 32;  // travels in the flag's own cache line
 

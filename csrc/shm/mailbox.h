@@ -1,8 +1,9 @@
 // Messages between pairs of ranks: one ring of cells per ordered pair, written by the sender,
 // emptied by the receiver.
 //
-// A message is cut into chunks of a cell. A sender that finds its ring full empties its own inbox
-// meanwhile, so two ranks may send to each other at once, whatever the size.
+// A message is cut into chunks of a cell. A rank that waits in a send or a receive empties its
+// other inboxes meanwhile, so ranks may send to each other at once and in any order, whatever the
+// size.
 #pragma once
 
 #include <atomic>
@@ -50,7 +51,7 @@ class Mailbox {
     bool backed = false;
   };
 
-  void empty_inboxes();
+  void empty_inboxes(int except);  // the one its caller is at work on, or -1
   bool take_parcel(int from);
   size_t receive_chunk(const Message& message, size_t at, int from);
   // Returns only if the message is the one the receiver expects.

@@ -236,11 +236,12 @@ class Rank {
     return {data, step.count * size_of(step.dtype), what};
   }
 
-  // Around a ring, between two, everyone to one, or both directions at once on two threads.
+  // Around a ring, between two, everyone to one, crosswise among three, or both directions at once
+  // on two threads.
   void exchange(const Step& step) {
     const int distance = static_cast<int>(step.key % world_);
     const int next = (me_ + distance) % world_, previous = (me_ + world_ - distance) % world_;
-    switch (step.key / 64 % 4) {
+    switch (step.key / 64 % 5) {
       case 0:
         send(step, next);
         receive(step, previous);
@@ -256,6 +257,14 @@ class Rank {
         if (me_ != step.root) return send(step, step.root);
         for (int i = 1; i < world_; ++i) receive(step, (me_ + i) % world_);
         break;
+      case 3: {
+        const int a = step.root, b = (a + 1) % world_, c = (a + 2) % world_;
+        if (world_ < 3) break;
+        if (me_ == a) send(step, b), send(step, c);
+        if (me_ == b) receive(step, c), receive(step, a);
+        if (me_ == c) receive(step, a), send(step, b);
+        break;
+      }
       default:
         two_threads(step, next, previous);
     }

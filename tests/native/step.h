@@ -84,7 +84,7 @@ struct Step {
     const int blocks = is_whole() ? 1 : world;
     const size_t most = std::min(kMostBytes / size_of(dtype), kMostElements) / blocks;
     const size_t tried[] = {most, most / 20, most / 20, 4096, 4096, 4096, 100, 100, 8, 8, 8, 8};
-    const size_t largest = small ? 6 : draw(shared, 4) == 0 ? 0 : 1;
+    const size_t largest = small ? 6 : op == Op::send_recv || draw(shared, 4) == 0 ? 0 : 1;
     count = draw(shared, tried[largest + draw(shared, 12 - largest)] + 2);
     for (int r = 0; r < blocks; ++r) {
       size[r] = uneven() ? draw(shared, count + 1) : count;

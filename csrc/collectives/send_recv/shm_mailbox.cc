@@ -43,7 +43,7 @@ void Mailbox::send(const Message& message, int to) {
     outbox.backed = true;
   }
   const uint64_t number = ++outbox.messages;
-  const std::function<void()> empty = [this] { empty_inboxes(); };
+  const std::function<void()> empty = [this] { empty_inboxes(-1); };
   size_t at = 0;
   do {
     const uint64_t index = outbox.next++;
@@ -96,7 +96,9 @@ size_t Mailbox::receive_chunk(const Message& message, size_t at, int from) {
   Channel* channel = segment_->channel(from, rank_);
   const uint64_t index = inbox.next;
   const Cell& cell = channel->cells[index % kCells];
-  waiter_.await(cell.seq, {Awaited::message, from, inbox.messages, index + 1, message.what});
+  const std::function<void()> empty = [this, from] { empty_inboxes(from); };
+  waiter_.await(cell.seq, {Awaited::message, from, inbox.messages, index + 1, message.what},
+                &empty);
   if (at == 0) expect(message, cell.message_bytes, cell.what, from);
   const size_t bytes = std::min<size_t>(cell.chunk_bytes, message.bytes - at);
   const unsigned char* room = segment_->cells(from, rank_) + index % kCells * kCellBytes;
@@ -115,8 +117,9 @@ void Mailbox::expect(const Message& message, uint64_t bytes, const Descriptor& t
                                  "; give send and recv tensors of one size and dtype"));
 }
 
-void Mailbox::empty_inboxes() {
+void Mailbox::empty_inboxes(int except) {
   for (int r = 0; r < segment_->layout().world; ++r) {
+    if (r == except) continue;
     Inbox& inbox = inboxes_[r];
     const std::unique_lock<std::mutex> lock(inbox.mutex, std::try_to_lock);
     if (!lock.owns_lock()) continue;  // its receiver is at work
