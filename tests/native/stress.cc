@@ -104,11 +104,12 @@ int main(int argc, char** argv) {
   constexpr End kEnds[] = {End::stops, End::aborts, End::closes};
   int rounds = 0;
   for (; spent() < seconds && report.errors == 0; ++rounds, ++seed) {
-    const int world = ranks > 0 ? ranks : kWorlds[rounds % 5];
-    const bool faulty = world > 1 && (faults_only || rounds % 4 == 3);
-    round(report, seed, world, faulty ? kEnds[rounds / 4 % 3] : End::well);
+    const int world = ranks > 0 ? ranks : kWorlds[seed % 5];
+    const bool faulty = world > 1 && (faults_only || seed % 4 == 3);
+    round(report, seed, world, faulty ? kEnds[seed / 4 % 3] : End::well);
   }
-  std::printf("stress: %d rounds, %llu calls in %.1f s, %d errors\n", rounds,
+  std::printf("stress: %d rounds up to seed %llu, %llu calls in %.1f s, %d errors\n", rounds,
+              static_cast<unsigned long long>(seed - 1),
               static_cast<unsigned long long>(report.calls), spent(), report.errors.load());
   return report.errors == 0 ? 0 : 1;
 }
