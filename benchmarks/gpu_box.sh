@@ -15,6 +15,6 @@ timeout 200 python3 -m pytest -q -p no:cacheprovider tests/gpu 2>&1 | tail -15
 timeout 200 python3 -m pytest -q -p no:cacheprovider tests/collectives tests/faults tests/test_communicator.py 2>&1 | tail -8
 home=$(dirname "$(dirname "$(command -v mpirun)")")
 for n in 2 4 8; do
-  timeout 120 python3 benchmarks/peers/run.py --ranks $n --seconds 45 --openmpi "$home" -o "$OUT/peers_h200_box_$n.json" 2>&1 | tail -60
+  timeout 120 python3 benchmarks/peers/run.py --ranks $n --seconds 45 --openmpi "$home" -o "$OUT/peers_h200_box_$n.json" 2>&1 | tail -120
 done
 true
