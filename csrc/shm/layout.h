@@ -21,7 +21,7 @@ constexpr int kMaxCores = 1024;
 constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
 
-constexpr int kRing = 8;  // operations a rank may run ahead of its slowest reader
+constexpr int kRing = 32;  // operations a rank may run ahead of its slowest reader
 // A stream cycles through a ring larger than two cores' L2: writing a line that its last reader
 // still holds costs 7 ns of coherence traffic (9 GB/s), writing one that has left for L3 costs a
 // quarter of that. Small chunks are better off in few, hot slots.
