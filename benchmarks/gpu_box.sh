@@ -13,8 +13,8 @@ nproc; lscpu | grep -E "Model name|Socket|NUMA node|L2|L3"; python3 -c "import t
 python3 -m commlib doctor
 timeout 200 python3 -m pytest -q -p no:cacheprovider tests/gpu 2>&1 | tail -15
 timeout 200 python3 -m pytest -q -p no:cacheprovider tests/collectives tests/faults tests/test_communicator.py 2>&1 | tail -8
-home=$(dirname "$(dirname "$(command -v mpirun)")")
+export OPENMPI_HOME=$(dirname "$(dirname "$(command -v mpirun)")")
 for n in 2 4 8; do
-  timeout 120 python3 benchmarks/peers/run.py --ranks $n --seconds 45 --openmpi "$home" -o "$OUT/peers_h200_box_$n.json" 2>&1 | tail -120
+  timeout 120 python3 benchmarks/peers/run.py --ranks $n --seconds 45 -o "$OUT/peers_h200_box_$n.json" 2>&1 | tail -120
 done
 true
