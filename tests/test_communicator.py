@@ -314,6 +314,14 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.all_to_all_single(x.clone(), x, [3], [4]), "out_splits has 1 entries that add up to 3"),
         (lambda: alone.explain("all_sum", 8), "unknown collective 'all_sum'; known: all_reduce"),
         (lambda: alone.use(Plan.only({"all_reduce": "nccl_direct"})), "no algorithm 'nccl_direct' on shm"),
+        (
+            lambda: alone.use(Plan.only({"all_reduce": "shm_oneshot"}, params={"chunkbytes": 4096})),
+            "unknown params .'chunkbytes'.; shm knows chunk_bytes and hot",
+        ),
+        (
+            lambda: alone.use(Plan.only({"all_reduce": "shm_oneshot"}, params={"chunk_bytes": 100})),
+            "chunk_bytes 100 is not a multiple of 64 between 4096 and",
+        ),
     ]
     for call, message in cases:
         with pytest.raises(ValueError, match=message):

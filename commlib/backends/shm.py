@@ -88,6 +88,9 @@ class ShmBackend(Backend):
             algorithm = native.algorithm_id(rule.op, entry.algorithm)
             if algorithm < 0:
                 raise ValueError(f"{rule.where}: {rule.op} has no algorithm {entry.algorithm!r} on shm")
+            unknown = set(entry.params) - {"chunk_bytes", "hot"}
+            if unknown:
+                raise ValueError(f"{rule.where}: unknown params {sorted(unknown)}; shm knows chunk_bytes and hot")
             limit = _UNLIMITED if entry.max_bytes is None else entry.max_bytes
             chunk_bytes = int(entry.params.get("chunk_bytes", DEFAULT_CHUNK_BYTES))
             ranges += [limit, algorithm, chunk_bytes, int(entry.params.get("hot", 0))]

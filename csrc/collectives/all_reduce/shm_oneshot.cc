@@ -1,7 +1,7 @@
 // stage my chunk | reduce everyone's chunk in rank order
 //
 // Layout: the stream is the tensor, cut into chunks. Requirements: none. Cost per rank: write n,
-// read n from each peer; one hand-over. Best for small tensors, and at every size with two ranks.
+// read n from each peer; one hand-over. Best for small tensors.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

@@ -6,7 +6,7 @@
 //   A0 A1 B0 A2 B1 A3 B2 ... B(n-1), so that staging runs one chunk ahead of reducing, and reducing
 //   one ahead of copying.
 // Requirements: none. Cost per rank: write n, read n(W-1)/W inputs and n(W-1)/W results; two
-// hand-overs. Best from three ranks on.
+// hand-overs. Best from about 4 KiB on: a rank reduces its part alone.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

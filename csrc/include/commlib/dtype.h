@@ -33,7 +33,7 @@ enum class DType : uint8_t {
   count
 };
 
-// Order as commlib/collectives/spec.py: REDOPS.
+// Order as commlib/redops.py: REDOPS.
 enum class RedOp : uint8_t { sum, prod, min, max, avg, band, bor, bxor, count };
 
 constexpr int kDTypes = static_cast<int>(DType::count);
