@@ -23,7 +23,7 @@ from commlib.errors import CommError, Unsupported
 from commlib.plan import Explanation, Plan
 from commlib.redops import redop_code
 from commlib.subworld import Subworld
-from commlib.work import Lanes, Work
+from commlib.work import Lanes, StreamLanes, StreamWork, Work
 
 T = TypeVar("T")
 _LOG = logging.getLogger("commlib")
@@ -60,7 +60,8 @@ class Communicator:
         self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
         self.backend, self.device, self.plan = backend.name, backend.device, plan
         self._world, self._backend, self._options = world, backend, options
-        self._lanes = Lanes()
+        threads = backend.device.type == "cpu" or not backend.native
+        self._lanes: Lanes | StreamLanes = Lanes() if threads else StreamLanes(backend.device)
         self._closed = self._queues = False
         self._bind()
         self.use(plan)
@@ -99,7 +100,7 @@ class Communicator:
         agree(world, options, name)
         made = backends.create(name, world, options)
         try:
-            chosen = choose_plan(world, made.name, plan, options.timeout_s)
+            chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
                 where = f"{world.size} ranks by {world.name}, backend {made.name} on {made.device}"
                 _LOG.info("%s, plan %s from %s", where, chosen.digest, chosen.source)
@@ -189,7 +190,7 @@ class Communicator:
         if async_op:
             return self._later("all_to_all", lambda: self.all_to_all_single(out, x, out_splits, in_splits))
         from_each, to_each = row_splits(out, out_splits, x, in_splits, self.size)
-        longest = agree_splits(self, from_each, to_each)
+        longest = agree_splits(self, from_each, to_each) if self._backend.agrees_splits else max(from_each + to_each)
         self._entries["all_to_allv"](out, x, from_each, to_each, longest)
         return out
 
@@ -218,7 +219,7 @@ class Communicator:
             raise ValueError(f"scatter: rank {self.rank} receives from rank {src} and needs out=")
         return self._do("scatter", (out, out, src), out, async_op)
 
-    def send(self, x: torch.Tensor, dst: int, async_op: bool = False) -> Work | None:
+    def send(self, x: torch.Tensor, dst: int, async_op: bool = False) -> Work | StreamWork | None:
         """Send to rank `dst`; pairs of send and recv match in the order of their calls."""
         return self._message("send", self._send, x, dst, async_op)
 
@@ -226,7 +227,7 @@ class Communicator:
         """Receive from rank `src` into `x`."""
         return self._message("recv", self._recv, x, src, async_op) or x
 
-    def barrier(self, async_op: bool = False) -> Work | None:
+    def barrier(self, async_op: bool = False) -> Work | StreamWork | None:
         """Return once every rank has called it."""
         if async_op:
             return self._do_later("barrier", (), None)
@@ -359,11 +360,13 @@ class Communicator:
         self._entries[name](*arguments)
         return result
 
-    def _do_later(self, name: str, arguments: tuple[Any, ...], result: Any) -> Work:
+    def _do_later(self, name: str, arguments: tuple[Any, ...], result: Any) -> Work | StreamWork:
         run = self._raw[name]
         return self._later(name, lambda: run(*arguments) or result)
 
-    def _message(self, name: str, run: Callable[..., Any], x: torch.Tensor, peer: int, async_op: bool) -> Work | None:
+    def _message(
+        self, name: str, run: Callable[..., Any], x: torch.Tensor, peer: int, async_op: bool
+    ) -> Work | StreamWork | None:
         if async_op:
             return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
         if self._lanes.used:
@@ -371,7 +374,7 @@ class Communicator:
         run(x, peer)
         return None
 
-    def _later(self, name: str, call: Callable[[], Any]) -> Work:
+    def _later(self, name: str, call: Callable[[], Any]) -> Work | StreamWork:
         self._check_open()
         if not self._queues:
             self._queues = True

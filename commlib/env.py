@@ -73,7 +73,9 @@ def parse_bytes(text: str) -> int:
     return int(value)
 
 
-BACKEND = Variable("COMMLIB_BACKEND", _one_of("auto", "shm", "torch"), "auto", "backend of init(): auto, shm or torch")
+BACKEND = Variable(
+    "COMMLIB_BACKEND", _one_of("auto", "nccl", "shm", "torch"), "auto", "backend of init(): auto, nccl, shm or torch"
+)
 BOOTSTRAP = Variable(
     "COMMLIB_BOOTSTRAP",
     _one_of("auto", "local", "torchrun", "mpi", "slurm", "single"),
@@ -97,6 +99,12 @@ TRACEBACK = Variable(
     "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
 )
 LIBRARY = Variable("COMMLIB_LIBRARY", str, "", "path of the native library to load instead of the installed one")
+CACHE_DIR = Variable(
+    "COMMLIB_CACHE_DIR",
+    str,
+    "~/.cache/commlib",
+    "folder of compiled GPU kernels; without it, `commlib` in XDG_CACHE_HOME if that is set",
+)
 LOCAL_FD = Variable("COMMLIB_LOCAL_FD", int, -1, "set by `commlib run`: socket to the launcher", internal=True)
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
@@ -111,11 +119,17 @@ VARIABLES: tuple[Variable[object], ...] = (
     ISA,
     BIND,
     LIBRARY,
+    CACHE_DIR,
     TRACEBACK,
     LOCAL_FD,
     LOCAL_RANK,
     LOCAL_SIZE,
 )  # type: ignore[assignment]
+
+
+def foreign(name: str) -> str:
+    """Return a variable that belongs to another library (NCCL_…): read to explain it, never set."""
+    return os.environ.get(name, "")
 
 
 def unknown() -> list[str]:
@@ -126,6 +140,6 @@ def unknown() -> list[str]:
 
 def settings() -> dict[str, str]:
     """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
-    paths = (PLAN, LIBRARY)
+    paths = (PLAN, LIBRARY, CACHE_DIR)
     ours = [v.name for v in VARIABLES if not v.internal and v not in paths]
     return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

@@ -37,6 +37,18 @@ def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: 
     return tvm_ffi.get_global_func("commlib.shm.open")(world, rank, arena_bytes, nonce, pid, fd)
 
 
+def open_nccl(comm: int, rank: int, world: int, device: int, timeout_s: float, user_bytes: int) -> Any:
+    """Return this rank's part of a group of GPUs (csrc/binding/nccl_group.cc) on the current CUDA device."""
+    load()
+    return tvm_ffi.get_global_func("commlib.nccl.open")(comm, rank, world, device, timeout_s, user_bytes)
+
+
+def hint_nccl(path: str) -> None:
+    """Say which libnccl to bind to, where the process has not loaded one yet."""
+    load()
+    tvm_ffi.get_global_func("commlib.nccl.hint")(path)
+
+
 def algorithm_id(op: str, name: str) -> int:
     """Return the number of a native algorithm, or -1."""
     load()

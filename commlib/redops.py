@@ -1,4 +1,4 @@
-"""Reductions: their names, and the codes native code knows them by."""
+"""Reductions and element types: their names, and the codes native code knows them by."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ import torch.distributed as dist
 
 REDOPS: tuple[str, ...] = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 """A name's position is its code in native code (commlib/dtype.h)."""
+
+DTYPES: tuple[str, ...] = (
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
+    *("bool", "complex64", "complex128"),
+)
+"""Likewise; other element types can be moved, not reduced."""
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 _CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.futures import Future as TorchFuture
 
@@ -112,3 +113,77 @@ class Lanes:
         """Let the threads end; calls under way have been aborted by now."""
         for lane in self._lanes.values():
             lane.shutdown(wait=False, cancel_futures=True)
+
+
+class StreamWork(dist.Work):
+    """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does."""
+
+    def __init__(self, event: torch.cuda.Event, result: Any) -> None:
+        super().__init__()
+        self._event, self._result = event, result
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Order the current stream behind the call."""
+        torch.cuda.current_stream().wait_event(self._event)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the GPU has finished the call."""
+        return self._event.query()
+
+    def is_success(self) -> bool:
+        """Whether it has finished; a failure shows in the communicator's next call or check()."""
+        return self._event.query()
+
+    def exception(self) -> BaseException | None:
+        """Return None: failures show in the communicator's next call or check()."""
+        return None
+
+    def result(self) -> Any:
+        """Order the current stream behind the call and return what the synchronous call would have returned."""
+        self.wait()
+        return self._result
+
+    def get_future(self) -> TorchFuture[Any]:
+        """Return a torch future of the result, which orders streams as wait() does."""
+        target: TorchFuture[Any] = TorchFuture(devices=[torch.cuda.current_device()])
+        with torch.cuda.stream(torch.cuda.Stream()):
+            self.wait()
+            target.set_result(self._result)
+        return target
+
+
+class StreamLanes:
+    """Asynchronous calls on a stream beside the caller's; the backend keeps calls in order over streams itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side: torch.cuda.Stream | None = None
+        self._held: list[tuple[torch.cuda.Event, Any]] = []  # what calls under way read and write
+        self.used = False
+
+    def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
+        """Make the call behind what the current stream has so far."""
+        if self._side is None:
+            self._side = torch.cuda.Stream(self._device)
+        if not torch.cuda.is_current_stream_capturing():
+            self._held = [pair for pair in self._held if not pair[0].query()]
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            result = call()
+            event = torch.cuda.Event()
+            event.record(self._side)
+        if not torch.cuda.is_current_stream_capturing():
+            self._held.append((event, call))
+        return StreamWork(event, result)
+
+    def after(self, lane: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `run`: streams are ordered where it is launched."""
+        return run
+
+    def drain(self, lane: Hashable) -> None:
+        """Nothing waits on the host."""
+
+    def close(self) -> None:
+        """Let go of what calls held."""
+        self._held = []

@@ -25,10 +25,11 @@ command -v "$python" >/dev/null || fail "no $python here; install Python 3.10 or
   fail "$("$python" -V) is too old; commlib needs 3.10 or newer: set PYTHON=/path/to/python"
 
 # What an install depends on: another checkout, interpreter, option, package list or native source means another install.
+# Device code is compiled when it is used, from the checkout.
 digest() {
   {
     echo "$PWD $mode" && "$python" -VV
-    { find csrc -type f -print0 && printf '%s\0' pyproject.toml CMakeLists.txt launch/setup.sh; } |
+    { find csrc -type f ! -name '*.cu' ! -name '*.cuh' -print0 && printf '%s\0' pyproject.toml CMakeLists.txt launch/setup.sh; } |
       LC_ALL=C sort -z | xargs -0 sha256sum
   } | sha256sum
 }

@@ -21,6 +21,7 @@ SCRIPTS = sorted((ROOT / "launch").iterdir())
 # Optional or heavy package → the only files that may import it.
 IMPORTERS = {
     "tvm_ffi": "commlib/native.py",
+    "cuda": "commlib/jit.py",
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/cli/*.py",
     "nccl": "commlib/backends/nccl.py",
@@ -115,22 +116,23 @@ def test_an_algorithm_has_its_file_or_function():
             if algorithm.run is not None:
                 home = algorithm.run.__module__ in modules_of(name) and algorithm.run.__name__ == algorithm.name
             else:
-                home = any((folder / f"{algorithm.name}.cc").exists() for folder in folders_of(name))
+                home = any(path.exists() for path in files_of(name, algorithm))
             if not home:
                 homeless.append(f"{name}: {algorithm.name}")
-    assert not homeless, "needs csrc/collectives/<collective>/<algorithm>.cc or a function of that name"
+    assert not homeless, "needs csrc/collectives/<collective>/<algorithm>.{cc,cu} or a function of that name"
 
 
 def test_a_native_algorithm_is_in_its_table():
     from commlib.collectives import COLLECTIVES
 
     listed = {
-        folder / f"{algorithm.name}.cc"
+        path
         for name, collective in COLLECTIVES.items()
         for algorithm in collective.algorithms
-        for folder in folders_of(name)
+        for path in files_of(name, algorithm)
     }
-    strays = [name_of(path) for path in (ROOT / "csrc/collectives").rglob("*.cc") if path not in listed]
+    there = [path for path in (ROOT / "csrc/collectives").rglob("*") if path.suffix in {".cc", ".cu"}]
+    strays = [name_of(path) for path in there if path not in listed]
     assert not strays, "no table of commlib/collectives names these"
 
 
@@ -143,8 +145,11 @@ def modules_of(collective):
     return {f"commlib.collectives.{stem}" for stem in stems_of(collective)}
 
 
-def folders_of(collective):
-    return [ROOT / "csrc/collectives" / stem for stem in sorted(stems_of(collective))]
+def files_of(collective, algorithm):
+    # A GPU algorithm is device code; every other native one is C++.
+    suffix = ".cu" if algorithm.backend == "nccl" else ".cc"
+    folders = [ROOT / "csrc/collectives" / stem for stem in sorted(stems_of(collective))]
+    return [folder / f"{algorithm.name}{suffix}" for folder in folders]
 
 
 def test_a_collective_has_its_module():
@@ -187,7 +192,7 @@ def test_the_generated_pages_are_current():
 
 def sources():
     folders = ("commlib", "csrc", "tests", "docs", "launch", "benchmarks", ".ci")
-    kinds = {"", ".cc", ".cu", ".h", ".json", ".md", ".py", ".sbatch", ".sh", ".toml", ".txt", ".yaml"}
+    kinds = {"", ".cc", ".cu", ".cuh", ".h", ".json", ".md", ".py", ".sbatch", ".sh", ".toml", ".txt", ".yaml"}
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
     found += [path for path in ROOT.iterdir() if path.suffix in kinds]
     return [path for path in found if path.is_file()]

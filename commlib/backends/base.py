@@ -27,6 +27,12 @@ class Backend(ABC):
     name: str
     native: bool
     device: torch.device
+    agrees_splits = True  # all_to_all with splits is preceded by an exchange of them between the ranks
+
+    @property
+    def plan_name(self) -> str:
+        """The shipped plan to use, by its file's name."""
+        return self.name
 
     @abstractmethod
     def bind(self, name: str) -> Callable[..., Any]:

@@ -16,15 +16,10 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.plan import Plan, Rule
-from commlib.redops import REDOPS
+from commlib.redops import DTYPES, REDOPS
 
 DEFAULT_CHUNK_BYTES = 128 << 10
 _UNLIMITED = (1 << 62) - 1
-# Position = code in native code (commlib/dtype.h).
-_DTYPES = (
-    "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int8 uint8 int16 uint16 int32 uint32 int64 "
-    "uint64 bool complex64 complex128"
-).split()
 
 
 class ShmBackend(Backend):
@@ -94,13 +89,13 @@ class ShmBackend(Backend):
             limit = _UNLIMITED if entry.max_bytes is None else entry.max_bytes
             chunk_bytes = int(entry.params.get("chunk_bytes", DEFAULT_CHUNK_BYTES))
             ranges += [limit, algorithm, chunk_bytes, int(entry.params.get("hot", 0))]
-        dtype = -1 if rule.dtype == "*" else _DTYPES.index(rule.dtype)
+        dtype = -1 if rule.dtype == "*" else DTYPES.index(rule.dtype)
         redop = -1 if rule.redop == "*" else REDOPS.index(rule.redop)
         self._group.add_rule(rule.op, rule.placement == "symmetric", dtype, redop, ranges)
 
     def choice(self, op: str, num_bytes: int, dtype: str, redop: str, placement: str) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        codes = _DTYPES.index(dtype), REDOPS.index(redop)
+        codes = DTYPES.index(dtype), REDOPS.index(redop)
         return str(self._group.choice(op, placement == "symmetric", *codes, num_bytes))
 
     def empty(self, num_bytes: int) -> torch.Tensor:

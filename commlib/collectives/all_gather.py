@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 
@@ -45,6 +46,7 @@ def _cut(whole: torch.Tensor, sizes: tuple[int, ...], rank: int) -> torch.Tensor
 _ALGORITHMS = (
     Algorithm("shm_oneshot", "shm"),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
+    Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
 )
 
@@ -56,7 +58,13 @@ ALL_GATHER = Collective(
     size_count=lambda call: call.count * call.size,
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole[call.rank * call.count : (call.rank + 1) * call.count], whole),
-    algorithms=_ALGORITHMS,
+    algorithms=(
+        *_ALGORITHMS,
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
+        Algorithm("lsa_ll_oneshot", "nccl"),
+        Algorithm("lsa_ll128_oneshot", "nccl"),
+        Algorithm("lsa_oneshot", "nccl"),
+    ),
 )
 
 ALL_GATHERV = Collective(
@@ -67,5 +75,5 @@ ALL_GATHERV = Collective(
     size_count=lambda call: sum(ragged(call)),
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (_cut(whole, ragged(call), call.rank), whole),
-    algorithms=_ALGORITHMS,
+    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl")),
 )

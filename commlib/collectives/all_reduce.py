@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
@@ -33,6 +34,14 @@ ALL_REDUCE = Collective(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("shm_twoshot", "shm"),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
+        Algorithm("nccl_staged", "nccl", ordered=False, refuses=refuses_nccl),
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
+        Algorithm("lsa_ll_oneshot", "nccl"),
+        Algorithm("lsa_ll128_oneshot", "nccl"),
+        Algorithm("lsa_ll128_twoshot", "nccl"),
+        Algorithm("lsa_oneshot", "nccl"),
+        Algorithm("lsa_twoshot", "nccl"),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

@@ -63,6 +63,9 @@ ALL_TO_ALL = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("nccl_direct", "nccl", in_place=False),
+        Algorithm("lsa_ll128_exchange", "nccl"),
+        Algorithm("lsa_oneshot", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )
@@ -76,6 +79,7 @@ ALL_TO_ALLV = Collective(
     bus_factor=lambda n: (n - 1) / n,
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
+        Algorithm("nccl_direct", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

@@ -24,6 +24,8 @@ BARRIER = Collective(
     bus_factor=lambda n: 0.0,
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
+        Algorithm("nccl_direct", "nccl"),
+        Algorithm("lsa_ll_exchange", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

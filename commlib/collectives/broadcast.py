@@ -33,6 +33,8 @@ BROADCAST = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
+        Algorithm("nccl_direct", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

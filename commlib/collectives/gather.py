@@ -41,6 +41,8 @@ GATHER = Collective(
     in_place=_in_place,
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
+        Algorithm("nccl_direct", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
@@ -35,6 +36,8 @@ REDUCE = Collective(
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
+        Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
+        Algorithm("lsa_ll128_exchange", "nccl"),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

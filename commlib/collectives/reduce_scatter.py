@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives.all_gather import ragged
+from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 
@@ -38,6 +39,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arg
 _ALGORITHMS = (
     Algorithm("shm_oneshot", "shm"),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
+    Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
     Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
 )
 
@@ -52,7 +54,13 @@ REDUCE_SCATTER = Collective(
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, whole[call.rank * call.count : (call.rank + 1) * call.count]),
-    algorithms=_ALGORITHMS,
+    algorithms=(
+        *_ALGORITHMS,
+        Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
+        Algorithm("lsa_ll_oneshot", "nccl"),
+        Algorithm("lsa_ll128_oneshot", "nccl"),
+        Algorithm("lsa_oneshot", "nccl"),
+    ),
 )
 
 
@@ -69,5 +77,5 @@ REDUCE_SCATTERV = Collective(
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, _block(whole, ragged(call), call.rank)),
-    algorithms=_ALGORITHMS,
+    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl")),
 )

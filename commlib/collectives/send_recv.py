@@ -42,6 +42,7 @@ SEND_RECV = Collective(
     bus_factor=lambda n: 1.0,
     algorithms=(
         Algorithm("shm_mailbox", "shm"),
+        Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

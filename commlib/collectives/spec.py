@@ -32,7 +32,8 @@ class Algorithm:
     """One way to do a collective. `run` is its Python half; None means it is all native.
 
     `placement` is where its tensors must lie; `ordered` that it adds in rank order, so that results are
-    bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None.
+    bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
+    `in_place`: input and output may be the same memory, where the collective has such a form.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Algorithm:
     ordered: bool = True
     run: Callable[..., Any] | None = None
     refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
+    in_place: bool = True
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _cases(
             call = replace(call, count=count // comm.size | 1)  # a count here is of the whole tensor
         if collective.out_of_place:
             yield call, False
-        if collective.in_place is not None:
+        if collective.in_place is not None and algorithm.in_place:
             yield call, True
 
 

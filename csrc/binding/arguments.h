@@ -3,6 +3,7 @@
 
 #include <tvm/ffi/tvm_ffi.h>
 
+#include "binding/target.h"
 #include "commlib/check.h"
 #include "commlib/dtype.h"
 
@@ -59,23 +60,18 @@ inline DType dtype_of(const DLDataType& type, const char* name) {
   }
 }
 
-// A tensor that passed: contiguous, on the CPU.
+// A tensor that passed: contiguous, where the backend's tensors are.
 struct Buffer {
   unsigned char* data;
   size_t count;
   DType dtype;
 
-  Buffer(const tvm::ffi::TensorView& tensor, const char* name)
+  Buffer(const Target& target, const tvm::ffi::TensorView& tensor, const char* name)
       : data(static_cast<unsigned char*>(tensor.data_ptr()) + tensor.byte_offset()),
         count(static_cast<size_t>(tensor.numel())),
         dtype(dtype_of(tensor.dtype(), name)) {
     const DLDevice device = tensor.device();
-    if (device.device_type != kDLCPU && device.device_type != kDLCUDAHost) {
-      fail("ValueError", name, " is on a device (type ", int(device.device_type), ", index ",
-           device.device_id,
-           "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use "
-           "another backend");
-    }
+    if (!target.owns(device)) target.refuse(device, name);
     if (!tensor.IsContiguous()) {
       fail("ValueError", name, " is not contiguous; pass ", name,
            ".contiguous() or copy into a contiguous tensor");

@@ -8,32 +8,85 @@
 #include <memory>
 #include <string>
 
+#include "binding/arguments.h"
 #include "binding/entry.h"
-#include "binding/shm_state.h"
+#include "binding/target.h"
 #include "shm/algorithm.h"
+#include "shm/mailbox.h"
 
 namespace commlib::binding {
 namespace {
 
 namespace ffi = tvm::ffi;
-using shm::Op;
 
-Op op_named(const std::string& name) {
-  for (int op = 0; op < shm::kOps; ++op) {
-    if (name == shm::name_of(static_cast<Op>(op))) return static_cast<Op>(op);
+// Everything a rank holds; tensors from empty() and bound functions keep it alive past close().
+class ShmTarget final : public Target {
+ public:
+  std::shared_ptr<shm::Segment> segment;
+  std::unique_ptr<shm::Group> group;
+  std::unique_ptr<shm::Mailbox> mailbox;
+
+  void place(int rank, int world) {
+    rank_ = rank;
+    world_ = world;
   }
-  fail("ValueError", "unknown collective '", name, "'");
-}
+  void close() { closed_ = true; }
+  bool closed() const { return closed_; }
+
+  void refuse(const DLDevice& device, const char* name) const override {
+    fail("ValueError", name, " is on a device (type ", int(device.device_type), ", index ",
+         device.device_id,
+         "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use "
+         "another backend");
+  }
+  bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
+
+  void run(Call& call, size_t plan_bytes, Placed placed) override {
+    const InterpreterLock lock(plan_bytes);
+    group->run(call, plan_bytes, in_arena(call, placed));
+  }
+  void send(const Buffer& x, int to) override {
+    const InterpreterLock lock(x.bytes());
+    mailbox->send(message_of(x), to);
+  }
+  void receive(const Buffer& x, int from) override {
+    const InterpreterLock lock(x.bytes());
+    mailbox->receive(message_of(x), from);
+  }
+
+ private:
+  // The tensors lie in this rank's arena; their places are announced to the peers.
+  bool in_arena(Call& call, const Placed& placed) const {
+    if (!placed.in) return false;
+    const Buffer &in = *placed.in, &out = *placed.out;
+    const int64_t in_offset = group->arena().offset_of(in.data, in.bytes());
+    const int64_t out_offset =
+        out.data == in.data ? in_offset : group->arena().offset_of(out.data, out.bytes());
+    if (in_offset < 0 || out_offset < 0) return false;
+    call.in_offset = static_cast<uint64_t>(in_offset);
+    call.out_offset = static_cast<uint64_t>(out_offset);
+    return true;
+  }
+  static shm::Message message_of(const Buffer& x) {
+    shm::Descriptor what{};
+    what.op = static_cast<uint64_t>(Op::send_recv);
+    what.dtype = static_cast<uint64_t>(x.dtype);
+    what.count = x.count;
+    return {x.data, x.bytes(), what};
+  }
+};
+using ShmTargetPtr = std::shared_ptr<ShmTarget>;
 
 struct ArenaAllocator {
-  StatePtr state;
+  ShmTargetPtr target;
   void AllocData(DLTensor* tensor) {
     guarded([&] {
-      tensor->data = state->open().arena().allocate(static_cast<size_t>(tensor->shape[0]));
+      target->open();
+      tensor->data = target->group->arena().allocate(static_cast<size_t>(tensor->shape[0]));
     });
   }
   void FreeData(DLTensor* tensor) {
-    if (tensor->data) state->group->arena().free(tensor->data);
+    if (tensor->data) target->group->arena().free(tensor->data);
   }
 };
 
@@ -43,18 +96,18 @@ class ShmGroup : public ffi::Object {
   ShmGroup(int64_t world, int64_t rank, int64_t arena_bytes, int64_t nonce, int64_t pid,
            int64_t fd) {
     guarded([&] {
-      if (world < 1 || world > shm::kMaxRanks) {
-        fail("Unsupported", "the shm backend serves 1 to ", shm::kMaxRanks,
-             " ranks of one host, not ", world);
+      if (world < 1 || world > kMaxRanks) {
+        fail("Unsupported", "the shm backend serves 1 to ", kMaxRanks, " ranks of one host, not ",
+             world);
       }
       const shm::Layout layout = {static_cast<int>(world), static_cast<size_t>(arena_bytes)};
       const auto unique = static_cast<uint64_t>(nonce);
-      state_->rank = static_cast<int>(rank);
-      state_->segment = pid == 0 ? shm::Segment::create(layout, unique)
-                                 : shm::Segment::attach(layout, unique, static_cast<int>(pid),
-                                                        static_cast<int>(fd));
-      state_->segment->back(layout.section(state_->rank), layout.fixed_bytes());
-      shm::RankControl* control = state_->segment->control(state_->rank);
+      target_->place(static_cast<int>(rank), static_cast<int>(world));
+      target_->segment = pid == 0 ? shm::Segment::create(layout, unique)
+                                  : shm::Segment::attach(layout, unique, static_cast<int>(pid),
+                                                         static_cast<int>(fd));
+      target_->segment->back(layout.section(target_->rank()), layout.fixed_bytes());
+      shm::RankControl* control = target_->segment->control(target_->rank());
       control->cpu.store(-1);
       shm::publish_cores(control);
       control->pid.store(getpid());
@@ -62,7 +115,7 @@ class ShmGroup : public ffi::Object {
   }
   ~ShmGroup() { close(); }
 
-  int64_t fd() const { return state_->segment->fd(); }
+  int64_t fd() const { return target_->segment->fd(); }
 
   // Once every rank has attached.
   void start(double timeout_s, ffi::String isa, bool checked) {
@@ -71,15 +124,15 @@ class ShmGroup : public ffi::Object {
       if (!reduce)
         fail("Unsupported", "this CPU does not have x86-64-", isa.c_str(), "; unset COMMLIB_ISA");
       connect_interpreter();
-      state_->segment->close_descriptor();
-      state_->group =
-          std::make_unique<shm::Group>(state_->segment, state_->rank, timeout_s, reduce, checked);
-      state_->mailbox = std::make_unique<shm::Mailbox>(state_->segment, state_->rank,
-                                                       state_->group->waiter(), checked);
+      target_->segment->close_descriptor();
+      target_->group = std::make_unique<shm::Group>(target_->segment, target_->rank(), timeout_s,
+                                                    reduce, checked);
+      target_->mailbox = std::make_unique<shm::Mailbox>(target_->segment, target_->rank(),
+                                                        target_->group->waiter(), checked);
     });
   }
 
-  void clear_plan() { state_->group->plan().clear(); }
+  void clear_plan() { target_->group->plan().clear(); }
   // One rule: ranges as [max_bytes, algorithm id, chunk_bytes, hot] * n; dtype and redop -1 stand
   // for all.
   void add_rule(ffi::String op, bool symmetric, int64_t dtype, int64_t redop,
@@ -95,22 +148,22 @@ class ShmGroup : public ffi::Object {
         choices.push_back({static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]),
                            static_cast<size_t>(chunk), ranges[i + 3] != 0});
       }
-      state_->group->plan().add(op_named(op), symmetric, static_cast<int>(dtype),
-                                static_cast<int>(redop), choices);
+      target_->group->plan().add(op_named(op), symmetric, static_cast<int>(dtype),
+                                 static_cast<int>(redop), choices);
     });
   }
   // The algorithm that would run, as the hot path finds it; empty: none.
   ffi::String choice(ffi::String op, bool symmetric, int64_t dtype, int64_t redop, int64_t bytes) {
     return guarded([&]() -> ffi::String {
       const shm::Choice* found =
-          state_->group->plan().find(op_named(op), symmetric, static_cast<DType>(dtype),
-                                     static_cast<RedOp>(redop), static_cast<size_t>(bytes));
+          target_->group->plan().find(op_named(op), symmetric, static_cast<DType>(dtype),
+                                      static_cast<RedOp>(redop), static_cast<size_t>(bytes));
       return found ? shm::algorithm(found->algorithm).name : "";
     });
   }
 
   ffi::Function bind(ffi::String name) {
-    return guarded([&] { return bind_call(state_, name); });
+    return guarded([&] { return bind_call(target_, name); });
   }
 
   // One-dimensional bytes in the arena; the tensor keeps the memory alive.
@@ -118,29 +171,33 @@ class ShmGroup : public ffi::Object {
     guarded([&] {
       if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
     });
-    return ffi::Tensor::FromNDAlloc(ArenaAllocator{state_}, ffi::Shape({bytes}),
+    return ffi::Tensor::FromNDAlloc(ArenaAllocator{target_}, ffi::Shape({bytes}),
                                     DLDataType{kDLUInt, 8, 1}, DLDevice{kDLCPU, 0});
   }
 
   void check() {
-    guarded([&] { state_->open().waiter().check_peers(); });
+    guarded([&] {
+      target_->open();
+      target_->group->waiter().check_peers();
+    });
   }
   void abort(ffi::String why) {
-    if (state_->group && !state_->closed) state_->group->waiter().record_ending("CommError", why);
+    if (target_->group && !target_->closed())
+      target_->group->waiter().record_ending("CommError", why);
   }
   // In a forked child: the memory is the parent's to close.
-  void abandon() { state_->closed = true; }
+  void abandon() { target_->close(); }
   void close() {
-    if (state_->closed) return;
-    state_->closed = true;
-    if (state_->segment) state_->segment->control(state_->rank)->closed.store(1);
-    if (state_->group) state_->group->waiter().announce_close();
+    if (target_->closed()) return;
+    target_->close();
+    if (target_->segment) target_->segment->control(target_->rank())->closed.store(1);
+    if (target_->group) target_->group->waiter().announce_close();
   }
 
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("commlib.ShmGroup", ShmGroup, ffi::Object);
 
  private:
-  StatePtr state_ = std::make_shared<State>();
+  ShmTargetPtr target_ = std::make_shared<ShmTarget>();
 };
 
 ffi::ObjectRef open_group(int64_t world, int64_t rank, int64_t arena_bytes, int64_t nonce,

@@ -7,7 +7,6 @@
 namespace commlib::shm {
 
 class Group;
-struct Call;
 
 // A symmetric algorithm must work when some ranks' tensors are plain and those ranks run a plain
 // algorithm: either it only changes where its data is read (Source::offered), or it asks first
@@ -26,6 +25,6 @@ int num_algorithms();
 
 #define COMMLIB_SHM_ALGORITHM(op, name, symmetric, function)   \
   [[maybe_unused]] static const int registered_##op##_##name = \
-      ::commlib::shm::register_algorithm({::commlib::shm::Op::op, #name, symmetric, function})
+      ::commlib::shm::register_algorithm({::commlib::Op::op, #name, symmetric, function})
 
 }  // namespace commlib::shm

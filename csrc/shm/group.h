@@ -8,31 +8,13 @@
 #include <memory>
 #include <vector>
 
+#include "commlib/call.h"
 #include "commlib/reduce.h"
-#include "shm/plan_table.h"
+#include "shm/choice.h"
 #include "shm/segment.h"
 #include "shm/wait.h"
 
 namespace commlib::shm {
-
-// One collective call, after its arguments were checked.
-struct Call {
-  Op op;
-  DType dtype;
-  RedOp redop = RedOp::sum;
-  int root = 0;
-  const unsigned char* in = nullptr;
-  unsigned char* out = nullptr;
-  size_t count = 0;  // elements of one block (of the whole tensor where there are no blocks)
-  const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
-  const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
-  uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
-  uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
-  uint64_t out_offset = 0;
-
-  size_t element() const { return size_of(dtype); }
-  size_t bytes() const { return count * element(); }
-};
 
 class Group {
  public:

@@ -11,12 +11,11 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "commlib/dtype.h"
+#include "commlib/call.h"
 
 namespace commlib::shm {
 
 constexpr uint64_t kMagic = 0x31304d48534c4d43;  // "CMLSHM01"
-constexpr int kMaxRanks = 64;
 constexpr int kMaxCores = 1024;
 constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
@@ -35,29 +34,6 @@ constexpr size_t kInlineBytes = 32;  // travels in the flag's own cache line
 
 using Counter = std::atomic<uint64_t>;
 static_assert(Counter::is_always_lock_free, "ranks share counters across processes");
-
-enum class Op : uint8_t {
-  all_reduce,
-  all_gather,
-  all_gatherv,
-  reduce_scatter,
-  reduce_scatterv,
-  broadcast,
-  reduce,
-  all_to_all,
-  all_to_allv,
-  gather,
-  scatter,
-  send_recv,
-  barrier,
-  count
-};
-constexpr int kOps = static_cast<int>(Op::count);
-constexpr const char* kOpNames[] = {
-    "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
-    "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
-    "scatter",    "send_recv",  "barrier"};
-static_assert(sizeof(kOpNames) / sizeof(kOpNames[0]) == kOps, "every operation has a name");
 
 // How a rank's data can be read in an operation.
 enum class Source : uint8_t {

@@ -7,7 +7,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <iterator>
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -108,54 +107,29 @@ Segment::~Segment() {
 Arena::Arena(std::shared_ptr<Segment> segment, int rank)
     : segment_(std::move(segment)),
       start_(segment_->arena(rank)),
-      bytes_(segment_->layout().arena_bytes),
-      first_byte_(segment_->layout().arena(rank)) {
-  if (bytes_ > 0) free_[0] = bytes_;
-}
+      first_byte_(segment_->layout().arena(rank)),
+      allocator_(segment_->layout().arena_bytes) {}
 
 void* Arena::allocate(size_t bytes) {
-  constexpr size_t kAlign = 256;
-  const size_t wanted = round_up(bytes > 0 ? bytes : 1, kAlign);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  size_t largest = 0;
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    const auto [offset, room] = *it;
-    largest = room > largest ? room : largest;
-    if (room < wanted) continue;
-    if (offset + wanted > backed_) {
-      segment_->back(first_byte_ + backed_, offset + wanted - backed_);
-      backed_ = offset + wanted;
-    }
-    free_.erase(it);
-    if (room > wanted) free_[offset + wanted] = room - wanted;
-    used_[offset] = wanted;
-    return start_ + offset;
+  const size_t offset = allocator_.allocate(bytes);
+  try {
+    back_to(offset + Allocator::rounded(bytes));
+  } catch (...) {
+    allocator_.free(offset);
+    throw;
   }
-  fail("CommError", "empty() needs ", wanted, " bytes, the largest free block of this rank's ",
-       bytes_, "-byte arena has ", largest,
-       "; free tensors or raise max_bytes= (COMMLIB_MAX_BYTES)");
+  return start_ + offset;
+}
+
+void Arena::back_to(size_t end) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (end <= backed_) return;
+  segment_->back(first_byte_ + backed_, end - backed_);
+  backed_ = end;
 }
 
 void Arena::free(void* pointer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  auto it = used_.find(static_cast<size_t>(static_cast<unsigned char*>(pointer) - start_));
-  if (it == used_.end()) return;
-  size_t offset = it->first;
-  size_t bytes = it->second;
-  used_.erase(it);
-  auto after = free_.lower_bound(offset);
-  if (after != free_.end() && offset + bytes == after->first) {
-    bytes += after->second;
-    after = free_.erase(after);
-  }
-  if (after != free_.begin()) {
-    auto before = std::prev(after);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  free_[offset] = bytes;
+  allocator_.free(static_cast<size_t>(static_cast<unsigned char*>(pointer) - start_));
 }
 
 }  // namespace commlib::shm

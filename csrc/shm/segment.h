@@ -3,11 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "commlib/allocator.h"
 #include "commlib/check.h"
 #include "shm/layout.h"
 
@@ -50,8 +50,7 @@ class Segment {
   unsigned char* base_ = nullptr;
 };
 
-// First-fit allocator of one rank's arena; blocks are 256-byte aligned and may be freed in any
-// order.
+// One rank's part for tensors; memory is put behind it as it is first needed.
 class Arena {
  public:
   Arena(std::shared_ptr<Segment> segment, int rank);
@@ -60,19 +59,19 @@ class Arena {
   // The offset of [pointer, pointer + bytes) in this rank's arena, or -1 when it lies elsewhere.
   int64_t offset_of(const void* pointer, size_t bytes) const {
     const auto offset = static_cast<const unsigned char*>(pointer) - start_;
-    const bool inside = offset >= 0 && static_cast<size_t>(offset) + bytes <= bytes_;
+    const bool inside = offset >= 0 && static_cast<size_t>(offset) + bytes <= allocator_.bytes();
     return inside ? offset : -1;
   }
 
  private:
+  void back_to(size_t end);
+
   std::shared_ptr<Segment> segment_;
   unsigned char* start_;
-  size_t bytes_;
   size_t first_byte_;  // of the arena in the segment
-  size_t backed_ = 0;  // bytes from the start that have memory behind them
+  Allocator allocator_;
   std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // offset → bytes
-  std::map<size_t, size_t> used_;
+  size_t backed_ = 0;  // bytes from the start that have memory behind them
 };
 
 }  // namespace commlib::shm

@@ -54,8 +54,6 @@ std::string rank_list(const std::vector<int>& ranks) {
 Waiter::Hooks Waiter::hooks;
 thread_local bool Waiter::holds_interpreter = false;
 
-const char* name_of(Op op) { return kOpNames[static_cast<int>(op)]; }
-
 std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
   std::string out = text(name_of(op), " #", seq);

@@ -113,7 +113,6 @@ class Waiter {
 
 // "all_reduce #12 (float32, sum, 1024 elements)"
 std::string describe(const Descriptor& what, uint64_t seq);
-const char* name_of(Op op);
 // Tells the peers where this rank may run; before any Waiter is made.
 void publish_cores(RankControl* control);
 

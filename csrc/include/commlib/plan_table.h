@@ -6,18 +6,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "commlib/dtype.h"
-#include "shm/layout.h"
+#include "commlib/call.h"
 
-namespace commlib::shm {
+namespace commlib {
 
-struct Choice {
-  uint64_t max_bytes;
-  int algorithm;
-  size_t chunk_bytes;
-  bool hot;
-};
-
+// `Choice` says what runs in a range: at least `uint64_t max_bytes`.
+template <class Choice>
 class PlanTable {
  public:
   static constexpr int kAny = -1;
@@ -55,4 +49,4 @@ class PlanTable {
   uint16_t index_[kOps * 2 * kDTypes * kRedOps] = {};  // 0: no rule; else 1 + position in lists_
 };
 
-}  // namespace commlib::shm
+}  // namespace commlib

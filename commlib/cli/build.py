@@ -1,0 +1,84 @@
+"""`commlib build`: compile the GPU kernels ahead of their first use."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+
+@click.command()
+@click.option("--arch", metavar="LIST", help="Architectures such as sm_90,sm_100; without it, those of the GPUs here.")
+@click.option("--world", "worlds", metavar="LIST", default="2,4,8", show_default=True, help="Numbers of ranks.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    metavar="LIST",
+    default="float32,bfloat16,float16",
+    show_default=True,
+    help="Element types of reductions, by their torch names, or `all`.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Threads that compile; without it one for each core.")
+@click.option("-v", "--verbose", is_flag=True, help="A line for each kernel.")
+def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose: bool) -> None:
+    """Compile the GPU kernels into the cache, so that no call has to wait for the compiler.
+
+    No GPU is needed to compile for one: name its architecture. The cache is $COMMLIB_CACHE_DIR.
+    """
+    from commlib import jit
+    from commlib.collectives.device import kernels
+    from commlib.errors import BuildFailed
+
+    requests = [
+        jit.Request(source, expression, name)
+        for name in _architectures(arch)
+        for source, expression in kernels(_worlds(worlds), _dtypes(dtypes))
+    ]
+    tool, start = jit.compiler(), time.perf_counter()
+    compiled, failures = 0, []
+    for request, kernel in jit.compile_many(requests, jobs or len(os.sched_getaffinity(0))):
+        if isinstance(kernel, BuildFailed):
+            failures.append(str(kernel))
+            continue
+        compiled += not kernel.cached
+        if verbose:
+            state = "cached  " if kernel.cached else "compiled"
+            spilled = f", {kernel.spill_bytes} B spilled" if kernel.spill_bytes else ""
+            click.echo(f"{state}  {request.arch}  {request.expression}  {kernel.registers} registers{spilled}")
+    if failures:
+        click.echo(failures[0], err=True)
+        raise BuildFailed(f"{len(failures)} of {len(requests)} kernels failed to compile; the first is above")
+    spent = time.perf_counter() - start
+    known = len(requests) - compiled
+    click.echo(f"{compiled} compiled, {known} from the cache in {spent:.1f} s with {tool.name}: {jit.cache_dir()}")
+
+
+def _architectures(text: str | None) -> list[str]:
+    if text is not None:
+        return text.split(",")
+    import torch
+
+    here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
+    if not here:
+        raise click.UsageError("no GPU here whose architecture to take; give one, such as --arch sm_90")
+    return [f"sm_{major}{minor}" for major, minor in sorted(here)]
+
+
+def _worlds(text: str) -> list[int]:
+    from commlib.device import MAX_WORLD
+
+    worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(1 <= world <= MAX_WORLD for world in worlds):
+        raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--world")
+    return worlds
+
+
+def _dtypes(text: str) -> list[str]:
+    from commlib.device import ELEMENTS
+
+    dtypes = list(ELEMENTS) if text == "all" else text.split(",")
+    unknown = [dtype for dtype in dtypes if dtype not in ELEMENTS]
+    if unknown:
+        raise click.BadParameter(f"no element type {unknown[0]!r}; use {', '.join(ELEMENTS)}", param_hint="--dtype")
+    return dtypes

@@ -1,0 +1,34 @@
+"""What NCCL's own calls cannot do: element types and reductions it lacks, kernels that are not safe yet."""
+
+from __future__ import annotations
+
+import torch
+
+_REDUCIBLE = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64),
+        *(torch.complex64, torch.complex128),
+    }
+)
+SAFE_SYMMETRIC = (2, 30, 7)  # before it, symmetric kernels may read what is not written yet
+
+
+def refuses_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why NCCL cannot reduce this, or None."""
+    if dtype not in _REDUCIBLE or redop in ("band", "bor", "bxor"):
+        return f"NCCL does not reduce {dtype} by {redop}"
+    return None
+
+
+def refuses_old_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why NCCL's symmetric kernels cannot be trusted here, or None."""
+    version = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
+    if version and version < SAFE_SYMMETRIC:
+        return f"NCCL {'.'.join(map(str, version))} may read symmetric tensors too early; 2.30.7 does not"
+    return None
+
+
+def refuses_nccl_symmetric(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why this reduction cannot run on symmetric tensors, or None."""
+    return refuses_nccl(dtype, redop, size) or refuses_old_nccl(dtype, redop, size)

@@ -1,0 +1,47 @@
+"""Device code by name: which file holds an algorithm's kernel, and which instance of it serves a call."""
+
+from __future__ import annotations
+
+from commlib.jit import csrc
+
+MAX_WORLD = 8  # kMaxPeers of csrc/include/commlib/job.h
+
+# torch name → element type of a kernel. Complex numbers are added as pairs; native code asks for the
+# reduction of bytes that does what a reduction of bools means.
+ELEMENTS: dict[str, str] = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "commlib::half",
+    "bfloat16": "commlib::bfloat16",
+    "float8_e4m3fn": "commlib::e4m3",
+    "float8_e5m2": "commlib::e5m2",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "bool": "unsigned char",
+    "complex64": "float",
+    "complex128": "double",
+}
+
+
+def source_of(collective: str, algorithm: str) -> str | None:
+    """Return the file of an algorithm, below csrc; None if it is not device code."""
+    for folder in (collective, collective.removesuffix("v")):
+        source = f"collectives/{folder}/{algorithm}.cu"
+        if (csrc() / source).is_file():
+            return source
+    return None
+
+
+def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:
+    """Return the instance of a kernel that serves a call; moves, without type and reduction, have one for all."""
+    if not dtype:
+        return f"commlib::{algorithm}<{world}>"
+    # A sum of bools is another reduction of bytes, so it is chosen at run time.
+    op = "Sum" if redop == "sum" and dtype != "bool" else "AnyOp"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, commlib::{op}, {world}>"

@@ -1,0 +1,259 @@
+// The nccl backend for Python: the object for set-up and control.
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/extra/c_env_api.h>
+#include <tvm/ffi/reflection/registry.h>
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "binding/arguments.h"
+#include "binding/entry.h"
+#include "binding/target.h"
+#include "nccl/group.h"
+
+namespace commlib::binding {
+namespace {
+
+namespace ffi = tvm::ffi;
+using nccl::Group;
+using nccl::Mode;
+
+// Everything a rank holds; tensors from empty() and bound functions keep it alive past close().
+class NcclTarget final : public Target {
+ public:
+  std::unique_ptr<Group> group;
+
+  void place(int rank, int world, int device) {
+    rank_ = rank;
+    world_ = world;
+    device_ = {kDLCUDA, device};
+  }
+  DLDevice device() const { return device_; }
+  void close() { closed_ = true; }
+  bool closed() const { return closed_; }
+
+  void refuse(const DLDevice& device, const char* name) const override {
+    const std::string where =
+        device.device_type == kDLCUDA
+            ? text("cuda:", device.device_id)
+            : std::string(device.device_type == kDLCPU ? "the CPU" : "another device");
+    fail("ValueError", name, " is on ", where, ", but rank ", rank_,
+         "'s communicator is on cuda:", device_.device_id,
+         " (backend nccl); move it with .to(comm.device)");
+  }
+  bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
+
+  void run(Call& call, size_t plan_bytes, Placed placed) override {
+    group->run(call, plan_bytes, in_arena(placed), stream());
+  }
+  void send(const Buffer& x, int to) override { group->message(message_of(x), to, true, stream()); }
+  void receive(const Buffer& x, int from) override {
+    group->message(message_of(x), from, false, stream());
+  }
+  // Torch's current stream: the caller's tensors brought it along.
+  nccl::CUstream stream() const {
+    return static_cast<nccl::CUstream>(TVMFFIEnvGetStream(device_.device_type, device_.device_id));
+  }
+
+ private:
+  bool in_arena(const Placed& placed) const {
+    if (!placed.in || !group->has_arena()) return false;
+    const Buffer &in = *placed.in, &out = *placed.out;
+    return group->arena().offset_of(in.data, in.bytes()) >= 0 &&
+           (out.data == in.data || group->arena().offset_of(out.data, out.bytes()) >= 0);
+  }
+  static Call message_of(const Buffer& x) {
+    Call call{Op::send_recv, x.dtype};
+    call.in = call.out = x.data;
+    call.count = x.count;
+    return call;
+  }
+};
+using NcclTargetPtr = std::shared_ptr<NcclTarget>;
+
+struct ArenaAllocator {
+  NcclTargetPtr target;
+  void AllocData(DLTensor* tensor) {
+    guarded([&] {
+      target->open();
+      tensor->data = target->group->arena().allocate(static_cast<size_t>(tensor->shape[0]));
+    });
+  }
+  void FreeData(DLTensor* tensor) {
+    if (tensor->data) target->group->arena().free(tensor->data);
+  }
+};
+
+class NcclGroup : public ffi::Object {
+ public:
+  NcclGroup(int64_t comm, int64_t rank, int64_t world, int64_t device, double timeout_s,
+            int64_t user_bytes) {
+    guarded([&] {
+      target_->place(static_cast<int>(rank), static_cast<int>(world), static_cast<int>(device));
+      connect_interpreter();
+      target_->group = std::make_unique<Group>(
+          Group::Settings{reinterpret_cast<nccl::ncclComm_t>(comm), static_cast<int>(rank),
+                          static_cast<int>(world), timeout_s, static_cast<size_t>(user_bytes)});
+    });
+  }
+
+  // Symmetric memory, one step at a time: between them the ranks tell each other how it went.
+  void set_up(ffi::String step, int64_t nonce) {
+    guarded([&] {
+      Group& group = *target_->group;
+      if (step == "acquire") {
+        group.make_arena();
+        group.arena().acquire();
+      } else if (step == "register") {
+        group.arena().register_window();
+      } else if (step == "resolve") {
+        group.arena().resolve();
+        group.arena().write_token(static_cast<uint64_t>(nonce));
+      } else {
+        group.arena().check_tokens(static_cast<uint64_t>(nonce));
+      }
+    });
+  }
+  void without_arena(ffi::String why) { target_->group->without_arena(why); }
+
+  // `build(op, algorithm, dtype, redop)` returns [cubin, symbol] of a kernel.
+  void start(ffi::Array<int64_t> pids, ffi::Function build) {
+    guarded([&] {
+      std::vector<int> ids(pids.begin(), pids.end());
+      target_->group->start(
+          ids, [build](const nccl::Kernel& kernel, const char* dtype, const char* redop) {
+            const auto built = build(std::string(name_of(kernel.op)), kernel.name,
+                                     std::string(dtype), std::string(redop))
+                                   .cast<ffi::Array<ffi::Any>>();
+            return nccl::Cubin{std::string(built[0].cast<ffi::Bytes>()),
+                               std::string(built[1].cast<ffi::String>())};
+          });
+    });
+  }
+
+  // The number of an algorithm: NCCL's own, else a kernel of that name; -1 if `device_code` is
+  // false and NCCL has none.
+  int64_t algorithm_id(ffi::String op, ffi::String name, bool device_code, bool reduces) {
+    return guarded([&]() -> int64_t {
+      const Op code = op_named(op);
+      if (!device_code) return nccl::find_algorithm(code, name.c_str());
+      return target_->group->add_kernel({code, name, reduces});
+    });
+  }
+  void clear_plan() {
+    target_->group->plan(Mode::eager).clear();
+    target_->group->plan(Mode::graph).clear();
+  }
+  // One rule: ranges as [max_bytes, algorithm, blocks, threads, grain_bytes, tile_bytes] * n.
+  void add_rule(ffi::String op, bool graph, bool symmetric, int64_t dtype, int64_t redop,
+                ffi::Array<int64_t> ranges) {
+    guarded([&] {
+      std::vector<nccl::Choice> choices;
+      for (size_t i = 0; i + 5 < ranges.size(); i += 6) {
+        const nccl::Shape shape = {
+            static_cast<unsigned>(ranges[i + 2]), static_cast<unsigned>(ranges[i + 3]),
+            static_cast<unsigned>(ranges[i + 4]), static_cast<unsigned>(ranges[i + 5])};
+        shape.check();
+        choices.push_back(
+            {static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]), shape});
+      }
+      target_->group->plan(graph ? Mode::graph : Mode::eager)
+          .add(op_named(op), symmetric, static_cast<int>(dtype), static_cast<int>(redop), choices);
+    });
+  }
+  // The algorithm that would run, as the hot path finds it; empty: none.
+  ffi::String choice(ffi::String op, bool graph, bool symmetric, int64_t dtype, int64_t redop,
+                     int64_t bytes) {
+    return guarded([&]() -> ffi::String {
+      Call call{op_named(op), static_cast<DType>(dtype), static_cast<RedOp>(redop)};
+      const nccl::Choice* found = target_->group->find(graph ? Mode::graph : Mode::eager, call,
+                                                       static_cast<size_t>(bytes), symmetric);
+      return found ? target_->group->name_of_algorithm(found->algorithm) : "";
+    });
+  }
+
+  ffi::Function bind(ffi::String name) {
+    return guarded([&] { return bind_call(target_, name); });
+  }
+  // barrier has no tensor that would bring a stream along; `wait`: for the host too.
+  void barrier(int64_t stream, bool wait) {
+    guarded([&] {
+      target_->open();
+      Call call{Op::barrier, DType::u8};
+      const auto on = reinterpret_cast<nccl::CUstream>(stream);
+      target_->group->run(call, 0, false, on);
+      if (wait) target_->group->wait(on);
+    });
+  }
+
+  // One-dimensional bytes in the arena; the tensor keeps the group alive.
+  ffi::Tensor empty(int64_t bytes) {
+    guarded([&] {
+      if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
+      if (!target_->group->has_arena())
+        fail("Unsupported", "empty() needs symmetric memory, which this communicator has not");
+    });
+    return ffi::Tensor::FromNDAlloc(ArenaAllocator{target_}, ffi::Shape({bytes}),
+                                    DLDataType{kDLUInt, 8, 1}, target_->device());
+  }
+
+  void check() {
+    guarded([&] {
+      target_->open();
+      target_->group->inspect();
+    });
+  }
+  void abort(ffi::String why) {
+    if (!target_->closed()) target_->group->abort(why);
+  }
+  // In a forked child: the memory is the parent's to close.
+  void abandon() {
+    target_->close();
+    target_->group->abandon();
+  }
+  // Whether all ranks closed together within `wait_s`, so that everything could go.
+  bool close(double wait_s) {
+    if (target_->closed()) return true;
+    target_->close();
+    return target_->group->close(wait_s);
+  }
+
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("commlib.NcclGroup", NcclGroup, ffi::Object);
+
+ private:
+  NcclTargetPtr target_ = std::make_shared<NcclTarget>();
+};
+
+ffi::ObjectRef open_group(int64_t comm, int64_t rank, int64_t world, int64_t device,
+                          double timeout_s, int64_t user_bytes) {
+  return ffi::ObjectRef(
+      ffi::make_object<NcclGroup>(comm, rank, world, device, timeout_s, user_bytes));
+}
+
+TVM_FFI_STATIC_INIT_BLOCK() {
+  namespace refl = tvm::ffi::reflection;
+  refl::ObjectDef<NcclGroup>()
+      .def("set_up", &NcclGroup::set_up)
+      .def("without_arena", &NcclGroup::without_arena)
+      .def("start", &NcclGroup::start)
+      .def("algorithm_id", &NcclGroup::algorithm_id)
+      .def("clear_plan", &NcclGroup::clear_plan)
+      .def("add_rule", &NcclGroup::add_rule)
+      .def("choice", &NcclGroup::choice)
+      .def("bind", &NcclGroup::bind)
+      .def("barrier", &NcclGroup::barrier)
+      .def("empty", &NcclGroup::empty)
+      .def("check", &NcclGroup::check)
+      .def("abort", &NcclGroup::abort)
+      .def("abandon", &NcclGroup::abandon)
+      .def("close", &NcclGroup::close);
+  refl::GlobalDef()
+      .def("commlib.nccl.open", open_group)
+      .def("commlib.nccl.hint", [](ffi::String path) { nccl::nccl_hint(path); });
+}
+
+}  // namespace
+}  // namespace commlib::binding

@@ -1,0 +1,13 @@
+// push part p to rank p | reduce my part in rank order | push it to all | take theirs; lines of 120
+// bytes and their flag
+#include "device/scatter.cuh"
+
+namespace commlib {
+
+template <class T, class Op, int N>
+__global__ void __launch_bounds__(kPacketThreads<N>, 1)
+    lsa_ll128_twoshot(const __grid_constant__ Job job) {
+  all_reduce_twoshot<Ll128, T, Op, N>(job);
+}
+
+}  // namespace commlib

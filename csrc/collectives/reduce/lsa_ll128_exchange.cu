@@ -1,0 +1,12 @@
+// all push to the root | the root reduces in rank order; lines of 120 bytes and their flag
+#include "device/exchange.cuh"
+
+namespace commlib {
+
+template <class T, class Op, int N>
+__global__ void __launch_bounds__(kPacketThreads<N>, 1)
+    lsa_ll128_exchange(const __grid_constant__ Job job, const __grid_constant__ Moves moves) {
+  exchange_and_reduce<Ll128, T, Op, N>(job, moves);
+}
+
+}  // namespace commlib

@@ -1,0 +1,12 @@
+// push block p to rank p | reduce my block in rank order; lines of 120 bytes and their flag
+#include "device/scatter.cuh"
+
+namespace commlib {
+
+template <class T, class Op, int N>
+__global__ void __launch_bounds__(kPacketThreads<N>, 1)
+    lsa_ll128_oneshot(const __grid_constant__ Job job) {
+  reduce_scatter_oneshot<Ll128, T, Op, N>(job);
+}
+
+}  // namespace commlib

@@ -1,0 +1,12 @@
+// the root pushes block p to rank p | the others take; lines of 120 bytes and their flag
+#include "device/exchange.cuh"
+
+namespace commlib {
+
+template <int N>
+__global__ void __launch_bounds__(kPacketThreads<N>, 1)
+    lsa_ll128_exchange(const __grid_constant__ Job job, const __grid_constant__ Moves moves) {
+  exchange<Ll128, N>(job, moves);
+}
+
+}  // namespace commlib

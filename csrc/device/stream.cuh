@@ -1,0 +1,328 @@
+// Streams: large data in tiles, each tile announced by one flag.
+//
+// A stream is one block of the grid and the same block on every peer. Its movers push the tile of
+// step s into slot s % kSlots of each peer; when all of them are through, the poster's one fence
+// and flag make the tile readable there. The watcher reads what the peers have posted. So no mover
+// ever waits for a fence or for the latency of a flag. Steps are numbered through the life of the
+// communicator, so calls need no barrier between them.
+//
+// Why four slots are enough: a mover may write the tile of step s once the peer's movers have read
+// step s - 4. Before it pushes step s it has taken step s - 2, which the peer posted after all its
+// movers had taken step s - 4. Between calls the same holds: a mover pushes at most two steps
+// before it waits.
+#pragma once
+
+#include "device/reduce.cuh"
+#include "device/wait.cuh"
+
+namespace commlib {
+
+enum Stage { kScatter, kGather };
+constexpr int kHelperThreads = 64;                    // the last two warps: poster, watcher
+constexpr int kStreamThreads = 384 + kHelperThreads;  // at most: more leave too few registers
+constexpr int kPostBarriers = 10;  // posts that movers can be ahead of the poster: at most 8
+
+// What a block's warps tell each other.
+struct StreamBoard {
+  u32 arrived[kStages];  // steps that every peer has posted
+  u32 over;              // the call has failed: movers go through the motions
+};
+
+template <int N>
+class Stream {
+ public:
+  __device__ Stream(const Job& job, StreamBoard* board)
+      : job_(job), board_(board), step_(control_of(job, job.rank)->stream_step[blockIdx.x] + 1) {
+    if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
+      reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
+    __syncthreads();
+  }
+
+  __device__ static u32 movers() { return blockDim.x - kHelperThreads; }
+
+  // Runs `move` on the movers, the posts and the watch beside it: each of `steps` steps is posted
+  // and awaited once in each of the first `stages` stages.
+  template <class Move>
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move) {
+    if (threadIdx.x < movers()) {
+      move();
+    } else if (threadIdx.x < movers() + 32) {
+      post_all(steps, stages);
+    } else {
+      watch(steps, stages);
+    }
+    if (threadIdx.x == movers() + 32 && steps > 0) {
+      control_of(job_, job_.rank)->stream_step[blockIdx.x] = step_ - 1 + steps;
+      count_call(job_);
+    }
+  }
+
+  // Where rank `source` puts its tile of step i of this call, in the arena of `at`.
+  __device__ __forceinline__ Pair* slot(Stage stage, int at, int source, u64 i) const {
+    constexpr u64 begin = places(N).stream;
+    const u64 stream = static_cast<u64>(stage) * kStreamBlocks + blockIdx.x;
+    const u64 tile = (stream * kSlots + (step_ + i) % kSlots) * N + source;
+    return reinterpret_cast<Pair*>(job_.arena[at] + begin + tile * kSlotBytes);
+  }
+
+  // Movers: my part of the next tile is written. Posts are numbered in the order of their calls.
+  __device__ __forceinline__ void posted(u64 post) const {
+    __threadfence_block();
+    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(1 + static_cast<u32>(post % kPostBarriers)),
+                 "r"(movers() + 32)
+                 : "memory");
+  }
+  // Movers: every peer's tile of step i is here. False: the call has failed.
+  __device__ __forceinline__ bool await(Stage stage, u64 i) const {
+    const volatile u32* arrived = &board_->arrived[stage];
+    const volatile u32* over = &board_->over;
+    while (*arrived <= i && !*over) {
+    }
+    __threadfence_block();
+    return !*over;
+  }
+
+ private:
+  __device__ __forceinline__ u64 flag(u64 i) const {
+    return (step_ + i) << kSignatureBits | job_.signature;
+  }
+
+  // With two stages the order is that of a mover which gathers one step behind: s0 s1 g0 s2 g1 … .
+  __device__ void post_all(u64 steps, int stages) const {
+    u64 post = 0;
+    for (u64 i = 0; i < steps + stages - 1; ++i) {
+      if (i < steps) post_one(post++, kScatter, i);
+      if (stages == 2 && i >= 1) post_one(post++, kGather, i - 1);
+    }
+  }
+  __device__ __forceinline__ void post_one(u64 post, Stage stage, u64 i) const {
+    asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + static_cast<u32>(post % kPostBarriers)),
+                 "r"(movers() + 32)
+                 : "memory");
+    fence_sys();
+    const int peer = threadIdx.x & 31;
+    if (peer < N && peer != job_.rank)
+      st_relaxed_sys(&control_of(job_, peer)->posted[stage][blockIdx.x][job_.rank], flag(i));
+  }
+
+  // Eight lanes for a stage, one for a peer. Flags only grow, so one look tells of many steps.
+  __device__ void watch(u64 steps, int stages) const {
+    const int lane = threadIdx.x & 31, stage = lane / kMaxPeers, peer = lane % kMaxPeers;
+    const bool looks = stage < stages && peer < N && peer != job_.rank;
+    const u64* posted =
+        &control_of(job_, job_.rank)->posted[looks ? stage : 0][blockIdx.x][looks ? peer : 0];
+    Patience patience;
+    u64 there = looks ? 0 : steps, least = 0, shown = 0;
+    bool over = false;
+    while (true) {
+      if (there < steps) {
+        const u64 seen = ld_acquire_sys(posted), number = seen >> kSignatureBits;
+        const u64 before = there;
+        if (number >= step_) there = number - step_ + 1 < steps ? number - step_ + 1 : steps;
+        // A flag within this call is of this call.
+        const bool foreign = number >= step_ && number < step_ + steps &&
+                             ((seen ^ job_.signature) & ((1u << kSignatureBits) - 1)) != 0;
+        if (foreign) {
+          over = patience.gives_up(job_, peer, seen, number << kSignatureBits | job_.signature);
+        } else if (there == before && patience.runs_out()) {
+          over = patience.gives_up(job_, peer, seen, seen);
+        } else if (there != before) {
+          patience = Patience();
+        }
+      }
+      least = there;
+#pragma unroll
+      for (int d = 1; d < kMaxPeers; d *= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, least, d);
+        least = other < least ? other : least;
+      }
+      if (__any_sync(0xffffffffu, over)) break;
+      if (least != shown && peer == 0 && stage < stages) {
+        __threadfence_block();
+        *const_cast<volatile u32*>(&board_->arrived[stage]) = static_cast<u32>(least);
+      }
+      shown = least;
+      if (__all_sync(0xffffffffu, least >= steps)) return;
+    }
+    *const_cast<volatile u32*>(&board_->over) = 1;
+  }
+
+  const Job& job_;
+  StreamBoard* board_;
+  u64 step_;  // the number of this call's first step
+};
+
+// The tiles of a part, dealt to the blocks in turn.
+struct Tiles {
+  u64 bytes;
+  u32 tile_bytes;
+
+  __device__ u64 steps() const {
+    const u64 tiles = (bytes + tile_bytes - 1) / tile_bytes;
+    return tiles > blockIdx.x ? (tiles - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  }
+  __device__ u64 offset(u64 i) const { return (blockIdx.x + i * gridDim.x) * tile_bytes; }
+  __device__ u32 pairs(u64 i) const {
+    const u64 left = bytes - offset(i);
+    return static_cast<u32>(((left < tile_bytes ? left : tile_bytes) + 15) / 16);
+  }
+};
+
+// The tensor, when every pair of it can be accessed as one.
+template <bool kPlain>
+__device__ __forceinline__ Pair get(const Span& span, u64 i) {
+  if constexpr (kPlain) return reinterpret_cast<const Pair*>(span.data)[i];
+  return span.pair(i);
+}
+template <bool kPlain>
+__device__ __forceinline__ void put(const Span& span, u64 i, Pair v) {
+  if constexpr (kPlain) {
+    reinterpret_cast<Pair*>(span.data)[i] = v;
+  } else {
+    span.set_pair(i, v);
+  }
+}
+
+// Whether tensors of `bytes` bytes consist of aligned pairs alone.
+__device__ __forceinline__ bool plain(const Job& job, u64 bytes) {
+  const u64 all = reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | bytes;
+  return (all & 15) == 0;
+}
+
+// Pairs a mover has under way.
+template <bool kPlain, int N>
+__device__ constexpr int batch_of() {
+  return !kPlain || N > 4 ? 1 : N > 2 ? 2 : 4;
+}
+
+// Calls body(i) for this thread's pairs, kBatch at once, `movers` apart.
+template <int kBatch, class Body>
+__device__ __forceinline__ void each_batch(u32 pairs, u32 movers, Body body) {
+  for (u32 i = threadIdx.x; i < pairs; i += kBatch * movers) body(i);
+}
+
+// Peers served at once: as many loads are under way, and registers allow no more.
+template <bool kPlain, int N>
+__device__ constexpr int group_of() {
+  return kPlain && N > 1 && N <= 4 ? N - 1 : 1;
+}
+
+// Copies a tile to each of the peers: `from(i)` is the tile for the i-th rank after this one.
+template <bool kPlain, int N, class From>
+__device__ __forceinline__ void push(const Stream<N>& stream, const Job& job, Stage stage, u64 step,
+                                     u32 pairs, From from) {
+  constexpr int kBatch = batch_of<kPlain, N>();
+  constexpr int kGroup = group_of<kPlain, N>();
+  const u32 stride = stream.movers();
+  each_batch<kBatch>(pairs, stride, [&](u32 first) {
+#pragma unroll 1
+    for (int group = 1; group < N; group += kGroup) {
+      Pair v[kGroup][kBatch];
+#pragma unroll
+      for (int p = 0; p < kGroup; ++p)
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (first + b * stride < pairs)
+            v[p][b] = get<kPlain>(from(group + p), first + b * stride);
+#pragma unroll
+      for (int p = 0; p < kGroup; ++p) {
+        Pair* to = stream.slot(stage, (job.rank + group + p) % N, job.rank, step);
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (first + b * stride < pairs) to[first + b * stride] = v[p][b];
+      }
+    }
+  });
+}
+
+// Copies one tile to all peers, and to `own` here.
+template <bool kPlain, int N>
+__device__ __forceinline__ void push_one(const Stream<N>& stream, const Job& job, u64 step,
+                                         u32 pairs, const Span& mine, const Span& own) {
+  constexpr int kBatch = batch_of<kPlain, N>();
+  const u32 stride = stream.movers();
+  each_batch<kBatch>(pairs, stride, [&](u32 first) {
+    Pair v[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * stride < pairs) v[b] = get<kPlain>(mine, first + b * stride);
+#pragma unroll
+    for (int p = 1; p < N; ++p) {
+      Pair* to = stream.slot(kScatter, (job.rank + p) % N, job.rank, step);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (first + b * stride < pairs) to[first + b * stride] = v[b];
+    }
+    if (mine.data == own.data) return;
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      if (first + b * stride < pairs) put<kPlain>(own, first + b * stride, v[b]);
+  });
+}
+
+// Copies a tile of this rank to another place of this rank.
+template <bool kPlain, int N>
+__device__ __forceinline__ void copy(const Stream<N>& stream, u32 pairs, const Span& from,
+                                     const Span& to) {
+  for (u32 i = threadIdx.x; i < pairs; i += stream.movers())
+    put<kPlain>(to, i, get<kPlain>(from, i));
+}
+
+// Reduces my tile `mine` with those in the scatter slots; `take(i, pair)` gets the result.
+template <bool kPlain, class T, class Op, int N, class Take>
+__device__ __forceinline__ void reduce_tile(const Stream<N>& stream, const Job& job, u64 step,
+                                            u32 pairs, const Span& mine, Take take) {
+  const u32 stride = stream.movers();
+  constexpr int kBatch = batch_of<kPlain, N>();
+  each_batch<kBatch>(pairs, stride, [&](u32 first) {
+    Pair v[kBatch][N];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const u32 i = first + b * stride;
+#pragma unroll
+      for (int r = 0; r < N; ++r) {
+        if (i >= pairs) continue;
+        v[b][r] = r == job.rank ? get<kPlain>(mine, i)
+                                : ld_relaxed_sys(stream.slot(kScatter, job.rank, r, step) + i);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      u64 low[N], high[N];
+#pragma unroll
+      for (int r = 0; r < N; ++r) low[r] = v[b][r].a, high[r] = v[b][r].b;
+      const Pair result = {fold<T, Op, N>(low, job.redop), fold<T, Op, N>(high, job.redop)};
+      if (first + b * stride < pairs) take(first + b * stride, result);
+    }
+  });
+}
+
+// Copies the tiles of the peers out of their slots: `to(r)` is the place of rank r's.
+template <bool kPlain, int N, class To>
+__device__ __forceinline__ void take_tiles(const Stream<N>& stream, const Job& job, Stage stage,
+                                           u64 step, u32 pairs, To to) {
+  constexpr int kBatch = batch_of<kPlain, N>();
+  constexpr int kGroup = group_of<kPlain, N>();
+  const u32 stride = stream.movers();
+  each_batch<kBatch>(pairs, stride, [&](u32 first) {
+#pragma unroll 1
+    for (int group = 1; group < N; group += kGroup) {
+      Pair v[kGroup][kBatch];
+#pragma unroll
+      for (int p = 0; p < kGroup; ++p) {
+        const Pair* from = stream.slot(stage, job.rank, (job.rank + group + p) % N, step);
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (first + b * stride < pairs) v[p][b] = ld_relaxed_sys(from + first + b * stride);
+      }
+#pragma unroll
+      for (int p = 0; p < kGroup; ++p)
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b)
+          if (first + b * stride < pairs)
+            put<kPlain>(to((job.rank + group + p) % N), first + b * stride, v[p][b]);
+    }
+  });
+}
+
+}  // namespace commlib

@@ -1,0 +1,76 @@
+// Waiting with a deadline: who polls asks `Patience` every so often, and leaves when it says so.
+//
+// A wait ends when the communicator has ended here, when the host or a peer aborts, or when
+// `timeout_ns` have passed. The first to notice writes the report; all later waits and kernels
+// leave at once. Nothing of this is on the path of a wait that is answered.
+#pragma once
+
+#include "device/memory.cuh"
+
+namespace commlib {
+
+__device__ __forceinline__ Control* control_of(const Job& job, int rank) {
+  return reinterpret_cast<Control*>(job.arena[rank]);
+}
+
+// This rank waits in this call: for the message of a peer that gives up.
+__device__ __forceinline__ void announce(const Job& job) {
+  CallRecord* current = &control_of(job, job.rank)->current;
+  st_relaxed_sys(&current->what, job.what);
+  st_relaxed_sys(&current->bytes, job.bytes);
+}
+
+// One call more is over, also in a graph; said once in the grid.
+__device__ __forceinline__ void count_call(const Job& job) {
+  if (blockIdx.x == 0) atomicAdd(&control_of(job, job.rank)->current.number, 1ull);
+}
+
+__device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
+  if (atomicCAS(&control_of(job, job.rank)->ended, 0ull, static_cast<u64>(kind)) != 0) return;
+  const auto read = [&](int rank) {
+    const CallRecord* from = &control_of(job, rank)->current;
+    return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->what),
+                      ld_relaxed_sys(&from->bytes)};
+  };
+  Report* report = job.report;
+  report->peer = peer;
+  report->mine = read(job.rank);
+  report->theirs = read(peer);
+  fence_sys();
+  st_relaxed_sys(&report->kind, static_cast<u64>(kind));
+}
+
+// Whether to stop waiting for `peer`, for `waited_ns` now. `flag` is what it wrote last, `expected`
+// what was hoped for: the same number with another signature is another call.
+__device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected,
+                                     u64 waited_ns) {
+  const u64 ended = ld_relaxed_sys(&control_of(job, job.rank)->ended);
+  if (ended == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
+  if (ended != 0) return true;
+  Ending why = Ending::none;
+  if (flag != expected && (flag ^ expected) >> kSignatureBits == 0) why = Ending::mismatch;
+  if (waited_ns >= job.timeout_ns) why = Ending::timeout;
+  if (ld_relaxed_sys(&job.report->abort) != 0) why = Ending::aborted;
+  if (why != Ending::none) end_call(job, why, peer);
+  return why != Ending::none;
+}
+
+// Counts polls of one wait; its clock starts when it runs out for the first time.
+class Patience {
+ public:
+  __device__ __forceinline__ bool runs_out() { return (++polls_ & 1023) == 0; }
+  __device__ __forceinline__ bool gives_up(const Job& job, int peer, u64 flag, u64 expected) {
+    const u64 now = clock_ns();
+    if (since_ == 0) {
+      since_ = now;
+      announce(job);
+    }
+    return give_up(job, peer, flag, expected, now - since_);
+  }
+
+ private:
+  u32 polls_ = 0;
+  u64 since_ = 0;
+};
+
+}  // namespace commlib

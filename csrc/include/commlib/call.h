@@ -1,0 +1,66 @@
+// The operations, and one call of one of them: what the entry points hand to a backend.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "commlib/check.h"
+#include "commlib/dtype.h"
+
+namespace commlib {
+
+constexpr int kMaxRanks = 64;  // of a communicator with native entry points
+
+enum class Op : uint8_t {
+  all_reduce,
+  all_gather,
+  all_gatherv,
+  reduce_scatter,
+  reduce_scatterv,
+  broadcast,
+  reduce,
+  all_to_all,
+  all_to_allv,
+  gather,
+  scatter,
+  send_recv,
+  barrier,
+  count
+};
+constexpr int kOps = static_cast<int>(Op::count);
+constexpr const char* kOpNames[] = {
+    "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
+    "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
+    "scatter",    "send_recv",  "barrier"};
+static_assert(sizeof(kOpNames) / sizeof(kOpNames[0]) == kOps, "every operation has a name");
+
+inline const char* name_of(Op op) { return kOpNames[static_cast<int>(op)]; }
+
+inline Op op_named(const std::string& name) {
+  for (int op = 0; op < kOps; ++op) {
+    if (name == kOpNames[op]) return static_cast<Op>(op);
+  }
+  fail("ValueError", "unknown collective '", name, "'");
+}
+
+// One collective call, after its arguments were checked.
+struct Call {
+  Op op;
+  DType dtype;
+  RedOp redop = RedOp::sum;
+  int root = 0;
+  const unsigned char* in = nullptr;
+  unsigned char* out = nullptr;
+  size_t count = 0;  // elements of one block (of the whole tensor where there are no blocks)
+  const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
+  const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
+  uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
+  uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
+  uint64_t out_offset = 0;
+
+  size_t element() const { return size_of(dtype); }
+  size_t bytes() const { return count * element(); }
+};
+
+}  // namespace commlib

@@ -1,0 +1,103 @@
+// What a kernel is told about one call, and the memory it works in: types shared by host and
+// device.
+//
+// Each rank has one arena, mapped by every peer:
+//
+//   Control | LL slots | LL128 slots | stream slots | user arena
+//
+// A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
+// by rank s alone. Everything a kernel remembers from call to call lies in Control, so a replayed
+// graph and an eager call continue each other.
+#pragma once
+
+#ifdef __CUDACC__
+#define COMMLIB_BOTH __host__ __device__
+#else
+#define COMMLIB_BOTH
+#endif
+
+namespace commlib {
+
+using u8 = unsigned char;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+constexpr int kMaxPeers = 8;        // ranks that kernels serve
+constexpr int kChannels = 2048;     // warps of a grid that moves packets
+constexpr u32 kPacketBytes = 2048;  // of one channel's slot from one source, in each of two halves
+constexpr int kStreamBlocks = 132;
+constexpr u32 kSlotBytes = 32768;  // room for what a block moves to one peer in one step
+constexpr int kSlots = 4;          // steps under way; why four: device/stream.cuh
+constexpr int kStages = 2;         // a stream's scatter and gather slots
+constexpr int kSignatureBits = 16;
+
+// The call a rank waits in, for the error message of a peer that waits for it.
+struct CallRecord {
+  u64 number;  // calls that are over
+  u64 what;    // op, dtype, redop, root, algorithm as the host packs them
+  u64 bytes;
+};
+
+struct alignas(256) Control {
+  u64 ll_epoch[kChannels];
+  u64 ll128_epoch[kChannels];
+  u64 stream_step[kStreamBlocks];
+  // Written by peers: the step each has posted, by stage, block and peer.
+  u64 posted[kStages][kStreamBlocks][kMaxPeers];
+  alignas(128) u64 ended;  // not 0: this rank's communicator is over, kernels leave
+  u64 token;               // of the check that memory is mapped
+  alignas(128) CallRecord current;
+};
+
+// What a kernel that gave up tells the host; in host memory.
+struct Report {
+  u64 kind;  // 0 nothing; see Ending. Written last.
+  u64 peer;
+  CallRecord mine;
+  CallRecord theirs;
+  u64 abort;  // written by the host: kernels leave
+};
+
+// by_peer is written into `ended` by the host of the rank that aborts.
+enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer };
+
+struct Job {
+  const u8* in;
+  u8* out;
+  u64 bytes;             // of the tensor, or of one rank's block (each kernel says)
+  u8* arena[kMaxPeers];  // of every rank, as mapped here; arena[rank] is this rank's own
+  Report* report;
+  u64 timeout_ns;
+  u64 what;
+  u32 tile_bytes;  // of a stream's step, at most kSlotBytes
+  int rank;
+  int redop;
+  u32 signature;  // of everything ranks must agree on in this call
+};
+
+// What each rank sends and takes where that differs from peer to peer: the second parameter of the
+// kernels that only move.
+struct Moves {
+  u64 send_at[kMaxPeers], send_bytes[kMaxPeers];  // in `in`, for rank r
+  u64 take_at[kMaxPeers], take_bytes[kMaxPeers];  // in `out`, from rank r
+  u64 longest;                                    // of all ranks' blocks, equal on all ranks
+};
+
+// Where the parts of an arena begin, for a world of n.
+struct Places {
+  u64 ll, ll128, stream, user;
+};
+
+constexpr u64 kPlaceAlign = 1 << 16;
+COMMLIB_BOTH constexpr u64 place_after(u64 at, u64 bytes) {
+  return (at + bytes + kPlaceAlign - 1) / kPlaceAlign * kPlaceAlign;
+}
+COMMLIB_BOTH constexpr Places places(u64 n) {
+  const u64 ll = place_after(0, sizeof(Control));
+  const u64 ll128 = place_after(ll, 2 * n * kChannels * kPacketBytes);
+  const u64 stream = place_after(ll128, 2 * n * kChannels * kPacketBytes);
+  const u64 user = place_after(stream, u64{kStages} * kStreamBlocks * kSlots * n * kSlotBytes);
+  return {ll, ll128, stream, user};
+}
+
+}  // namespace commlib

@@ -1,0 +1,84 @@
+#include "nccl/fault.h"
+
+#include <cstring>
+
+namespace commlib::nccl {
+
+Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe)
+    : rank_(rank),
+      timeout_s_(timeout_s),
+      describe_(std::move(describe)),
+      dead_(static_cast<size_t>(world)) {}
+
+Fault::~Fault() {
+  if (report_) cuda().cuMemFreeHost(report_);
+}
+
+Report* Fault::open() {
+  void* host = nullptr;
+  check(cuda().cuMemHostAlloc(&host, sizeof(Report), kHostAllocPortable | kHostAllocDeviceMap),
+        "cuMemHostAlloc");
+  report_ = static_cast<Report*>(host);
+  std::memset(host, 0, sizeof(Report));
+  CUdeviceptr device = 0;
+  check(cuda().cuMemHostGetDevicePointer(&device, host, 0), "cuMemHostGetDevicePointer");
+  return reinterpret_cast<Report*>(device);
+}
+
+void Fault::end(const char* kind, const std::string& text) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ended_.load()) return;
+  kind_ = kind;
+  text_ = text;
+  ended_.store(true, std::memory_order_release);
+  if (report_) static_cast<volatile Report*>(report_)->abort = 1;
+}
+
+void Fault::lost(int peer) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    dead_[static_cast<size_t>(peer)] = true;
+  }
+  if (!closed_)
+    end("PeerLost", text("rank ", rank_, ": the process of rank ", peer,
+                         " died or left; its GPU takes part no more. Call close(), and init() with "
+                         "the ranks that are left"));
+}
+
+void Fault::raise() {
+  if (!ended_.load(std::memory_order_acquire)) {
+    const char* kind = nullptr;
+    const std::string reason = reason_of(*report_, &kind);
+    end(kind, reason);
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  throw Failure(kind_, text_);
+}
+
+std::string Fault::reason_of(const Report& report, const char** kind) const {
+  const auto record = [&](const CallRecord& of) {
+    return text(describe_(of.what), " of ", of.bytes, " bytes (call ", of.number + 1, ")");
+  };
+  const bool gone = report.peer < dead_.size() && dead_[report.peer];
+  switch (static_cast<Ending>(report.kind)) {
+    case Ending::timeout:
+      *kind = gone ? "PeerLost" : "CommTimeout";
+      return text("rank ", rank_, ": ", record(report.mine), " waited ", timeout_s_, " s for rank ",
+                  report.peer, ", which ", gone ? "died" : "did not come", "; it has finished ",
+                  report.theirs.number, " calls",
+                  report.theirs.what ? text(" and waited last in ", record(report.theirs)) : "",
+                  ". Make the same calls on every rank, or raise timeout_s");
+    case Ending::mismatch:
+      *kind = "CommError";
+      return text("ranks disagree: rank ", rank_, " called ", record(report.mine), ", rank ",
+                  report.peer, " called something else",
+                  report.theirs.what ? text(", last seen in ", record(report.theirs)) : "",
+                  "; make the same calls with the same plan, dtype and size on every rank");
+    default:
+      *kind = "CommError";
+      return text("rank ", report.peer, " aborted the communicator while rank ", rank_, " was in ",
+                  record(report.mine));
+  }
+}
+
+}  // namespace commlib::nccl

@@ -1,0 +1,56 @@
+// How a communicator ends: a kernel that gave up, a peer that died, an abort. The first reason
+// stays; every later call raises it.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "commlib/check.h"
+#include "commlib/job.h"
+#include "nccl/cuda_api.h"
+
+namespace commlib::nccl {
+
+class Fault {
+ public:
+  // `describe` turns Job::what into words.
+  Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe);
+  ~Fault();
+  Fault(const Fault&) = delete;
+  Fault& operator=(const Fault&) = delete;
+
+  // The host memory that kernels write to, as they address it.
+  Report* open();
+
+  // Costs two loads while all is well.
+  void alive() {
+    if (__builtin_expect(ended_.load(std::memory_order_acquire) || reported(), 0)) raise();
+  }
+  bool over() const { return ended_.load(std::memory_order_acquire) || reported(); }
+  // Ends it, unless it has ended; kernels that wait leave. Callable from any thread.
+  void end(const char* kind, const std::string& text);
+  // A peer's process is gone.
+  void lost(int peer);
+  // No peer is watched or told any more.
+  void close() { closed_ = true; }
+
+ private:
+  bool reported() const { return report_ && static_cast<volatile Report*>(report_)->kind != 0; }
+  [[noreturn]] void raise();
+  std::string reason_of(const Report& report, const char** kind) const;
+
+  const int rank_;
+  const double timeout_s_;
+  const std::function<std::string(uint64_t)> describe_;
+  Report* report_ = nullptr;
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> closed_{false};
+  std::mutex mutex_;
+  std::string kind_, text_;
+  std::vector<bool> dead_;
+};
+
+}  // namespace commlib::nccl

@@ -1,0 +1,398 @@
+#include "nccl/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+
+namespace commlib::nccl {
+namespace {
+
+constexpr int kVendor = 1 << 16;  // algorithms from here on are NCCL's own
+constexpr int kTickMs = 100;
+
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+std::vector<Algorithm>& table() {
+  static std::vector<Algorithm> algorithms;
+  return algorithms;
+}
+
+// What ranks must agree on, in the bits that travel with every flag.
+struct Signature {
+  uint64_t hash = 1469598103934665603u;  // FNV-1a
+
+  template <class... Values>
+  explicit Signature(Values... values) {
+    (add(static_cast<uint64_t>(values)), ...);
+  }
+  void add(uint64_t value) { hash = (hash ^ value) * 1099511628211u; }
+  u32 bits() const {
+    return static_cast<u32>(hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) &
+           ((1u << kSignatureBits) - 1);
+  }
+};
+
+uint64_t pack(const Call& call, int algorithm) {
+  return 1ull << 63 | static_cast<uint64_t>(algorithm) << 32 |
+         static_cast<uint64_t>(call.root) << 24 | static_cast<uint64_t>(call.redop) << 16 |
+         static_cast<uint64_t>(call.dtype) << 8 | static_cast<uint64_t>(call.op);
+}
+
+bool reduces_op(Op op) {
+  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
+         op == Op::reduce_scatterv;
+}
+
+// Element type and reduction as kernels know them: a bool is a byte, a complex number two floats.
+struct Elements {
+  DType dtype;
+  RedOp redop;
+
+  explicit Elements(const Call& call) : dtype(call.dtype), redop(call.redop) {
+    if (dtype == DType::boolean) {
+      dtype = DType::u8;
+      if (redop == RedOp::sum || redop == RedOp::max) redop = RedOp::bor;
+      if (redop == RedOp::prod || redop == RedOp::min) redop = RedOp::band;
+    }
+    if (dtype == DType::c64) dtype = DType::f32;
+    if (dtype == DType::c128) dtype = DType::f64;
+  }
+};
+
+Moves moves_of(const Call& call, int rank, int world) {
+  Moves m{};
+  const u64 block = call.bytes(), element = call.element();
+  u64 in_at = 0, out_at = 0;
+  m.longest = block;
+  for (int r = 0; r < world; ++r) {
+    const bool mine = r == rank, root = rank == call.root;
+    switch (call.op) {
+      case Op::all_to_all:
+        m.send_at[r] = m.take_at[r] = r * block;
+        m.send_bytes[r] = m.take_bytes[r] = block;
+        break;
+      case Op::all_gather:
+        m.take_at[r] = r * block;
+        m.send_bytes[r] = m.take_bytes[r] = block;
+        break;
+      case Op::broadcast:
+        m.send_bytes[r] = root && !mine ? block : 0;
+        m.take_bytes[r] = !root && r == call.root ? block : 0;
+        break;
+      case Op::gather:
+        m.send_bytes[r] = r == call.root ? block : 0;
+        m.take_at[r] = r * block;
+        m.take_bytes[r] = root ? block : 0;
+        break;
+      case Op::scatter:
+        m.send_at[r] = r * block;
+        m.send_bytes[r] = root ? block : 0;
+        m.take_bytes[r] = r == call.root ? block : 0;
+        break;
+      case Op::all_gatherv: {
+        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        m.send_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
+        m.take_at[r] = out_at;
+        m.take_bytes[r] = theirs;
+        out_at += theirs;
+        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        break;
+      }
+      case Op::reduce:
+        m.send_bytes[r] = r == call.root ? block : 0;
+        m.take_bytes[r] = root ? block : 0;
+        break;
+      case Op::reduce_scatterv: {
+        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        m.send_at[r] = in_at;
+        m.send_bytes[r] = theirs;
+        m.take_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
+        in_at += theirs;
+        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  return m;
+}
+
+}  // namespace
+
+int register_algorithm(const Algorithm& algorithm) {
+  table().push_back(algorithm);
+  return static_cast<int>(table().size()) - 1;
+}
+const Algorithm& algorithm(int id) { return table()[id - kVendor]; }
+int find_algorithm(Op op, const char* name) {
+  for (size_t i = 0; i < table().size(); ++i) {
+    if (table()[i].op == op && !std::strcmp(table()[i].name, name))
+      return kVendor + static_cast<int>(i);
+  }
+  return -1;
+}
+
+Group::Group(const Settings& settings)
+    : rank_(settings.rank),
+      world_(settings.world),
+      comm_(settings.comm),
+      user_bytes_(settings.user_bytes),
+      timeout_s_(settings.timeout_s),
+      fault_(settings.rank, settings.world, settings.timeout_s, [this](uint64_t what) {
+        const auto op = static_cast<Op>(what & 0xff);
+        std::string words = name_of(op);
+        if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
+        if (reduces_op(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
+        return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
+      }) {
+  check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
+  if (!context_)
+    fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
+  check(cuda().cuEventCreate(&order_event_, kEventDisableTiming), "cuEventCreate");
+  check(cuda().cuEventCreate(&vendor_event_, kEventDisableTiming), "cuEventCreate");
+  CUdeviceptr scratch = 0;
+  check(cuda().cuMemAlloc(&scratch, 256), "cuMemAlloc");
+  scratch_ = reinterpret_cast<unsigned char*>(scratch);
+}
+
+Group::~Group() {
+  if (watch_) watch_->stop();
+}
+
+void Group::make_arena() {
+  // What kernels keep there | what algorithms stage | tensors
+  const u64 fixed = places(static_cast<u64>(world_)).user;
+  arena_ = std::make_unique<Arena>(comm_, rank_, world_, fixed + kStagedBytes, user_bytes_);
+  no_arena_.clear();
+}
+
+void Group::start(const std::vector<int>& pids, Builder builder) {
+  kernels_.set_builder(std::move(builder));
+  job_.report = fault_.open();
+  job_.rank = rank_;
+  job_.timeout_ns = static_cast<u64>(timeout_s_ * 1e9);
+  if (has_arena()) {
+    for (int r = 0; r < world_; ++r) job_.arena[r] = arena_->peer(r);
+    staged_ = arena_->base() + places(static_cast<u64>(world_)).user;
+  }
+  watch_ = std::make_unique<Watch>(pids);
+  watch_->set_ticker([this] { tick(); }, kTickMs);
+  watch_->start([this](int peer) { fault_.lost(peer); });
+}
+
+bool Group::reduces(DType dtype, RedOp redop) const {
+  const bool integer = (dtype >= DType::i8 && dtype <= DType::u64) || dtype == DType::boolean;
+  const bool complex = dtype == DType::c64 || dtype == DType::c128;
+  if (dtype > DType::c128) return false;
+  if (complex) return redop == RedOp::sum || redop == RedOp::avg;
+  if (redop >= RedOp::band) return integer;
+  return dtype != DType::boolean || redop != RedOp::avg;
+}
+
+std::string Group::name_of_algorithm(int id) const {
+  return id >= kVendor ? algorithm(id).name : kernels_.at(id).name;
+}
+
+const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
+  const PlanTable<Choice>& plan = plans_[mode == Mode::graph];
+  if (symmetric) {
+    const Choice* zero_copy = plan.find(call.op, true, call.dtype, call.redop, bytes);
+    if (zero_copy) return zero_copy;
+  }
+  return plan.find(call.op, false, call.dtype, call.redop, bytes);
+}
+
+uint64_t Group::capture_of(CUstream stream) const {
+  CUcaptureStatus status = kCaptureNone;
+  uint64_t id = 0;
+  const CUresult result = cuda().cuStreamGetCaptureInfo(stream, &status, &id);
+  return result == kCudaSuccess && status == kCaptureActive ? id : 0;
+}
+
+// Kernels of one communicator must run one after the other, on whichever streams they were called.
+// In a graph that holds inside one capture; between a graph and other calls the order is the
+// caller's, as for any memory they share.
+void Group::keep_order(CUstream stream, uint64_t capture) {
+  if (last_.any && last_.stream != stream && last_.capture == capture) {
+    check(cuda().cuEventRecord(order_event_, last_.stream), "cuEventRecord");
+    check(cuda().cuStreamWaitEvent(stream, order_event_, 0), "cuStreamWaitEvent");
+  }
+  last_ = {stream, capture, true};
+}
+
+void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
+  fault_.alive();
+  if (plan_bytes == 0 && call.op != Op::barrier) return;
+  if (world_ == 1) {
+    if (call.out == call.in || call.bytes() == 0) return;
+    return check(cuda().cuMemcpyDtoDAsync(device_pointer(call.out), device_pointer(call.in),
+                                          call.bytes(), stream),
+                 "cuMemcpyDtoDAsync");
+  }
+  const uint64_t capture = capture_of(stream);
+  const Mode mode = capture ? Mode::graph : Mode::eager;
+  const Choice* choice = find(mode, call, plan_bytes, symmetric);
+  if (!choice) {
+    fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes,
+         " bytes of ", name_of(call.dtype), reduces_op(call.op) ? " " : "",
+         reduces_op(call.op) ? name_of(call.redop) : "", " on nccl");
+  }
+  keep_order(stream, capture);
+  if (choice->algorithm >= kVendor) {
+    vendor(call, choice->algorithm, stream, capture != 0);
+  } else {
+    launch(call, *choice, stream);
+  }
+}
+
+void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
+  if (!has_arena())
+    fail("Unsupported", kernels_.at(choice.algorithm).name, " needs symmetric memory: ", no_arena_);
+  const Elements elements(call);
+  const auto& instance = kernels_.get(choice.algorithm, elements.dtype, elements.redop);
+  const unsigned threads = std::min(choice.shape.threads, instance.max_threads);
+  Job job = job_;
+  job.in = call.in;
+  job.out = call.out;
+  job.bytes = call.bytes();
+  job.what = pack(call, choice.algorithm);
+  Moves moves;
+  u64 share = job.bytes;  // of the work that the blocks deal out
+  if (call.op != Op::all_reduce && call.op != Op::reduce_scatter) {
+    moves = moves_of(call, rank_, world_);
+    share = moves.longest;
+  }
+  const u64 wanted = share / (u64{threads} * choice.shape.grain_bytes) + 1;
+  const unsigned blocks =
+      wanted < choice.shape.blocks ? static_cast<unsigned>(wanted) : choice.shape.blocks;
+  job.redop = static_cast<int>(elements.redop);
+  job.tile_bytes = choice.shape.tile_bytes;
+  job.signature =
+      Signature(job.what, job.bytes, call.detail, blocks, threads, choice.shape.tile_bytes).bits();
+  Kernels::launch(instance.function, job, moves, blocks, threads, stream);
+}
+
+void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {
+  const Algorithm& chosen = algorithm(id);
+  if (chosen.symmetric && !has_arena())
+    fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
+  const std::lock_guard<std::mutex> lock(vendor_mutex_);
+  chosen.run(*this, call, stream);
+  if (capturing) return;
+  ++vendor_calls_;
+  vendor_stream_ = stream;
+  vendor_what_ = text(name_of(call.op), " of ", call.bytes(), " bytes by ", chosen.name);
+}
+
+void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
+  Call directed = call;
+  directed.root = peer;
+  directed.in = sends ? call.in : nullptr;
+  run(directed, call.bytes(), false, stream);
+}
+
+// On the watch's thread: the newest vendor call must end within the timeout. An event goes behind
+// it here, so that calls themselves pay nothing.
+void Group::tick() {
+  if (fault_.over()) {
+    // Kernels have left; NCCL's wait for a flag of their own.
+    std::unique_lock<std::mutex> lock(vendor_mutex_, std::try_to_lock);
+    if (lock.owns_lock() && vendor_calls_ != watched_calls_ && nccl().ncclCommRevoke) {
+      watched_calls_ = vendor_calls_;
+      nccl().ncclCommRevoke(comm_, 0);
+    }
+    return;
+  }
+  std::unique_lock<std::mutex> lock(vendor_mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || (!pending_ && vendor_calls_ == watched_calls_)) return;
+  CUcaptureMode mode = kCaptureRelaxed;
+  cuda().cuThreadExchangeStreamCaptureMode(&mode);
+  const ContextGuard guard(context_);
+  if (!pending_) {
+    if (capture_of(vendor_stream_) != 0) return;
+    if (cuda().cuEventRecord(vendor_event_, vendor_stream_) != kCudaSuccess) return;
+    pending_ = true;
+    pending_since_ = seconds();
+    watched_calls_ = vendor_calls_;
+  }
+  const CUresult state = cuda().cuEventQuery(vendor_event_);
+  if (state != kCudaErrorNotReady) {
+    pending_ = false;
+  } else if (seconds() - pending_since_ > timeout_s_) {
+    pending_ = false;
+    --watched_calls_;  // so that the next tick revokes
+    fault_.end("CommTimeout", text("rank ", rank_, ": ", vendor_what_, " did not finish within ",
+                                   timeout_s_, " s; some rank did not make the call"));
+  }
+}
+
+void Group::wait(CUstream stream) {
+  timespec nap = {0, 20'000};
+  for (int polls = 0;; ++polls) {
+    const CUresult state = cuda().cuStreamQuery(stream);
+    if (state == kCudaSuccess) break;
+    if (state != kCudaErrorNotReady) check(state, "cuStreamQuery");
+    if (fault_.over() && polls > 50'000) break;
+    if (polls > 2000) nanosleep(&nap, nullptr);
+  }
+  fault_.alive();
+}
+
+void Group::inspect() {
+  fault_.alive();
+  ncclResult_t async = ncclSuccess;
+  if (nccl().ncclCommGetAsyncError(comm_, &async) == ncclSuccess && async != ncclSuccess &&
+      async != ncclInProgress) {
+    fault_.end("CommError",
+               text("rank ", rank_, ": NCCL reports ", nccl().ncclGetErrorString(async), ": ",
+                    nccl().ncclGetLastError(comm_)));
+  }
+  fault_.alive();
+}
+
+// The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.
+bool Group::close(double wait_s) {
+  watch_->stop();
+  const bool well = !fault_.over();
+  fault_.close();
+  CUstream stream = nullptr;
+  const double start = seconds();
+  bool together = well && last_.capture == 0;
+  const auto finished = [&](CUstream of) {
+    CUresult state = kCudaErrorNotReady;
+    timespec nap = {0, 50'000};
+    while ((state = cuda().cuStreamQuery(of)) == kCudaErrorNotReady && seconds() - start < wait_s)
+      nanosleep(&nap, nullptr);
+    return state == kCudaSuccess;
+  };
+  if (together && last_.any) together = finished(last_.stream);
+  if (together && has_arena() && world_ > 1) {
+    Call call{Op::barrier, DType::u8};
+    const Choice* choice = find(Mode::eager, call, 0, false);
+    together = choice && choice->algorithm < kVendor &&
+               cuda().cuStreamCreate(&stream, kStreamNonBlocking) == kCudaSuccess;
+    if (together) {
+      job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
+      launch(call, *choice, stream);
+      together = finished(stream) && !fault_.over();
+      cuda().cuStreamDestroy(stream);
+    }
+  }
+  if (arena_ && together) arena_->close(true);
+  cuda().cuMemFree(device_pointer(scratch_));
+  cuda().cuEventDestroy(order_event_);
+  cuda().cuEventDestroy(vendor_event_);
+  return together;
+}
+
+void Group::abandon() {
+  fault_.close();
+  if (arena_) arena_->abandon();
+}
+
+}  // namespace commlib::nccl

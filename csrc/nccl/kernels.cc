@@ -1,0 +1,73 @@
+#include "nccl/kernels.h"
+
+namespace commlib::nccl {
+namespace {
+
+constexpr unsigned kMaxThreads = 512;  // of any kernel here
+
+// Loading is no stream operation, but a capture under way on any stream forbids what might be one.
+class Relaxed {
+ public:
+  Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  CUcaptureMode mode_ = kCaptureRelaxed;
+};
+
+}  // namespace
+
+void Shape::check() const {
+  const unsigned warps = threads / 32;
+  if (threads % 32 != 0 || threads < 32 || threads > kMaxThreads) {
+    fail("ValueError", "threads ", threads, " is not a multiple of 32 from 32 to ", kMaxThreads);
+  }
+  if (blocks < 1 || blocks > kStreamBlocks || blocks * warps > kChannels) {
+    fail("ValueError", "blocks ", blocks, " of ", threads, " threads: there is room for ",
+         kStreamBlocks, " blocks and ", kChannels * 32, " threads");
+  }
+  if (tile_bytes % 512 != 0 || tile_bytes < 512 || tile_bytes > kSlotBytes) {
+    fail("ValueError", "tile_bytes ", tile_bytes, " is not a multiple of 512 up to ", kSlotBytes);
+  }
+  if (grain_bytes < 1) fail("ValueError", "grain_bytes is 0");
+}
+
+Kernels::~Kernels() = default;  // modules go with the context: a graph may still hold their code
+
+int Kernels::add(Kernel kernel) {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    if (entries_[i].kernel.op == kernel.op && entries_[i].kernel.name == kernel.name)
+      return static_cast<int>(i);
+  }
+  entries_.push_back({std::move(kernel), {}});
+  return static_cast<int>(entries_.size()) - 1;
+}
+
+void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance) {
+  const Cubin cubin =
+      builder_(kernel, kernel.reduces ? name_of(dtype) : "", kernel.reduces ? name_of(redop) : "");
+  const Relaxed relaxed;
+  CUmodule module = nullptr;
+  CUfunction function = nullptr;
+  int max_threads = 0;
+  check(cuda().cuModuleLoadData(&module, cubin.code.data()), "cuModuleLoadData");
+  modules_.push_back(module);
+  check(cuda().cuModuleGetFunction(&function, module, cubin.symbol.c_str()), "cuModuleGetFunction");
+  check(cuda().cuFuncGetAttribute(&max_threads, kFunctionMaxThreads, function),
+        "cuFuncGetAttribute");
+  instance->max_threads = static_cast<unsigned>(max_threads);
+  instance->function = function;
+}
+
+void Kernels::launch(CUfunction function, const Job& job, const Moves& moves, unsigned blocks,
+                     unsigned threads, CUstream stream) {
+  // A kernel that only takes a job does not read the second one.
+  void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
+  check(
+      cuda().cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, nullptr),
+      "cuLaunchKernel");
+}
+
+}  // namespace commlib::nccl

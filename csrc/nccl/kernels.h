@@ -1,0 +1,74 @@
+// Kernels of this library on one GPU: compiled by Python when first needed, loaded, launched.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "commlib/call.h"
+#include "commlib/job.h"
+#include "nccl/cuda_api.h"
+
+namespace commlib::nccl {
+
+// How a plan wants a kernel launched: at most `blocks`, as many as give each thread `grain_bytes`.
+struct Shape {
+  unsigned blocks;
+  unsigned threads;
+  unsigned grain_bytes;
+  unsigned tile_bytes;  // of a stream's step
+
+  // Throws ValueError unless kernels have room for it.
+  void check() const;
+};
+
+struct Kernel {
+  Op op;
+  std::string name;
+  bool reduces;  // is compiled for an element type and a reduction
+};
+
+struct Cubin {
+  std::string code;
+  std::string symbol;
+};
+// Compiles a kernel for element type and reduction, by their names ("" where it has none).
+using Builder = std::function<Cubin(const Kernel&, const char* dtype, const char* redop)>;
+
+class Kernels {
+ public:
+  ~Kernels();
+  void set_builder(Builder builder) { builder_ = std::move(builder); }
+  int add(Kernel kernel);
+  const Kernel& at(int index) const { return entries_[index].kernel; }
+
+  // One instance: a block of it has at most `max_threads`.
+  struct Instance {
+    CUfunction function = nullptr;
+    unsigned max_threads = 0;
+  };
+  // The instance for such elements, compiled and loaded now if this is its first use.
+  const Instance& get(int index, DType dtype, RedOp redop) {
+    Entry& entry = entries_[index];
+    Instance& instance = entry.kernel.reduces
+                             ? entry.instances[static_cast<int>(dtype)][redop != RedOp::sum]
+                             : entry.instances[0][0];
+    if (!instance.function) load(entry.kernel, dtype, redop, &instance);
+    return instance;
+  }
+  static void launch(CUfunction function, const Job& job, const Moves& moves, unsigned blocks,
+                     unsigned threads, CUstream stream);
+
+ private:
+  struct Entry {
+    Kernel kernel;
+    Instance instances[kDTypes][2];  // by element type; the sum, any reduction
+  };
+  void load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance);
+
+  std::vector<Entry> entries_;
+  std::vector<CUmodule> modules_;
+  Builder builder_;
+};
+
+}  // namespace commlib::nccl

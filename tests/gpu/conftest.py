@@ -1,0 +1,26 @@
+"""Live ranks with a GPU each, shared by the GPU tests; skipped where there are not two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from commlib.testing import Ranks
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/gpu/" in item.path.as_posix():
+            item.add_marker(pytest.mark.gpu)
+            if GPUS < 2:
+                item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, found {GPUS}"))
+
+
+@pytest.fixture(scope="session")
+def nccl_ranks() -> Iterator[Ranks]:
+    with Ranks(min(GPUS, 4), backend="nccl", timeout_s=60.0, max_bytes=64 << 20, deadline_s=300.0) as ranks:
+        yield ranks

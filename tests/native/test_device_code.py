@@ -1,0 +1,46 @@
+"""Every GPU kernel of the tables compiles, for each generation of GPUs, and keeps its values in registers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from commlib import env, jit
+from commlib.collectives.device import ELEMENTS, kernels
+
+ARCHS = ("sm_80", "sm_90", "sm_100")
+COMMON = ("float32", "bfloat16")
+
+# All of everything would take half an hour. "max" stands for the reductions that are chosen at run time.
+EVERYWHERE = dict.fromkeys(kernels([2], ELEMENTS, ["max"]) + kernels([2, 8], COMMON, ["sum", "max"]))
+BETWEEN = kernels([1, 4], COMMON, ["sum", "max"])
+REQUESTS = [
+    jit.Request(source, expression, arch)
+    for arch in ARCHS
+    for source, expression in [*EVERYWHERE, *(BETWEEN if arch == "sm_90" else [])]
+]
+
+pytestmark = pytest.mark.timeout(600)  # of the first test, in which all are compiled
+
+
+def name_of(request):
+    folder = request.source.split("/")[1]
+    return f"{folder}/{request.expression}-{request.arch}".replace("commlib::", "").replace(" ", "")
+
+
+@pytest.fixture(scope="module")
+def compiled(request):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wanted = [item.callspec.params["kernel"] for item in request.session.items if item.path == request.path]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(env.CACHE_DIR.name, str(request.config.cache.mkdir("kernels")))
+        return dict(jit.compile_many(wanted, len(os.sched_getaffinity(0))))
+
+
+@pytest.mark.parametrize("kernel", REQUESTS, ids=name_of)
+def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
+    result = compiled[kernel]
+    assert isinstance(result, jit.Kernel), str(result)
+    assert "warning" not in result.log, result.log
+    assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"

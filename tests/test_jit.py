@@ -1,0 +1,196 @@
+"""Device code at run time: what the cache keeps, what it notices, and what a failure says. No GPU needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from commlib import env, jit
+from commlib.errors import BuildFailed
+
+KERNEL = """#include "factor.cuh"
+namespace commlib {
+struct Job { int* out; };
+template <int N>
+__global__ void scale(const __grid_constant__ Job job, int) { job.out[threadIdx.x] *= N * FACTOR; }
+}  // namespace commlib
+"""
+REPORT = """Compiling entry function '_Zscale' for 'sm_90'
+ 16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ Used 18 registers, used 0 barriers
+"""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path / "cache"))
+    (tmp_path / "factor.cuh").write_text("#define FACTOR 3\n")
+    path = tmp_path / "scale.cu"
+    path.write_text(KERNEL)
+    return path
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A compiler that takes note of its calls; what it returns differs from call to call."""
+    calls = []
+
+    def run(text, options):
+        calls.append((text, options))
+        return b"\x7fELF\0" + bytes([len(calls)]), REPORT
+
+    monkeypatch.setattr(jit, "compiler", lambda: jit.Compiler("fake 1.0", run))
+    return calls
+
+
+def scale(source, factor=2, arch="sm_90"):
+    return jit.compile_kernel(source, f"commlib::scale<{factor}>", arch)
+
+
+def entries(source):
+    return list((source.parent / "cache").iterdir())
+
+
+def test_a_kernel_is_compiled_once(source, compiled):
+    first, again = scale(source), scale(source)
+    assert first == again and len(compiled) == 1
+    assert (first.cached, again.cached) == (False, True)
+    assert [path.suffix for path in entries(source)] == [".kernel"], "nothing but the entry is left"
+
+
+def test_what_the_kernel_takes_is_read_from_the_log(source, compiled):
+    kernel = scale(source)
+    assert (kernel.symbol, kernel.registers, kernel.spill_bytes, kernel.stack_bytes) == ("_Zscale", 18, 12, 16)
+
+
+def test_expression_and_architecture_and_compiler_are_part_of_the_key(source, compiled, monkeypatch):
+    scale(source), scale(source, factor=3), scale(source, arch="sm_80")
+    assert len(compiled) == 3
+    newer = jit.compiler()._replace(name="fake 1.1")
+    monkeypatch.setattr(jit, "compiler", lambda: newer)
+    scale(source)
+    assert len(compiled) == 4
+
+
+def test_a_changed_header_is_noticed_whatever_its_time(source, compiled):
+    header = source.with_name("factor.cuh")
+    times = header.stat().st_atime_ns, header.stat().st_mtime_ns
+    scale(source)
+    header.write_text('#include "deeper.cuh"\n')
+    source.with_name("deeper.cuh").write_text("#define FACTOR 4\n")
+    os.utime(header, ns=times)
+    scale(source)
+    source.with_name("deeper.cuh").write_text("#define FACTOR 5\n")
+    scale(source)
+    assert len(compiled) == 3
+
+
+def test_the_same_content_elsewhere_is_the_same_kernel(source, compiled):
+    scale(source)
+    moved = shutil.copytree(source.parent, source.parent / "moved", ignore=shutil.ignore_patterns("cache"))
+    assert scale(moved / "scale.cu").cached
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-1] + b"?"])
+def test_a_damaged_entry_is_compiled_again(source, compiled, damage):
+    scale(source)
+    (entry,) = entries(source)
+    entry.write_bytes(damage(entry.read_bytes()))
+    assert scale(source).code.endswith(b"\2") and len(compiled) == 2
+    assert scale(source).cached
+
+
+def test_entries_are_the_owners_alone(source, compiled):
+    scale(source)
+    (entry,) = entries(source)
+    assert (entry.stat().st_mode & 0o777, entry.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+def test_a_cache_that_cannot_be_written_costs_the_caching_only(source, compiled, caplog):
+    jit._warn.cache_clear()
+    (source.parent / "cache").write_text("a file, so no folder of that name can be made")
+    with caplog.at_level(logging.WARNING, logger="commlib"):
+        assert not scale(source).cached and not scale(source).cached
+    (warning,) = caplog.messages
+    assert str(source.parent / "cache") in warning and env.CACHE_DIR.name in warning
+
+
+def test_the_cache_follows_xdg_unless_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(env.CACHE_DIR.name, raising=False)
+    assert jit.cache_dir() == tmp_path / "commlib"
+    monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path / "named"))
+    assert jit.cache_dir() == tmp_path / "named"
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(BuildFailed, match=r"(?s)cuda.bindings.*nvcc.*pip install"):
+        jit.compiler.__wrapped__()
+
+
+def test_a_source_that_is_missing_is_named(compiled):
+    with pytest.raises(BuildFailed, match=r"nowhere\.cu.*reinstall"):
+        jit.compile_kernel("collectives/nowhere.cu", "commlib::nowhere<2>", "sm_90")
+
+
+def each_compiler():
+    nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+    return pytest.mark.parametrize("find", [jit._find_nvrtc, pytest.param(jit._find_nvcc, marks=nvcc)])
+
+
+@each_compiler()
+def test_both_compilers_make_the_same_kernel(source, monkeypatch, find):
+    if find is jit._find_nvrtc:
+        pytest.importorskip("cuda.bindings.nvrtc")
+    tool = find()
+    monkeypatch.setattr(jit, "compiler", lambda: tool)
+    kernel = scale(source)
+    assert kernel.code.startswith(b"\x7fELF") and kernel.symbol.encode() in kernel.code
+    assert kernel.symbol == "_ZN7commlib5scaleILi2EEEvNS_3JobEi"
+    assert kernel.registers > 0 and kernel.spill_bytes == kernel.stack_bytes == 0
+
+    source.write_text(KERNEL.replace("threadIdx.x", "nothing"))
+    with pytest.raises(BuildFailed) as caught:
+        scale(source, factor=7)
+    for word in ("scale.cu", "commlib::scale<7>", "sm_90", '"nothing" is undefined'):
+        assert word in str(caught.value)
+
+
+def test_an_architecture_that_is_unknown_is_named(source):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    with pytest.raises(BuildFailed, match=r"(?s)for sm_12345:.*gpu-architecture"):
+        scale(source, arch="sm_12345")
+
+
+def test_many_kernels_at_once_come_with_what_went_wrong(source):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    requests = [jit.Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")]
+    results = dict(jit.compile_many(requests, jobs=2))
+    assert [results[request].symbol for request in requests[:2]] == [
+        "_ZN7commlib5scaleILi2EEEvNS_3JobEi",
+        "_ZN7commlib5scaleILi3EEEvNS_3JobEi",
+    ]
+    assert "commlib::none<4>" in str(results[requests[2]])
+
+
+def test_processes_that_compile_the_same_kernel_share_one_entry(source):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    program = f"""if True:
+        from hashlib import sha256
+        from commlib import jit
+        for factor in range(5):
+            kernel = jit.compile_kernel({str(source)!r}, f"commlib::scale<{{factor}}>", "sm_90")
+            print(kernel.symbol, sha256(kernel.code).hexdigest())
+    """
+    ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0] * 4
+    assert len(set(outputs)) == 1 and len(outputs[0].splitlines()) == 5
+    assert sorted(path.suffix for path in entries(source)) == [".kernel"] * 5
