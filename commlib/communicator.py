@@ -19,7 +19,7 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, entry
 from commlib.collectives.all_to_all import agree_splits, row_splits
-from commlib.errors import CommError, Unsupported
+from commlib.errors import CommError
 from commlib.plan import Explanation, Plan
 from commlib.redops import redop_code
 from commlib.subworld import Subworld
@@ -260,7 +260,8 @@ class Communicator:
 
     def symmetric(self) -> AbstractContextManager[None]:
         """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""
-        raise Unsupported(f"symmetric() is not available on {self.backend}; allocate with comm.empty(shape, dtype)")
+        self._check_open()
+        return self._backend.symmetric()
 
     def explain(
         self,

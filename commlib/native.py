@@ -49,6 +49,12 @@ def hint_nccl(path: str) -> None:
     tvm_ffi.get_global_func("commlib.nccl.hint")(path)
 
 
+def library_path() -> str:
+    """Return where the native library lies: torch's allocators are given by their file."""
+    load()
+    return str(tvm_ffi.get_global_func("commlib.library_path")())
+
+
 def algorithm_id(op: str, name: str) -> int:
     """Return the number of a native algorithm, or -1."""
     load()

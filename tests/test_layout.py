@@ -24,7 +24,7 @@ IMPORTERS = {
     "cuda": "commlib/jit.py",
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/cli/*.py",
-    "nccl": "commlib/backends/nccl.py",
+    "nccl": "commlib/backends/nccl_control.py",
     "matplotlib": "commlib/cli/*.py",
     "rich": "commlib/cli/*.py",
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from commlib.errors import Unsupported
 from commlib.plan import Plan
 
 
@@ -45,6 +47,10 @@ class Backend(ABC):
     @abstractmethod
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return uninitialised bytes in symmetric memory."""
+
+    def symmetric(self) -> AbstractContextManager[None]:
+        """Put torch's own allocations into symmetric memory, where the allocator can be redirected."""
+        raise Unsupported(f"symmetric() is not available on {self.name}; allocate with comm.empty(shape, dtype)")
 
     @abstractmethod
     def check(self) -> None:

@@ -9,10 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "binding/arguments.h"
 #include "binding/entry.h"
-#include "binding/target.h"
-#include "nccl/group.h"
+#include "binding/nccl_target.h"
 
 namespace commlib::binding {
 namespace {
@@ -20,59 +18,6 @@ namespace {
 namespace ffi = tvm::ffi;
 using nccl::Group;
 using nccl::Mode;
-
-// Everything a rank holds; tensors from empty() and bound functions keep it alive past close().
-class NcclTarget final : public Target {
- public:
-  std::unique_ptr<Group> group;
-
-  void place(int rank, int world, int device) {
-    rank_ = rank;
-    world_ = world;
-    device_ = {kDLCUDA, device};
-  }
-  DLDevice device() const { return device_; }
-  void close() { closed_ = true; }
-  bool closed() const { return closed_; }
-
-  void refuse(const DLDevice& device, const char* name) const override {
-    const std::string where =
-        device.device_type == kDLCUDA
-            ? text("cuda:", device.device_id)
-            : std::string(device.device_type == kDLCPU ? "the CPU" : "another device");
-    fail("ValueError", name, " is on ", where, ", but rank ", rank_,
-         "'s communicator is on cuda:", device_.device_id,
-         " (backend nccl); move it with .to(comm.device)");
-  }
-  bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
-
-  void run(Call& call, size_t plan_bytes, Placed placed) override {
-    group->run(call, plan_bytes, in_arena(placed), stream());
-  }
-  void send(const Buffer& x, int to) override { group->message(message_of(x), to, true, stream()); }
-  void receive(const Buffer& x, int from) override {
-    group->message(message_of(x), from, false, stream());
-  }
-  // Torch's current stream: the caller's tensors brought it along.
-  nccl::CUstream stream() const {
-    return static_cast<nccl::CUstream>(TVMFFIEnvGetStream(device_.device_type, device_.device_id));
-  }
-
- private:
-  bool in_arena(const Placed& placed) const {
-    if (!placed.in || !group->has_arena()) return false;
-    const Buffer &in = *placed.in, &out = *placed.out;
-    return group->arena().offset_of(in.data, in.bytes()) >= 0 &&
-           (out.data == in.data || group->arena().offset_of(out.data, out.bytes()) >= 0);
-  }
-  static Call message_of(const Buffer& x) {
-    Call call{Op::send_recv, x.dtype};
-    call.in = call.out = x.data;
-    call.count = x.count;
-    return call;
-  }
-};
-using NcclTargetPtr = std::shared_ptr<NcclTarget>;
 
 struct ArenaAllocator {
   NcclTargetPtr target;
@@ -200,6 +145,16 @@ class NcclGroup : public ffi::Object {
                                     DLDataType{kDLUInt, 8, 1}, target_->device());
   }
 
+  void serve_pool(bool on) {
+    guarded([&] {
+      if (!on) return binding::serve_pool(nullptr);
+      target_->open();
+      if (!target_->group->has_arena())
+        fail("Unsupported", "symmetric() needs symmetric memory, which this communicator has not");
+      binding::serve_pool(target_);
+    });
+  }
+
   void check() {
     guarded([&] {
       target_->open();
@@ -246,6 +201,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("bind", &NcclGroup::bind)
       .def("barrier", &NcclGroup::barrier)
       .def("empty", &NcclGroup::empty)
+      .def("serve_pool", &NcclGroup::serve_pool)
       .def("check", &NcclGroup::check)
       .def("abort", &NcclGroup::abort)
       .def("abandon", &NcclGroup::abandon)

@@ -42,6 +42,14 @@ __device__ __forceinline__ u64 ld_acquire_sys(const u64* p) {
 }
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
+// What ran ahead on the stream is over and its writes are there: first thing in every kernel, since
+// its launch may have been early (Kernels::launch).
+__device__ __forceinline__ void wait_for_stream() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ u64 clock_ns() {
   u64 t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));

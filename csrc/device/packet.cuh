@@ -94,7 +94,10 @@ class Channel {
       : job_(job),
         id_(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)),
         lane_(threadIdx.x & 31),
-        epoch_(P::epochs(control_of(job, job.rank))[id_] + 1) {}
+        epoch_(0) {
+    wait_for_stream();
+    epoch_ = P::epochs(control_of(job, job.rank))[id_] + 1;
+  }
 
   // The warps of this grid, and this one's place among them.
   __device__ u32 count() const { return gridDim.x * (blockDim.x >> 5); }

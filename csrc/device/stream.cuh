@@ -3,13 +3,14 @@
 // A stream is one block of the grid and the same block on every peer. Its movers push the tile of
 // step s into slot s % kSlots of each peer; when all of them are through, the poster's one fence
 // and flag make the tile readable there. The watcher reads what the peers have posted. So no mover
-// ever waits for a fence or for the latency of a flag. Steps are numbered through the life of the
-// communicator, so calls need no barrier between them.
+// ever waits for a fence or for the latency of a flag, and kDepth tiles are on their way while
+// another is taken. Steps are numbered through the life of the communicator, so calls need no
+// barrier between them.
 //
-// Why four slots are enough: a mover may write the tile of step s once the peer's movers have read
-// step s - 4. Before it pushes step s it has taken step s - 2, which the peer posted after all its
-// movers had taken step s - 4. Between calls the same holds: a mover pushes at most two steps
-// before it waits.
+// Why 2 kDepth + 2 slots are enough: a mover may write the tile of step s once the peer's movers
+// have read step s - kSlots. Before it pushes step s it has taken step s - kDepth - 1, which the
+// peer posted after all its movers had taken step s - 2 kDepth - 2. Between calls the same holds: a
+// call pushes kDepth + 1 steps before it takes one, and the last one's steps are all taken here.
 #pragma once
 
 #include "device/reduce.cuh"
@@ -18,21 +19,23 @@
 namespace commlib {
 
 enum Stage { kScatter, kGather };
-constexpr int kHelperThreads = 64;                    // the last two warps: poster, watcher
+constexpr int kHelperThreads = 96;                    // the last three warps
 constexpr int kStreamThreads = 384 + kHelperThreads;  // at most: more leave too few registers
-constexpr int kPostBarriers = 10;  // posts that movers can be ahead of the poster: at most 8
+constexpr int kPosts = 32;  // that movers can be ahead of the poster: fewer than 4 kDepth + 6
 
 // What a block's warps tell each other.
 struct StreamBoard {
-  u32 arrived[kStages];  // steps that every peer has posted
-  u32 over;              // the call has failed: movers go through the motions
+  u32 arrived[kStages];     // steps that every peer has posted
+  u32 over;                 // the call has failed: movers leave
+  u32 movers_done[kPosts];  // warps whose part of the post is written
 };
 
 template <int N>
 class Stream {
  public:
-  __device__ Stream(const Job& job, StreamBoard* board)
-      : job_(job), board_(board), step_(control_of(job, job.rank)->stream_step[blockIdx.x] + 1) {
+  __device__ Stream(const Job& job, StreamBoard* board) : job_(job), board_(board), step_(0) {
+    wait_for_stream();
+    step_ = control_of(job, job.rank)->stream_step[blockIdx.x] + 1;
     if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
     __syncthreads();
@@ -40,20 +43,41 @@ class Stream {
 
   __device__ static u32 movers() { return blockDim.x - kHelperThreads; }
 
-  // Runs `move` on the movers, the posts and the watch beside it: each of `steps` steps is posted
-  // and awaited once in each of the first `stages` stages.
-  template <class Move>
-  __device__ __forceinline__ void run(u64 steps, int stages, Move move) {
+  // Runs `move` on the movers, `post` and `post_more` on a warp each, and the watch: each of
+  // `steps` steps is posted and awaited once in each of the first `stages` stages.
+  template <class Move, class Post, class PostMore>
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move, Post post,
+                                      PostMore post_more) {
+    const u32 helper = (threadIdx.x - movers()) / 32;
     if (threadIdx.x < movers()) {
       move();
-    } else if (threadIdx.x < movers() + 32) {
-      post_all(steps, stages);
-    } else {
+    } else if (helper == 0) {
       watch(steps, stages);
+    } else if (helper == 1) {
+      post();
+    } else {
+      post_more();
     }
-    if (threadIdx.x == movers() + 32 && steps > 0) {
+    if (threadIdx.x == movers() && steps > 0) {
       control_of(job_, job_.rank)->stream_step[blockIdx.x] = step_ - 1 + steps;
       count_call(job_);
+    }
+  }
+  // The same with movers that write to the peers themselves.
+  template <class Move>
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move) {
+    run(steps, stages, move, [&] { post_all(steps, stages); }, [] {});
+  }
+  __device__ __forceinline__ bool over() const {
+    return *const_cast<const volatile u32*>(&board_->over) != 0;
+  }
+  // Tells the peers that step i lies in their slots; what this lane knows to be written is there.
+  __device__ __forceinline__ void flag_step(Stage stage, u64 i) const {
+    fence_sys();
+#pragma unroll
+    for (int p = 1; p < N; ++p) {
+      const int peer = (job_.rank + p) % N;
+      st_relaxed_sys(&control_of(job_, peer)->posted[stage][blockIdx.x][job_.rank], flag(i));
     }
   }
 
@@ -65,21 +89,21 @@ class Stream {
     return reinterpret_cast<Pair*>(job_.arena[at] + begin + tile * kSlotBytes);
   }
 
-  // Movers: my part of the next tile is written. Posts are numbered in the order of their calls.
+  // Movers: my warp's part of the next tile is written. Posts are numbered in the order of their
+  // calls.
   __device__ __forceinline__ void posted(u64 post) const {
     __threadfence_block();
-    asm volatile("barrier.cta.arrive %0, %1;" ::"r"(1 + static_cast<u32>(post % kPostBarriers)),
-                 "r"(movers() + 32)
-                 : "memory");
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) atomicAdd(&board_->movers_done[post % kPosts], 1u);
   }
   // Movers: every peer's tile of step i is here. False: the call has failed.
   __device__ __forceinline__ bool await(Stage stage, u64 i) const {
     const volatile u32* arrived = &board_->arrived[stage];
-    const volatile u32* over = &board_->over;
-    while (*arrived <= i && !*over) {
+    while (*arrived <= i) {
+      if (over()) return false;
     }
     __threadfence_block();
-    return !*over;
+    return true;
   }
 
  private:
@@ -87,22 +111,26 @@ class Stream {
     return (step_ + i) << kSignatureBits | job_.signature;
   }
 
-  // With two stages the order is that of a mover which gathers one step behind: s0 s1 g0 s2 g1 … .
+  // With two stages the order is that of a mover which reduces kDepth steps behind.
   __device__ void post_all(u64 steps, int stages) const {
     u64 post = 0;
-    for (u64 i = 0; i < steps + stages - 1; ++i) {
-      if (i < steps) post_one(post++, kScatter, i);
-      if (stages == 2 && i >= 1) post_one(post++, kGather, i - 1);
+    for (u64 i = 0; i < steps + (stages - 1) * kDepth; ++i) {
+      if (i < steps && !post_one(post++, kScatter, i)) return;
+      if (stages == 2 && i >= kDepth && !post_one(post++, kGather, i - kDepth)) return;
     }
   }
-  __device__ __forceinline__ void post_one(u64 post, Stage stage, u64 i) const {
-    asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + static_cast<u32>(post % kPostBarriers)),
-                 "r"(movers() + 32)
-                 : "memory");
+  __device__ __forceinline__ bool post_one(u64 post, Stage stage, u64 i) const {
+    volatile u32* done = &board_->movers_done[post % kPosts];
+    while (*done != movers() / 32) {
+      if (over()) return false;
+    }
+    __syncwarp();
+    *done = 0;
     fence_sys();
     const int peer = threadIdx.x & 31;
     if (peer < N && peer != job_.rank)
       st_relaxed_sys(&control_of(job_, peer)->posted[stage][blockIdx.x][job_.rank], flag(i));
+    return true;
   }
 
   // Eight lanes for a stage, one for a peer. Flags only grow, so one look tells of many steps.
@@ -273,7 +301,8 @@ template <bool kPlain, class T, class Op, int N, class Take>
 __device__ __forceinline__ void reduce_tile(const Stream<N>& stream, const Job& job, u64 step,
                                             u32 pairs, const Span& mine, Take take) {
   const u32 stride = stream.movers();
-  constexpr int kBatch = batch_of<kPlain, N>();
+  // Eight elements in a word take many registers.
+  constexpr int kMost = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMost > 2 ? 2 : kMost;
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
     Pair v[kBatch][N];
 #pragma unroll

@@ -176,6 +176,7 @@ void Arena::check_tokens(uint64_t nonce) {
 
 void Arena::free(void* pointer) {
   allocator_.free(static_cast<size_t>(static_cast<unsigned char*>(pointer) - base_) - user_first_);
+  if (closed_ && lingers_ && !allocator_.in_use()) release();
 }
 
 void Arena::close(bool communicator_alive) {
@@ -186,12 +187,23 @@ void Arena::close(bool communicator_alive) {
   driver.cuCtxGetCurrent(&before);
   if (driver.cuCtxSetCurrent(context_) != kCudaSuccess) return;  // the driver has shut down
   if (window_ && communicator_alive) nccl().ncclCommWindowDeregister(comm_, window_);
-  if (base_) nccl().ncclMemFree(base_);
   if (stream_) driver.cuStreamDestroy(stream_);
   driver.cuCtxSetCurrent(before);
-  driver.cuDevicePrimaryCtxRelease(device_);
   window_ = nullptr;
   stream_ = nullptr;
+  lingers_ = allocator_.in_use();  // tensors keep the memory, as torch's own do
+  if (!lingers_) release();
+}
+
+void Arena::release() {
+  const CudaApi& driver = cuda();
+  CUcontext before = nullptr;
+  driver.cuCtxGetCurrent(&before);
+  if (driver.cuCtxSetCurrent(context_) != kCudaSuccess) return;
+  if (base_) nccl().ncclMemFree(base_);
+  lingers_ = false;
+  driver.cuCtxSetCurrent(before);
+  driver.cuDevicePrimaryCtxRelease(device_);
 }
 
 }  // namespace commlib::nccl

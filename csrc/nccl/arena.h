@@ -61,13 +61,15 @@ class Arena {
   CUdevice device() const { return device_; }
 
   // Once all ranks are past their last use of it, before the communicator goes. After an abort the
-  // window went with the communicator. Idempotent; reports nothing, there is nobody to act on it.
+  // window went with the communicator. Memory goes with the last tensor in it. Idempotent; reports
+  // nothing, there is nobody to act on it.
   void close(bool communicator_alive);
   // In a forked child: everything is the parent's.
   void abandon() { closed_ = true; }
 
  private:
   void read_window();
+  void release();
   void require_device_memory(int rank) const;
   size_t proof() const { return bytes_ - kProofBytes; }
 
@@ -87,6 +89,7 @@ class Arena {
   ncclWindow_t window_ = nullptr;
   std::vector<unsigned char*> peers_;
   bool closed_ = false;
+  bool lingers_ = false;  // closed, but tensors still hold the memory
 };
 
 }  // namespace commlib::nccl

@@ -82,6 +82,7 @@ CudaApi load() {
   bind(library, "cuModuleLoadData", api.cuModuleLoadData);
   bind(library, "cuModuleUnload", api.cuModuleUnload);
   bind(library, "cuModuleGetFunction", api.cuModuleGetFunction);
+  bind(library, "cuModuleGetGlobal_v2", api.cuModuleGetGlobal);
   bind(library, "cuFuncGetAttribute", api.cuFuncGetAttribute);
   bind(library, "cuFuncSetAttribute", api.cuFuncSetAttribute);
   bind(library, "cuLaunchKernel", api.cuLaunchKernel);

@@ -128,6 +128,7 @@ struct CudaApi {
   CUresult (*cuModuleLoadData)(CUmodule*, const void* image);
   CUresult (*cuModuleUnload)(CUmodule);
   CUresult (*cuModuleGetFunction)(CUfunction*, CUmodule, const char* name);
+  CUresult (*cuModuleGetGlobal)(CUdeviceptr*, size_t* bytes, CUmodule, const char* name);
   CUresult (*cuFuncGetAttribute)(int* value, CUfunctionAttribute, CUfunction);
   CUresult (*cuFuncSetAttribute)(CUfunction, CUfunctionAttribute, int value);
   CUresult (*cuLaunchKernel)(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,

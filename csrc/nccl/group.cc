@@ -274,7 +274,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
   job.tile_bytes = choice.shape.tile_bytes;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, choice.shape.tile_bytes).bits();
-  Kernels::launch(instance.function, job, moves, blocks, threads, stream);
+  Kernels::launch(instance, job, moves, blocks, threads, stream);
 }
 
 void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {

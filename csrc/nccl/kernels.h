@@ -42,10 +42,11 @@ class Kernels {
   int add(Kernel kernel);
   const Kernel& at(int index) const { return entries_[index].kernel; }
 
-  // One instance: a block of it has at most `max_threads`.
+  // One instance, and what a block of it may have and wants.
   struct Instance {
     CUfunction function = nullptr;
     unsigned max_threads = 0;
+    unsigned shared_tiles = 0;  // of shared memory, for a kernel that stages tiles there
   };
   // The instance for such elements, compiled and loaded now if this is its first use.
   const Instance& get(int index, DType dtype, RedOp redop) {
@@ -56,7 +57,7 @@ class Kernels {
     if (!instance.function) load(entry.kernel, dtype, redop, &instance);
     return instance;
   }
-  static void launch(CUfunction function, const Job& job, const Moves& moves, unsigned blocks,
+  static void launch(const Instance& instance, const Job& job, const Moves& moves, unsigned blocks,
                      unsigned threads, CUstream stream);
 
  private:

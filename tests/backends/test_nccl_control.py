@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from commlib.backends.nccl import FEATURES, Control, capabilities, version_text
+from commlib.backends.nccl_control import FEATURES, Control, capabilities, version_text
 from commlib.bootstrap.world import SingleWorld, World
 from commlib.errors import CommError, CommTimeout, Unsupported
 
@@ -265,7 +265,7 @@ def test_a_communicator_ends_once(use):
 
 
 def test_a_destroy_that_never_returns_is_left_behind(use, monkeypatch):
-    monkeypatch.setattr("commlib.backends.nccl._END_S", 0.1)
+    monkeypatch.setattr("commlib.backends.nccl_control._END_S", 0.1)
     use()
     communicator, release = FakeCommunicator(1), threading.Event()
     communicator.destroy = lambda: release.wait(30)

@@ -1,7 +1,7 @@
-// push my tile to all | take everyone's, one step behind; tiles with one flag each
+// push my tile to all | take everyone's, kDepth steps behind; tiles with one flag each
 //
 // job.bytes: of one block.
-#include "device/stream.cuh"
+#include "device/bulk.cuh"
 
 namespace commlib {
 
@@ -12,26 +12,56 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
     return Span(job.out + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
   };
   const u64 steps = tiles.steps();
-  bool good = true;
-  for (u64 i = 0; i <= steps; ++i) {
+  for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
       const Span mine = in.part(tiles.offset(i), tiles.tile_bytes), own = place(job.rank, i);
-      if (good) push_one<kPlain>(stream, job, i, tiles.pairs(i), mine, own);
+      push_one<kPlain>(stream, job, i, tiles.pairs(i), mine, own);
       stream.posted(i);
     }
-    if (i == 0) continue;
-    good = stream.await(kScatter, i - 1);
-    if (!good) continue;
-    take_tiles<kPlain>(stream, job, kScatter, i - 1, tiles.pairs(i - 1),
-                       [&](int r) { return place(r, i - 1); });
+    if (i < kDepth) continue;
+    if (!stream.await(kScatter, i - kDepth)) return;
+    take_tiles<kPlain>(stream, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
+                       [&](int r) { return place(r, i - kDepth); });
   }
+}
+
+// By the bulk copy engine: aligned tensors on Hopper and later.
+template <int N>
+__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
+                                         const Tiles& tiles) {
+  const auto place = [&](int r, u64 i) {
+    return Span(job.out + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
+  };
+  const u64 steps = tiles.steps();
+  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto move = [&] {
+    for (u64 i = 0; i < steps; ++i) {
+      const Span mine(job.in + tiles.offset(i), tiles.pairs(i) * 16), own = place(job.rank, i);
+      if (mine.data != own.data) copy<true>(stream, tiles.pairs(i), mine, own);
+      if (!stream.await(kScatter, i)) return;
+      take_tiles<true>(stream, job, kScatter, i, tiles.pairs(i),
+                       [&](int r) { return place(r, i); });
+      bulk.end_turn(i);
+    }
+  };
+  const auto send = [&] {
+    bulk.template send_all<1>(steps, [&](u64 i, int) { return job.in + tiles.offset(i); }, bytes);
+  };
+  stream.run(steps, 1, move, send, [] {});
 }
 
 template <int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) u8 shared[];
   __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
   Stream<N> stream(job, &board);
   const Tiles tiles{job.bytes, job.tile_bytes};
+  if (kHasBulk && plain(job, job.bytes)) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    run_bulk(stream, bulk, job, tiles);
+    return;
+  }
   stream.run(tiles.steps(), 1, [&] {
     if (plain(job, job.bytes)) {
       move<true>(stream, job, tiles);

@@ -1,8 +1,9 @@
-// push my tile to all | reduce everyone's in rank order, one step behind; tiles with one flag each
+// push my tile to all | reduce everyone's in rank order, kDepth steps behind; tiles with one flag
+// each
 //
 // job.bytes: of the tensor. Each rank sends its whole tensor to every peer: for two ranks that is
 // no more than in two phases.
-#include "device/stream.cuh"
+#include "device/bulk.cuh"
 
 namespace commlib {
 
@@ -10,28 +11,56 @@ template <bool kPlain, class T, class Op, int N>
 __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, const Tiles& tiles) {
   const Span in(job.in, job.bytes), out(job.out, job.bytes);
   const u64 steps = tiles.steps();
-  bool good = true;
-  for (u64 i = 0; i <= steps; ++i) {
+  for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
       const Span tile = in.part(tiles.offset(i), tiles.tile_bytes);
-      if (good) push_one<kPlain>(stream, job, i, tiles.pairs(i), tile, tile);
+      push_one<kPlain>(stream, job, i, tiles.pairs(i), tile, tile);
       stream.posted(i);
     }
-    if (i == 0) continue;
-    const u64 s = i - 1, at = tiles.offset(s);
-    good = stream.await(kScatter, s);
-    if (!good) continue;
+    if (i < kDepth) continue;
+    const u64 s = i - kDepth, at = tiles.offset(s);
+    if (!stream.await(kScatter, s)) return;
     const Span to = out.part(at, tiles.tile_bytes);
     reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), in.part(at, tiles.tile_bytes),
                                [&](u32 k, Pair v) { put<kPlain>(to, k, v); });
   }
 }
 
+// By the bulk copy engine: aligned tensors on Hopper and later.
+template <class T, class Op, int N>
+__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
+                                         const Tiles& tiles) {
+  const Span in(job.in, job.bytes), out(job.out, job.bytes);
+  const u64 steps = tiles.steps();
+  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto move = [&] {
+    for (u64 i = 0; i < steps; ++i) {
+      if (!stream.await(kScatter, i) || !bulk.await_loaded(i)) return;
+      const Span to = out.part(tiles.offset(i), tiles.tile_bytes);
+      reduce_tile<true, T, Op>(stream, job, i, tiles.pairs(i),
+                               in.part(tiles.offset(i), tiles.tile_bytes),
+                               [&](u32 k, Pair v) { put<true>(to, k, v); });
+      bulk.end_turn(i);
+    }
+  };
+  const auto send = [&] {
+    bulk.template send_all<1>(steps, [&](u64 i, int) { return in.data + tiles.offset(i); }, bytes);
+  };
+  stream.run(steps, 1, move, send, [] {});
+}
+
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) u8 shared[];
   __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
   Stream<N> stream(job, &board);
   const Tiles tiles{job.bytes, job.tile_bytes};
+  if (kHasBulk && plain(job, job.bytes)) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    run_bulk<T, Op>(stream, bulk, job, tiles);
+    return;
+  }
   stream.run(tiles.steps(), 1, [&] {
     if (plain(job, job.bytes)) {
       move<true, T, Op>(stream, job, tiles);

@@ -1,8 +1,8 @@
-// push part p to rank p | reduce my part in rank order and push it to all, one step behind | take
-// theirs, two steps behind; tiles with one flag each
+// push part p to rank p | reduce my part in rank order and push it to all, kDepth steps behind |
+// take theirs, twice as far behind; tiles with one flag each
 //
 // job.bytes: of the tensor. Nothing is read over the link, and the peers' tensors may be anywhere.
-#include "device/stream.cuh"
+#include "device/bulk.cuh"
 
 namespace commlib {
 
@@ -14,46 +14,85 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
   };
   const u64 steps = tiles.steps();
   u64 post = 0;
-  bool good = true;
-  for (u64 i = 0; i < steps + 2; ++i) {
+  for (u64 i = 0; i < steps + 2 * kDepth; ++i) {
     if (i < steps) {
-      if (good) {
-        push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
-                     [&](int p) { return tile(in, (job.rank + p) % N, i); });
-      }
+      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+                   [&](int p) { return tile(in, (job.rank + p) % N, i); });
       stream.posted(post++);
     }
-    if (i >= 1 && i <= steps) {
-      const u64 s = i - 1;
-      good = stream.await(kScatter, s);
-      if (good) {
-        const Span to = tile(out, job.rank, s);
-        reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), tile(in, job.rank, s),
-                                   [&](u32 k, Pair v) {
-                                     put<kPlain>(to, k, v);
+    if (i >= kDepth && i < steps + kDepth) {
+      const u64 s = i - kDepth;
+      if (!stream.await(kScatter, s)) return;
+      const Span to = tile(out, job.rank, s);
+      reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), tile(in, job.rank, s),
+                                 [&](u32 k, Pair v) {
+                                   put<kPlain>(to, k, v);
 #pragma unroll
-                                     for (int p = 1; p < N; ++p)
-                                       stream.slot(kGather, (job.rank + p) % N, job.rank, s)[k] = v;
-                                   });
-      }
+                                   for (int p = 1; p < N; ++p)
+                                     stream.slot(kGather, (job.rank + p) % N, job.rank, s)[k] = v;
+                                 });
       stream.posted(post++);
     }
-    if (i >= 2) {
-      const u64 s = i - 2;
-      good = stream.await(kGather, s);
-      if (!good) continue;
+    if (i >= 2 * kDepth) {
+      const u64 s = i - 2 * kDepth;
+      if (!stream.await(kGather, s)) return;
       take_tiles<kPlain>(stream, job, kGather, s, tiles.pairs(s),
                          [&](int r) { return tile(out, r, s); });
     }
   }
 }
 
+// By the bulk copy engine: aligned tensors on Hopper and later.
+template <class T, class Op, int N>
+__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
+                                         const Tiles& tiles) {
+  const auto tile = [&](const u8* tensor, int r, u64 i) {
+    return Span(tensor + r * tiles.bytes + tiles.offset(i), tiles.pairs(i) * 16);
+  };
+  const u64 steps = tiles.steps();
+  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto move = [&] {
+    for (u64 i = 0; i < steps + kDepth; ++i) {
+      if (i < steps) {
+        if (!stream.await(kScatter, i) || !bulk.await_room(i)) return;
+        const Span to = tile(job.out, job.rank, i);
+        Pair* result = bulk.result(i);
+        reduce_tile<true, T, Op>(stream, job, i, tiles.pairs(i), tile(job.in, job.rank, i),
+                                 [&](u32 k, Pair v) {
+                                   put<true>(to, k, v);
+                                   result[k] = v;
+                                 });
+        bulk.end_result(i);
+      }
+      if (i >= kDepth) {
+        const u64 s = i - kDepth;
+        if (!stream.await(kGather, s) || !bulk.await_loaded(s)) return;
+        take_tiles<true>(stream, job, kGather, s, tiles.pairs(s),
+                         [&](int r) { return tile(job.out, r, s); });
+      }
+      bulk.end_turn(i);
+    }
+  };
+  const auto send = [&] {
+    bulk.template send_all<(N > 1 ? N - 1 : 1)>(
+        steps, [&](u64 i, int p) { return tile(job.in, (job.rank + p) % N, i).data; }, bytes);
+  };
+  stream.run(steps, 2, move, send, [&] { bulk.return_all(steps, bytes); });
+}
+
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) u8 shared[];
   __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
   Stream<N> stream(job, &board);
   const Tiles tiles{((job.bytes + N - 1) / N + 15) / 16 * 16, job.tile_bytes};
   if (tiles.steps() == 0) return;
+  if (kHasBulk && plain(job, job.bytes) && tiles.bytes * N == job.bytes) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    run_bulk<T, Op>(stream, bulk, job, tiles);
+    return;
+  }
   stream.run(tiles.steps(), 2, [&] {
     if (plain(job, job.bytes) && tiles.bytes * N == job.bytes) {
       move<true, T, Op>(stream, job, tiles);

@@ -1,9 +1,8 @@
-// push tile of block p to rank p | take everyone's tile for me, one step behind; tiles with one
+// push tile of block p to rank p | take everyone's tile for me, kDepth steps behind; tiles with one
 // flag each
 //
-// job.bytes: of one block. Not in place: a peer's tile would lie where mine for it is still to be
-// read.
-#include "device/stream.cuh"
+// job.bytes: of one block. In place is fine: who writes a pair is who read it, kDepth steps before.
+#include "device/bulk.cuh"
 
 namespace commlib {
 
@@ -13,29 +12,57 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
     return Span(tensor + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
   };
   const u64 steps = tiles.steps();
-  bool good = true;
-  for (u64 i = 0; i <= steps; ++i) {
+  for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
-      if (good) {
-        push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
-                     [&](int p) { return tile(job.in, (job.rank + p) % N, i); });
-        copy<kPlain>(stream, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
-      }
+      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+                   [&](int p) { return tile(job.in, (job.rank + p) % N, i); });
+      copy<kPlain>(stream, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
       stream.posted(i);
     }
-    if (i == 0) continue;
-    good = stream.await(kScatter, i - 1);
-    if (!good) continue;
-    take_tiles<kPlain>(stream, job, kScatter, i - 1, tiles.pairs(i - 1),
-                       [&](int r) { return tile(job.out, r, i - 1); });
+    if (i < kDepth) continue;
+    if (!stream.await(kScatter, i - kDepth)) return;
+    take_tiles<kPlain>(stream, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
+                       [&](int r) { return tile(job.out, r, i - kDepth); });
   }
+}
+
+// By the bulk copy engine: aligned tensors on Hopper and later.
+template <int N>
+__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
+                                         const Tiles& tiles) {
+  const auto tile = [&](const u8* tensor, int r, u64 i) {
+    return Span(tensor + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
+  };
+  const u64 steps = tiles.steps();
+  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto move = [&] {
+    for (u64 i = 0; i < steps; ++i) {
+      copy<true>(stream, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
+      if (!stream.await(kScatter, i) || !bulk.await_loaded(i)) return;
+      take_tiles<true>(stream, job, kScatter, i, tiles.pairs(i),
+                       [&](int r) { return tile(job.out, r, i); });
+      bulk.end_turn(i);
+    }
+  };
+  const auto send = [&] {
+    bulk.template send_all<(N > 1 ? N - 1 : 1)>(
+        steps, [&](u64 i, int p) { return tile(job.in, (job.rank + p) % N, i).data; }, bytes);
+  };
+  stream.run(steps, 1, move, send, [] {});
 }
 
 template <int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) u8 shared[];
   __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
   Stream<N> stream(job, &board);
   const Tiles tiles{job.bytes, job.tile_bytes};
+  if (kHasBulk && plain(job, job.bytes)) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    run_bulk(stream, bulk, job, tiles);
+    return;
+  }
   stream.run(tiles.steps(), 1, [&] {
     if (plain(job, job.bytes)) {
       move<true>(stream, job, tiles);

@@ -1,8 +1,8 @@
-// push tile of block p to rank p | reduce my tile in rank order, one step behind; tiles with one
-// flag each
+// push tile of block p to rank p | reduce my tile in rank order, kDepth steps behind; tiles with
+// one flag each
 //
 // job.bytes: of one block.
-#include "device/stream.cuh"
+#include "device/bulk.cuh"
 
 namespace commlib {
 
@@ -13,30 +13,59 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
     return Span(job.in + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
   };
   const u64 steps = tiles.steps();
-  bool good = true;
-  for (u64 i = 0; i <= steps; ++i) {
+  for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
-      if (good) {
-        push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
-                     [&](int p) { return tile((job.rank + p) % N, i); });
-      }
+      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+                   [&](int p) { return tile((job.rank + p) % N, i); });
       stream.posted(i);
     }
-    if (i == 0) continue;
-    const u64 s = i - 1;
-    good = stream.await(kScatter, s);
-    if (!good) continue;
+    if (i < kDepth) continue;
+    const u64 s = i - kDepth;
+    if (!stream.await(kScatter, s)) return;
     const Span to = out.part(tiles.offset(s), tiles.tile_bytes);
     reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), tile(job.rank, s),
                                [&](u32 k, Pair v) { put<kPlain>(to, k, v); });
   }
 }
 
+// By the bulk copy engine: aligned tensors on Hopper and later.
+template <class T, class Op, int N>
+__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
+                                         const Tiles& tiles) {
+  const Span out(job.out, job.bytes);
+  const auto tile = [&](int r, u64 i) {
+    return Span(job.in + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
+  };
+  const u64 steps = tiles.steps();
+  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto move = [&] {
+    for (u64 i = 0; i < steps; ++i) {
+      if (!stream.await(kScatter, i)) return;
+      const Span to = out.part(tiles.offset(i), tiles.tile_bytes);
+      reduce_tile<true, T, Op>(stream, job, i, tiles.pairs(i), tile(job.rank, i),
+                               [&](u32 k, Pair v) { put<true>(to, k, v); });
+      bulk.end_turn(i);
+    }
+  };
+  const auto send = [&] {
+    bulk.template send_all<(N > 1 ? N - 1 : 1)>(
+        steps, [&](u64 i, int p) { return tile((job.rank + p) % N, i).data; }, bytes);
+  };
+  stream.run(steps, 1, move, send, [] {});
+}
+
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+  extern __shared__ __align__(128) u8 shared[];
   __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
   Stream<N> stream(job, &board);
   const Tiles tiles{job.bytes, job.tile_bytes};
+  if (kHasBulk && plain(job, job.bytes)) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    run_bulk<T, Op>(stream, bulk, job, tiles);
+    return;
+  }
   stream.run(tiles.steps(), 1, [&] {
     if (plain(job, job.bytes)) {
       move<true, T, Op>(stream, job, tiles);

@@ -24,6 +24,10 @@ class Allocator {
     return ((bytes > 0 ? bytes : 1) + kAlign - 1) / kAlign * kAlign;
   }
   size_t bytes() const { return bytes_; }
+  bool in_use() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !used_.empty();
+  }
 
   size_t allocate(size_t bytes) {
     const size_t wanted = rounded(bytes);

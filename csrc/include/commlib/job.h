@@ -26,8 +26,9 @@ constexpr int kMaxPeers = 8;        // ranks that kernels serve
 constexpr int kChannels = 2048;     // warps of a grid that moves packets
 constexpr u32 kPacketBytes = 2048;  // of one channel's slot from one source, in each of two halves
 constexpr int kStreamBlocks = 132;
-constexpr u32 kSlotBytes = 32768;  // room for what a block moves to one peer in one step
-constexpr int kSlots = 4;          // steps under way; why four: device/stream.cuh
+constexpr u32 kSlotBytes = 16384;  // room for what a block moves to one peer in one step
+constexpr int kDepth = 3;           // steps that a block pushes ahead of what it takes
+constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/stream.cuh
 constexpr int kStages = 2;         // a stream's scatter and gather slots
 constexpr int kSignatureBits = 16;
 

@@ -1,0 +1,254 @@
+// Streams whose tiles travel by the bulk copy engine of Hopper: memory → shared memory → peer.
+//
+//   sender    lane that copies my tiles to the peers, and posts each step when its copies are
+//   complete returner  lane that copies what the movers reduced to the peers, and posts that
+//   watcher   sees what peers have posted (device/stream.cuh)
+//   movers    reduce, or take, the tiles that came; a turn is what they do with one step
+//
+// A post costs a fence over local writes alone: copies are complete when their group is. Shared
+// memory holds kRing tiles on their way out and kResults that the movers fill. The protocol is that
+// of device/stream.cuh: before the sender copies step s, the movers have ended turn s - kDepth - 1.
+#pragma once
+
+#include "device/stream.cuh"
+
+namespace commlib {
+
+constexpr int kRing = 3;
+constexpr int kResults = 2;
+
+#if __CUDA_ARCH__ >= 900
+constexpr bool kHasBulk = true;
+#else
+constexpr bool kHasBulk = false;
+#endif
+
+// --- the instructions
+
+__device__ __forceinline__ u32 shared_address(const void* p) {
+  return static_cast<u32>(__cvta_generic_to_shared(p));
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void barrier_init(u64* barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void fence_shared_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+__device__ __forceinline__ void await_load(u64* barrier, u32 phase) {
+  u32 done = 0;
+  while (!done) {
+    asm volatile(
+        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+        "p;\n}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(phase)
+        : "memory");
+  }
+}
+__device__ __forceinline__ void bulk_store(void* to, const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+// All groups but the newest n have read their source; have been written.
+template <int n>
+__device__ __forceinline__ void await_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
+}
+template <int n>
+__device__ __forceinline__ void await_written() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory");
+}
+#else
+__device__ __forceinline__ void barrier_init(u64*) {}
+__device__ __forceinline__ void fence_shared_async() {}
+__device__ __forceinline__ void bulk_load(void*, const void*, u32, u64*) {}
+__device__ __forceinline__ void await_load(u64*, u32) {}
+__device__ __forceinline__ void bulk_store(void*, const void*, u32) {}
+__device__ __forceinline__ void bulk_commit() {}
+template <int n>
+__device__ __forceinline__ void await_read() {}
+template <int n>
+__device__ __forceinline__ void await_written() {}
+#endif
+
+// A block wants as many tiles of shared memory as this has bytes: the host asks the loaded module.
+extern "C" {
+__device__ u8 commlib_shared_tiles[kRing + kResults];
+}
+
+// --- the roles
+
+struct BulkBoard {
+  u64 full[kRing];
+  u32 turns[kPosts];    // movers' warps that have ended a turn
+  u32 results[kPosts];  // movers' warps that have put their part into a result
+  u32 loaded;           // steps that the sender has read: movers may write over them
+  u32 returned;         // results whose shared memory is free again
+};
+
+template <int N>
+class Bulk {
+ public:
+  __device__ Bulk(const Stream<N>& stream, const Job& job, BulkBoard* board, u8* shared)
+      : stream_(stream), job_(job), board_(board), shared_(shared) {
+    for (u32 i = threadIdx.x; i < sizeof(BulkBoard) / sizeof(u32); i += blockDim.x)
+      reinterpret_cast<u32*>(board)[i] = 0;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kRing; ++i) barrier_init(&board->full[i]);
+      fence_shared_async();
+    }
+    __syncthreads();
+  }
+
+  // Sends `kItems` tiles for each step: one to all peers, or one to each. `from(i, k)` is the tile
+  // for the k-th rank after this one.
+  template <int kItems, class From, class Bytes>
+  __device__ __forceinline__ void send_all(u64 steps, From from, Bytes bytes) {
+    if ((threadIdx.x & 31) != 0) return;
+    const u64 items = steps * kItems;
+    u64 step = 0, flagged = 0;
+    int k = 0;
+    const auto load = [&](u64 q) {
+      const u64 i = q / kItems;
+      bulk_load(ring(q), from(i, static_cast<int>(q % kItems) + 1), bytes(i),
+                &board_->full[q % kRing]);
+    };
+    for (u64 q = 0; q < kRing - 1 && q < items; ++q) load(q);
+    for (u64 q = 0; q < items; ++q) {
+      if (k == 0 && step > kDepth) {
+        const u64 turn = step - kDepth - 1;
+        // Nothing to send yet: what was sent can be posted at once.
+        if (flagged < step && !turn_ended(turn)) {
+          await_written<0>();
+          stream_.flag_step(kScatter, step - 1);
+          flagged = step;
+        }
+        if (!await_turn(turn)) break;
+      }
+      await_load(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
+      if (k == kItems - 1) publish(&board_->loaded, step + 1);
+#pragma unroll
+      for (int p = 1; p < N; ++p) {
+        if (kItems > 1 && p != k + 1) continue;
+        bulk_store(stream_.slot(kScatter, (job_.rank + p) % N, job_.rank, step), ring(q),
+                   bytes(step));
+      }
+      bulk_commit();
+      if (q + kRing - 1 < items) {
+        await_read<1>();
+        load(q + kRing - 1);
+      }
+      if (++k < kItems) continue;
+      k = 0;
+      if (flagged < step) {
+        await_written<kItems>();
+        stream_.flag_step(kScatter, step - 1);
+        flagged = step;
+      }
+      ++step;
+    }
+    await_written<0>();
+    if (step == steps && flagged < steps) stream_.flag_step(kScatter, steps - 1);
+  }
+
+  // Sends the movers' results to all peers.
+  template <class Bytes>
+  __device__ __forceinline__ void return_all(u64 steps, Bytes bytes) {
+    if ((threadIdx.x & 31) != 0) return;
+    u64 step = 0;
+    for (; step < steps; ++step) {
+      if (!await_count(&board_->results[step % kPosts])) break;
+#pragma unroll
+      for (int p = 1; p < N; ++p)
+        bulk_store(stream_.slot(kGather, (job_.rank + p) % N, job_.rank, step), result(step),
+                   bytes(step));
+      bulk_commit();
+      await_read<0>();
+      publish(&board_->returned, step + 1);
+      if (step > 0) {
+        await_written<1>();
+        stream_.flag_step(kGather, step - 1);
+      }
+    }
+    await_written<0>();
+    if (step == steps && steps > 0) stream_.flag_step(kGather, steps - 1);
+  }
+
+  // --- movers
+  // My warp has ended turn i.
+  __device__ __forceinline__ void end_turn(u64 i) const { arrive(&board_->turns[i % kPosts]); }
+  // My warp's part of result i is in shared memory.
+  __device__ __forceinline__ void end_result(u64 i) const {
+    fence_shared_async();
+    arrive(&board_->results[i % kPosts]);
+  }
+  // Tiles up to step i were read by the sender; the memory of result i is free. False: all is over.
+  __device__ __forceinline__ bool await_loaded(u64 i) const {
+    return await_above(&board_->loaded, i);
+  }
+  __device__ __forceinline__ bool await_room(u64 i) const {
+    return i < kResults || await_above(&board_->returned, i - kResults);
+  }
+  __device__ __forceinline__ Pair* result(u64 i) const {
+    return reinterpret_cast<Pair*>(shared_ + (kRing + i % kResults) * job_.tile_bytes);
+  }
+
+ private:
+  __device__ __forceinline__ u8* ring(u64 q) const { return shared_ + q % kRing * job_.tile_bytes; }
+  __device__ __forceinline__ void arrive(u32* counter) const {
+    __threadfence_block();
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) atomicAdd(counter, 1u);
+  }
+  static __device__ __forceinline__ void publish(u32* word, u64 value) {
+    __threadfence_block();
+    *const_cast<volatile u32*>(word) = static_cast<u32>(value);
+  }
+  __device__ __forceinline__ bool await_above(const u32* word, u64 value) const {
+    while (*const_cast<const volatile u32*>(word) <= value) {
+      if (stream_.over()) return false;
+    }
+    __threadfence_block();
+    return true;
+  }
+  // Until all movers' warps have arrived; the counter is then free for a later one.
+  __device__ __forceinline__ bool await_count(u32* counter) const {
+    volatile u32* word = counter;
+    while (*word != stream_.movers() / 32) {
+      if (stream_.over()) return false;
+    }
+    *word = 0;
+    __threadfence_block();
+    return true;
+  }
+  __device__ __forceinline__ bool turn_ended(u64 i) const {
+    return *const_cast<const volatile u32*>(&board_->turns[i % kPosts]) == stream_.movers() / 32;
+  }
+  __device__ __forceinline__ bool await_turn(u64 i) const {
+    return await_count(&board_->turns[i % kPosts]);
+  }
+
+  const Stream<N>& stream_;
+  const Job& job_;
+  BulkBoard* board_;
+  u8* shared_;
+};
+
+}  // namespace commlib

@@ -1,0 +1,35 @@
+"""Communicators that a test may break: over the world of the live ranks, which go on with their own afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from commlib import native
+from commlib.bootstrap.world import World
+from commlib.communicator import Communicator
+
+
+class Borrowed(World):
+    """The world of a live communicator, left open by those made over it."""
+
+    name = "borrowed"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
+
+    def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
+        return self._world.all_gather(data, timeout_s)
+
+
+def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 << 20) -> Communicator:
+    """Make one more communicator of all ranks; `patience_s` is the deadline of its calls, not of its start."""
+    open_nccl = native.open_nccl
+
+    def impatient(*args: Any) -> Any:
+        *most, _, user_bytes = args
+        return open_nccl(*most, patience_s, user_bytes)
+
+    with mock.patch.object(native, "open_nccl", impatient):
+        return Communicator.create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)

@@ -1,0 +1,118 @@
+"""A call with tensors that stay where they are, as graphs need them; its values follow from a step's number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.reference import ordered
+from commlib.collectives.spec import Call
+from commlib.communicator import Communicator
+from commlib.plan import Plan
+
+# What takes tensors of any place and moves data.
+ALGORITHMS = [
+    (name, algorithm.name)
+    for name, spec in COLLECTIVES.items()
+    for algorithm in spec.algorithms
+    if algorithm.backend == "nccl" and algorithm.placement == "plain" and name != "barrier"
+]
+KERNELS = [pair for pair in ALGORITHMS if pair[1].startswith("lsa_")]
+
+
+class Steady:
+    """One call of a collective, made again and again with other values."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        name: str,
+        count: int,
+        dtype: torch.dtype = torch.float32,
+        *,
+        symmetric: bool = False,
+        shifts: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.comm, self.spec = comm, COLLECTIVES[name]
+        self.call = Call(comm.rank, comm.size, count, dtype, root=1 if self.spec.rooted else 0)
+
+        def allocate(elements: int, shift: int) -> torch.Tensor:
+            if symmetric:
+                return comm.empty((elements + shift,), dtype)[shift:]
+            return torch.empty(elements + shift, dtype=dtype, device=comm.device)[shift:]
+
+        elements_in, elements_out = self.spec.shapes(self.call)
+        if self.spec.out_of_place:
+            self.x, self.out = allocate(elements_in, shifts[0]), allocate(elements_out, shifts[1])
+        else:
+            assert self.spec.in_place is not None
+            self.x, self.out = self.spec.in_place(self.call, allocate(max(elements_in, elements_out), shifts[0]))
+
+    def input_of(self, rank: int, step: int) -> torch.Tensor:
+        """Small integers, so that sums over 4 ranks are exact in every type and order."""
+        elements = self.spec.shapes(replace(self.call, rank=rank))[0]
+        values = torch.arange(elements, device=self.comm.device) % 23 + 5 * rank + step % 7
+        return values.to(self.call.dtype)
+
+    def load(self, step: int) -> None:
+        """Bring this rank's input; what nobody writes must not look right."""
+        self.out.fill_(111)
+        self.x.copy_(self.input_of(self.comm.rank, step))
+
+    def run(self) -> None:
+        """Make the call, with the tensors it always has."""
+        self.spec.invoke(self.comm, self.x, self.out, self.call)
+
+    def expected(self, step: int) -> torch.Tensor | None:
+        inputs = [self.input_of(rank, step) for rank in range(self.comm.size)]
+        reference = self.spec.reference(self.call, inputs, ordered)
+        return None if reference is None else reference.view(-1)
+
+    def wrong(self, step: int) -> str:
+        """Say what is wrong with the output, "" if nothing is."""
+        expected, out = self.expected(step), self.out.view(-1)
+        if expected is None or torch.equal(out, expected):
+            return ""
+        bad = (out != expected).nonzero().view(-1)
+        at = int(bad[0])
+        return (
+            f"rank {self.comm.rank}: {self.spec.name} of {self.call.count}, step {step}: {len(bad)} of {len(out)} "
+            f"are wrong, the first at {at}: {out[at].item()}, expected {expected[at].item()}"
+        )
+
+
+@contextmanager
+def pinned(comm: Communicator, name: str, algorithm: str, **params: int) -> Iterator[None]:
+    """Let one algorithm run at all sizes, for a while."""
+    before = comm.plan
+    comm.use(Plan.only({name: algorithm}, base=before, params=params))
+    try:
+        yield
+    finally:
+        comm.use(before)
+
+
+def capture(*calls: Steady) -> torch.cuda.CUDAGraph:
+    """Return a graph of these calls, one after the other."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call.run()
+    return graph
+
+
+def warm_up(*calls: Steady) -> None:
+    """Compile kernels and let NCCL connect: neither belongs into what a test looks at."""
+    for call in calls:
+        call.load(0)
+        call.run()
+    torch.cuda.synchronize()
+
+
+def first(texts: Sequence[str]) -> str:
+    """The first complaint; all ranks make all calls before anyone looks."""
+    return next((text for text in texts if text), "")

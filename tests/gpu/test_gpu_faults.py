@@ -1,0 +1,304 @@
+"""Faults on GPUs: a rank that dies, is late, disagrees or leaves never hangs the others, and the error names it.
+
+Calls only start here, so a fault shows after they end: in check() and in every later call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.errors import CommError, PeerLost
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from tests.gpu.fresh import fresh
+from tests.gpu.steady import Steady, capture, pinned, warm_up
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+NOTICE_S = 2.0  # for a death, an abort
+PATIENCE_S = 1.0  # for a rank that is late
+LATE_S = PATIENCE_S + 0.7
+CLOSED = "this communicator is closed; call commlib.init() for a new one"
+# Few blocks: the tensor goes in many rounds, and a late rank comes into the middle of them.
+BLOCKS, COUNT = 4, 1_000_001
+
+
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[Ranks]:
+    """Ranks that tests kill; the next call starts them anew."""
+    with Ranks(min(GPUS, 4), backend="nccl", timeout_s=30.0, max_bytes=1 << 20, deadline_s=30.0) as ranks:
+        yield ranks
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+        return ""
+    except CommError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def finish(comm: Communicator) -> str:
+    """Wait for the GPU, which every fault lets go, and return what check() says."""
+    torch.cuda.synchronize()
+    return error_of(comm.check)
+
+
+def over(comm: Communicator, name: str, algorithm: str, *, patience_s: float = PATIENCE_S, **params: int) -> Steady:
+    """Return a call on a communicator of its own, after one that compiled and connected everything."""
+    with pinned(comm, name, algorithm, **params):
+        warm_up(Steady(comm, name, COUNT))
+    made = fresh(comm, patience_s=patience_s)
+    made.use(Plan.only({name: algorithm}, base=made.plan, params=params))
+    call = Steady(made, name, COUNT)
+    warm_up(call)
+    comm.barrier()
+    return call
+
+
+def repeat(comm: Communicator, algorithm: str, runs_ahead: bool, times: int = 1 << 40) -> None:
+    """Make calls until one raises."""
+    with pinned(comm, "all_reduce", algorithm):
+        x = torch.zeros(20_011, device=comm.device)
+        for _ in range(times):
+            comm.all_reduce(x)
+            if not runs_ahead:
+                torch.cuda.synchronize()
+
+
+def still_works(comm: Communicator) -> float:
+    return float(comm.all_reduce(torch.ones(1, device=comm.device)))
+
+
+def come_late(comm: Communicator, name: str, algorithm: str) -> tuple[list[str], str, float]:
+    """The last rank comes after the others have gone: what everyone hears, and what the output holds."""
+    call = over(comm, name, algorithm, blocks=BLOCKS)
+    made = call.comm
+    call.load(1)
+    if made.rank == made.size - 1:
+        time.sleep(LATE_S)
+    start = time.monotonic()
+    call.run()
+    heard = [finish(made), error_of(made.check), error_of(call.run)]
+    spent = time.monotonic() - start
+    made.close()
+    return heard, call.wrong(1), spent
+
+
+def replay_late(comm: Communicator) -> tuple[list[str], float]:
+    """As above in a graph; a communicator that has ended lets later replays through at once."""
+    call = over(comm, "all_reduce", "lsa_ll128_oneshot", blocks=BLOCKS)
+    made = call.comm
+    graph = capture(call)
+    graph.replay()
+    torch.cuda.synchronize()
+    comm.barrier()
+    if made.rank == made.size - 1:
+        time.sleep(LATE_S)
+    graph.replay()
+    heard = [finish(made), error_of(call.run)]
+    start = time.monotonic()
+    for _ in range(5):
+        graph.replay()
+    torch.cuda.synchronize()
+    spent = time.monotonic() - start
+    del graph
+    made.close()
+    return heard, spent
+
+
+def disagree(comm: Communicator, how: str) -> str:
+    """The last rank makes another call than the others."""
+    x, large = torch.ones(64, device=comm.device), torch.ones(3_000_001, device=comm.device)
+    try_all(comm, x, large)
+    made = fresh(comm, patience_s=PATIENCE_S)
+    try_all(made, x, large)
+    comm.barrier()
+    odd = made.rank == made.size - 1
+    calls: dict[str, Callable[[], object]] = {
+        "operation": lambda: made.broadcast(x, 0) if odd else made.all_reduce(x),
+        "dtype": lambda: made.all_reduce(x.int() if odd else x),
+        "size": lambda: made.all_reduce(x[:50] if odd else x),
+        "large size": lambda: made.all_reduce(large if odd else large[1:].clone()),
+        "reduction": lambda: made.all_reduce(x, "max" if odd else "sum"),
+        "root": lambda: made.broadcast(x, 1 if odd else 0),
+        "kernel": lambda: with_another(made, "lsa_ll128_oneshot" if odd else "lsa_ll_oneshot", x),
+        "NCCL's": lambda: with_another(made, "nccl_direct" if odd else "lsa_ll_oneshot", x),
+        "nothing": lambda: None if odd else made.all_reduce(x),
+    }
+    text = error_of(calls[how]) or finish(made)
+    made.close()
+    return text
+
+
+def try_all(comm: Communicator, x: torch.Tensor, large: torch.Tensor) -> None:
+    """Compile and connect: what follows is about disagreement alone."""
+    for algorithm in ("lsa_ll128_oneshot", "nccl_direct", "lsa_ll_oneshot"):
+        with pinned(comm, "all_reduce", algorithm):
+            comm.all_reduce(x.clone())
+    comm.all_reduce(x.clone(), "max")
+    comm.all_reduce(x.int())
+    comm.all_reduce(large.clone())
+    comm.broadcast(x, 0)
+    torch.cuda.synchronize()
+
+
+def with_another(comm: Communicator, algorithm: str, x: torch.Tensor) -> None:
+    """A plan that only this rank has, past the check that all have the same."""
+    comm._backend.set_plan(Plan.only({"all_reduce": algorithm}, base=comm.plan))
+    comm.all_reduce(x)
+
+
+def abort_while_others_wait(comm: Communicator, algorithm: str) -> tuple[list[str], float]:
+    call = over(comm, "all_reduce", algorithm, patience_s=6.0)
+    made, start = call.comm, time.monotonic()
+    if made.rank == 0:
+        time.sleep(0.3)
+        made.abort("rank 0 has had enough of it")
+    else:
+        call.run()
+    heard = [finish(made), error_of(call.run)]
+    spent = time.monotonic() - start
+    made.close()
+    return heard, spent
+
+
+def start_again(comm: Communicator) -> tuple[list[str], float, float, float]:
+    """After an error: close, what the closed one says, and another one in the same process."""
+    broken = fresh(comm, patience_s=PATIENCE_S)
+    x = torch.ones(64, device=comm.device)
+    broken.all_reduce(x)
+    torch.cuda.synchronize()
+    comm.barrier()
+    if broken.rank == 0:
+        broken.all_reduce(x)
+    heard = [finish(broken)]
+    comm.barrier()
+    start = time.monotonic()
+    broken.close()
+    broken.close()
+    spent = time.monotonic() - start
+    heard += [
+        error_of(lambda: broken.all_reduce(x)),
+        error_of(broken.barrier),
+        error_of(broken.check),
+        error_of(lambda: broken.empty(10)),
+        error_of(lambda: broken.all_gather_object(1)),
+    ]
+    made = fresh(comm)
+    value = float(made.all_reduce(torch.full((70_001,), made.rank + 1.0, device=comm.device))[70_000])
+    made.close()
+    return heard, spent, value, still_works(comm)
+
+
+def leave_early(comm: Communicator) -> tuple[str, float]:
+    """The last rank closes, the others make one more call."""
+    made = fresh(comm, patience_s=PATIENCE_S)
+    x = torch.ones(64, device=comm.device)
+    made.all_reduce(x)
+    torch.cuda.synchronize()
+    comm.barrier()
+    text, start = "", time.monotonic()
+    if made.rank < made.size - 1:
+        text = error_of(lambda: made.all_reduce(x)) or finish(made)
+    made.close()
+    return text, time.monotonic() - start
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "runs_ahead"),
+    [("lsa_ll_oneshot", False), ("lsa_twoshot", True), ("nccl_direct", False), ("nccl_direct", True)],
+)
+def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, algorithm: str, runs_ahead: bool) -> None:
+    victim = mortal.size - 1
+    mortal.run(repeat, algorithm, False, 3)
+    handle = mortal.start(repeat, algorithm, runs_ahead)
+    time.sleep(0.3)
+    mortal.kill(victim)
+    died = time.monotonic()
+    for rank in range(victim):
+        with pytest.raises(PeerLost, match=f"rank {rank}: .*rank {victim}"):
+            handle.result(rank)
+    assert time.monotonic() - died < NOTICE_S
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [
+        ("all_reduce", "lsa_ll_oneshot"),
+        ("all_reduce", "lsa_ll128_twoshot"),
+        ("all_reduce", "lsa_twoshot"),
+        ("all_gather", "lsa_ll128_oneshot"),
+        ("all_gather", "lsa_oneshot"),
+        ("all_reduce", "nccl_direct"),
+    ],
+)
+def test_a_late_rank_is_named_and_gets_no_wrong_value_unnoticed(mortal: Ranks, name: str, algorithm: str) -> None:
+    *others, late = mortal.run(come_late, name, algorithm)
+    what = f"{name} float32 {'sum ' if name == 'all_reduce' else ''}by {algorithm} of {4 * COUNT} bytes"
+    for rank, (heard, _, spent) in enumerate(others):
+        if algorithm == "nccl_direct":
+            assert f"{name} of {4 * COUNT} bytes by nccl_direct did not finish within 1 s" in heard[0]
+        else:
+            assert heard[0].startswith(f"CommTimeout: rank {rank}: {what} (call 2) waited 1 s for "), heard[0]
+            assert f"waited 1 s for rank {len(others)}, which did not come" in heard[0]
+        assert heard[1:] == [heard[0]] * 2
+        assert spent < 3 * PATIENCE_S
+    heard, wrong, spent = late
+    assert heard[0].startswith("CommTimeout: ") or not wrong, (wrong, heard)
+    assert spent < 3 * PATIENCE_S
+
+
+def test_a_late_rank_is_named_in_a_replayed_graph_too(mortal: Ranks) -> None:
+    *others, _ = mortal.run(replay_late)
+    for rank, (heard, spent) in enumerate(others):
+        assert heard[0].startswith(f"CommTimeout: rank {rank}: all_reduce float32 sum by lsa_ll128_oneshot")
+        assert f"of {4 * COUNT} bytes (call 3) waited 1 s for rank {len(others)}, which did not come" in heard[0]
+        assert heard[1] == heard[0]
+        assert spent < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    "how", ["operation", "dtype", "size", "large size", "reduction", "root", "kernel", "NCCL's", "nothing"]
+)
+def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: str) -> None:
+    answers = mortal.run(disagree, how)
+    odd = mortal.size - 1
+    if how == "nothing":
+        assert answers.pop() == ""  # it made no call, so nothing went wrong there
+    assert all(answer.startswith(("CommError: ", "CommTimeout: ")) for answer in answers), answers
+    assert any(f"rank {rank}" in text and f"rank {odd}" in text for rank, text in enumerate(answers[:odd])), answers
+    if how in ("dtype", "size", "large size", "reduction", "root"):
+        assert all(text.startswith("CommError: ranks disagree: rank ") for text in answers), answers
+
+
+@pytest.mark.parametrize("algorithm", ["lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+def test_an_abort_on_one_rank_ends_the_others(mortal: Ranks, algorithm: str) -> None:
+    (own, _), *others = mortal.run(abort_while_others_wait, algorithm)
+    assert own == ["CommError: rank 0 has had enough of it"] * 2
+    for heard, spent in others:
+        assert heard[0].startswith("CommError: ")
+        assert "rank 0" in heard[0]
+        assert heard[1] == heard[0]
+        assert spent < 0.3 + NOTICE_S
+
+
+def test_after_an_error_a_new_communicator_works_in_the_same_process(mortal: Ranks) -> None:
+    for rank, (heard, spent, value, still) in enumerate(mortal.run(start_again)):
+        assert heard[0].startswith("CommTimeout: rank 0: ") == (rank == 0)
+        assert heard[1:] == [f"CommError: {CLOSED}"] * 5
+        assert spent < 15
+        assert value == mortal.size * (mortal.size + 1) / 2
+        assert still == mortal.size
+
+
+def test_a_rank_that_closes_early_is_named(mortal: Ranks) -> None:
+    *others, (_, spent) = mortal.run(leave_early)
+    for text, _ in others:
+        assert text.startswith(("CommError: ", "CommTimeout: ", "PeerLost: "))
+        assert f"rank {len(others)}" in text
+    assert spent < 15

@@ -1,0 +1,247 @@
+"""CUDA graphs: a replayed call does what the call does, in any mixture of replays and calls."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from tests.gpu.steady import ALGORITHMS, Steady, capture, first, pinned, warm_up
+
+REPLAYS = 20
+# Bytes over 4: every range of the shipped plans, and none of them at a round number.
+COUNTS = (0, 1, 1001, 9_999, 75_003, 400_001, 1_500_001, 5_000_001)
+
+
+def replay_and_check(graph: torch.cuda.CUDAGraph, calls: list[Steady], step: int) -> str:
+    for call in calls:
+        call.load(step)
+    graph.replay()
+    return first([call.wrong(step) for call in calls])
+
+
+def replay(comm: Communicator, name: str, algorithm: str) -> str:
+    with pinned(comm, name, algorithm):
+        calls = [Steady(comm, name, count) for count in (33, 70_001)]
+        warm_up(*calls)
+        graph = capture(*calls)
+    return first([replay_and_check(graph, calls, step) for step in range(REPLAYS)])
+
+
+def replay_by_the_plan(comm: Communicator, name: str) -> str:
+    calls = [Steady(comm, name, count) for count in COUNTS]
+    warm_up(*calls)
+    graph = capture(*calls)
+    return first([replay_and_check(graph, calls, step) for step in range(REPLAYS)])
+
+
+def mix_with_calls(comm: Communicator, algorithm: str) -> str:
+    with pinned(comm, "all_reduce", algorithm):
+        captured, called = Steady(comm, "all_reduce", 70_001), Steady(comm, "all_reduce", 5003)
+        warm_up(captured, called)
+        graph = capture(captured)
+        found = []
+        for step in range(3 * REPLAYS):
+            captured.load(step)
+            called.load(step + 1)
+            for turn in range(3):
+                called.run() if (step + turn) % 3 else graph.replay()
+            found += [captured.wrong(step), called.wrong(step + 1)]
+    return first(found)
+
+
+def take_turns(comm: Communicator) -> str:
+    small, large = Steady(comm, "all_reduce", 33), Steady(comm, "all_gather", 300_007)
+    warm_up(small, large)
+    graphs = capture(small), capture(large)
+    found = []
+    for step in range(REPLAYS):
+        small.load(step)
+        large.load(step + 3)
+        for turn in range(4):
+            graphs[turn % 2].replay()
+        found += [small.wrong(step), large.wrong(step + 3)]
+    return first(found)
+
+
+def fork_and_join(comm: Communicator, algorithm: str) -> str:
+    """Without an order between them, calls on both branches would take each other's packets."""
+    with pinned(comm, "all_reduce", algorithm):
+        calls = [Steady(comm, "all_reduce", 20_011) for _ in range(6)]
+        warm_up(*calls)
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.graph(graph):
+            main = torch.cuda.current_stream()
+            calls[0].run()
+            side.wait_stream(main)
+            for here, there in ((1, 2), (3, 4)):
+                calls[here].run()
+                with torch.cuda.stream(side):
+                    calls[there].run()
+            main.wait_stream(side)
+            calls[5].run()
+    found = []
+    for step in range(REPLAYS):
+        for i, call in enumerate(calls):
+            call.load(step + i)
+        graph.replay()
+        found += [call.wrong(step + i) for i, call in enumerate(calls)]
+    return first(found)
+
+
+def capture_asynchronous(comm: Communicator) -> str:
+    calls = [Steady(comm, "all_reduce", count) for count in (33, 70_001)]
+    warm_up(*calls)
+    doubled = torch.empty_like(calls[1].out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        works = [comm.all_reduce(call.x, out=call.out, async_op=True) for call in calls]
+        for work in works:
+            work.wait()
+        torch.mul(calls[1].out, 2, out=doubled)
+    found = []
+    for step in range(REPLAYS):
+        found.append(replay_and_check(graph, calls, step))
+        found.append("" if torch.equal(doubled, 2 * calls[1].out) else f"step {step}: read before it was written")
+    return first(found)
+
+
+def a_thousand(comm: Communicator) -> str:
+    """Eight inputs in turns, an output of its own for each call."""
+    inputs = torch.empty(8, 16, device=comm.device)
+    outs = torch.empty(1000, 16, device=comm.device)
+
+    def run() -> None:
+        for i in range(1000):
+            comm.all_reduce(inputs[i % 8], out=outs[i])
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    rows = torch.arange(8.0, device=comm.device).view(8, 1)
+    total = comm.size * (comm.size - 1) // 2
+    found = []
+    for step in range(5):
+        inputs.copy_((rows + 10 * comm.rank + 100 * step).expand(8, 16))
+        outs.fill_(-1)
+        graph.replay()
+        expected = (rows + 100 * step) * comm.size + 10 * total
+        bad = (outs != expected.repeat(125, 16)).any(dim=1).nonzero().view(-1).tolist()
+        found.append(f"step {step}: calls {bad[:5]} of {len(bad)} are wrong" if bad else "")
+    return first(found)
+
+
+def after_many_calls(comm: Communicator) -> str:
+    """Slots and epochs have moved on by any number when the graph comes again."""
+    calls = [Steady(comm, "all_reduce", count) for count in (33, 20_011, 3_000_001)]
+    others = [Steady(comm, name, 501) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")]
+    warm_up(*calls, *others)
+    graph = capture(*calls)
+    found = []
+    for step, between in enumerate((1, 2, 3, 7, 100, 255)):
+        for call in others:
+            call.load(step)
+        for i in range(between):
+            others[i % 4].run()
+        found.append(replay_and_check(graph, calls, step))
+    return first(found)
+
+
+def by_mode(comm: Communicator) -> tuple[str, list[str]]:
+    before = comm.plan
+    rules = [
+        {"op": "all_reduce", "mode": mode, "ranges": [{"max_bytes": None, "algorithm": algorithm}]}
+        for mode, algorithm in (("eager", "lsa_ll_oneshot"), ("graph", "lsa_ll128_twoshot"))
+    ]
+    comm.use(Plan({**before.document, "rules": rules + before.document["rules"]}, "a plan with modes"))
+    backend = comm._backend
+    chosen = [
+        backend.choice("all_reduce", 80_000, "float32", "sum", "plain", mode)  # type: ignore[attr-defined]
+        for mode in ("eager", "graph")
+    ]
+    chosen += [comm.explain("all_reduce", 80_000, mode=mode).algorithm for mode in ("eager", "graph")]
+    call = Steady(comm, "all_reduce", 20_011)
+    warm_up(call)
+    found = [call.wrong(0)]
+    graph = capture(call)
+    for step in range(REPLAYS):
+        found.append(replay_and_check(graph, [call], step))
+        call.load(step + 1)
+        call.run()
+        found.append(call.wrong(step + 1))
+    comm.use(before)
+    return first(found), chosen
+
+
+def wait_in_a_replay(comm: Communicator, algorithm: str, delay_s: float) -> float:
+    """How long a replayed barrier holds this rank's GPU, when rank 0 comes late."""
+    with pinned(comm, "barrier", algorithm):
+        comm.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            comm.barrier()
+        graph.replay()
+        torch.cuda.synchronize()
+    comm.barrier()
+    if comm.rank == 0:
+        time.sleep(delay_s)
+    start = time.monotonic()
+    graph.replay()
+    torch.cuda.synchronize()
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
+def test_every_replay_gives_the_values_of_its_inputs(nccl_ranks: Ranks, name: str, algorithm: str) -> None:
+    assert set(nccl_ranks.run(replay, name, algorithm)) == {""}
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_one_graph_holds_calls_of_every_size(nccl_ranks: Ranks, name: str) -> None:
+    assert set(nccl_ranks.run(replay_by_the_plan, name)) == {""}
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["lsa_ll_oneshot", "lsa_ll128_twoshot", "lsa_oneshot", "lsa_twoshot", "nccl_direct"]
+)
+def test_replays_and_calls_continue_each_other(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert set(nccl_ranks.run(mix_with_calls, algorithm)) == {""}
+
+
+def test_two_graphs_take_turns(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(take_turns)) == {""}
+
+
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+def test_calls_on_both_branches_of_a_capture_are_kept_in_order(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert set(nccl_ranks.run(fork_and_join, algorithm)) == {""}
+
+
+def test_asynchronous_calls_can_be_captured(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(capture_asynchronous)) == {""}
+
+
+def test_a_thousand_calls_in_one_graph_are_all_right(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(a_thousand)) == {""}
+
+
+def test_a_graph_replays_after_any_number_of_calls(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(after_many_calls)) == {""}
+
+
+def test_a_rule_may_be_for_graphs_alone(nccl_ranks: Ranks) -> None:
+    for wrong, chosen in nccl_ranks.run(by_mode):
+        assert wrong == ""
+        assert chosen == ["lsa_ll_oneshot", "lsa_ll128_twoshot"] * 2
+
+
+@pytest.mark.parametrize("algorithm", ["lsa_ll_exchange", "nccl_direct"])
+def test_a_captured_barrier_waits_when_it_is_replayed(nccl_ranks: Ranks, algorithm: str) -> None:
+    first_rank, *others = nccl_ranks.run(wait_in_a_replay, algorithm, 0.3)
+    assert first_rank < 0.2
+    assert min(others) > 0.2

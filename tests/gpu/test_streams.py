@@ -1,0 +1,210 @@
+"""Streams: calls are ordered by the library on whichever streams they are made, and Work orders the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+from tests.gpu.fresh import fresh
+from tests.gpu.steady import Steady, first, pinned, warm_up
+
+SLEEP_CYCLES = 400_000_000  # 0.2 s and more
+PAUSE_CYCLES = 2_000_000
+
+
+def doze(comm: Communicator, cycles: int = SLEEP_CYCLES, rank: int = 0) -> None:
+    """Hold up the current stream of one rank, so that orders that are wrong show."""
+    if comm.rank == rank:
+        torch.cuda._sleep(cycles)
+
+
+def change_streams(comm: Communicator, algorithm: str) -> str:
+    """Another stream for every call and nothing between them; the ranks' streams lag differently."""
+    with pinned(comm, "all_reduce", algorithm):
+        calls = [Steady(comm, "all_reduce", 20_011) for _ in range(30)]
+        warm_up(*calls)
+        for step, call in enumerate(calls):
+            call.load(step)
+        torch.cuda.synchronize()
+        comm.barrier()
+        streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+        for step, call in enumerate(calls):
+            with torch.cuda.stream(streams[step % 3]):
+                doze(comm, PAUSE_CYCLES, rank=step % comm.size)
+                call.run()
+        torch.cuda.synchronize()
+    return first([call.wrong(step) for step, call in enumerate(calls)])
+
+
+def produce_and_consume(comm: Communicator, algorithm: str, where: str) -> str:
+    """The input is written right before and the output read right after, on the same stream."""
+    stream = torch.cuda.default_stream() if where == "default" else torch.cuda.Stream()
+    found = []
+    with pinned(comm, "all_reduce", algorithm), torch.cuda.stream(stream):
+        call = Steady(comm, "all_reduce", 70_001)
+        warm_up(call)
+        for step in range(10):
+            doze(comm, PAUSE_CYCLES, rank=step % comm.size)
+            call.load(step)
+            call.run()
+            doubled = call.out * 2
+            found.append(call.wrong(step))
+            found.append("" if torch.equal(doubled, 2 * call.out) else f"step {step}: read before it was written")
+    return first(found)
+
+
+def capture_in_between(comm: Communicator) -> str:
+    """A capture lies between two calls on two streams: they keep their order all the same."""
+    made = fresh(comm, patience_s=2.0)
+    with pinned(made, "all_reduce", "lsa_ll_oneshot"):
+        early, captured, late = (Steady(made, "all_reduce", 101) for _ in range(3))
+        warm_up(early, captured, late)
+        early.load(1)
+        late.load(2)
+        torch.cuda.synchronize()
+        made.barrier()
+        one, another, third = (torch.cuda.Stream() for _ in range(3))
+        with torch.cuda.stream(one):
+            doze(made)
+            early.run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(third):
+            graph.capture_begin()
+            captured.run()
+            graph.capture_end()
+        with torch.cuda.stream(another):
+            late.run()
+        torch.cuda.synchronize()
+        made.check()
+        found = [early.wrong(1), late.wrong(2)]
+    made.close()
+    return first(found)
+
+
+def later(comm: Communicator) -> list[str]:
+    """What a Work tells while its call waits for rank 0, and after it."""
+    call = Steady(comm, "all_reduce", 70_001)
+    warm_up(call)
+    call.load(3)
+    torch.cuda.synchronize()
+    comm.barrier()
+    doze(comm)
+    work = comm.all_reduce(call.x, out=call.out, async_op=True)
+    at_once = work.is_completed()
+    ordered = work.wait()
+    doubled = call.out * 2
+    torch.cuda.synchronize()
+    claims = {
+        "is torch's Work": isinstance(work, dist.Work),
+        "is not done at once": not at_once,
+        "wait() says True": ordered is True,
+        "wait() orders the current stream": torch.equal(doubled, 2 * call.out),
+        "is done": work.is_completed() and work.is_success(),
+        "has no exception": work.exception() is None,
+        "result() is the tensor": work.result() is call.out,
+        "the future has the tensor": work.get_future().wait().data_ptr() == call.out.data_ptr(),
+    }
+    return [claim for claim, true in claims.items() if not true] + ([call.wrong(3)] if call.wrong(3) else [])
+
+
+def all_kinds_later(comm: Communicator) -> str:
+    """Seven calls under way, waited for in another order."""
+    calls = {
+        name: Steady(comm, name, 5003)
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce")
+    }
+    start: dict[str, Callable[[Steady], Any]] = {
+        "all_reduce": lambda c: comm.all_reduce(c.x, out=c.out, async_op=True),
+        "all_gather": lambda c: comm.all_gather_into_tensor(c.out, c.x, async_op=True),
+        "reduce_scatter": lambda c: comm.reduce_scatter_tensor(c.out, c.x, async_op=True),
+        "all_to_all": lambda c: comm.all_to_all_single(c.out, c.x, async_op=True),
+        "broadcast": lambda c: comm.broadcast(c.x, 1, async_op=True),
+        "reduce": lambda c: comm.reduce(c.x, 1, out=c.out, async_op=True),
+    }
+    warm_up(*calls.values())
+    found = []
+    for step in range(5):
+        for call in calls.values():
+            call.load(step)
+        doze(comm, PAUSE_CYCLES, rank=step % comm.size)
+        works = [start[name](call) for name, call in calls.items()]
+        works.append(comm.barrier(async_op=True))
+        for work in reversed(works):
+            work.wait()
+        found += [call.wrong(step) for call in calls.values()]
+    return first(found)
+
+
+def after_a_later_one(comm: Communicator) -> str:
+    """A synchronous call follows the asynchronous one before it, though nobody waited."""
+    before, after = Steady(comm, "all_reduce", 20_011), Steady(comm, "all_reduce", 20_011)
+    warm_up(before, after)
+    found = []
+    for step in range(10):
+        before.load(step)
+        after.load(step + 1)
+        doze(comm, PAUSE_CYCLES, rank=step % comm.size)
+        work = comm.all_reduce(before.x, out=before.out, async_op=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            after.run()
+            torch.cuda.current_stream().synchronize()
+        work.wait()
+        found += [before.wrong(step), after.wrong(step + 1)]
+    return first(found)
+
+
+def forget_the_input(comm: Communicator) -> bool:
+    """The caller drops its input at once; its memory must not serve others before the call has read it."""
+    count = 1 << 20
+    out = torch.empty(comm.size * count, device=comm.device)
+    comm.all_gather_into_tensor(out, torch.zeros(count, device=comm.device))
+    torch.cuda.synchronize()
+    good = True
+    for step in range(1, 6):
+        x = torch.full((count,), float(step), device=comm.device)
+        doze(comm, PAUSE_CYCLES, rank=step % comm.size)
+        work = comm.all_gather_into_tensor(out, x, async_op=True)
+        del x
+        others = [torch.full((count,), -1.0, device=comm.device) for _ in range(3)]
+        work.wait()
+        good &= bool((out == step).all())
+        del others
+    return good
+
+
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_twoshot", "lsa_twoshot", "nccl_direct"])
+def test_calls_keep_their_order_over_streams(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert set(nccl_ranks.run(change_streams, algorithm)) == {""}
+
+
+@pytest.mark.parametrize("where", ["default", "side"])
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+def test_a_call_reads_and_writes_in_the_order_of_its_stream(nccl_ranks: Ranks, algorithm: str, where: str) -> None:
+    assert set(nccl_ranks.run(produce_and_consume, algorithm, where)) == {""}
+
+
+def test_calls_keep_their_order_around_a_capture(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(capture_in_between)) == {""}
+
+
+def test_work_tells_and_orders_what_torchs_does(nccl_ranks: Ranks) -> None:
+    assert [claims for claims in nccl_ranks.run(later) if claims] == []
+
+
+def test_asynchronous_calls_of_all_kinds_are_right_once_waited_for(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(all_kinds_later)) == {""}
+
+
+def test_a_call_follows_the_asynchronous_one_before_it(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(after_a_later_one)) == {""}
+
+
+def test_a_call_under_way_keeps_its_tensors(nccl_ranks: Ranks) -> None:
+    assert all(nccl_ranks.run(forget_the_input))
