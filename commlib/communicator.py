@@ -75,6 +75,7 @@ class Communicator:
         self._all_reduce_into = {op: entry(backend, f"all_reduce_{op}_into") for op in REDOPS}
         self._entries = {name: entry(backend, name) for name in COLLECTIVES if name not in ("all_reduce", "send_recv")}
         self._raw = dict(self._entries)
+        self._enqueue_barrier = getattr(backend, "enqueue_barrier", self._raw["barrier"])
         self._send, self._recv = entry(backend, "send"), entry(backend, "recv")
 
     @classmethod
@@ -230,7 +231,7 @@ class Communicator:
     def barrier(self, async_op: bool = False) -> Work | StreamWork | None:
         """Return once every rank has called it."""
         if async_op:
-            return self._do_later("barrier", (), None)
+            return self._later("barrier", self._enqueue_barrier)
         self._entries["barrier"]()
         return None
 

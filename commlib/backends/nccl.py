@@ -40,6 +40,8 @@ class NcclBackend(Backend):
         self._world_size = world.size
         self._timeout_s = options.timeout_s
         self._pool: torch.cuda.MemPool | None = None
+        self._serving = False
+        self._arena_bytes = options.max_bytes
         self.device = _pick_device(world, options.timeout_s)
         major, minor = torch.cuda.get_device_capability(self.device)
         self._arch = f"sm_{major}{minor}"
@@ -105,8 +107,14 @@ class NcclBackend(Backend):
 
     def _barrier(self) -> None:
         """Wait on the host too, unless a graph is being captured: then the replay waits."""
-        stream = torch.cuda.current_stream(self.device)
-        self._group.barrier(stream.cuda_stream, not torch.cuda.is_current_stream_capturing())
+        self._group.barrier(self._stream(), not torch.cuda.is_current_stream_capturing())
+
+    def enqueue_barrier(self) -> None:
+        """Put the barrier on the current stream; the host goes on."""
+        self._group.barrier(self._stream(), False)
+
+    def _stream(self) -> int:
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
 
     def set_plan(self, plan: Plan) -> None:
         """Compile the plan's rules for this world into the native tables, eager and graph."""
@@ -151,17 +159,27 @@ class NcclBackend(Backend):
     @contextmanager
     def symmetric(self) -> Iterator[None]:
         """Torch's allocations inside lie in the arena: in a pool of their own, whose memory torch reuses."""
+        if self._serving:  # torch enters a pool once
+            yield
+            return
         if self._pool is None:
             names = "commlib_symmetric_alloc", "commlib_symmetric_free"
             self._allocator = torch.cuda.memory.CUDAPluggableAllocator(native.library_path(), *names)
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
-        self._group.serve_pool(True)
+        group = self._group
+        group.serve_pool(True)
+        self._serving = True
         try:
             with torch.cuda.use_mem_pool(self._pool, self.device):
                 yield
+        except torch.OutOfMemoryError as error:
+            raise CommError(
+                f"symmetric memory is full (max_bytes={self._arena_bytes}; torch takes it in pieces of 2 MiB and "
+                "more): free tensors, or raise max_bytes= (COMMLIB_MAX_BYTES)"
+            ) from error
         finally:
-            if self._group is not None:
-                self._group.serve_pool(False)
+            self._serving = False
+            group.serve_pool(False)
 
     def check(self) -> None:
         """Raise what ended the communicator, on this GPU, in NCCL or because a peer died."""

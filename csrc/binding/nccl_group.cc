@@ -162,7 +162,7 @@ class NcclGroup : public ffi::Object {
     });
   }
   void abort(ffi::String why) {
-    if (!target_->closed()) target_->group->abort(why);
+    if (!target_->closed()) guarded([&] { target_->group->abort(why); });
   }
   // In a forked child: the memory is the parent's to close.
   void abandon() {
@@ -173,7 +173,7 @@ class NcclGroup : public ffi::Object {
   bool close(double wait_s) {
     if (target_->closed()) return true;
     target_->close();
-    return target_->group->close(wait_s);
+    return guarded([&] { return target_->group->close(wait_s); });
   }
 
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("commlib.NcclGroup", NcclGroup, ffi::Object);

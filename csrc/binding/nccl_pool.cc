@@ -7,13 +7,15 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "binding/nccl_target.h"
 
 namespace commlib::binding {
 namespace {
 
-thread_local NcclTargetPtr serving;
+// The arenas whose `with` blocks this thread is in, the innermost last.
+thread_local std::vector<NcclTargetPtr> serving;
 
 // Where each block came from: torch gives blocks back at any time, from any thread.
 std::mutex owners_mutex;
@@ -30,7 +32,13 @@ tvm::ffi::String library_path() {
 
 }  // namespace
 
-void serve_pool(NcclTargetPtr target) { serving = std::move(target); }
+void serve_pool(NcclTargetPtr target) {
+  if (target) {
+    serving.push_back(std::move(target));
+  } else if (!serving.empty()) {
+    serving.pop_back();
+  }
+}
 
 TVM_FFI_STATIC_INIT_BLOCK() {
   tvm::ffi::reflection::GlobalDef().def("commlib.library_path", library_path);
@@ -44,8 +52,8 @@ TVM_FFI_STATIC_INIT_BLOCK() {
 // out.
 COMMLIB_EXPORT void* commlib_symmetric_alloc(ssize_t bytes, int, void*) {
   using namespace commlib::binding;
-  const NcclTargetPtr target = serving;
-  if (!target || target->closed()) return nullptr;
+  if (serving.empty() || serving.back()->closed()) return nullptr;
+  const NcclTargetPtr target = serving.back();
   try {
     void* block = target->group->arena().allocate(static_cast<size_t>(bytes));
     const std::lock_guard<std::mutex> lock(owners_mutex);

@@ -140,7 +140,7 @@ class Stream {
     const u64* posted =
         &control_of(job_, job_.rank)->posted[looks ? stage : 0][blockIdx.x][looks ? peer : 0];
     Patience patience;
-    u64 there = looks ? 0 : steps, least = 0, shown = 0;
+    u64 there = looks ? 0 : steps, least = 0, shown = 0, scattered = 0;
     bool over = false;
     while (true) {
       if (there < steps) {
@@ -152,7 +152,9 @@ class Stream {
                              ((seen ^ job_.signature) & ((1u << kSignatureBits) - 1)) != 0;
         if (foreign) {
           over = patience.gives_up(job_, peer, seen, number << kSignatureBits | job_.signature);
-        } else if (there == before && patience.runs_out()) {
+        } else if (there == before && patience.runs_out() &&
+                   (stage == kScatter || scattered == steps)) {
+          // A peer that waits itself gathers nothing: who did not scatter is to blame.
           over = patience.gives_up(job_, peer, seen, seen);
         } else if (there != before) {
           patience = Patience();
@@ -164,6 +166,7 @@ class Stream {
         const u64 other = __shfl_xor_sync(0xffffffffu, least, d);
         least = other < least ? other : least;
       }
+      scattered = __shfl_sync(0xffffffffu, least, 0);
       if (__any_sync(0xffffffffu, over)) break;
       if (least != shown && peer == 0 && stage < stages) {
         __threadfence_block();

@@ -25,8 +25,17 @@ __device__ __forceinline__ void count_call(const Job& job) {
   if (blockIdx.x == 0) atomicAdd(&control_of(job, job.rank)->current.number, 1ull);
 }
 
+__device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
+  u64 before;
+  asm volatile("atom.relaxed.sys.global.cas.b64 %0, [%1], 0, %2;"
+               : "=l"(before)
+               : "l"(p), "l"(value)
+               : "memory");
+  return before;
+}
+
 __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
-  if (atomicCAS(&control_of(job, job.rank)->ended, 0ull, static_cast<u64>(kind)) != 0) return;
+  if (claim_sys(&control_of(job, job.rank)->ended, static_cast<u64>(kind)) != 0) return;
   const auto read = [&](int rank) {
     const CallRecord* from = &control_of(job, rank)->current;
     return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->what),
@@ -38,6 +47,10 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   report->theirs = read(peer);
   fence_sys();
   st_relaxed_sys(&report->kind, static_cast<u64>(kind));
+  // All fail together. Who was told to stop tells nobody: the others are told by the same hand.
+  if (kind == Ending::aborted) return;
+  for (int r = 0; r < job.world; ++r)
+    if (r != job.rank) claim_sys(&control_of(job, r)->ended, ended_by(job.rank, kind, peer));
 }
 
 // Whether to stop waiting for `peer`, for `waited_ns` now. `flag` is what it wrote last, `expected`
@@ -45,7 +58,7 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
 __device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected,
                                      u64 waited_ns) {
   const u64 ended = ld_relaxed_sys(&control_of(job, job.rank)->ended);
-  if (ended == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
+  if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
   if (ended != 0) return true;
   Ending why = Ending::none;
   if (flag != expected && (flag ^ expected) >> kSignatureBits == 0) why = Ending::mismatch;

@@ -174,4 +174,16 @@ class ContextGuard {
   bool changed_;
 };
 
+// For a scope: calls that are no part of a capture under way are allowed beside it.
+class Relaxed {
+ public:
+  Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  CUcaptureMode mode_ = kCaptureRelaxed;
+};
+
 }  // namespace commlib::nccl

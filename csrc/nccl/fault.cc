@@ -11,7 +11,8 @@ Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(ui
       dead_(static_cast<size_t>(world)) {}
 
 Fault::~Fault() {
-  if (report_) cuda().cuMemFreeHost(report_);
+  // Freeing waits for the GPU: not where a kernel of NCCL may still spin.
+  if (report_ && !ended_) cuda().cuMemFreeHost(report_);
 }
 
 Report* Fault::open() {
@@ -60,6 +61,8 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
     return text(describe_(of.what), " of ", of.bytes, " bytes (call ", of.number + 1, ")");
   };
   const bool gone = report.peer < dead_.size() && dead_[report.peer];
+  if ((report.kind & 0xff) == static_cast<u64>(Ending::by_peer))
+    return reason_of_peer(report.kind, kind);
   switch (static_cast<Ending>(report.kind)) {
     case Ending::timeout:
       *kind = gone ? "PeerLost" : "CommTimeout";
@@ -76,8 +79,24 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
                   "; make the same calls with the same plan, dtype and size on every rank");
     default:
       *kind = "CommError";
-      return text("rank ", report.peer, " aborted the communicator while rank ", rank_, " was in ",
-                  record(report.mine));
+      return text("rank ", rank_, ": aborted in ", record(report.mine));
+  }
+}
+
+std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
+  const uint64_t rank = ended >> 16 & 0xff, awaited = ended >> 24 & 0xff;
+  *kind = "CommError";
+  switch (static_cast<Ending>(ended >> 8 & 0xff)) {
+    case Ending::timeout:
+      *kind = "CommTimeout";
+      return text("rank ", rank_, ": the communicator has ended, since rank ", rank, " waited ",
+                  timeout_s_, " s for rank ", awaited, ", which did not come in time");
+    case Ending::mismatch:
+      return text("rank ", rank_, ": the communicator has ended, since rank ", rank,
+                  " found that rank ", awaited,
+                  " called something else; make the same calls on every rank");
+    default:
+      return text("rank ", rank_, ": rank ", rank, " aborted the communicator");
   }
 }
 

@@ -34,6 +34,12 @@ class Fault {
   void end(const char* kind, const std::string& text);
   // A peer's process is gone.
   void lost(int peer);
+  // A peer ended it: what it wrote into this rank's memory.
+  void ended_by_peer(uint64_t ended) {
+    const char* kind = nullptr;
+    const std::string reason = reason_of_peer(ended, &kind);
+    end(kind, reason);
+  }
   // No peer is watched or told any more.
   void close() { closed_ = true; }
 
@@ -41,6 +47,7 @@ class Fault {
   bool reported() const { return report_ && static_cast<volatile Report*>(report_)->kind != 0; }
   [[noreturn]] void raise();
   std::string reason_of(const Report& report, const char** kind) const;
+  std::string reason_of_peer(uint64_t ended, const char** kind) const;
 
   const int rank_;
   const double timeout_s_;

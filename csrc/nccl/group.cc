@@ -4,6 +4,8 @@
 #include <cstring>
 #include <ctime>
 
+#include "nccl/moves.h"
+
 namespace commlib::nccl {
 namespace {
 
@@ -63,65 +65,6 @@ struct Elements {
   }
 };
 
-Moves moves_of(const Call& call, int rank, int world) {
-  Moves m{};
-  const u64 block = call.bytes(), element = call.element();
-  u64 in_at = 0, out_at = 0;
-  m.longest = block;
-  for (int r = 0; r < world; ++r) {
-    const bool mine = r == rank, root = rank == call.root;
-    switch (call.op) {
-      case Op::all_to_all:
-        m.send_at[r] = m.take_at[r] = r * block;
-        m.send_bytes[r] = m.take_bytes[r] = block;
-        break;
-      case Op::all_gather:
-        m.take_at[r] = r * block;
-        m.send_bytes[r] = m.take_bytes[r] = block;
-        break;
-      case Op::broadcast:
-        m.send_bytes[r] = root && !mine ? block : 0;
-        m.take_bytes[r] = !root && r == call.root ? block : 0;
-        break;
-      case Op::gather:
-        m.send_bytes[r] = r == call.root ? block : 0;
-        m.take_at[r] = r * block;
-        m.take_bytes[r] = root ? block : 0;
-        break;
-      case Op::scatter:
-        m.send_at[r] = r * block;
-        m.send_bytes[r] = root ? block : 0;
-        m.take_bytes[r] = r == call.root ? block : 0;
-        break;
-      case Op::all_gatherv: {
-        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
-        m.send_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
-        m.take_at[r] = out_at;
-        m.take_bytes[r] = theirs;
-        out_at += theirs;
-        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
-        break;
-      }
-      case Op::reduce:
-        m.send_bytes[r] = r == call.root ? block : 0;
-        m.take_bytes[r] = root ? block : 0;
-        break;
-      case Op::reduce_scatterv: {
-        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
-        m.send_at[r] = in_at;
-        m.send_bytes[r] = theirs;
-        m.take_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
-        in_at += theirs;
-        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
-        break;
-      }
-      default:
-        break;
-    }
-  }
-  return m;
-}
-
 }  // namespace
 
 int register_algorithm(const Algorithm& algorithm) {
@@ -144,6 +87,7 @@ Group::Group(const Settings& settings)
       user_bytes_(settings.user_bytes),
       timeout_s_(settings.timeout_s),
       fault_(settings.rank, settings.world, settings.timeout_s, [this](uint64_t what) {
+        if (what == 0) return std::string("nothing");
         const auto op = static_cast<Op>(what & 0xff);
         std::string words = name_of(op);
         if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
@@ -154,7 +98,8 @@ Group::Group(const Settings& settings)
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
   check(cuda().cuEventCreate(&order_event_, kEventDisableTiming), "cuEventCreate");
-  check(cuda().cuEventCreate(&vendor_event_, kEventDisableTiming), "cuEventCreate");
+  check(cuda().cuEventCreate(&vendor_.event, kEventDisableTiming), "cuEventCreate");
+  check(cuda().cuStreamCreate(&own_stream_, kStreamNonBlocking), "cuStreamCreate");
   CUdeviceptr scratch = 0;
   check(cuda().cuMemAlloc(&scratch, 256), "cuMemAlloc");
   scratch_ = reinterpret_cast<unsigned char*>(scratch);
@@ -175,6 +120,7 @@ void Group::start(const std::vector<int>& pids, Builder builder) {
   kernels_.set_builder(std::move(builder));
   job_.report = fault_.open();
   job_.rank = rank_;
+  job_.world = world_;
   job_.timeout_ns = static_cast<u64>(timeout_s_ * 1e9);
   if (has_arena()) {
     for (int r = 0; r < world_; ++r) job_.arena[r] = arena_->peer(r);
@@ -201,8 +147,10 @@ std::string Group::name_of_algorithm(int id) const {
 const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
   const PlanTable<Choice>& plan = plans_[mode == Mode::graph];
   if (symmetric) {
+    // The symmetric table only says where zero-copy pays; everywhere else the plain choice stands.
     const Choice* zero_copy = plan.find(call.op, true, call.dtype, call.redop, bytes);
-    if (zero_copy) return zero_copy;
+    const bool vendor = zero_copy && zero_copy->algorithm >= kVendor;
+    if (vendor && algorithm(zero_copy->algorithm).symmetric) return zero_copy;
   }
   return plan.find(call.op, false, call.dtype, call.redop, bytes);
 }
@@ -218,11 +166,12 @@ uint64_t Group::capture_of(CUstream stream) const {
 // In a graph that holds inside one capture; between a graph and other calls the order is the
 // caller's, as for any memory they share.
 void Group::keep_order(CUstream stream, uint64_t capture) {
-  if (last_.any && last_.stream != stream && last_.capture == capture) {
-    check(cuda().cuEventRecord(order_event_, last_.stream), "cuEventRecord");
+  Order& last = capture ? captured_ : eager_;
+  if (last.any && last.stream != stream && last.capture == capture) {
+    check(cuda().cuEventRecord(order_event_, last.stream), "cuEventRecord");
     check(cuda().cuStreamWaitEvent(stream, order_event_, 0), "cuStreamWaitEvent");
   }
-  last_ = {stream, capture, true};
+  last = {stream, capture, true};
 }
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
@@ -281,12 +230,26 @@ void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {
   const Algorithm& chosen = algorithm(id);
   if (chosen.symmetric && !has_arena())
     fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
-  const std::lock_guard<std::mutex> lock(vendor_mutex_);
-  chosen.run(*this, call, stream);
-  if (capturing) return;
-  ++vendor_calls_;
-  vendor_stream_ = stream;
-  vendor_what_ = text(name_of(call.op), " of ", call.bytes(), " bytes by ", chosen.name);
+  {
+    const std::lock_guard<std::mutex> lock(vendor_.mutex);
+    vendor_.used = vendor_.inside = true;
+    if (!vendor_.pending) vendor_.since = seconds();
+    vendor_.what = text(name_of(call.op), " of ", call.bytes(), " bytes by ", chosen.name);
+  }
+  const auto leave = [&](bool made) {
+    const std::lock_guard<std::mutex> lock(vendor_.mutex);
+    vendor_.inside = false;
+    if (!made || capturing) return;
+    ++vendor_.calls;
+    vendor_.stream = stream;
+  };
+  try {
+    chosen.run(*this, call, stream);
+  } catch (...) {
+    leave(false);
+    throw;
+  }
+  leave(true);
 }
 
 void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
@@ -297,36 +260,29 @@ void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
 }
 
 // On the watch's thread: the newest vendor call must end within the timeout. An event goes behind
-// it here, so that calls themselves pay nothing.
+// it here, so that calls themselves pay nothing. Calls in a graph are not watched.
 void Group::tick() {
+  const std::lock_guard<std::mutex> lock(vendor_.mutex);
   if (fault_.over()) {
-    // Kernels have left; NCCL's wait for a flag of their own.
-    std::unique_lock<std::mutex> lock(vendor_mutex_, std::try_to_lock);
-    if (lock.owns_lock() && vendor_calls_ != watched_calls_ && nccl().ncclCommRevoke) {
-      watched_calls_ = vendor_calls_;
-      nccl().ncclCommRevoke(comm_, 0);
-    }
+    // Kernels here have left; NCCL's wait for a flag of their own.
+    if (vendor_.used && !vendor_.revoked && nccl().ncclCommRevoke) nccl().ncclCommRevoke(comm_, 0);
+    vendor_.revoked = true;
     return;
   }
-  std::unique_lock<std::mutex> lock(vendor_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || (!pending_ && vendor_calls_ == watched_calls_)) return;
   CUcaptureMode mode = kCaptureRelaxed;
   cuda().cuThreadExchangeStreamCaptureMode(&mode);
   const ContextGuard guard(context_);
-  if (!pending_) {
-    if (capture_of(vendor_stream_) != 0) return;
-    if (cuda().cuEventRecord(vendor_event_, vendor_stream_) != kCudaSuccess) return;
-    pending_ = true;
-    pending_since_ = seconds();
-    watched_calls_ = vendor_calls_;
+  if (!vendor_.inside && !vendor_.pending && vendor_.calls != vendor_.watched) {
+    if (capture_of(vendor_.stream) != 0) return;
+    if (cuda().cuEventRecord(vendor_.event, vendor_.stream) != kCudaSuccess) return;
+    vendor_.pending = true;
+    vendor_.since = seconds();
+    vendor_.watched = vendor_.calls;
   }
-  const CUresult state = cuda().cuEventQuery(vendor_event_);
-  if (state != kCudaErrorNotReady) {
-    pending_ = false;
-  } else if (seconds() - pending_since_ > timeout_s_) {
-    pending_ = false;
-    --watched_calls_;  // so that the next tick revokes
-    fault_.end("CommTimeout", text("rank ", rank_, ": ", vendor_what_, " did not finish within ",
+  if (vendor_.pending && cuda().cuEventQuery(vendor_.event) != kCudaErrorNotReady)
+    vendor_.pending = false;
+  if ((vendor_.pending || vendor_.inside) && seconds() - vendor_.since > timeout_s_) {
+    fault_.end("CommTimeout", text("rank ", rank_, ": ", vendor_.what, " did not finish within ",
                                    timeout_s_, " s; some rank did not make the call"));
   }
 }
@@ -345,6 +301,15 @@ void Group::wait(CUstream stream) {
 
 void Group::inspect() {
   fault_.alive();
+  if (has_arena()) {
+    u64 ended = 0;
+    const Relaxed relaxed;
+    const auto from = arena_->base() + offsetof(Control, ended);
+    check(cuda().cuMemcpyDtoHAsync(&ended, device_pointer(from), sizeof(ended), own_stream_),
+          "cuMemcpyDtoHAsync");
+    check(cuda().cuStreamSynchronize(own_stream_), "cuStreamSynchronize");
+    if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) fault_.ended_by_peer(ended);
+  }
   ncclResult_t async = ncclSuccess;
   if (nccl().ncclCommGetAsyncError(comm_, &async) == ncclSuccess && async != ncclSuccess &&
       async != ncclInProgress) {
@@ -355,39 +320,40 @@ void Group::inspect() {
   fault_.alive();
 }
 
+void Group::abort(const std::string& why) {
+  if (fault_.over()) return;
+  fault_.end("CommError", why);
+  if (!has_arena()) return;
+  const Relaxed relaxed;
+  const u64 ended = ended_by(static_cast<u64>(rank_), Ending::aborted, 0);
+  for (int r = 0; r < world_; ++r) {
+    const auto to = arena_->peer(r) + offsetof(Control, ended);
+    if (r != rank_)
+      cuda().cuMemcpyHtoDAsync(device_pointer(to), &ended, sizeof(ended), own_stream_);
+  }
+  cuda().cuStreamSynchronize(own_stream_);
+}
+
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.
 bool Group::close(double wait_s) {
+  // Ends by the deadlines of the kernels under way; the watch keeps those of NCCL's.
+  bool together = !fault_.over() && cuda().cuCtxSynchronize() == kCudaSuccess && !fault_.over();
   watch_->stop();
-  const bool well = !fault_.over();
   fault_.close();
-  CUstream stream = nullptr;
-  const double start = seconds();
-  bool together = well && last_.capture == 0;
-  const auto finished = [&](CUstream of) {
-    CUresult state = kCudaErrorNotReady;
-    timespec nap = {0, 50'000};
-    while ((state = cuda().cuStreamQuery(of)) == kCudaErrorNotReady && seconds() - start < wait_s)
-      nanosleep(&nap, nullptr);
-    return state == kCudaSuccess;
-  };
-  if (together && last_.any) together = finished(last_.stream);
   if (together && has_arena() && world_ > 1) {
-    Call call{Op::barrier, DType::u8};
-    const Choice* choice = find(Mode::eager, call, 0, false);
-    together = choice && choice->algorithm < kVendor &&
-               cuda().cuStreamCreate(&stream, kStreamNonBlocking) == kCudaSuccess;
-    if (together) {
-      job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
-      launch(call, *choice, stream);
-      together = finished(stream) && !fault_.over();
-      cuda().cuStreamDestroy(stream);
-    }
+    const Choice barrier = {
+        0, kernels_.add({Op::barrier, "lsa_ll_exchange", false}), {1, 32, 8, 512}};
+    job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
+    launch(Call{Op::barrier, DType::u8}, barrier, own_stream_);
+    together = cuda().cuStreamSynchronize(own_stream_) == kCudaSuccess && !fault_.over();
   }
-  if (arena_ && together) arena_->close(true);
+  if (!together) return false;  // freeing would wait for what may never end
+  if (arena_) arena_->close(true);
   cuda().cuMemFree(device_pointer(scratch_));
   cuda().cuEventDestroy(order_event_);
-  cuda().cuEventDestroy(vendor_event_);
-  return together;
+  cuda().cuEventDestroy(vendor_.event);
+  cuda().cuStreamDestroy(own_stream_);
+  return true;
 }
 
 void Group::abandon() {

@@ -66,7 +66,8 @@ class Group {
   bool reduces(DType dtype, RedOp redop) const;
   // Raises what ended it, asking NCCL too.
   void inspect();
-  void abort(const std::string& why) { fault_.end("CommError", why); }
+  // Ends it here and for the peers: kernels that wait leave.
+  void abort(const std::string& why);
   // Returns whether all ranks came, so that memory may go; `wait_s` bounds the whole.
   bool close(double wait_s);
   void abandon();
@@ -85,9 +86,10 @@ class Group {
   unsigned char* scratch() const { return scratch_; }
 
  private:
+  // The last call's stream: of the eager ones, and of the capture under way.
   struct Order {
     CUstream stream = nullptr;
-    uint64_t capture = 0;  // 0: eager
+    uint64_t capture = 0;
     bool any = false;
   };
   void keep_order(CUstream stream, uint64_t capture);
@@ -110,19 +112,25 @@ class Group {
   PlanTable<Choice> plans_[2];
   Fault fault_;
   std::unique_ptr<Watch> watch_;
-  Order last_;
+  Order eager_, captured_;
   CUevent order_event_ = nullptr;
-  Job job_{};  // what no call changes
+  CUstream own_stream_ = nullptr;  // for words between host and arena
+  Job job_{};                      // what no call changes
 
   // The vendor's calls have no deadline of their own: the watch keeps it.
-  std::mutex vendor_mutex_;
-  uint64_t vendor_calls_ = 0;
-  CUstream vendor_stream_ = nullptr;
-  std::string vendor_what_;
-  uint64_t watched_calls_ = 0;
-  bool pending_ = false;
-  double pending_since_ = 0;
-  CUevent vendor_event_ = nullptr;
+  struct Vendor {
+    std::mutex mutex;
+    uint64_t calls = 0;   // eager ones
+    bool used = false;    // ever, captured ones included
+    bool inside = false;  // a call is being made: it may wait for a peer to connect
+    double since = 0;     // inside, or pending
+    CUstream stream = nullptr;
+    std::string what;
+    uint64_t watched = 0;  // calls that are known to be over, or are pending
+    bool pending = false;
+    CUevent event = nullptr;
+    bool revoked = false;
+  } vendor_;
 };
 
 // NCCL's own algorithms: one file csrc/collectives/<collective>/<name>.cc each, which ends with

@@ -1,21 +1,13 @@
 #include "nccl/kernels.h"
 
+#include <map>
+#include <mutex>
+#include <utility>
+
 namespace commlib::nccl {
 namespace {
 
 constexpr unsigned kMaxThreads = 512;  // of any kernel here
-
-// Loading is no stream operation, but a capture under way on any stream forbids what might be one.
-class Relaxed {
- public:
-  Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
-  ~Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }
-  Relaxed(const Relaxed&) = delete;
-  Relaxed& operator=(const Relaxed&) = delete;
-
- private:
-  CUcaptureMode mode_ = kCaptureRelaxed;
-};
 
 }  // namespace
 
@@ -34,8 +26,6 @@ void Shape::check() const {
   if (grain_bytes < 1) fail("ValueError", "grain_bytes is 0");
 }
 
-Kernels::~Kernels() = default;  // modules go with the context: a graph may still hold their code
-
 int Kernels::add(Kernel kernel) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     if (entries_[i].kernel.op == kernel.op && entries_[i].kernel.name == kernel.name)
@@ -45,28 +35,54 @@ int Kernels::add(Kernel kernel) {
   return static_cast<int>(entries_.size()) - 1;
 }
 
-void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance) {
-  const Cubin cubin =
-      builder_(kernel, kernel.reduces ? name_of(dtype) : "", kernel.reduces ? name_of(redop) : "");
+namespace {
+
+// Loaded once in a process and kept: communicators come and go, and a graph may still hold the
+// code.
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::pair<CUcontext, std::string>, Kernels::Instance> instances;
+};
+Loaded& loaded() {
+  static auto* const kept = new Loaded;
+  return *kept;
+}
+
+Kernels::Instance load_module(const Cubin& cubin) {
   const Relaxed relaxed;
+  Kernels::Instance instance;
   CUmodule module = nullptr;
-  CUfunction function = nullptr;
-  int max_threads = 0;
   check(cuda().cuModuleLoadData(&module, cubin.code.data()), "cuModuleLoadData");
-  modules_.push_back(module);
-  check(cuda().cuModuleGetFunction(&function, module, cubin.symbol.c_str()), "cuModuleGetFunction");
-  check(cuda().cuFuncGetAttribute(&max_threads, kFunctionMaxThreads, function),
+  check(cuda().cuModuleGetFunction(&instance.function, module, cubin.symbol.c_str()),
+        "cuModuleGetFunction");
+  int max_threads = 0;
+  check(cuda().cuFuncGetAttribute(&max_threads, kFunctionMaxThreads, instance.function),
         "cuFuncGetAttribute");
+  instance.max_threads = static_cast<unsigned>(max_threads);
   CUdeviceptr unused = 0;
   size_t tiles = 0;  // told by the size of a variable: nothing has to be copied
   if (cuda().cuModuleGetGlobal(&unused, &tiles, module, "commlib_shared_tiles") == kCudaSuccess) {
-    instance->shared_tiles = static_cast<unsigned>(tiles);
-    check(cuda().cuFuncSetAttribute(function, kFunctionMaxDynamicSharedBytes,
+    instance.shared_tiles = static_cast<unsigned>(tiles);
+    check(cuda().cuFuncSetAttribute(instance.function, kFunctionMaxDynamicSharedBytes,
                                     static_cast<int>(tiles * kSlotBytes)),
           "cuFuncSetAttribute");
   }
-  instance->max_threads = static_cast<unsigned>(max_threads);
-  instance->function = function;
+  return instance;
+}
+
+}  // namespace
+
+void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance) {
+  const Cubin cubin =
+      builder_(kernel, kernel.reduces ? name_of(dtype) : "", kernel.reduces ? name_of(redop) : "");
+  CUcontext context = nullptr;
+  check(cuda().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  Loaded& kept = loaded();
+  const std::lock_guard<std::mutex> lock(kept.mutex);
+  const auto key = std::make_pair(context, std::string(name_of(kernel.op)) + " " + cubin.symbol);
+  auto it = kept.instances.find(key);
+  if (it == kept.instances.end()) it = kept.instances.emplace(key, load_module(cubin)).first;
+  *instance = it->second;
 }
 
 void Kernels::launch(const Instance& instance, const Job& job, const Moves& moves, unsigned blocks,

@@ -37,7 +37,6 @@ using Builder = std::function<Cubin(const Kernel&, const char* dtype, const char
 
 class Kernels {
  public:
-  ~Kernels();
   void set_builder(Builder builder) { builder_ = std::move(builder); }
   int add(Kernel kernel);
   const Kernel& at(int index) const { return entries_[index].kernel; }
@@ -68,7 +67,6 @@ class Kernels {
   void load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance);
 
   std::vector<Entry> entries_;
-  std::vector<CUmodule> modules_;
   Builder builder_;
 };
 

@@ -22,5 +22,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def nccl_ranks() -> Iterator[Ranks]:
-    with Ranks(min(GPUS, 4), backend="nccl", timeout_s=60.0, max_bytes=64 << 20, deadline_s=300.0) as ranks:
+    with Ranks(min(GPUS, 4), backend="nccl", timeout_s=60.0, max_bytes=64 << 20, deadline_s=100.0) as ranks:
         yield ranks

@@ -52,15 +52,19 @@ struct alignas(256) Control {
 
 // What a kernel that gave up tells the host; in host memory.
 struct Report {
-  u64 kind;  // 0 nothing; see Ending. Written last.
+  u64 kind;  // 0 nothing; an Ending, or what ended_by() gave. Written last.
   u64 peer;
   CallRecord mine;
   CallRecord theirs;
   u64 abort;  // written by the host: kernels leave
 };
 
-// by_peer is written into `ended` by the host of the rank that aborts.
 enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer };
+
+// What a rank writes into its peers' `ended`: who ended it, why, and whom it had waited for.
+COMMLIB_BOTH constexpr u64 ended_by(u64 rank, Ending why, u64 awaited) {
+  return static_cast<u64>(Ending::by_peer) | static_cast<u64>(why) << 8 | rank << 16 | awaited << 24;
+}
 
 struct Job {
   const u8* in;
@@ -72,6 +76,7 @@ struct Job {
   u64 what;
   u32 tile_bytes;  // of a stream's step, at most kSlotBytes
   int rank;
+  int world;
   int redop;
   u32 signature;  // of everything ranks must agree on in this call
 };

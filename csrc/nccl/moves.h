@@ -1,0 +1,69 @@
+// What each rank sends and takes in a collective that only moves, or that reduces blocks of any
+// length.
+#pragma once
+
+#include "commlib/call.h"
+#include "commlib/job.h"
+
+namespace commlib::nccl {
+
+inline Moves moves_of(const Call& call, int rank, int world) {
+  Moves m{};
+  const u64 block = call.bytes(), element = call.element();
+  u64 in_at = 0, out_at = 0;
+  m.longest = block;
+  for (int r = 0; r < world; ++r) {
+    const bool mine = r == rank, root = rank == call.root;
+    switch (call.op) {
+      case Op::all_to_all:
+        m.send_at[r] = m.take_at[r] = r * block;
+        m.send_bytes[r] = m.take_bytes[r] = block;
+        break;
+      case Op::all_gather:
+        m.take_at[r] = r * block;
+        m.send_bytes[r] = m.take_bytes[r] = block;
+        break;
+      case Op::broadcast:
+        m.send_bytes[r] = root && !mine ? block : 0;
+        m.take_bytes[r] = !root && r == call.root ? block : 0;
+        break;
+      case Op::gather:
+        m.send_bytes[r] = r == call.root ? block : 0;
+        m.take_at[r] = r * block;
+        m.take_bytes[r] = root ? block : 0;
+        break;
+      case Op::scatter:
+        m.send_at[r] = r * block;
+        m.send_bytes[r] = root ? block : 0;
+        m.take_bytes[r] = r == call.root ? block : 0;
+        break;
+      case Op::all_gatherv: {
+        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        m.send_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
+        m.take_at[r] = out_at;
+        m.take_bytes[r] = theirs;
+        out_at += theirs;
+        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        break;
+      }
+      case Op::reduce:
+        m.send_bytes[r] = r == call.root ? block : 0;
+        m.take_bytes[r] = root ? block : 0;
+        break;
+      case Op::reduce_scatterv: {
+        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        m.send_at[r] = in_at;
+        m.send_bytes[r] = theirs;
+        m.take_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
+        in_at += theirs;
+        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        break;
+      }
+      default:
+        break;
+    }
+  }
+  return m;
+}
+
+}  // namespace commlib::nccl
