@@ -129,11 +129,11 @@ class StreamWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the GPU has finished the call."""
-        return self._event.query()
+        return bool(self._event.query())
 
     def is_success(self) -> bool:
         """Whether it has finished; a failure shows in the communicator's next call or check()."""
-        return self._event.query()
+        return bool(self._event.query())
 
     def exception(self) -> BaseException | None:
         """Return None: failures show in the communicator's next call or check()."""

@@ -83,18 +83,30 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
   }
 }
 
+void Fault::look_at_copy() {
+  const u64 ended = static_cast<volatile Report*>(report_)->ended;
+  if ((ended & 0xff) != static_cast<u64>(Ending::by_peer)) return;
+  const char* kind = nullptr;
+  const std::string reason = reason_of_peer(ended, &kind);
+  end(kind, reason);
+}
+
 std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
   const uint64_t rank = ended >> 16 & 0xff, awaited = ended >> 24 & 0xff;
   *kind = "CommError";
   switch (static_cast<Ending>(ended >> 8 & 0xff)) {
     case Ending::timeout:
       *kind = "CommTimeout";
+      if (awaited == kNobody) {
+        return text("rank ", rank_, ": the communicator has ended, since a call of NCCL's did not ",
+                    "finish within ", timeout_s_, " s on rank ", rank);
+      }
       return text("rank ", rank_, ": the communicator has ended, since rank ", rank, " waited ",
                   timeout_s_, " s for rank ", awaited, ", which did not come in time");
     case Ending::mismatch:
-      return text("rank ", rank_, ": the communicator has ended, since rank ", rank,
-                  " found that rank ", awaited,
-                  " called something else; make the same calls on every rank");
+      return text("ranks disagree: rank ", rank, " found that rank ", awaited,
+                  " called something else, and told rank ", rank_,
+                  "; make the same calls with the same plan, dtype and size on every rank");
     default:
       return text("rank ", rank_, ": rank ", rank, " aborted the communicator");
   }

@@ -34,12 +34,9 @@ class Fault {
   void end(const char* kind, const std::string& text);
   // A peer's process is gone.
   void lost(int peer);
-  // A peer ended it: what it wrote into this rank's memory.
-  void ended_by_peer(uint64_t ended) {
-    const char* kind = nullptr;
-    const std::string reason = reason_of_peer(ended, &kind);
-    end(kind, reason);
-  }
+  // Where Control::ended is to be copied to; and what to make of it, once the copy is there.
+  u64* ended_copy() const { return &report_->ended; }
+  void look_at_copy();
   // No peer is watched or told any more.
   void close() { closed_ = true; }
 

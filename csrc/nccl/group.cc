@@ -269,9 +269,12 @@ void Group::tick() {
     vendor_.revoked = true;
     return;
   }
-  CUcaptureMode mode = kCaptureRelaxed;
-  cuda().cuThreadExchangeStreamCaptureMode(&mode);
+  const Relaxed relaxed;
   const ContextGuard guard(context_);
+  if (has_arena()) {
+    fault_.look_at_copy();  // of the last tick
+    fetch_ended();
+  }
   if (!vendor_.inside && !vendor_.pending && vendor_.calls != vendor_.watched) {
     if (capture_of(vendor_.stream) != 0) return;
     if (cuda().cuEventRecord(vendor_.event, vendor_.stream) != kCudaSuccess) return;
@@ -284,6 +287,7 @@ void Group::tick() {
   if ((vendor_.pending || vendor_.inside) && seconds() - vendor_.since > timeout_s_) {
     fault_.end("CommTimeout", text("rank ", rank_, ": ", vendor_.what, " did not finish within ",
                                    timeout_s_, " s; some rank did not make the call"));
+    tell_peers(Ending::timeout);
   }
 }
 
@@ -302,13 +306,10 @@ void Group::wait(CUstream stream) {
 void Group::inspect() {
   fault_.alive();
   if (has_arena()) {
-    u64 ended = 0;
     const Relaxed relaxed;
-    const auto from = arena_->base() + offsetof(Control, ended);
-    check(cuda().cuMemcpyDtoHAsync(&ended, device_pointer(from), sizeof(ended), own_stream_),
-          "cuMemcpyDtoHAsync");
+    fetch_ended();
     check(cuda().cuStreamSynchronize(own_stream_), "cuStreamSynchronize");
-    if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) fault_.ended_by_peer(ended);
+    fault_.look_at_copy();
   }
   ncclResult_t async = ncclSuccess;
   if (nccl().ncclCommGetAsyncError(comm_, &async) == ncclSuccess && async != ncclSuccess &&
@@ -323,15 +324,24 @@ void Group::inspect() {
 void Group::abort(const std::string& why) {
   if (fault_.over()) return;
   fault_.end("CommError", why);
+  tell_peers(Ending::aborted);
+}
+
+void Group::tell_peers(Ending why) {
   if (!has_arena()) return;
   const Relaxed relaxed;
-  const u64 ended = ended_by(static_cast<u64>(rank_), Ending::aborted, 0);
+  const u64 ended = ended_by(static_cast<u64>(rank_), why, kNobody);
   for (int r = 0; r < world_; ++r) {
     const auto to = arena_->peer(r) + offsetof(Control, ended);
     if (r != rank_)
       cuda().cuMemcpyHtoDAsync(device_pointer(to), &ended, sizeof(ended), own_stream_);
   }
   cuda().cuStreamSynchronize(own_stream_);
+}
+
+void Group::fetch_ended() {
+  const auto from = arena_->base() + offsetof(Control, ended);
+  cuda().cuMemcpyDtoHAsync(fault_.ended_copy(), device_pointer(from), sizeof(u64), own_stream_);
 }
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.

@@ -97,6 +97,9 @@ class Group {
   void vendor(const Call& call, int algorithm, CUstream stream, bool capturing);
   uint64_t capture_of(CUstream stream) const;
   void tick();
+  // Writes into every peer's memory that this rank has ended it, and why.
+  void tell_peers(Ending why);
+  void fetch_ended();
 
   int rank_;
   int world_;

@@ -57,9 +57,12 @@ struct Report {
   CallRecord mine;
   CallRecord theirs;
   u64 abort;  // written by the host: kernels leave
+  u64 ended;  // copy of Control::ended, fetched now and then: what peers wrote
 };
 
 enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer };
+
+constexpr u64 kNobody = 0xff;
 
 // What a rank writes into its peers' `ended`: who ended it, why, and whom it had waited for.
 COMMLIB_BOTH constexpr u64 ended_by(u64 rank, Ending why, u64 awaited) {
