@@ -262,9 +262,9 @@ def test_a_late_rank_is_named_in_a_replayed_graph_too(mortal: Ranks) -> None:
         assert heard[0].startswith(f"CommTimeout: rank {rank}: "), heard[0]
         assert f"waited 1 s for rank {len(others)}, which did not come" in heard[0]
         assert heard[1] == heard[0]
+        assert spent < PATIENCE_S
     what = f"all_reduce float32 sum by lsa_ll128_oneshot of {4 * COUNT} bytes (call 3)"
     assert any(what in heard[0] for heard, _ in others), others
-        assert spent < PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,8 @@ def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: st
     answers = mortal.run(disagree, how)
     odd = mortal.size - 1
     if how == "nothing":
-        assert answers.pop() == ""  # it made no call, so nothing went wrong there
+        last = answers.pop()  # it made no call, and may have heard of the others by now
+        assert last == "" or last.startswith("CommTimeout: ")
     assert all(answer.startswith(("CommError: ", "CommTimeout: ")) for answer in answers), answers
     assert any(f"rank {rank}" in text and f"rank {odd}" in text for rank, text in enumerate(answers[:odd])), answers
     if how in ("dtype", "size", "large size", "reduction", "root"):
