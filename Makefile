@@ -4,7 +4,7 @@ ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test 
 MODE ?=         # --cpu or --gpu; found out when empty
 
 bin := .venv/bin
-native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc')
+native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
 .PHONY: help setup bench test sanitize lint format docs clean
 

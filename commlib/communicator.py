@@ -319,7 +319,7 @@ class Communicator:
         self._backend.close()
         # The entry points hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._all_reduce = self._all_reduce_into = dict.fromkeys(REDOPS, _closed_entry)
-        self._send = self._recv = _closed_entry
+        self._send = self._recv = self._enqueue_barrier = _closed_entry
         self._entries = self._raw = dict.fromkeys(self._entries, _closed_entry)
         self._lanes.close()
         self._world.close()

@@ -146,10 +146,9 @@ def modules_of(collective):
 
 
 def files_of(collective, algorithm):
-    # A GPU algorithm is device code; every other native one is C++.
-    suffix = ".cu" if algorithm.backend == "nccl" else ".cc"
+    # On GPUs an algorithm is device code, or calls of NCCL's in C++.
     folders = [ROOT / "csrc/collectives" / stem for stem in sorted(stems_of(collective))]
-    return [folder / f"{algorithm.name}{suffix}" for folder in folders]
+    return [folder / f"{algorithm.name}{suffix}" for folder in folders for suffix in (".cc", ".cu")]
 
 
 def test_a_collective_has_its_module():

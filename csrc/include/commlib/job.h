@@ -26,10 +26,10 @@ constexpr int kMaxPeers = 8;        // ranks that kernels serve
 constexpr int kChannels = 2048;     // warps of a grid that moves packets
 constexpr u32 kPacketBytes = 2048;  // of one channel's slot from one source, in each of two halves
 constexpr int kStreamBlocks = 132;
-constexpr u32 kSlotBytes = 16384;  // room for what a block moves to one peer in one step
-constexpr int kDepth = 3;           // steps that a block pushes ahead of what it takes
+constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
+constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/stream.cuh
-constexpr int kStages = 2;         // a stream's scatter and gather slots
+constexpr int kStages = 2;              // a stream's scatter and gather slots
 constexpr int kSignatureBits = 16;
 
 // The call a rank waits in, for the error message of a peer that waits for it.
@@ -66,7 +66,8 @@ constexpr u64 kNobody = 0xff;
 
 // What a rank writes into its peers' `ended`: who ended it, why, and whom it had waited for.
 COMMLIB_BOTH constexpr u64 ended_by(u64 rank, Ending why, u64 awaited) {
-  return static_cast<u64>(Ending::by_peer) | static_cast<u64>(why) << 8 | rank << 16 | awaited << 24;
+  return static_cast<u64>(Ending::by_peer) | static_cast<u64>(why) << 8 | rank << 16 |
+         awaited << 24;
 }
 
 struct Job {
