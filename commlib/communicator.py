@@ -312,11 +312,18 @@ class Communicator:
         self._backend.abort(why or f"rank {self.rank} aborted the communicator")
 
     def close(self) -> None:
-        """Release everything this rank holds; twice is fine, and it never waits."""
+        """Release everything this rank holds; twice is fine. On GPUs all ranks close together, or some seconds pass."""
+        self._end(self._backend.close)
+
+    def leave(self) -> None:
+        """As close(), when the process ends: nothing may be started or waited for any more."""
+        self._end(self._backend.leave)
+
+    def _end(self, end: Callable[[], None]) -> None:
         if self._closed:
             return
         self._closed = True
-        self._backend.close()
+        end()
         # The entry points hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._all_reduce = self._all_reduce_into = dict.fromkeys(REDOPS, _closed_entry)
         self._send = self._recv = self._enqueue_barrier = _closed_entry

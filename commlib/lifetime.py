@@ -22,7 +22,7 @@ def watch(communicator: Communicator) -> None:
 def _close_all() -> None:
     """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
     for communicator in list(_LIVE):
-        communicator.close()
+        communicator.leave()
 
 
 def _forget_all() -> None:

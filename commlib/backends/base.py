@@ -62,7 +62,11 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; never waits."""
+        """Release everything; what a peer does or does not do delays it by seconds at most."""
+
+    def leave(self) -> None:
+        """Tell the peers that this process ends; what it holds goes with it."""
+        self.close()
 
     def abandon(self) -> None:
         """Forget everything without telling the peers: what a forked child does with its parent's."""

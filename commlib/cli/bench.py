@@ -52,7 +52,7 @@ def _size(*names: str, default: str | None, text: str) -> Callable[[Any], Any]:
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed iterations before.")
 @click.option("--time", "seconds", default=60.0, show_default=True, help="Seconds to measure for, about.")
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare every value.")
-@click.option("--backend", default="auto", show_default=True, help="auto, shm or torch.")
+@click.option("--backend", default="auto", show_default=True, help="auto, nccl, shm or torch.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write the JSON there.")

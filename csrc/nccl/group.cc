@@ -205,6 +205,10 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
   const Elements elements(call);
   const auto& instance = kernels_.get(choice.algorithm, elements.dtype, elements.redop);
   const unsigned threads = std::min(choice.shape.threads, instance.max_threads);
+  if (instance.shared_tiles > 0 && threads < kStreamLeastThreads) {
+    fail("ValueError", "the plan gives ", kernels_.at(choice.algorithm).name, " ", threads,
+         " threads; it needs ", kStreamLeastThreads, " or more, three warps of them helpers");
+  }
   Job job = job_;
   job.in = call.in;
   job.out = call.out;
