@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -31,14 +30,17 @@ _LOG = logging.getLogger("commlib")
 
 def init(
     *,
-    backend: str = "auto",
+    backend: Any = "auto",
     bootstrap: Any = "auto",
     plan: str | os.PathLike[str] | Plan = "auto",
     timeout_s: float | None = None,
     max_bytes: int | None = None,
     checked: bool | None = None,
 ) -> Communicator:
-    """Join the ranks this process was started with; without a launcher, make a world of one."""
+    """Join the ranks this process was started with; without a launcher, make a world of one.
+
+    `backend` is a name, or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's, an address.
+    """
     wait_s = env.TIMEOUT_S.get() if timeout_s is None else timeout_s
     world = connect(bootstrap, timeout_s=wait_s)
     try:
@@ -83,7 +85,7 @@ class Communicator:
         cls,
         world: World,
         *,
-        backend: str = "auto",
+        backend: Any = "auto",
         plan: str | os.PathLike[str] | Plan = "auto",
         timeout_s: float | None = None,
         max_bytes: int | None = None,
@@ -94,8 +96,9 @@ class Communicator:
             timeout_s=env.TIMEOUT_S.get() if timeout_s is None else timeout_s,
             max_bytes=env.MAX_BYTES.get() if max_bytes is None else max_bytes,
             checked=env.CHECK.get() if checked is None else checked,
+            nccl_comm=None if isinstance(backend, str) else backend,
         )
-        name = env.BACKEND.get() if backend == "auto" else backend
+        name = env.BACKEND.get() if backend == "auto" else backend if isinstance(backend, str) else "nccl"
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)
@@ -296,8 +299,7 @@ class Communicator:
             return None
         members = sorted((r for r in range(self.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
         world = Subworld(self, members)
-        options = self._options
-        made = Communicator.create(world, backend=self.backend, plan=self.plan, **asdict(options))
+        made = Communicator.create(world, backend=self.backend, plan=self.plan, **self._options.shared)
         world.carried_by(made)
         return made
 

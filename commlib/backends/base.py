@@ -21,6 +21,12 @@ class Options:
     timeout_s: float
     max_bytes: int
     checked: bool
+    nccl_comm: Any = None  # to run on instead of one of our own: nccl4py's, a torch group's, an address
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What a split takes over: all but the communicator of NCCL, which is of these ranks."""
+        return {"timeout_s": self.timeout_s, "max_bytes": self.max_bytes, "checked": self.checked}
 
 
 class Backend(ABC):

@@ -45,8 +45,10 @@ class NcclBackend(Backend):
         self.device = _pick_device(world, options.timeout_s)
         major, minor = torch.cuda.get_device_capability(self.device)
         self._arch = f"sm_{major}{minor}"
-        given = getattr(world, "nccl_comm", None)
-        self.control = Control.create(world, options.timeout_s) if given is None else given
+        given = options.nccl_comm
+        self.control = (
+            Control.create(world, options.timeout_s) if given is None else _adopt(world, given, options.timeout_s)
+        )
         self.features = self.control.features()
         native.hint_nccl(self.control.library)
         self._group = native.open_nccl(
@@ -216,6 +218,23 @@ class NcclBackend(Backend):
     def abandon(self) -> None:
         """Leave the parent's GPU alone."""
         self._group.abandon()
+
+
+def _adopt(world: World, given: Any, timeout_s: float) -> Control:
+    """Run on the caller's communicator, if it is one of these very ranks; ending it stays the caller's."""
+    control, failure = None, ""
+    try:
+        control = Control.adopt(given, timeout_s)
+        if (control.rank, control.size) != (world.rank, world.size):
+            failure = f"it is rank {control.rank} of {control.size} in the NCCL communicator"
+    except (CommError, TypeError, ValueError) as error:
+        failure = str(error)
+    replies = [reply.decode() for reply in world.all_gather(failure.encode(), timeout_s)]
+    for rank, reply in enumerate(replies):
+        if reply:
+            raise ValueError(f"rank {rank} of {world.size} cannot use the NCCL communicator it was given: {reply}")
+    assert control is not None
+    return control
 
 
 def _pick_device(world: World, timeout_s: float) -> torch.device:

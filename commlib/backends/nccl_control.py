@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -141,6 +141,23 @@ class Control:
         except CommError:
             return False
         return True
+
+
+class Here(NamedTuple):
+    """nccl4py's version, and the features of the NCCL that it drives."""
+
+    version: str
+    features: dict[str, str]
+
+
+def nccl4py_here() -> Here:
+    """Look at the control plane without making anything; Unsupported says what is missing."""
+    core = _core()
+    library = core.get_version().libnccl
+    major, minor, patch = library.version.release
+    exports = ctypes.CDLL(str(library.path))
+    version = major * 10000 + minor * 100 + patch
+    return Here(core.__version__, capabilities(version, partial(hasattr, exports)))
 
 
 def _core() -> Any:

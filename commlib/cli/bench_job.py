@@ -15,7 +15,7 @@ from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered, reducible
 from commlib.errors import Unsupported
 from commlib.plan import Explanation, Plan
-from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain, public_call
+from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -122,7 +122,7 @@ class Bench:
             from commlib.cli import torch_peer
 
             lines.append(Line("torch", "plain", False, {}))
-            candidates += [torch_peer.candidate(collective, place) for place in places]
+            candidates += [torch_peer.candidate(collective, place, plain_on(self.comm.device)) for place in places]
         results = measure(self.comm, collective, call, ordered, candidates, protocol)
         for line, of_line in zip(lines, _chunks(results, len(places)), strict=True):
             line.found.update(zip(places, of_line, strict=True))
@@ -157,7 +157,7 @@ class Bench:
             if self.twin.plan is not plan:
                 self.twin.use(plan)
 
-        empty = self._symmetric if algorithm.placement == "symmetric" else plain
+        empty = self._symmetric if algorithm.placement == "symmetric" else plain_on(self.comm.device)
         return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
     def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commlib.cli.checks import LIBRARIES, Finding
+from commlib.errors import CommError
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def report() -> None:
     """Print one finding per line, each before the next is tried: what is not there is what crashed."""
-    for topic, check in zip(LIBRARIES, (_torch, _tvm_ffi, _native, _gpu, _nccl), strict=True):
+    for topic, check in zip(LIBRARIES, (_torch, _tvm_ffi, _native, _gpu, _nccl, _gpu_backend), strict=True):
         try:
             finding = check()
         except Exception as error:
@@ -94,6 +95,24 @@ def _nccl() -> Finding:
         major, minor, patch = code.value // 10000, code.value // 100 % 100, code.value % 100
         return Finding("nccl", "ok", f"{major}.{minor}.{patch} ({path})")
     return Finding("nccl", "missing", "no libnccl.so.2; only needed with GPUs", "CUDA torch brings it along")
+
+
+def _gpu_backend() -> Finding:
+    """What backend "nccl" needs beside a GPU and NCCL, and which of NCCL's features are off."""
+    import torch
+
+    from commlib import jit
+    from commlib.backends.nccl_control import nccl4py_here
+
+    if not torch.cuda.is_available():
+        return Finding("gpu backend", "missing", "no GPU: ranks use shared memory")
+    try:
+        control, compiler = nccl4py_here(), jit.compiler().name
+    except CommError as error:
+        return Finding("gpu backend", "broken", str(error), 'pip install "commlib[gpu]"')
+    off = [f"{feature} ({reason})" for feature, reason in control.features.items() if reason]
+    detail = f"nccl4py {control.version}, kernels by {compiler} into {jit.cache_dir()}"
+    return Finding("gpu backend", "ok", detail, f"off: {'; '.join(off)}" if off else "")
 
 
 def _nccl_candidates() -> Iterator[str]:

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.timing import Candidate, Prepare, Run
+from commlib.timing import Candidate, Empty, Prepare, Run
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -40,14 +40,15 @@ def start(comm: Communicator) -> None:
     if dist.is_initialized():
         return
     store, port = None, 0
-    address = "127.0.0.1" if comm.backend == "shm" else socket.gethostbyname(socket.gethostname())
+    address = "127.0.0.1" if comm.backend in ("shm", "nccl") else socket.gethostbyname(socket.gethostname())
     if comm.rank == 0:
         store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         port = store.port
     address, port = comm.broadcast_object((address, port), 0)
     if store is None:
         store = TCPStore(address, port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.size)
+    engine = "nccl" if comm.device.type == "cuda" else "gloo"
+    dist.init_process_group(engine, store=store, rank=comm.rank, world_size=comm.size)
 
 
 def stop() -> None:
@@ -56,9 +57,9 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def candidate(collective: Collective, in_place: bool) -> Candidate:
+def candidate(collective: Collective, in_place: bool, empty: Empty) -> Candidate:
     """Return the candidate that makes this call through torch.distributed."""
-    return Candidate("torch", _refusing(collective, CALLS.get(collective.name)), in_place)
+    return Candidate("torch", _refusing(collective, CALLS.get(collective.name)), in_place, empty)
 
 
 def _refusing(collective: Collective, make: Prepare | None) -> Prepare:
@@ -68,7 +69,7 @@ def _refusing(collective: Collective, make: Prepare | None) -> Prepare:
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         reason = refuses(call.dtype, call.redop, call.size)
         if make is None:
-            reason = f"torch.distributed with gloo has no {collective.name}"
+            reason = f"torch.distributed with {dist.get_backend()} has no {collective.name}"
         if reason or make is None:
             raise Unsupported(reason or "")
         return make(x, out, call)
@@ -113,7 +114,7 @@ def _reduce_scatter(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 def _all_to_all(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
     if out is x:
-        raise Unsupported("torch.distributed has no in-place all_to_all")
+        raise Unsupported("torch.distributed with {dist.get_backend()} has no in-place all_to_all")
     return partial(dist.all_to_all_single, out, x)
 
 

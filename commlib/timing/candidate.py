@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,18 @@ Run = Callable[[], object]
 Prepare = Callable[[torch.Tensor, torch.Tensor, "Call"], Run]
 
 
+Empty = Callable[[int, torch.dtype], torch.Tensor]
+
+
 def plain(elements: int, dtype: torch.dtype) -> torch.Tensor:
     """Allocate what a program that knows nothing of commlib would pass."""
     return torch.empty(elements, dtype=dtype)
+
+
+@cache
+def plain_on(device: torch.device) -> Empty:
+    """Return the same for a device; one function for each, so that candidates share their tensors."""
+    return plain if device.type == "cpu" else lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Candidate:
     label: str
     prepare: Prepare
     in_place: bool = False
-    empty: Callable[[int, torch.dtype], torch.Tensor] = plain
+    empty: Empty = plain
     enter: Callable[[], object] = lambda: None
 
 

@@ -201,6 +201,8 @@ def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
     start = time.perf_counter()
     for run in runs:
         run()
+    if comm.device.type == "cuda":
+        torch.cuda.synchronize(comm.device)  # a call returns when it is enqueued; the figure is of the data's arrival
     return time.perf_counter() - start
 
 

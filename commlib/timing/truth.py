@@ -32,7 +32,7 @@ class Truth:
         run()
         if self.expected is None:
             return 0
-        return int((_bits(out) != _bits(self.expected.view(-1))).count_nonzero())
+        return int((_bits(out) != _bits(self.expected.view(-1).to(out.device))).count_nonzero())
 
 
 def _values(elements: int, call: Call) -> torch.Tensor:

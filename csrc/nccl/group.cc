@@ -238,7 +238,9 @@ void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {
     const std::lock_guard<std::mutex> lock(vendor_.mutex);
     vendor_.used = vendor_.inside = true;
     if (!vendor_.pending) vendor_.since = seconds();
-    vendor_.what = text(name_of(call.op), " of ", call.bytes(), " bytes by ", chosen.name);
+    vendor_.op = call.op;
+    vendor_.bytes = call.bytes();
+    vendor_.name = chosen.name;
   }
   const auto leave = [&](bool made) {
     const std::lock_guard<std::mutex> lock(vendor_.mutex);
@@ -289,7 +291,8 @@ void Group::tick() {
   if (vendor_.pending && cuda().cuEventQuery(vendor_.event) != kCudaErrorNotReady)
     vendor_.pending = false;
   if ((vendor_.pending || vendor_.inside) && seconds() - vendor_.since > timeout_s_) {
-    fault_.end("CommTimeout", text("rank ", rank_, ": ", vendor_.what, " did not finish within ",
+    fault_.end("CommTimeout", text("rank ", rank_, ": ", name_of(vendor_.op), " of ", vendor_.bytes,
+                                   " bytes by ", vendor_.name, " did not finish within ",
                                    timeout_s_, " s; some rank did not make the call"));
     tell_peers(Ending::timeout);
   }

@@ -128,7 +128,9 @@ class Group {
     bool inside = false;  // a call is being made: it may wait for a peer to connect
     double since = 0;     // inside, or pending
     CUstream stream = nullptr;
-    std::string what;
+    Op op = Op::barrier;  // of the newest call, for its error
+    size_t bytes = 0;
+    const char* name = "";
     uint64_t watched = 0;  // calls that are known to be over, or are pending
     bool pending = false;
     CUevent event = nullptr;
