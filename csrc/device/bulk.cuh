@@ -125,13 +125,15 @@ class Bulk {
     const u64 items = steps * kItems;
     u64 step = 0, flagged = 0;
     int k = 0;
-    const auto load = [&](u64 q) {
-      const u64 i = q / kItems;
-      bulk_load(ring(q), from(i, static_cast<int>(q % kItems) + 1), bytes(i),
-                &board_->full[q % kRing]);
+    u64 q = 0, asked = 0;  // items taken out of the ring, items on their way into it
+    const auto load = [&] {
+      const u64 i = asked / kItems;
+      bulk_load(ring(asked), from(i, static_cast<int>(asked % kItems) + 1), bytes(i),
+                &board_->full[asked % kRing]);
+      ++asked;
     };
-    for (u64 q = 0; q < kRing - 1 && q < items; ++q) load(q);
-    for (u64 q = 0; q < items; ++q) {
+    while (asked < kRing - 1 && asked < items) load();
+    for (; q < items; ++q) {
       if (k == 0 && step > kDepth) {
         const u64 turn = step - kDepth - 1;
         // Nothing to send yet: what was sent can be posted at once.
@@ -142,7 +144,7 @@ class Bulk {
         }
         if (!await_turn(turn)) break;
       }
-      await_load(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
+      await_item(q);
       if (k == kItems - 1) publish(&board_->loaded, step + 1);
 #pragma unroll
       for (int p = 1; p < N; ++p) {
@@ -151,9 +153,9 @@ class Bulk {
                    bytes(step));
       }
       bulk_commit();
-      if (q + kRing - 1 < items) {
+      if (asked < items) {
         await_read<1>();
-        load(q + kRing - 1);
+        load();
       }
       if (++k < kItems) continue;
       k = 0;
@@ -164,6 +166,8 @@ class Bulk {
       }
       ++step;
     }
+    // No copy may outlive the block whose memory it uses.
+    for (; q < asked; ++q) await_item(q);
     await_written<0>();
     if (step == steps && flagged < steps) stream_.flag_step(kScatter, steps - 1);
   }
@@ -212,6 +216,9 @@ class Bulk {
 
  private:
   __device__ __forceinline__ u8* ring(u64 q) const { return shared_ + q % kRing * job_.tile_bytes; }
+  __device__ __forceinline__ void await_item(u64 q) const {
+    await_load(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
+  }
   __device__ __forceinline__ void arrive(u32* counter) const {
     __threadfence_block();
     __syncwarp();
