@@ -14,7 +14,7 @@ def commlib(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_bench_measures_gpus_and_finds_nothing_wrong() -> None:
-    done = commlib("bench", "all_reduce", "-n", "2", "-b", "1K", "-e", "64K", "--seconds", "5", "--format", "json")
+    done = commlib("bench", "all_reduce", "-n", "2", "-b", "1K", "-e", "64K", "--time", "5", "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["config"]["backend"] == "nccl"
