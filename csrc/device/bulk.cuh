@@ -258,4 +258,28 @@ class Bulk {
   u8* shared_;
 };
 
+// The whole of a stream kernel. For tensors that are `plain`: `by_bulk(stream, bulk)`, or where the
+// GPU has no such engine each mover does `by_pairs(stream)`; for others `by_bytes(stream)`.
+template <int N, class ByBulk, class ByPairs, class ByBytes>
+__device__ __forceinline__ void run_stream(const Job& job, u64 steps, int stages, bool plain,
+                                           ByBulk by_bulk, ByPairs by_pairs, ByBytes by_bytes) {
+  extern __shared__ __align__(128) u8 shared[];
+  __shared__ StreamBoard board;
+  __shared__ BulkBoard bulk_board;
+  Stream<N> stream(job, &board);
+  if (steps == 0) return;
+  if (kHasBulk && plain) {
+    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    by_bulk(stream, bulk);
+    return;
+  }
+  stream.run(steps, stages, [&] {
+    if (plain) {
+      by_pairs(stream);
+    } else {
+      by_bytes(stream);
+    }
+  });
+}
+
 }  // namespace commlib

@@ -82,24 +82,12 @@ __device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const
 
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
-  extern __shared__ __align__(128) u8 shared[];
-  __shared__ StreamBoard board;
-  __shared__ BulkBoard bulk_board;
-  Stream<N> stream(job, &board);
   const Tiles tiles{((job.bytes + N - 1) / N + 15) / 16 * 16, job.tile_bytes};
-  if (tiles.steps() == 0) return;
-  if (kHasBulk && plain(job, job.bytes) && tiles.bytes * N == job.bytes) {
-    Bulk<N> bulk(stream, job, &bulk_board, shared);
-    run_bulk<T, Op>(stream, bulk, job, tiles);
-    return;
-  }
-  stream.run(tiles.steps(), 2, [&] {
-    if (plain(job, job.bytes) && tiles.bytes * N == job.bytes) {
-      move<true, T, Op>(stream, job, tiles);
-    } else {
-      move<false, T, Op>(stream, job, tiles);
-    }
-  });
+  run_stream<N>(
+      job, tiles.steps(), 2, plain(job, job.bytes) && tiles.bytes * N == job.bytes,
+      [&](Stream<N>& stream, Bulk<N>& bulk) { run_bulk<T, Op>(stream, bulk, job, tiles); },
+      [&](const Stream<N>& stream) { move<true, T, Op>(stream, job, tiles); },
+      [&](const Stream<N>& stream) { move<false, T, Op>(stream, job, tiles); });
 }
 
 }  // namespace commlib

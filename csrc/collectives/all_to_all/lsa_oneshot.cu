@@ -53,23 +53,12 @@ __device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const
 
 template <int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
-  extern __shared__ __align__(128) u8 shared[];
-  __shared__ StreamBoard board;
-  __shared__ BulkBoard bulk_board;
-  Stream<N> stream(job, &board);
   const Tiles tiles{job.bytes, job.tile_bytes};
-  if (kHasBulk && plain(job, job.bytes)) {
-    Bulk<N> bulk(stream, job, &bulk_board, shared);
-    run_bulk(stream, bulk, job, tiles);
-    return;
-  }
-  stream.run(tiles.steps(), 1, [&] {
-    if (plain(job, job.bytes)) {
-      move<true>(stream, job, tiles);
-    } else {
-      move<false>(stream, job, tiles);
-    }
-  });
+  run_stream<N>(
+      job, tiles.steps(), 1, plain(job, job.bytes),
+      [&](Stream<N>& stream, Bulk<N>& bulk) { run_bulk(stream, bulk, job, tiles); },
+      [&](const Stream<N>& stream) { move<true>(stream, job, tiles); },
+      [&](const Stream<N>& stream) { move<false>(stream, job, tiles); });
 }
 
 }  // namespace commlib
