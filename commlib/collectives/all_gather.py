@@ -60,6 +60,7 @@ ALL_GATHER = Collective(
     in_place=lambda call, whole: (whole[call.rank * call.count : (call.rank + 1) * call.count], whole),
     algorithms=(
         *_ALGORITHMS,
+        Algorithm("nccl_staged", "nccl"),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
         Algorithm("lsa_ll_oneshot", "nccl"),
         Algorithm("lsa_ll128_oneshot", "nccl"),

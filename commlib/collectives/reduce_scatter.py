@@ -56,6 +56,7 @@ REDUCE_SCATTER = Collective(
     in_place=lambda call, whole: (whole, whole[call.rank * call.count : (call.rank + 1) * call.count]),
     algorithms=(
         *_ALGORITHMS,
+        Algorithm("nccl_staged", "nccl", ordered=False, refuses=refuses_nccl),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
         Algorithm("lsa_ll_oneshot", "nccl"),
         Algorithm("lsa_ll128_oneshot", "nccl"),

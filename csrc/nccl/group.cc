@@ -150,7 +150,7 @@ const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmet
     // The symmetric table only says where zero-copy pays; everywhere else the plain choice stands.
     const Choice* zero_copy = plan.find(call.op, true, call.dtype, call.redop, bytes);
     const bool vendor = zero_copy && zero_copy->algorithm >= kVendor;
-    if (vendor && algorithm(zero_copy->algorithm).symmetric) return zero_copy;
+    if (vendor && algorithm(zero_copy->algorithm).needs == Needs::symmetric) return zero_copy;
   }
   return plan.find(call.op, false, call.dtype, call.redop, bytes);
 }
@@ -232,7 +232,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
 
 void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {
   const Algorithm& chosen = algorithm(id);
-  if (chosen.symmetric && !has_arena())
+  if (chosen.needs != Needs::nothing && !has_arena())
     fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
   {
     const std::lock_guard<std::mutex> lock(vendor_.mutex);

@@ -140,18 +140,24 @@ class Group {
 
 // NCCL's own algorithms: one file csrc/collectives/<collective>/<name>.cc each, which ends with
 // COMMLIB_NCCL_ALGORITHM; commlib/collectives/<collective>.py lists the same name.
+enum class Needs {
+  nothing,
+  staging,
+  symmetric
+};  // memory of the arena: some, or every tensor in it
+
 struct Algorithm {
   Op op;
   const char* name;
-  bool symmetric;  // needs every tensor in the arena
+  Needs needs;
   void (*run)(Group&, const Call&, CUstream);
 };
 int register_algorithm(const Algorithm& algorithm);
 const Algorithm& algorithm(int id);
 int find_algorithm(Op op, const char* name);  // -1: none
 
-#define COMMLIB_NCCL_ALGORITHM(op, name, symmetric, function)       \
+#define COMMLIB_NCCL_ALGORITHM(op, name, needs, function)           \
   [[maybe_unused]] static const int nccl_registered_##op##_##name = \
-      ::commlib::nccl::register_algorithm({::commlib::Op::op, #name, symmetric, function})
+      ::commlib::nccl::register_algorithm({::commlib::Op::op, #name, Needs::needs, function})
 
 }  // namespace commlib::nccl

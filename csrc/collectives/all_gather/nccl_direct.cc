@@ -26,7 +26,7 @@ void all_gatherv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_gather, nccl_direct, false, all_gather);
-COMMLIB_NCCL_ALGORITHM(all_gatherv, nccl_direct, false, all_gatherv);
+COMMLIB_NCCL_ALGORITHM(all_gather, nccl_direct, nothing, all_gather);
+COMMLIB_NCCL_ALGORITHM(all_gatherv, nccl_direct, nothing, all_gatherv);
 
 }  // namespace commlib::nccl

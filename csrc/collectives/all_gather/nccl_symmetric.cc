@@ -15,6 +15,6 @@ void all_gather(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_gather, nccl_symmetric, true, all_gather);
+COMMLIB_NCCL_ALGORITHM(all_gather, nccl_symmetric, symmetric, all_gather);
 
 }  // namespace commlib::nccl

@@ -13,6 +13,6 @@ void all_reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_direct, false, all_reduce);
+COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_direct, nothing, all_reduce);
 
 }  // namespace commlib::nccl

@@ -16,6 +16,6 @@ void all_reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_symmetric, true, all_reduce);
+COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_symmetric, symmetric, all_reduce);
 
 }  // namespace commlib::nccl

@@ -37,7 +37,7 @@ void all_to_allv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_to_all, nccl_direct, false, all_to_all);
-COMMLIB_NCCL_ALGORITHM(all_to_allv, nccl_direct, false, all_to_allv);
+COMMLIB_NCCL_ALGORITHM(all_to_all, nccl_direct, nothing, all_to_all);
+COMMLIB_NCCL_ALGORITHM(all_to_allv, nccl_direct, nothing, all_to_allv);
 
 }  // namespace commlib::nccl

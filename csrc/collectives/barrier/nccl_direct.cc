@@ -13,6 +13,6 @@ void barrier(Group& group, const Call&, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(barrier, nccl_direct, false, barrier);
+COMMLIB_NCCL_ALGORITHM(barrier, nccl_direct, nothing, barrier);
 
 }  // namespace commlib::nccl

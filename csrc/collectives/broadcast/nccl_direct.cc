@@ -13,6 +13,6 @@ void broadcast(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(broadcast, nccl_direct, false, broadcast);
+COMMLIB_NCCL_ALGORITHM(broadcast, nccl_direct, nothing, broadcast);
 
 }  // namespace commlib::nccl

@@ -18,6 +18,6 @@ void gather(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(gather, nccl_direct, false, gather);
+COMMLIB_NCCL_ALGORITHM(gather, nccl_direct, nothing, gather);
 
 }  // namespace commlib::nccl

@@ -14,6 +14,6 @@ void reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce, nccl_direct, false, reduce);
+COMMLIB_NCCL_ALGORITHM(reduce, nccl_direct, nothing, reduce);
 
 }  // namespace commlib::nccl

@@ -28,7 +28,7 @@ void reduce_scatterv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_direct, false, reduce_scatter);
-COMMLIB_NCCL_ALGORITHM(reduce_scatterv, nccl_direct, false, reduce_scatterv);
+COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_direct, nothing, reduce_scatter);
+COMMLIB_NCCL_ALGORITHM(reduce_scatterv, nccl_direct, nothing, reduce_scatterv);
 
 }  // namespace commlib::nccl

@@ -16,6 +16,6 @@ void reduce_scatter(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_symmetric, true, reduce_scatter);
+COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_symmetric, symmetric, reduce_scatter);
 
 }  // namespace commlib::nccl

@@ -17,6 +17,6 @@ void scatter(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(scatter, nccl_direct, false, scatter);
+COMMLIB_NCCL_ALGORITHM(scatter, nccl_direct, nothing, scatter);
 
 }  // namespace commlib::nccl

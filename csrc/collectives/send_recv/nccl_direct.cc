@@ -17,6 +17,6 @@ void send_recv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(send_recv, nccl_direct, false, send_recv);
+COMMLIB_NCCL_ALGORITHM(send_recv, nccl_direct, nothing, send_recv);
 
 }  // namespace commlib::nccl
