@@ -98,7 +98,7 @@ class Communicator:
             checked=env.CHECK.get() if checked is None else checked,
             nccl_comm=None if isinstance(backend, str) else backend,
         )
-        name = env.BACKEND.get() if backend == "auto" else backend if isinstance(backend, str) else "nccl"
+        name = env.BACKEND.get() if backend == "auto" else backend if options.nccl_comm is None else "nccl"
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)

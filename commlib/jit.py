@@ -22,6 +22,7 @@ from commlib.errors import BuildFailed
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _CHECKSUM_BYTES = 32
+_NVCC_S = 300.0  # a kernel takes seconds
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _find_nvcc() -> Compiler:
     nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         raise FileNotFoundError("nvcc is neither on PATH nor in /usr/local/cuda/bin")
-    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
     version = re.search(r"\bV([\d.]+)", said)
     return Compiler(f"nvcc {version[1] if version else said}", partial(_run_nvcc, nvcc))
 
@@ -171,7 +172,10 @@ def _run_nvcc(nvcc: str, text: str, options: list[str]) -> tuple[bytes, str]:
         source, target = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         source.write_text(text, encoding="utf-8")
         command = [nvcc, *options, "--cubin", f"--output-file={target}", str(source)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_NVCC_S)
+        except subprocess.TimeoutExpired:
+            return b"", f"nvcc did not finish within {_NVCC_S:g} s"
         return (b"" if done.returncode else target.read_bytes()), (done.stderr + done.stdout).strip()
 
 

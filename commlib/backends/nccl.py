@@ -25,6 +25,7 @@ from commlib.redops import DTYPES, REDOPS
 _LOG = logging.getLogger("commlib")
 _UNLIMITED = (1 << 62) - 1
 CLOSE_S = 10.0  # for the peers to close too
+_SLICE_S = 0.01  # of a wait of the host: between two, Python sees signals
 # Of a kernel: at most so many blocks, of so many threads, each thread's least share, a stream's step.
 DEFAULT_SHAPE = {"blocks": 64, "threads": 256, "grain_bytes": 16, "tile_bytes": 16384}
 
@@ -49,13 +50,21 @@ class NcclBackend(Backend):
         self.control = (
             Control.create(world, options.timeout_s) if given is None else _adopt(world, given, options.timeout_s)
         )
+        try:
+            self._join(world, options)
+        except BaseException:
+            self.control.abort()  # and the arena with it, as far as it got
+            raise
+
+    def _join(self, world: World, options: Options) -> None:
+        """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
         native.hint_nccl(self.control.library)
         self._group = native.open_nccl(
             self.control.ptr, world.rank, world.size, self.device.index, options.timeout_s, options.max_bytes
         )
         self._set_up_memory(world)
-        pids = [int(pid) for pid in world.all_gather(_watchable(world).encode(), options.timeout_s)]
+        pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
         self._group.start(pids, self._build)
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
@@ -109,11 +118,16 @@ class NcclBackend(Backend):
 
     def _barrier(self) -> None:
         """Wait on the host too, unless a graph is being captured: then the replay waits."""
-        self._group.barrier(self._stream(), not torch.cuda.is_current_stream_capturing())
+        stream, group = self._stream(), self._group
+        group.barrier(stream)
+        if torch.cuda.is_current_stream_capturing():
+            return
+        while not group.wait(stream, _SLICE_S):
+            pass  # Ctrl-C raises here; the deadline is the kernel's, or the watch's for NCCL's own
 
     def enqueue_barrier(self) -> None:
         """Put the barrier on the current stream; the host goes on."""
-        self._group.barrier(self._stream(), False)
+        self._group.barrier(self._stream())
 
     def _stream(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
@@ -262,8 +276,3 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
                 "before init(), or start one rank for each GPU"
             )
     return torch.device("cuda", index)
-
-
-def _watchable(world: World) -> str:
-    """This process, for peers to notice its end."""
-    return str(os.getpid())

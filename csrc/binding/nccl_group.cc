@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "binding/arena_tensor.h"
 #include "binding/entry.h"
 #include "binding/nccl_target.h"
 
@@ -18,19 +19,6 @@ namespace {
 namespace ffi = tvm::ffi;
 using nccl::Group;
 using nccl::Mode;
-
-struct ArenaAllocator {
-  NcclTargetPtr target;
-  void AllocData(DLTensor* tensor) {
-    guarded([&] {
-      target->open();
-      tensor->data = target->group->arena().allocate(static_cast<size_t>(tensor->shape[0]));
-    });
-  }
-  void FreeData(DLTensor* tensor) {
-    if (tensor->data) target->group->arena().free(tensor->data);
-  }
-};
 
 class NcclGroup : public ffi::Object {
  public:
@@ -123,26 +111,26 @@ class NcclGroup : public ffi::Object {
   ffi::Function bind(ffi::String name) {
     return guarded([&] { return bind_call(target_, name); });
   }
-  // barrier has no tensor that would bring a stream along; `wait`: for the host too.
-  void barrier(int64_t stream, bool wait) {
+  // barrier has no tensor that would bring a stream along.
+  void barrier(int64_t stream) {
     guarded([&] {
       target_->open();
-      Call call{Op::barrier, DType::u8};
-      const auto on = reinterpret_cast<nccl::CUstream>(stream);
-      target_->group->run(call, 0, false, on);
-      if (wait) target_->group->wait(on);
+      const Call call{Op::barrier, DType::u8};
+      target_->group->run(call, 0, false, reinterpret_cast<nccl::CUstream>(stream));
     });
+  }
+  bool wait(int64_t stream, double wait_s) {
+    return guarded(
+        [&] { return target_->group->wait(reinterpret_cast<nccl::CUstream>(stream), wait_s); });
   }
 
   // One-dimensional bytes in the arena; the tensor keeps the group alive.
   ffi::Tensor empty(int64_t bytes) {
     guarded([&] {
-      if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
       if (!target_->group->has_arena())
         fail("Unsupported", "empty() needs symmetric memory, which this communicator has not");
     });
-    return ffi::Tensor::FromNDAlloc(ArenaAllocator{target_}, ffi::Shape({bytes}),
-                                    DLDataType{kDLUInt, 8, 1}, target_->device());
+    return arena_tensor(target_, bytes, target_->device());
   }
 
   void serve_pool(bool on) {
@@ -200,6 +188,7 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("choice", &NcclGroup::choice)
       .def("bind", &NcclGroup::bind)
       .def("barrier", &NcclGroup::barrier)
+      .def("wait", &NcclGroup::wait)
       .def("empty", &NcclGroup::empty)
       .def("serve_pool", &NcclGroup::serve_pool)
       .def("check", &NcclGroup::check)

@@ -66,8 +66,8 @@ class NcclTarget final : public Target {
 };
 using NcclTargetPtr = std::shared_ptr<NcclTarget>;
 
-// From now on memory that torch asks for on this thread, inside its pool for symmetric memory,
-// comes from this arena; null: from none.
+// Memory that torch asks for on this thread, inside its pool for symmetric memory, comes from this
+// arena until the matching call with null.
 void serve_pool(NcclTargetPtr target);
 
 }  // namespace commlib::binding

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "binding/arena_tensor.h"
 #include "binding/arguments.h"
 #include "binding/entry.h"
 #include "binding/target.h"
@@ -76,19 +77,6 @@ class ShmTarget final : public Target {
   }
 };
 using ShmTargetPtr = std::shared_ptr<ShmTarget>;
-
-struct ArenaAllocator {
-  ShmTargetPtr target;
-  void AllocData(DLTensor* tensor) {
-    guarded([&] {
-      target->open();
-      tensor->data = target->group->arena().allocate(static_cast<size_t>(tensor->shape[0]));
-    });
-  }
-  void FreeData(DLTensor* tensor) {
-    if (tensor->data) target->group->arena().free(tensor->data);
-  }
-};
 
 class ShmGroup : public ffi::Object {
  public:
@@ -167,13 +155,7 @@ class ShmGroup : public ffi::Object {
   }
 
   // One-dimensional bytes in the arena; the tensor keeps the memory alive.
-  ffi::Tensor empty(int64_t bytes) {
-    guarded([&] {
-      if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
-    });
-    return ffi::Tensor::FromNDAlloc(ArenaAllocator{target_}, ffi::Shape({bytes}),
-                                    DLDataType{kDLUInt, 8, 1}, DLDevice{kDLCPU, 0});
-  }
+  ffi::Tensor empty(int64_t bytes) { return arena_tensor(target_, bytes, DLDevice{kDLCPU, 0}); }
 
   void check() {
     guarded([&] {

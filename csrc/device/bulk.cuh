@@ -1,7 +1,7 @@
 // Streams whose tiles travel by the bulk copy engine of Hopper: memory → shared memory → peer.
 //
-//   sender    lane that copies my tiles to the peers, and posts each step when its copies are
-//   complete returner  lane that copies what the movers reduced to the peers, and posts that
+//   sender    lane that copies my tiles to the peers, and posts a step when its copies are complete
+//   returner  lane that copies what the movers reduced to the peers, and posts that
 //   watcher   sees what peers have posted (device/stream.cuh)
 //   movers    reduce, or take, the tiles that came; a turn is what they do with one step
 //

@@ -10,9 +10,9 @@ Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(ui
       describe_(std::move(describe)),
       dead_(static_cast<size_t>(world)) {}
 
-Fault::~Fault() {
-  // Freeing waits for the GPU: not where a kernel of NCCL may still spin.
-  if (report_ && !ended_) cuda().cuMemFreeHost(report_);
+void Fault::release() {
+  if (report_) cuda().cuMemFreeHost(report_);
+  report_ = nullptr;
 }
 
 Report* Fault::open() {

@@ -18,7 +18,6 @@ class Fault {
  public:
   // `describe` turns Job::what into words.
   Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe);
-  ~Fault();
   Fault(const Fault&) = delete;
   Fault& operator=(const Fault&) = delete;
 
@@ -39,6 +38,9 @@ class Fault {
   void look_at_copy();
   // No peer is watched or told any more.
   void close() { closed_ = true; }
+  // Frees the host memory, which waits for the GPU: only once nothing runs there any more.
+  // Otherwise it stays until the process ends.
+  void release();
 
  private:
   bool reported() const { return report_ && static_cast<volatile Report*>(report_)->kind != 0; }

@@ -298,16 +298,17 @@ void Group::tick() {
   }
 }
 
-void Group::wait(CUstream stream) {
-  timespec nap = {0, 20'000};
-  for (int polls = 0;; ++polls) {
-    const CUresult state = cuda().cuStreamQuery(stream);
-    if (state == kCudaSuccess) break;
-    if (state != kCudaErrorNotReady) check(state, "cuStreamQuery");
-    if (fault_.over() && polls > 50'000) break;
-    if (polls > 2000) nanosleep(&nap, nullptr);
+bool Group::wait(CUstream stream, double wait_s) {
+  const timespec nap = {0, 20'000};
+  const double start = seconds();
+  CUresult state = kCudaErrorNotReady;
+  for (int polls = 0; state == kCudaErrorNotReady && seconds() - start < wait_s; ++polls) {
+    state = cuda().cuStreamQuery(stream);
+    if (state == kCudaErrorNotReady && polls > 2000) nanosleep(&nap, nullptr);
   }
+  if (state != kCudaErrorNotReady) check(state, "cuStreamQuery");
   fault_.alive();
+  return state == kCudaSuccess;
 }
 
 void Group::inspect() {
@@ -370,6 +371,7 @@ bool Group::close(double wait_s) {
   cuda().cuEventDestroy(order_event_);
   cuda().cuEventDestroy(vendor_.event);
   cuda().cuStreamDestroy(own_stream_);
+  fault_.release();
   return true;
 }
 

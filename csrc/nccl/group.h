@@ -60,8 +60,9 @@ class Group {
   void run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream);
   // send_recv as the plan has it; `sends` or receives.
   void message(const Call& call, int peer, bool sends, CUstream stream);
-  // Returns when the stream has come this far, or the communicator has ended.
-  void wait(CUstream stream);
+  // Whether the stream has come this far, after `wait_s` at most; raises if the communicator has
+  // ended.
+  bool wait(CUstream stream, double wait_s);
 
   bool reduces(DType dtype, RedOp redop) const;
   // Raises what ended it, asking NCCL too.
