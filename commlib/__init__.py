@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from commlib.errors import BuildFailed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported
+from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildFailed",
+    "Closed",
     "CommError",
     "CommTimeout",
     "Communicator",

@@ -18,7 +18,7 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, entry
 from commlib.collectives.all_to_all import agree_splits, row_splits
-from commlib.errors import CommError
+from commlib.errors import Closed
 from commlib.plan import Explanation, Plan
 from commlib.redops import redop_code
 from commlib.subworld import Subworld
@@ -396,4 +396,4 @@ class Communicator:
 
 
 def _closed_entry(*arguments: Any) -> None:
-    raise CommError("this communicator is closed; call commlib.init() for a new one")
+    raise Closed("this communicator is closed; call commlib.init() for a new one")

@@ -19,6 +19,10 @@ class PlanMismatch(CommError):
     """The ranks do not agree on something they must agree on: plan, version, arena size."""
 
 
+class Closed(CommError, ValueError):
+    """The communicator was closed before this call: the caller's mistake, and the end of what it was for."""
+
+
 class Unsupported(CommError):
     """This machine, backend or build cannot do what was asked; the message says what can."""
 
@@ -32,6 +36,7 @@ KINDS: tuple[type[CommError], ...] = (
     PeerLost,
     CommTimeout,
     PlanMismatch,
+    Closed,
     Unsupported,
     BuildFailed,
 )

@@ -22,6 +22,7 @@ from commlib.errors import BuildFailed
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _CHECKSUM_BYTES = 32
+_NVRTC_CACHES = (12, 9)  # from this version on
 _NVCC_S = 300.0  # a kernel takes seconds
 
 
@@ -129,10 +130,12 @@ def _find_nvrtc() -> Compiler:
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
-    return Compiler(f"NVRTC {major}.{minor}", partial(_run_nvrtc, nvrtc))
+    # What comes out of its own cache comes without the report of ptxas.
+    own = ("--no-cache",) if (major, minor) >= _NVRTC_CACHES else ()
+    return Compiler(f"NVRTC {major}.{minor}", partial(_run_nvrtc, nvrtc, own))
 
 
-def _run_nvrtc(nvrtc: Any, text: str, options: list[str]) -> tuple[bytes, str]:
+def _run_nvrtc(nvrtc: Any, own: tuple[str, ...], text: str, options: list[str]) -> tuple[bytes, str]:
     def call(function: Any, *arguments: Any) -> Any:
         result, *values = function(*arguments)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -148,7 +151,7 @@ def _run_nvrtc(nvrtc: Any, text: str, options: list[str]) -> tuple[bytes, str]:
     name = str(csrc() / "kernel.cu")
     program = call(nvrtc.nvrtcCreateProgram, text.encode(), name.encode(), 0, [], [])
     try:
-        words = [option.encode() for option in options]
+        words = [option.encode() for option in (*options, *own)]
         (result,) = nvrtc.nvrtcCompileProgram(program, len(words), words)
         log = read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode(errors="replace").strip("\0\n")
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:

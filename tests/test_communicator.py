@@ -344,7 +344,7 @@ def test_a_communicator_cannot_be_pickled_and_closes_twice(alone: Communicator) 
         kept = alone.empty(10)
     alone.close()
     kept.fill_(1)
-    with pytest.raises(CommError, match="is closed"):
+    with pytest.raises(ValueError, match="is closed"):
         alone.empty(1)
     with pytest.raises(CommError, match="is closed"):
         alone.check()

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World, one_host
-from commlib.errors import CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.plan import Plan
 
 _TIMED_OUT = ("timed out", "timeout", "Timeout")
@@ -33,6 +33,7 @@ class TorchBackend(Backend):
         self._timeout = datetime.timedelta(seconds=options.timeout_s)
         self._timeout_s = options.timeout_s
         self._ended = ""
+        self._kind: type[CommError] = CommError
         self._store: Any = None
         given = getattr(world, "group", None)
         self._own = given is None
@@ -72,7 +73,7 @@ class TorchBackend(Backend):
     def wait(self, work: Any, what: str) -> None:
         """Wait for a torch Work under the deadline; engine errors become ours."""
         if self._ended:
-            raise CommError(self._ended)
+            raise self._kind(self._ended)
         try:
             done = work.wait(self._timeout) if self.device.type == "cpu" else work.wait()
         except RuntimeError as error:
@@ -130,7 +131,7 @@ class TorchBackend(Backend):
     def check(self) -> None:
         """Raise what ended the group, if anything did."""
         if self._ended:
-            raise CommError(self._ended)
+            raise self._kind(self._ended)
 
     def abort(self, why: str) -> None:
         """End the group on this rank; peers see the connection close."""
@@ -139,7 +140,8 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         """Drop the group if it is ours."""
-        self._ended = self._ended or "this communicator is closed; call commlib.init() for a new one"
+        if not self._ended:
+            self._ended, self._kind = "this communicator is closed; call commlib.init() for a new one", Closed
         if self._own:
             self.group = _Closed(self)
             self._store = None
@@ -153,7 +155,7 @@ class _Closed:
 
     def __getattr__(self, name: str) -> Any:
         self._backend.check()
-        raise CommError("this communicator is closed")
+        raise Closed("this communicator is closed")
 
 
 def _own_address(together: bool) -> str:

@@ -28,7 +28,7 @@ class Target {
 
   void open() const {
     if (closed_)
-      fail("CommError", "this communicator is closed; call commlib.init() for a new one");
+      fail("Closed", "this communicator is closed; call commlib.init() for a new one");
   }
   bool owns(const DLDevice& device) const {
     return device.device_type == device_.device_type &&

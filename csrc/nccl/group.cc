@@ -12,12 +12,6 @@ namespace {
 constexpr int kVendor = 1 << 16;  // algorithms from here on are NCCL's own
 constexpr int kTickMs = 100;
 
-double seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 std::vector<Algorithm>& table() {
   static std::vector<Algorithm> algorithms;
   return algorithms;
@@ -86,26 +80,32 @@ Group::Group(const Settings& settings)
       comm_(settings.comm),
       user_bytes_(settings.user_bytes),
       timeout_s_(settings.timeout_s),
-      fault_(settings.rank, settings.world, settings.timeout_s, [this](uint64_t what) {
-        if (what == 0) return std::string("nothing");
-        const auto op = static_cast<Op>(what & 0xff);
-        std::string words = name_of(op);
-        if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
-        if (reduces_op(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
-        return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
-      }) {
+      fault_(settings.rank, settings.world, settings.timeout_s,
+             [this](uint64_t what) {
+               if (what == 0) return std::string("nothing");
+               const auto op = static_cast<Op>(what & 0xff);
+               std::string words = name_of(op);
+               if (op != Op::barrier)
+                 words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
+               if (reduces_op(op))
+                 words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
+               return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
+             }),
+      deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
   check(cuda().cuEventCreate(&order_event_, kEventDisableTiming), "cuEventCreate");
-  check(cuda().cuEventCreate(&vendor_.event, kEventDisableTiming), "cuEventCreate");
   check(cuda().cuStreamCreate(&own_stream_, kStreamNonBlocking), "cuStreamCreate");
   CUdeviceptr scratch = 0;
   check(cuda().cuMemAlloc(&scratch, 256), "cuMemAlloc");
   scratch_ = reinterpret_cast<unsigned char*>(scratch);
 }
 
-Group::~Group() {
+Group::~Group() { stop_watching(); }
+
+void Group::stop_watching() {
+  if (ticks_) ticks_->stop();
   if (watch_) watch_->stop();
 }
 
@@ -127,8 +127,14 @@ void Group::start(const std::vector<int>& pids, Builder builder) {
     staged_ = arena_->base() + places(static_cast<u64>(world_)).user;
   }
   watch_ = std::make_unique<Watch>(pids);
-  watch_->set_ticker([this] { tick(); }, kTickMs);
-  watch_->start([this](int peer) { fault_.lost(peer); });
+  watch_->set_ticker([this] { deadline_.check_entered(); }, kTickMs);
+  watch_->start([this](int peer) {
+    fault_.lost(peer);
+    if (fault_.over()) deadline_.revoke();
+  });
+  ticks_ = std::make_unique<Watch>(std::vector<int>{});
+  ticks_->set_ticker([this] { tick(); }, kTickMs);
+  ticks_->start([](int) {});
 }
 
 bool Group::reduces(DType dtype, RedOp redop) const {
@@ -153,13 +159,6 @@ const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmet
     if (vendor && algorithm(zero_copy->algorithm).needs == Needs::symmetric) return zero_copy;
   }
   return plan.find(call.op, false, call.dtype, call.redop, bytes);
-}
-
-uint64_t Group::capture_of(CUstream stream) const {
-  CUcaptureStatus status = kCaptureNone;
-  uint64_t id = 0;
-  const CUresult result = cuda().cuStreamGetCaptureInfo(stream, &status, &id);
-  return result == kCudaSuccess && status == kCaptureActive ? id : 0;
 }
 
 // Kernels of one communicator must run one after the other, on whichever streams they were called.
@@ -193,7 +192,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   }
   keep_order(stream, capture);
   if (choice->algorithm >= kVendor) {
-    vendor(call, choice->algorithm, stream, capture != 0);
+    vendor(call, choice->algorithm, symmetric, stream, capture != 0);
   } else {
     launch(call, *choice, stream);
   }
@@ -230,32 +229,28 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
   Kernels::launch(instance, job, moves, blocks, threads, stream);
 }
 
-void Group::vendor(const Call& call, int id, CUstream stream, bool capturing) {
+void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, bool capturing) {
   const Algorithm& chosen = algorithm(id);
   if (chosen.needs != Needs::nothing && !has_arena())
     fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
-  {
-    const std::lock_guard<std::mutex> lock(vendor_.mutex);
-    vendor_.used = vendor_.inside = true;
-    if (!vendor_.pending) vendor_.since = seconds();
-    vendor_.op = call.op;
-    vendor_.bytes = call.bytes();
-    vendor_.name = chosen.name;
-  }
-  const auto leave = [&](bool made) {
-    const std::lock_guard<std::mutex> lock(vendor_.mutex);
-    vendor_.inside = false;
-    if (!made || capturing) return;
-    ++vendor_.calls;
-    vendor_.stream = stream;
-  };
+  deadline_.enter(call, chosen.name);
   try {
+    if (symmetric && chosen.needs == Needs::nothing && !symmetric_kernels_wait()) settle(stream);
     chosen.run(*this, call, stream);
   } catch (...) {
-    leave(false);
+    deadline_.leave(false, stream);
     throw;
   }
-  leave(true);
+  deadline_.leave(!capturing, stream);
+}
+
+// A few bytes copied by the driver: they begin when the kernel ahead is done and its writes can be
+// read, and whatever comes next begins after them.
+void Group::settle(CUstream stream) {
+  constexpr size_t kWord = 8;
+  check(cuda().cuMemcpyDtoDAsync(device_pointer(scratch_), device_pointer(scratch_ + kWord), kWord,
+                                 stream),
+        "cuMemcpyDtoDAsync");
 }
 
 void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
@@ -265,37 +260,20 @@ void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
   run(directed, call.bytes(), false, stream);
 }
 
-// On the watch's thread: the newest vendor call must end within the timeout. An event goes behind
-// it here, so that calls themselves pay nothing. Calls in a graph are not watched.
 void Group::tick() {
-  const std::lock_guard<std::mutex> lock(vendor_.mutex);
-  if (fault_.over()) {
-    // Kernels here have left; NCCL's wait for a flag of their own.
-    if (vendor_.used && !vendor_.revoked && nccl().ncclCommRevoke) nccl().ncclCommRevoke(comm_, 0);
-    vendor_.revoked = true;
-    return;
-  }
   const Relaxed relaxed;
   const ContextGuard guard(context_);
+  if (fault_.over()) {
+    if (deadline_.owes_peers()) tell_peers(Ending::timeout);
+    return deadline_.revoke();
+  }
   if (has_arena()) {
     fault_.look_at_copy();  // of the last tick
     fetch_ended();
   }
-  if (!vendor_.inside && !vendor_.pending && vendor_.calls != vendor_.watched) {
-    if (capture_of(vendor_.stream) != 0) return;
-    if (cuda().cuEventRecord(vendor_.event, vendor_.stream) != kCudaSuccess) return;
-    vendor_.pending = true;
-    vendor_.since = seconds();
-    vendor_.watched = vendor_.calls;
-  }
-  if (vendor_.pending && cuda().cuEventQuery(vendor_.event) != kCudaErrorNotReady)
-    vendor_.pending = false;
-  if ((vendor_.pending || vendor_.inside) && seconds() - vendor_.since > timeout_s_) {
-    fault_.end("CommTimeout", text("rank ", rank_, ": ", name_of(vendor_.op), " of ", vendor_.bytes,
-                                   " bytes by ", vendor_.name, " did not finish within ",
-                                   timeout_s_, " s; some rank did not make the call"));
-    tell_peers(Ending::timeout);
-  }
+  if (deadline_.check_made()) return;
+  tell_peers(Ending::timeout);
+  deadline_.revoke();
 }
 
 bool Group::wait(CUstream stream, double wait_s) {
@@ -356,7 +334,7 @@ void Group::fetch_ended() {
 bool Group::close(double wait_s) {
   // Ends by the deadlines of the kernels under way; the watch keeps those of NCCL's.
   bool together = !fault_.over() && cuda().cuCtxSynchronize() == kCudaSuccess && !fault_.over();
-  watch_->stop();
+  stop_watching();
   fault_.close();
   if (together && has_arena() && world_ > 1) {
     const Choice barrier = {
@@ -369,7 +347,7 @@ bool Group::close(double wait_s) {
   if (arena_) arena_->close(true);
   cuda().cuMemFree(device_pointer(scratch_));
   cuda().cuEventDestroy(order_event_);
-  cuda().cuEventDestroy(vendor_.event);
+  deadline_.close();
   cuda().cuStreamDestroy(own_stream_);
   fault_.release();
   return true;

@@ -4,10 +4,8 @@
 // Calls of one group are made by one thread at a time (the interpreter's lock sees to it).
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,6 +13,7 @@
 #include "commlib/job.h"
 #include "commlib/plan_table.h"
 #include "nccl/arena.h"
+#include "nccl/deadline.h"
 #include "nccl/fault.h"
 #include "nccl/kernels.h"
 #include "nccl/watch.h"
@@ -95,9 +94,11 @@ class Group {
   };
   void keep_order(CUstream stream, uint64_t capture);
   void launch(const Call& call, const Choice& choice, CUstream stream);
-  void vendor(const Call& call, int algorithm, CUstream stream, bool capturing);
-  uint64_t capture_of(CUstream stream) const;
+  void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, bool capturing);
+  // Lets what comes next on the stream begin only when what was ahead can be read.
+  void settle(CUstream stream);
   void tick();
+  void stop_watching();
   // Writes into every peer's memory that this rank has ended it, and why.
   void tell_peers(Ending why);
   void fetch_ended();
@@ -115,28 +116,12 @@ class Group {
   Kernels kernels_;
   PlanTable<Choice> plans_[2];
   Fault fault_;
-  std::unique_ptr<Watch> watch_;
+  Deadline deadline_;
+  std::unique_ptr<Watch> watch_, ticks_;  // one that never asks the driver, one that does
   Order eager_, captured_;
   CUevent order_event_ = nullptr;
   CUstream own_stream_ = nullptr;  // for words between host and arena
   Job job_{};                      // what no call changes
-
-  // The vendor's calls have no deadline of their own: the watch keeps it.
-  struct Vendor {
-    std::mutex mutex;
-    uint64_t calls = 0;   // eager ones
-    bool used = false;    // ever, captured ones included
-    bool inside = false;  // a call is being made: it may wait for a peer to connect
-    double since = 0;     // inside, or pending
-    CUstream stream = nullptr;
-    Op op = Op::barrier;  // of the newest call, for its error
-    size_t bytes = 0;
-    const char* name = "";
-    uint64_t watched = 0;  // calls that are known to be over, or are pending
-    bool pending = false;
-    CUevent event = nullptr;
-    bool revoked = false;
-  } vendor_;
 };
 
 // NCCL's own algorithms: one file csrc/collectives/<collective>/<name>.cc each, which ends with

@@ -104,6 +104,11 @@ void nccl_hint(std::string path);
 // Throws Unsupported with the reason where there is no NCCL.
 const NcclApi& nccl();
 
+// Whether NCCL's kernels on symmetric memory wait for the kernel ahead to be done. Those of 2.28.3
+// to 2.30.4 do not, and 2.28.9's reduce-scatter is wrong on blocks that are not whole words of 4
+// bytes.
+inline bool symmetric_kernels_wait() { return nccl().version >= 23007; }
+
 // "2.28.9"
 std::string version_text(int version);
 

@@ -41,8 +41,7 @@ class Grouped {
 };
 
 inline void require_safe_symmetric_kernels() {
-  constexpr int kFixed = 23007;
-  if (nccl().version < kFixed) {
+  if (!symmetric_kernels_wait()) {
     fail("Unsupported", "NCCL ", version_text(nccl().version),
          " may read a symmetric tensor before it is written; nccl_symmetric needs NCCL 2.30.7");
   }

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 
 def commlib(*words: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +31,9 @@ def test_doctor_says_what_the_gpu_backend_has() -> None:
     assert "nccl4py" in backend["detail"]
 
 
-def test_build_takes_the_architecture_of_the_gpus_here() -> None:
-    done = commlib("build", "--world", "2", "--dtype", "bfloat16")
-    assert done.returncode == 0, done.stderr
-    assert "from the cache" in done.stdout
+def test_build_takes_the_architecture_of_the_gpus_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMLIB_CACHE_DIR", str(tmp_path))
+    for compiled in (True, False):
+        done = commlib("build", "--world", "2", "--dtype", "bfloat16")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("0 compiled") != compiled, done.stdout

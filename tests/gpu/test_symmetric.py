@@ -11,6 +11,7 @@ from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from tests.gpu.fresh import fresh
+from tests.gpu.steady import pinned
 
 ARENA_BYTES = 64 << 20
 NCCL = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
@@ -67,6 +68,35 @@ def values(comm: Communicator) -> bool:
     del x, gathered
     made.close()
     return good
+
+
+def by_nccl_itself(comm: Communicator) -> list[str]:
+    """NCCL takes its symmetric kernels for tensors in the arena; odd blocks, each written by the kernel just ahead."""
+    made = fresh(comm, max_bytes=ARENA_BYTES)
+    n, wrong = made.size, []
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        with pinned(made, name, "nccl_direct"):
+            for count in (1, 7, 32_769, 70_000):
+                with made.symmetric():
+                    block = torch.empty(count, dtype=torch.bfloat16, device=made.device)
+                    whole = torch.empty(n * count, dtype=torch.bfloat16, device=made.device)
+                for step in range(20):
+                    torch.full((count,), step + made.rank, out=block)
+                    torch.full((n * count,), step + made.rank, out=whole)
+                    total = float(n * step + n * (n - 1) // 2)
+                    if name == "all_reduce":
+                        good = bool((made.all_reduce(block) == total).all())
+                    elif name == "all_gather":
+                        made.all_gather_into_tensor(whole, block)
+                        ranks = torch.arange(n, device=made.device).repeat_interleave(count)
+                        good = torch.equal(whole, (ranks + step).to(whole.dtype))
+                    else:
+                        made.reduce_scatter_tensor(block, whole)
+                        good = bool((block == total).all())
+                    wrong += [] if good else [f"{name} of {count}, step {step}"]
+                del block, whole
+    made.close()
+    return wrong
 
 
 def ask_for_too_much(comm: Communicator) -> list[str]:
@@ -140,6 +170,10 @@ def test_what_is_allocated_inside_lies_in_the_arena_and_nothing_else_does(nccl_r
 
 def test_tensors_from_inside_work_in_calls_of_every_size(nccl_ranks: Ranks) -> None:
     assert all(nccl_ranks.run(values))
+
+
+def test_nccl_itself_is_right_on_tensors_from_inside(nccl_ranks: Ranks) -> None:
+    assert nccl_ranks.run(by_nccl_itself) == [[]] * nccl_ranks.size
 
 
 def test_a_full_arena_is_an_error_and_allocations_go_on(nccl_ranks: Ranks) -> None:

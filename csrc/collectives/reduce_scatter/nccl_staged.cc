@@ -2,12 +2,14 @@
 //
 // As nccl_staged of all_reduce: the copies are the driver's, so that NCCL's kernel cannot start
 // before what it reads is written. A half of the staging memory holds a piece of every rank's block
-// and one more.
+// and one more, each at whole vectors: see symmetric_kernels_wait().
 #include "nccl/pieces.h"
 #include "nccl/vendor.h"
 
 namespace commlib::nccl {
 namespace {
+
+constexpr size_t kVector = 16;
 
 void reduce_scatter(Group& group, const Call& call, CUstream stream) {
   const Reduction as(call);
@@ -17,9 +19,10 @@ void reduce_scatter(Group& group, const Call& call, CUstream stream) {
     const size_t at = pieces.at(i), bytes = pieces.bytes(i);
     unsigned char* own = pieces.half(i);
     unsigned char* all = own + pieces.stride();
+    const size_t padded = (bytes + kVector - 1) / kVector * kVector;
     for (int r = 0; r < group.world(); ++r)
-      pieces.copy(all + r * bytes, call.in + r * call.bytes() + at, bytes, stream);
-    check(nccl().ncclReduceScatter(all, own, bytes / unit, as.type, as.op, group.comm(), stream),
+      pieces.copy(all + r * padded, call.in + r * call.bytes() + at, bytes, stream);
+    check(nccl().ncclReduceScatter(all, own, padded / unit, as.type, as.op, group.comm(), stream),
           "ncclReduceScatter");
     pieces.copy(call.out + at, own, bytes, stream);
   }

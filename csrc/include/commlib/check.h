@@ -10,7 +10,7 @@ namespace commlib {
 
 class Failure : public std::exception {
  public:
-  // `kind` is the Python class: "ValueError", "CommError", "PeerLost", "CommTimeout",
+  // `kind` is the Python class: "ValueError", "CommError", "Closed", "PeerLost", "CommTimeout",
   // "Unsupported".
   Failure(std::string kind, std::string text) : kind_(std::move(kind)), text_(std::move(text)) {}
   const std::string& kind() const { return kind_; }
