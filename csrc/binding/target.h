@@ -27,8 +27,7 @@ class Target {
   int world() const { return world_; }
 
   void open() const {
-    if (closed_)
-      fail("Closed", "this communicator is closed; call commlib.init() for a new one");
+    if (closed_) fail("Closed", "this communicator is closed; call commlib.init() for a new one");
   }
   bool owns(const DLDevice& device) const {
     return device.device_type == device_.device_type &&
