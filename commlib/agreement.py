@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Mapping, Sequence
+from functools import partial
 
-from commlib import __version__
+from commlib import __version__, env
 from commlib.backends.base import Options
 from commlib.bootstrap.world import World
+from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan
+from commlib.plan import Plan, shipped_plan
+from commlib.plan.search import explicit
+from commlib.redops import DTYPES
+from commlib.timing.machine import fingerprint
+
+_LOG = logging.getLogger("commlib")
 
 
 def pin(world: World) -> None:
@@ -35,22 +44,79 @@ def agree(world: World, options: Options, backend: str) -> None:
 
 
 def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float) -> Plan:
-    """Rank 0's bytes are everyone's; a plan passed as an object must be the same on every rank."""
-    text, source, failure = "", "", ""
+    """Rank 0's plan is everyone's; a plan passed as an object must be the same on every rank."""
+    reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
     if world.rank == 0:
         try:
-            if isinstance(plan, Plan):
-                chosen = plan
-            else:
-                chosen = Plan.auto(backend) if plan == "auto" else Plan.load(plan)
-            text, source = chosen.text, chosen.source
+            found = find_plan(backend, plan, world.size)
+            chosen = override(found, backend)
+            reply = [chosen.packed(), found.digest, ""]
         except ValueError as error:
-            failure = str(error)
-    reply = world.broadcast(json.dumps([text, source, failure]).encode(), 0, timeout_s)
-    text, source, failure = json.loads(reply)
+            reply[2] = str(error)
+    packed, digest, failure = json.loads(world.broadcast(json.dumps(reply).encode(), 0, timeout_s))
     if failure:
         raise ValueError(failure)
-    agreed = plan if isinstance(plan, Plan) else Plan.parse(text, source)
-    digests = [d.decode() for d in world.all_gather(agreed.digest.encode(), timeout_s)]
-    agreed.agree(digests)
-    return agreed
+    mine = plan.digest if isinstance(plan, Plan) else digest
+    digests = [d.decode() for d in world.all_gather(mine.encode(), timeout_s)]
+    if any(other != digests[0] for other in digests):
+        table = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
+        raise PlanMismatch(f"ranks were given different plans ({table}); pass the same plan= on every rank")
+    agreed = Plan.unpacked(packed)
+    return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
+
+
+def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int) -> Plan:
+    """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
+    if isinstance(plan, Plan):
+        return plan
+    accept = partial(check_names, algorithms=usable(backend), backend=backend)
+    if plan == "auto":
+        return Plan.auto(backend, world=world, accept=accept)
+    return explicit(Plan.load(plan), fingerprint(backend), world, accept)
+
+
+def override(plan: Plan, backend: str) -> Plan:
+    """Return the plan with COMMLIB_ALGORITHM on top: for experiments, and for bisecting a bug."""
+    pairs = env.ALGORITHM.get()
+    wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
+    if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
+        return plan
+    check_pins(wanted, usable(backend), backend)
+    told = ", ".join(f"{op} to {algorithm}" for op, algorithm in wanted.items())
+    _LOG.warning("%s pins %s", env.ALGORITHM.name, told)
+    return plan.overridden(wanted)
+
+
+def usable(backend: str) -> dict[str, list[str]]:
+    """Return the algorithms that can run under a plan's name, by collective."""
+    backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
+    if backend in backends:
+        return algorithm_names(backend)
+    # A variant, such as GPUs without symmetric memory: what its shipped plan runs is all that it has.
+    rules = shipped_plan(backend).rules
+    return {op: sorted({e.algorithm for r in rules if r.op == op for e in r.ranges}) for op in COLLECTIVES}
+
+
+def check_pins(wanted: Mapping[str, str], algorithms: Mapping[str, Sequence[str]], backend: str) -> None:
+    """Raise a ValueError for a collective or an algorithm that is not there."""
+    for op, algorithm in wanted.items():
+        if op not in algorithms:
+            raise ValueError(f"{env.ALGORITHM.name}: no collective {op!r}; there are {', '.join(algorithms)}")
+        if algorithm not in algorithms[op]:
+            known = ", ".join(algorithms[op])
+            raise ValueError(f"{env.ALGORITHM.name}: {op} has no algorithm {algorithm!r} on {backend}; it has {known}")
+
+
+def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: str = "") -> None:
+    """Raise a ValueError for the first name in a plan that is not known, with file, line and the valid names."""
+    on = f" on {backend}" if backend else ""
+    for rule in plan.rules:
+        keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}
+        for key, valid in keys.items():
+            if (value := getattr(rule, key)) not in valid:
+                raise ValueError(f"{rule.where}: no {key} {value!r}; there are {', '.join(valid)}")
+        for at, entry in enumerate(rule.ranges):
+            if entry.algorithm not in algorithms[rule.op]:
+                names = ", ".join(algorithms[rule.op]) or "none"
+                where = f"{rule.where_of(at)}: {rule.op} has no algorithm"
+                raise ValueError(f"{where} {entry.algorithm!r}{on}; it has {names}")

@@ -58,6 +58,15 @@ def _one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
+def _pairs(text: str) -> str:
+    pairs = [tuple(part.strip() for part in pair.split(":")) for pair in text.split(",")]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise ValueError("expected collective:algorithm, more of them after commas")
+    if len({pair[0] for pair in pairs}) < len(pairs):
+        raise ValueError("a collective is named twice")
+    return ",".join(":".join(pair) for pair in pairs)
+
+
 def parse_bytes(text: str) -> int:
     """Read '4096', '64K', '8M' or '1G' (binary units, as nccl-tests reads them)."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -86,7 +95,13 @@ TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _positive, 300.0, "deadline of every w
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
 )
-PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file rank 0 loads instead of the shipped one")
+PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file rank 0 loads instead of one that it finds by itself")
+ALGORITHM = Variable(
+    "COMMLIB_ALGORITHM",
+    _pairs,
+    "",
+    "pins collectives on top of any plan, for experiments: all_reduce:shm_twoshot, more of them after commas",
+)
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", parse_bytes, 1 << 28, "symmetric arena of each rank (K, M, G allowed)")
 ISA = Variable(
     "COMMLIB_ISA",
@@ -115,6 +130,7 @@ VARIABLES: tuple[Variable[object], ...] = (
     TIMEOUT_S,
     CHECK,
     PLAN,
+    ALGORITHM,
     MAX_BYTES,
     ISA,
     BIND,

@@ -11,6 +11,14 @@ from commlib.testing import Ranks
 ARENA_BYTES = 64 << 20
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_plans_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests and the ranks they start see the shipped plans, whatever `commlib tune` wrote on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shm_ranks() -> Iterator[Ranks]:
     with Ranks(4, backend="shm", timeout_s=60.0, max_bytes=ARENA_BYTES, deadline_s=120.0) as ranks:

@@ -17,7 +17,18 @@ from commlib.communicator import Communicator
 from commlib.env import settings
 from commlib.errors import Unsupported
 from commlib.testing import Ranks
-from commlib.timing import Candidate, Measurement, Protocol, cpu_share, fingerprint, measure, plain, public_call
+from commlib.timing import (
+    Candidate,
+    Measurement,
+    Prepare,
+    Protocol,
+    Run,
+    cpu_share,
+    fingerprint,
+    measure,
+    plain,
+    public_call,
+)
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)
 DTYPES = [
@@ -236,3 +247,33 @@ def test_a_fingerprint_names_the_machine_and_keeps_secrets(monkeypatch: pytest.M
     assert {"cpu", "cores", "kernel", "torch", "commlib", "python"} <= set(found_here)
     assert found_here["settings"]["COMMLIB_BIND"] == "core"
     assert set(settings()) <= {"COMMLIB_BIND", "OMP_NUM_THREADS", *settings()} - {"COMMLIB_PLAN", "SECRET_TOKEN"}
+
+
+def race(comm: Communicator) -> list[tuple[bool, int]]:
+    """Two that are alike and one that is ten times as slow."""
+
+    def sleeping(seconds: float) -> Prepare:
+        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+            def run() -> None:
+                out.copy_(x)
+                time.sleep(seconds)
+
+            return run
+
+        return prepare
+
+    call = Call(comm.rank, comm.size, 16, torch.float32)
+    candidates = [Candidate(f"{ms} ms", sleeping(ms * 1e-3)) for ms in (1, 1, 10)]
+    protocol = Protocol(blocks=(4, 12), budget_s=2.0, iterations=1, check=False, race=1.5)
+    found = measure(comm, COLLECTIVES["all_reduce"], call, ordered, candidates, protocol)
+    return [(result.raced_out, len(result.times_s)) for result in found]
+
+
+def test_who_is_far_behind_is_left_out_after_a_few_blocks(shm_ranks: Ranks) -> None:
+    answers = shm_ranks.run(race, world=2)
+    assert answers[0] == answers[1]
+    first, second, slow = answers[0]
+    assert slow == (True, 4)
+    assert first == second
+    assert not first[0]
+    assert first[1] > 4

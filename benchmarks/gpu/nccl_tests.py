@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/nccl_tests.py --nccl-tests DIR -o check.json
 
-DIR holds nccl-tests' sources; all_reduce_perf is built there if it is not, against the NCCL and headers of torch's
-wheel. What differs: it runs a thread per GPU in one process, ours a process per GPU; it walks through one large buffer
-with one average over all iterations, ours rotates three and takes a median of blocks. Its graph time includes the
-launches, over 50 calls a graph.
+Ours are measured by `commlib bench`. DIR holds its sources; all_reduce_perf is built there if it is not, against the
+NCCL and headers of torch's wheel. What differs: it runs a thread per GPU in one process, ours a process per GPU; it
+walks through one large buffer with one average over all iterations, ours rotates three and takes a median of blocks.
+Its graph time includes the launches, over 50 calls a graph.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run import shown_command, size_of
+from run import shown_command
 
 from commlib.timing import fingerprint
 
-SIZES = "1K,64K,1M,16M,256M"
-RUN = Path(__file__).with_name("run.py")
+LEAST, MOST, FACTOR = "1K", "64M", 16
 # Calls of a graph or of a loop, and launches of the graph, by size; after them one check of the values.
 SHAPES = ((1 << 20, 50, 40), (1 << 25, 20, 20), (1 << 40, 10, 10))
 OUT_OF_PLACE, IN_PLACE = 5, 9  # columns of a row: time, algbw, busbw, #wrong
@@ -44,9 +43,10 @@ def main() -> int:
         program = _built(arguments.nccl_tests, home)
         for mode in ("graph", "eager"):
             ours = _ours(arguments, mode, Path(folder) / f"{mode}.json")
-            for size in arguments.sizes.split(","):
-                theirs = _theirs(program, home, arguments, mode, size)
-                rows += [{"mode": mode, "bytes": size_of(size), **theirs, **ours.get(size_of(size), {})}]
+            for num_bytes, of_size in ours.items():
+                rows += [
+                    {"mode": mode, "bytes": num_bytes, **_theirs(program, home, arguments, mode, num_bytes), **of_size}
+                ]
     print(_table(rows))
     if arguments.output:
         document = {
@@ -67,22 +67,48 @@ def main() -> int:
 
 
 def _ours(arguments: Any, mode: str, output: Path) -> dict[int, dict[str, float]]:
-    """Measure commlib's plan and NCCL's call through it, with run.py."""
-    command = [sys.executable, str(RUN), "--op", "all_reduce", "--mode", mode, "--sizes", arguments.sizes]
-    command += ["--ranks", str(arguments.ranks), "--no-peers", "--seconds", str(arguments.seconds), "-o", str(output)]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+    """Measure commlib's plan and NCCL's call through it, with `commlib bench`."""
+    command = [
+        sys.executable,
+        "-m",
+        "commlib",
+        "bench",
+        "all_reduce",
+        "-n",
+        str(arguments.ranks),
+        "--dtype",
+        "bfloat16",
+    ]
+    command += ["-b", LEAST, "-e", MOST, "-f", str(FACTOR), "--in-place", "in", "--algorithms", "auto,nccl_direct"]
+    command += ["--peers", "none", "--time", str(arguments.seconds), "--format", "json", "-o", str(output)]
+    subprocess.run([*command, *(["--graph"] if mode == "graph" else [])], check=False, stdout=subprocess.DEVNULL)
     found: dict[int, dict[str, float]] = {}
     for row in json.loads(output.read_text())["rows"] if output.exists() else ():
-        if "p50_us" in row:
-            name = {"auto": "auto_us", "nccl_direct": "nccl_direct_us"}[row["candidate"]]
-            found.setdefault(row["bytes"], {})[name] = row["p50_us"]
+        if "time_us" in row:
+            names = {"auto_us": row["chosen"], "nccl_direct_us": row["algorithm"] == "nccl_direct"}
+            here = {name: row["time_us"]["p50"] for name, fits in names.items() if fits}
+            found.setdefault(row["size"], {}).update(here)
     return found
 
 
-def _theirs(program: Path, home: Path, arguments: Any, mode: str, size: str) -> dict[str, Any]:
+def _theirs(program: Path, home: Path, arguments: Any, mode: str, num_bytes: int) -> dict[str, Any]:
     """Run all_reduce_perf at one size and read its row."""
-    calls, launches = next((calls, launches) for limit, calls, launches in SHAPES if size_of(size) <= limit)
-    command = [str(program), "-b", size, "-e", size, "-d", "bfloat16", "-o", "sum", "-c", "1", "-w", "5"]
+    calls, launches = next((calls, launches) for limit, calls, launches in SHAPES if num_bytes <= limit)
+    command = [
+        str(program),
+        "-b",
+        str(num_bytes),
+        "-e",
+        str(num_bytes),
+        "-d",
+        "bfloat16",
+        "-o",
+        "sum",
+        "-c",
+        "1",
+        "-w",
+        "5",
+    ]
     command += ["-t", str(arguments.ranks), "-g", "1"]
     command += ["-n", str(calls), "-G", str(launches)] if mode == "graph" else ["-n", str(calls * 10)]
     try:
@@ -93,7 +119,7 @@ def _theirs(program: Path, home: Path, arguments: Any, mode: str, size: str) -> 
         return {"failed": f"took more than {TESTS_S:g} s"}
     for line in done.stdout.splitlines():
         cells = line.split()
-        if len(cells) > IN_PLACE + 3 and cells[0].isdigit() and int(cells[0]) == size_of(size):
+        if len(cells) > IN_PLACE + 3 and cells[0].isdigit() and int(cells[0]) == num_bytes:
             wrong = [cells[at + 3] for at in (OUT_OF_PLACE, IN_PLACE)]
             return {
                 "theirs_us": float(cells[IN_PLACE]),
@@ -177,7 +203,6 @@ def _ratio(time: float | None, by: float | None) -> str:
 def _arguments() -> Any:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nccl-tests", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--seconds", type=float, default=10.0, help="for ours, in each mode")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
     parser.add_argument("-o", "--output", type=Path)

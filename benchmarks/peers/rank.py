@@ -18,7 +18,7 @@ from placement import Probe
 
 import commlib
 from commlib.bootstrap.world import SingleWorld
-from commlib.cli import torch_peer
+from commlib.cli.peers.torch import CALLS, Torch
 from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
@@ -51,7 +51,8 @@ def main() -> None:
     comm = commlib.init(bootstrap="mpi", backend="shm", max_bytes=ARENA_BYTES)
     torch.set_num_threads(1)
     mpi = Mpi()
-    torch_peer.start(comm)
+    torch_distributed = Torch()
+    torch_distributed.start(comm, graph=False)
     probe = Probe(comm)
     rows = list(_all_rows(comm, mpi, options, probe if _has_cores(comm) else None))
     report = {
@@ -63,7 +64,7 @@ def main() -> None:
     }
     if comm.rank == 0:
         options.output.write_text(json.dumps(report))
-    torch_peer.stop()
+    torch_distributed.stop()
     comm.close()
 
 
@@ -115,7 +116,7 @@ def _candidates(comm: Communicator, mpi: Mpi, collective: Collective, in_place: 
     candidates = [
         Candidate("ours", ours, in_place),
         mpi.candidate(collective, in_place),
-        torch_peer.candidate(collective, in_place),
+        Candidate("torch", Torch().prepare(collective, in_place), in_place),
     ]
     if any(a.placement == "symmetric" for a in collective.algorithms):
         candidates.append(Candidate("symmetric", ours, in_place, empty=lambda n, dtype: comm.empty((n,), dtype)))
@@ -158,7 +159,7 @@ def _waiting(comm: Communicator, mpi: Mpi) -> dict[str, float]:
     barriers: dict[str, Callable[[], object]] = {
         "ours": comm.barrier,
         "mpi": mpi.world.Barrier,
-        "torch": torch_peer.CALLS["barrier"](torch.empty(0), torch.empty(0), None),
+        "torch": CALLS["barrier"](torch.empty(0), torch.empty(0), None),
     }
     return {name: _share(comm, barrier) for name, barrier in barriers.items()} if comm.size > 1 else {}
 

@@ -39,6 +39,16 @@ def detect(environ: Mapping[str, str]) -> int | None:
     return None
 
 
+def is_launcher() -> bool:
+    """Say whether mpiexec started this process."""
+    return detect(os.environ) is not None
+
+
+def library() -> Any:
+    """Return mpi4py's MPI for a program that calls it beside ours; Unsupported says why there is none."""
+    return _load()
+
+
 def connect(timeout_s: float) -> World:
     """Join the ranks of COMM_WORLD."""
     ours = "mpi4py.MPI" not in sys.modules

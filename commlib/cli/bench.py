@@ -1,133 +1,159 @@
-"""`commlib bench`: time collectives and algorithms beside torch.distributed."""
+"""`commlib bench`: time collectives and algorithms beside other libraries; compare and show what was measured."""
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from commlib import env
+from commlib.cli.bench_formats import FORMS
 from commlib.cli.options import read_bytes
-
-if TYPE_CHECKING:
-    from commlib.cli.bench_job import Job
+from commlib.cli.peers import PEERS
+from commlib.cli.ranks import started
 
 BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
 FULL = ("64M", 8)
-BLOCKS = (5, 41)
+# What may stand in place of the first OP: name → (module:command, help).
+SUBCOMMANDS: dict[str, tuple[str, str]] = {
+    "compare": ("commlib.cli.bench_compare:compare", "Compare two files of results; exit 1 if the second is slower."),
+    "show": ("commlib.cli.bench_show:show", "Print a file of results again, or in another form."),
+}
 
 
-class _Command(click.Command):
-    """Keeps the words it was called with: the ranks that -n starts are called with the same."""
+class _Ops(click.Argument):
+    """The collectives; they are no part of a subcommand's name."""
+
+    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Show them in our own usage only."""
+        return super().get_usage_pieces(ctx) if isinstance(ctx.command, _Bench) else []
+
+
+class _Bench(click.Group):
+    """Measures, unless its first word names a subcommand; keeps its words for the ranks that -n starts."""
+
+    allow_interspersed_args = True
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read the words as the subcommand's, or as our own."""
+        own = click.Context(self, info_name=info_name, parent=parent)
+        if args and (command := self.get_command(own, args[0])) is not None:
+            return command.make_context(args[0], args[1:], parent=own, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, after taking a copy."""
+        """Parse as a command does, after taking a copy."""
         ctx.meta["words"] = list(args)
-        return super().parse_args(ctx, args)
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Measure."""
+        return click.Command.invoke(self, ctx)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the table."""
+        return sorted(SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load the module of a subcommand."""
+        if cmd_name not in SUBCOMMANDS:
+            return None
+        module, _, attribute = SUBCOMMANDS[cmd_name][0].partition(":")
+        command = getattr(import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table's own help: none of them is loaded for it."""
+        with formatter.section("Commands in place of OP"):
+            formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 def _size(*names: str, default: str | None, text: str) -> Callable[[Any], Any]:
-    read = None if default is None else read_bytes
+    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+        return None if value is None else read_bytes(ctx, param, value)
+
     return click.option(*names, default=default, callback=read, show_default=default is not None, help=text)
 
 
-@click.command(cls=_Command)
-@click.argument("ops", nargs=-1, metavar="[OP]...")
+def _file(*names: str, text: str, exists: bool = False) -> Callable[[Any], Any]:
+    kind = click.Path(exists=exists, dir_okay=False, path_type=Path)
+    return click.option(*names, type=kind, help=text)
+
+
+_PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
+
+
+@click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
+@click.argument("ops", cls=_Ops, nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
 @_size("-b", "--min-bytes", default="8", text="Smallest size (K, M, G are binary).")
 @_size("-e", "--max-bytes", default=None, text=f"Largest size.  [default: {FULL[0]}, {BRIEF[0]} without OP]")
-@click.option("-f", "--factor", type=click.IntRange(2), help=f"Step.  [default: {FULL[1]}, {BRIEF[1]} without OP]")
-@click.option("--dtype", default="float32", show_default=True, help="Element types, comma-separated.")
-@click.option("--redop", default="sum", show_default=True, help="Reductions, comma-separated.")
-@click.option("--root", default=0, show_default=True, help="Root of rooted collectives.")
+@click.option(
+    "-f",
+    "--factor",
+    type=click.FloatRange(1, min_open=True),
+    help=f"From size to size, such as 2 or 1.4142.  [default: {FULL[1]}, {BRIEF[1]} without OP]",
+)
+@click.option("--dtype", default="float32", show_default=True, help="Element types a,b, short ones too; or all.")
+@click.option("--redop", default="sum", show_default=True, help="Reductions a,b; or all.")
+@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", show_default=True, help="all, auto (the plan's choice) or names: a,b.")
-@click.option("--peers", type=click.Choice(["torch", "none"]), default="torch", show_default=True, help="Beside ours.")
+@click.option("--peers", default="torch", show_default=True, help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
+@click.option("--baseline", help="What speed-ups are over, as the table names it.  [default: the first peer]")
+@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both", show_default=True)
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed iterations before.")
-@click.option("--time", "seconds", default=60.0, show_default=True, help="Seconds to measure for, about.")
+@click.option(
+    "--time",
+    "seconds",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds to measure for, about.",
+)
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare every value.")
-@click.option("--backend", default="auto", show_default=True, help="auto, nccl, shm or torch.")
+@click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
+@click.option(
+    "--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", show_default=True, help="Of ours."
+)
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Also write the JSON there.")
+@_file("--plan", exists=True, text="Plan file to run under instead of the one in force.")
+@click.option("--format", "form", type=click.Choice(FORMS), default="table", show_default=True)
+@_file("-o", "--output", text="Also write the results there, as JSON; as .csv, .md or .osu if it ends so.")
+@_file("--plot", text="Also draw the curves there: .png or .svg.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
-    """Time collectives, each algorithm of them, beside torch.distributed.
+    """Time collectives, each algorithm of them, beside other libraries.
 
     Without OP, all collectives in a compact run. The ranks are those of torchrun, mpirun, srun or `commlib run`,
     or N that -n starts here. Columns and bus factors are nccl-tests'; * marks what the plan picks.
     """
-    job = _job(ops, options)
-    if ranks is not None and not env.LOCAL_SIZE.is_set():
-        from commlib.launch import launch
+    from commlib.cli.bench_options import read_job
 
-        words = [sys.executable, "-m", "commlib", "bench", *ctx.meta["words"]]
-        spread = "core" if ranks <= len(os.sched_getaffinity(0)) else "none"
-        ctx.exit(launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind))
-    if ranks is not None and ranks != env.LOCAL_SIZE.get():
-        raise click.UsageError(f"-n {ranks} inside a job of {env.LOCAL_SIZE.get()} ranks; leave -n out")
+    options["max_bytes"], options["factor"] = _reach(ops, options)
+    job = read_job(ops, ranks, options)
+    code = started(ctx, "bench", ranks, bind)
+    if code is not None:
+        ctx.exit(code)
     from commlib.cli.bench_run import Output, main
 
     command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
-    ctx.exit(main(job, options["backend"], Output(command, options["form"], options["output"])))
+    ctx.exit(main(job, Output(command, options["form"], options["output"], options["plot"])))
 
 
-def _job(ops: tuple[str, ...], options: dict[str, Any]) -> Job:
-    """Turn options into a job; what is wrong with them is said before any rank starts."""
-    from commlib.cli.bench_job import Job
-    from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.timing import Protocol
+def _reach(ops: tuple[str, ...], options: dict[str, Any]) -> tuple[int, float]:
+    """Return largest size and step: fewer sizes where all collectives are measured."""
+    from commlib.env import parse_bytes
 
-    known = _known_algorithms()
     largest, factor = FULL if ops else BRIEF
-    low, high = options["min_bytes"], env.parse_bytes(options["max_bytes"] or largest)
-    if high < low:
-        raise click.UsageError(f"-e is {high} bytes, less than -b with {low}")
-    return Job(
-        ops=_each(",".join(ops) or ",".join(COLLECTIVES), set(COLLECTIVES), "collective"),
-        sizes=tuple(_sizes(low, high, options["factor"] or factor)),
-        dtypes=tuple(_dtype(name) for name in options["dtype"].split(",")),
-        redops=_each(options["redop"], set(REDOPS), "reduction"),
-        root=options["root"],
-        algorithms=_each(options["algorithms"], known, "algorithm"),
-        peers=() if options["peers"] == "none" else (options["peers"],),
-        places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
-        protocol=Protocol(blocks=BLOCKS, iterations=options["iters"], warmup=options["warmup"], check=options["check"]),
-        seconds=options["seconds"],
-    )
-
-
-def _known_algorithms() -> set[str]:
-    from commlib.collectives import COLLECTIVES
-
-    return {"all", "auto"} | {a.name for collective in COLLECTIVES.values() for a in collective.algorithms}
-
-
-def _each(text: str, known: set[str], what: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"no {what} {name!r}; there are {', '.join(sorted(known))}")
-    return names
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise click.UsageError(f"no element type {name!r}; use torch's names, such as float32 or bfloat16")
-    return found
-
-
-def _sizes(low: int, high: int, factor: int) -> list[int]:
-    sizes = [low]
-    while sizes[-1] * factor <= high and sizes[-1] > 0:
-        sizes.append(sizes[-1] * factor)
-    return sizes
+    high = parse_bytes(largest) if options["max_bytes"] is None else options["max_bytes"]
+    if options["max_bytes"] is None:
+        high = max(high, options["min_bytes"])
+    return high, options["factor"] or factor

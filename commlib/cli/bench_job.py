@@ -1,4 +1,4 @@
-"""What `commlib bench` runs on each rank: every algorithm of every call asked for, and torch beside it."""
+"""What `commlib bench` runs on each rank: every algorithm of every call asked for, and other libraries beside it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.cli import peers
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered, reducible
 from commlib.errors import Unsupported
@@ -18,6 +20,7 @@ from commlib.plan import Explanation, Plan
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 
 if TYPE_CHECKING:
+    from commlib.cli.peers.peer import Peer
     from commlib.communicator import Communicator
 
 WARMUP_S = 0.3
@@ -33,11 +36,19 @@ class Job:
     dtypes: tuple[torch.dtype, ...]
     redops: tuple[str, ...]
     root: int
-    algorithms: tuple[str, ...]  # "all", "auto" (the plan's choice), or names
+    algorithms: tuple[str, ...]  # "all", "auto" (the plan's choice), and names
     peers: tuple[str, ...]
+    baseline: str | None  # None: the first peer
     places: tuple[bool, ...]  # out of place is False
-    protocol: Protocol
+    backend: str
+    plan: Path | None  # None: the one in force
     seconds: float
+    protocol: Protocol
+
+    @property
+    def mode(self) -> str:
+        """The plan's name for what is timed."""
+        return "graph" if self.protocol.graph else "eager"
 
 
 @dataclass(frozen=True)
@@ -46,12 +57,9 @@ class Line:
 
     label: str
     placement: str
+    ours: bool
     chosen: bool
     found: dict[bool, Measurement]
-
-    def times_s(self) -> list[float]:
-        """Return the medians there are, out of place first."""
-        return [self.found[place].median_s for place in sorted(self.found) if self.found[place].times_s]
 
     def wrong(self) -> int:
         """Return the wrong elements of all forms."""
@@ -72,10 +80,10 @@ class Group:
         """The size nccl-tests prints."""
         return self.collective.num_bytes(self.call)
 
-    def bandwidths(self, seconds: float) -> tuple[float, float]:
-        """Return algorithm and bus bandwidth in GB/s."""
-        algorithm = self.num_bytes / seconds / 1e9
-        return algorithm, algorithm * self.collective.bus_factor(self.call.size)
+    @property
+    def bus_factor(self) -> float:
+        """What turns algorithm bandwidth into bus bandwidth."""
+        return self.collective.bus_factor(self.call.size)
 
 
 class Bench:
@@ -87,10 +95,28 @@ class Bench:
         assert twin is not None
         self.twin = twin
         self.calls = list(_calls(comm, job))
-        if job.peers:
-            from commlib.cli import torch_peer
+        self.peers: list[Peer] = [peers.load(name) for name in job.peers]
+        for peer in self.peers:
+            peer.start(comm, job.protocol.graph)
 
-            torch_peer.start(comm)
+    @property
+    def baseline(self) -> str | None:
+        """The label that speed-ups are over: the first peer that makes calls, unless the job names one."""
+        running = [label for peer in self.peers if not peer.reason for label in peer.labels]
+        return self.job.baseline or next(iter(running), None)
+
+    def notes(self) -> list[str]:
+        """Return what is not measured, and why."""
+        skipped = left_out(self.job)
+        skipped += [f"peer {peer.name}: {peer.reason}" for peer in self.peers if peer.reason]
+        skipped += [
+            f"{op} has no {name} on {self.comm.backend}"
+            for name in self.job.algorithms
+            if name not in ("all", "auto")
+            for op in self.job.ops
+            if not any(a.name == name for a in self._ours(COLLECTIVES[op]))
+        ]
+        return [f"skipped: {what}" for what in skipped]
 
     def run(self) -> Iterator[Group]:
         """Yield each call's figures as soon as they are there."""
@@ -103,26 +129,24 @@ class Bench:
             yield self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
 
     def close(self) -> None:
-        """Leave torch's process group and the twin."""
-        if self.job.peers:
-            from commlib.cli import torch_peer
-
-            torch_peer.stop()
+        """Leave the peers and the twin."""
+        for peer in self.peers:
+            peer.stop()
         self.twin.close()
 
     def _measure(self, collective: Collective, call: Call, protocol: Protocol) -> Group:
         why = self._explain(collective, call)
-        places = [place for place in self.job.places if _has_form(collective, place)]
-        lines, candidates = [], []
+        places = _forms(self.job, collective)
+        lines: list[Line] = []
+        candidates: list[Candidate] = []
         for algorithm in self._algorithms(collective, why):
             chosen = why[algorithm.placement].algorithm == algorithm.name
-            lines.append(Line(algorithm.name, algorithm.placement, chosen, {}))
+            lines.append(Line(algorithm.name, algorithm.placement, True, chosen, {}))
             candidates += [self._pinned(collective, algorithm, call, place) for place in places]
-        if "torch" in self.job.peers:
-            from commlib.cli import torch_peer
-
-            lines.append(Line("torch", "plain", False, {}))
-            candidates += [torch_peer.candidate(collective, place, plain_on(self.comm.device)) for place in places]
+        for peer in self.peers:
+            lines += [Line(label, "plain", False, False, {}) for label in peer.labels]
+            in_forms = [peer.lines(self.comm, collective, place) for place in places]
+            candidates += itertools.chain.from_iterable(zip(*in_forms, strict=True))
         results = measure(self.comm, collective, call, ordered, candidates, protocol)
         for line, of_line in zip(lines, _chunks(results, len(places)), strict=True):
             line.found.update(zip(places, of_line, strict=True))
@@ -130,15 +154,17 @@ class Bench:
 
     def _explain(self, collective: Collective, call: Call) -> dict[str, Explanation]:
         """Ask the plan once for each placement that this backend has algorithms for."""
-        placements = {a.placement for a in collective.algorithms if a.backend == self.comm.backend}
         size, dtype = collective.num_bytes(call), call.dtype
-        ask = partial(self.comm.explain, collective.name, size, dtype, call.redop)
-        return {placement: ask(placement=placement) for placement in placements}
+        ask = partial(self.comm.explain, collective.name, size, dtype, call.redop, mode=self.job.mode)
+        return {placement: ask(placement=placement) for placement in {a.placement for a in self._ours(collective)}}
+
+    def _ours(self, collective: Collective) -> list[Algorithm]:
+        return [a for a in collective.algorithms if a.backend == self.comm.backend]
 
     def _algorithms(self, collective: Collective, why: dict[str, Explanation]) -> list[Algorithm]:
         wanted = self.job.algorithms
-        ours = [a for a in collective.algorithms if a.backend == self.comm.backend]
-        if wanted == ("all",):
+        ours = self._ours(collective)
+        if "all" in wanted:
             return ours
         chosen = [a for a in ours if why[a.placement].algorithm == a.name] if "auto" in wanted else []
         return [a for a in ours if a in chosen or a.name in wanted]
@@ -164,27 +190,43 @@ class Bench:
         return self.twin.empty((elements,), dtype)
 
 
+def describe(collective: Collective, call: Call) -> str:
+    """Name a call in a few words."""
+    return f"{collective.name} of {collective.num_bytes(call)} B" if call.count else collective.name
+
+
 def arena_bytes(job: Job) -> int:
     """Return the symmetric memory that the largest call's buffers take: a pair for each form, in rotation."""
     forms = 2 * (False in job.places) + (True in job.places)
     return job.protocol.buffers * forms * (max(job.sizes) + (1 << 16)) + (1 << 20)
 
 
-def undefined(job: Job) -> list[str]:
-    """Return the reductions that were asked for and that no backend defines."""
+def left_out(job: Job) -> list[str]:
+    """Return what was asked for and exists on no backend: reductions of some types, forms of some collectives."""
     reducing = any(COLLECTIVES[name].reduces for name in job.ops)
     pairs = itertools.product(job.redops if reducing else (), job.dtypes)
-    return [f"{redop} of {str(d).removeprefix('torch.')}" for redop, d in pairs if not reducible(d, redop)]
+    undefined = [
+        f"{redop} of {str(dtype).removeprefix('torch.')} is not defined"
+        for redop, dtype in pairs
+        if not reducible(dtype, redop)
+    ]
+    form = "in-place" if job.places == (True,) else "out-of-place"
+    return undefined + [f"{op} has no {form} form" for op in job.ops if not _forms(job, COLLECTIVES[op])]
+
+
+def series(job: Job) -> Iterator[tuple[Collective, torch.dtype, str]]:
+    """Yield what sizes are measured of: collective, element type, and reduction ("sum" where there is none)."""
+    for name, dtype in itertools.product(job.ops, job.dtypes):
+        collective = COLLECTIVES[name]
+        for redop in job.redops if collective.reduces else ("sum",):
+            if _forms(job, collective) and (reducible(dtype, redop) or not collective.reduces):
+                yield collective, dtype, redop
 
 
 def _calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
-    for name, dtype in itertools.product(job.ops, job.dtypes):
-        collective = COLLECTIVES[name]
-        for redop in job.redops if collective.reduces else job.redops[:1]:
-            if collective.reduces and not reducible(dtype, redop):
-                continue
-            call = Call(comm.rank, comm.size, 0, dtype, redop if collective.reduces else "sum", job.root)
-            yield from ((collective, replace(call, count=count)) for count in _counts(collective, call, job.sizes))
+    for collective, dtype, redop in series(job):
+        call = Call(comm.rank, comm.size, 0, dtype, redop, job.root)
+        yield from ((collective, replace(call, count=count)) for count in _counts(collective, call, job.sizes))
 
 
 def _counts(collective: Collective, call: Call, sizes: Sequence[int]) -> list[int]:
@@ -195,8 +237,10 @@ def _counts(collective: Collective, call: Call, sizes: Sequence[int]) -> list[in
     return sorted({max(1, int(size / per_element)) for size in sizes})
 
 
-def _has_form(collective: Collective, in_place: bool) -> bool:
-    return collective.in_place is not None if in_place else collective.out_of_place
+def _forms(job: Job, collective: Collective) -> list[bool]:
+    """Return those forms asked for that the collective has."""
+    has = {False: collective.out_of_place, True: collective.in_place is not None}
+    return [place for place in job.places if has[place]]
 
 
 def _chunks(results: list[Measurement], size: int) -> Iterator[list[Measurement]]:

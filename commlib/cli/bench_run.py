@@ -1,15 +1,15 @@
-"""One run of `commlib bench` on one rank: join the others, measure, and let rank 0 report."""
+"""One run of `commlib bench` on one rank: join the others, measure, and let rank 0 print and write."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import shutil
+import signal
 import sys
-import textwrap
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,201 +18,167 @@ import click
 
 import commlib
 from commlib import env
-from commlib.cli.bench_job import Bench, Group, Job, Line, arena_bytes, undefined
-from commlib.cli.bench_table import Table, choices, foot, summary
+from commlib.cli import bench_plot
+from commlib.cli.bench_columns import fold
+from commlib.cli.bench_document import Report, Row
+from commlib.cli.bench_formats import FORMS, render
+from commlib.cli.bench_job import Bench, Job, arena_bytes, describe
+from commlib.cli.bench_options import missing_for
+from commlib.cli.bench_progress import Progress
+from commlib.cli.bench_table import Table, closing, opening
 from commlib.errors import CommError
-from commlib.timing import Measurement, block_seconds, fingerprint
+from commlib.timing import measure_limit
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
-SCHEMA, VERSION = "commlib.bench", 1
+INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
+AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
 
 
 @dataclass
 class Output:
-    """What rank 0 prints and writes; on the other ranks nothing is."""
+    """Where rank 0 prints and writes; on the other ranks nothing is."""
 
     command: str
     form: str
     path: Path | None
+    picture: Path | None
     width: int = field(default_factory=lambda: shutil.get_terminal_size().columns)
     speaks: bool = False
+    _table: Table | None = None
+    _series: tuple[Any, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Lay the table out for the terminal."""
-        self.table = Table(self.width)
+    def open(self, document: dict[str, Any]) -> None:
+        """Print what stands above the rows."""
+        self._table = Table(self.width, document["config"])
+        self._say(fold(opening(document), self.width))
 
-    def lines(self, lines: list[str]) -> None:
-        """Print lines of the table, over the progress if that stands there."""
-        if self.speaks and self.form == "table":
-            self.progress("")
-            for line in lines:
-                click.echo(
-                    textwrap.fill(line, self.width, subsequent_indent="#   ") if len(line) > self.width else line
-                )
+    def rows(self, rows: list[Row]) -> None:
+        """Print the rows of one call, below a head if a series begins with them."""
+        assert self._table is not None
+        for series, of_series in groupby(rows, lambda row: (row["op"], row["type"], row["redop"], row["mode"])):
+            shown = list(of_series)
+            self._say(self._table.head(shown) if series != self._series else [])
+            self._series = series
+            self._say(self._table.body(shown))
 
-    def progress(self, text: str) -> None:
-        """Show where the run is, to a person only."""
-        if self.speaks and sys.stderr.isatty():
-            click.echo(f"\r\033[K{text}", err=True, nl=False)
-
-    def document(self, found: dict[str, Any]) -> None:
-        """Print or write the JSON."""
+    def close(self, document: dict[str, Any]) -> None:
+        """Print what stands below the rows, or the whole in another form; write the files."""
         if not self.speaks:
             return
-        text = json.dumps({"schema": SCHEMA, "version": VERSION, "command": self.command, **found}, indent=1)
-        if self.form == "json":
-            click.echo(text)
+        self._say(fold(closing(document), self.width))
+        if self.form != "table":
+            click.echo(render(document, self.form, self.width))
         if self.path is not None:
-            self.path.write_text(text + "\n", encoding="utf-8")
+            suffix = self.path.suffix[1:]
+            _replace(self.path, render(document, suffix if suffix in FORMS else "json", self.width))
+        if self.picture is not None and document["rows"]:
+            with _warned(f"no {self.picture.name}"):
+                bench_plot.plot(document, self.picture)
+
+    def _say(self, lines: list[str]) -> None:
+        if self.speaks and self.form == "table":
+            for line in lines:
+                click.echo(line)
 
 
-def main(job: Job, backend: str, output: Output) -> int:
+def main(job: Job, output: Output) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
     room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, arena_bytes(job))
-    with commlib.init(backend=backend, max_bytes=room) as comm:
+    with commlib.init(backend=job.backend, max_bytes=room, plan=job.plan or "auto") as comm:
         if not 0 <= job.root < comm.size:
             raise click.UsageError(f"--root {job.root} is not one of {comm.size} ranks")
+        if job.protocol.graph and comm.device.type != "cuda":
+            raise click.UsageError(f"--graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
         output.speaks = comm.rank == 0
-        groups: list[Group] = []
+        return _Run(comm, job, output).until_it_ends()
+
+
+class _Run:
+    """The steps of one run, and what there is to report whenever it ends."""
+
+    def __init__(self, comm: Communicator, job: Job, output: Output) -> None:
+        self.comm, self.job, self.output = comm, job, output
+        self.report: Report | None = None
+        self.progress = Progress(0, output.width, False)
+
+    def until_it_ends(self) -> int:
+        """Measure and report; whatever ends it, what was measured is kept."""
         try:
-            _measure(comm, job, output, groups)
+            try:
+                bench = self._measure()
+            except CommError:
+                time.sleep(AFTER_PEER_S)
+                raise
         except KeyboardInterrupt:
-            return _report(comm, job, output, groups, "interrupted")
+            self._finish(INTERRUPTED_TEXT)
+            return INTERRUPTED
         except CommError as error:
-            _report(comm, job, output, groups, str(error))
+            self._finish(str(error))
             raise
-        return _report(comm, job, output, groups, "")
+        self._finish("")
+        bench.close()
+        assert self.report is not None
+        return int(self.report.wrong > 0)
+
+    def _measure(self) -> Bench:
+        notes = self._what_is_missing()
+        limit = measure_limit(self.comm)
+        bench = Bench(self.comm, self.job)
+        report = self.report = Report(bench, limit, self.output.command, notes)
+        self.output.open(report.document(complete=False))
+        self.progress = Progress(len(bench.calls), self.output.width, self.output.speaks)
+        self._show(bench, 0)
+        for done, group in enumerate(bench.run(), 1):
+            rows = report.add(group)
+            self.progress.clear()
+            self.output.rows(rows)
+            self._show(bench, done)
+        return bench
+
+    def _show(self, bench: Bench, done: int) -> None:
+        following = describe(*bench.calls[done]) if done < len(bench.calls) else ""
+        self.progress.show(done, following)
+
+    def _what_is_missing(self) -> list[str]:
+        """Say at once which file will not be there in the end."""
+        missing = missing_for(self.output.picture)
+        if not missing:
+            return []
+        self.output.picture = None
+        if self.output.speaks:
+            click.echo(f"commlib: {missing}", err=True)
+        return [missing]
+
+    def _finish(self, ended: str) -> None:
+        """Report, undisturbed by a second Ctrl-C."""
+        if self.report is None:
+            if self.output.speaks and ended == INTERRUPTED_TEXT:
+                click.echo("commlib: interrupted before anything was measured", err=True)
+            return
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self.progress.clear()
+            self.output.close(self.report.document(ended))
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
-def _measure(comm: Communicator, job: Job, output: Output, groups: list[Group]) -> None:
-    bench = Bench(comm, job)
-    output.lines(_head(comm, job, len(bench.calls)))
-    started = time.monotonic()
+def _replace(path: Path, text: str) -> None:
+    """Write so that a reader finds the old file or the whole new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        for group in bench.run():
-            if groups and _series(groups[-1]) != _series(group):
-                output.lines(_choices_of_last(groups))
-            if not groups or _series(groups[-1]) != _series(group):
-                output.lines(output.table.head(group))
-            groups.append(group)
-            output.lines(output.table.body(group))
-            spent_s = time.monotonic() - started
-            output.progress(f"# {len(groups)} of {len(bench.calls)} calls, {spent_s:.0f} of {job.seconds:.0f} s")
-    except CommError:
-        time.sleep(0.2)  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
-        raise
-    bench.close()
+        beside.write_text(text + "\n", encoding="utf-8", newline="")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
-def _series(group: Group) -> tuple[object, ...]:
-    return group.collective.name, group.call.dtype, group.call.redop
-
-
-def _choices_of_last(groups: list[Group]) -> list[str]:
-    last = [list(of_series) for _, of_series in groupby(groups, _series)][-1:]
-    return [line for series in last for line in choices(series)]
-
-
-def _head(comm: Communicator, job: Job, calls: int) -> list[str]:
-    machine, protocol = fingerprint(), job.protocol
-    block = f"{protocol.iterations} iterations" if protocol.iterations else f"{block_seconds(comm) * 1e6:.0f} us"
-    least, most = protocol.blocks
-    settings = " ".join(f"{name}={value}" for name, value in machine["settings"].items())
-    return [
-        f"# commlib {machine['commlib']} bench: {_ranks(comm)}",
-        f"# {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}",
-        f"# torch {machine['torch']}, Python {machine['python']}" + (f", {settings}" if settings else ""),
-        f"# {calls} calls in about {job.seconds:.0f} s; values are {'' if protocol.check else 'not '}checked",
-        f"# time: median of {least} to {most} interleaved blocks of {block}, slowest rank, per call",
-        f"# plan {comm.plan.digest} from {comm.plan.source}; * marks what it picks",
-        "# torch (x): how many times as long torch.distributed takes" if job.peers else "# without torch.distributed",
-        *(f"# skipped: {what} is not defined" for what in undefined(job)),
-    ]
-
-
-def _ranks(comm: Communicator) -> str:
-    if comm.size == 1:
-        return f"1 rank on {comm.backend}; -n N starts more"
-    usable = len(os.sched_getaffinity(0))
-    return (
-        f"{comm.size} ranks on {comm.backend}, {'each on a core of its own' if usable == 1 else 'not bound to cores'}"
-    )
-
-
-def _report(comm: Communicator, job: Job, output: Output, groups: list[Group], ended: str) -> int:
-    """Close the table, write the JSON, and return the exit code."""
-    found = summary(groups)
-    output.lines([*_choices_of_last(groups), *foot(groups), *([f"# {ended}: not complete"] if ended else [])])
-    output.document(
-        {
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "complete": not ended,
-            "fingerprint": fingerprint(),
-            "config": _config(comm, job),
-            "plan": {"digest": comm.plan.digest, "source": Path(comm.plan.source).name},
-            "rows": [row for group in groups for line in group.lines for row in _rows(group, line)],
-            "out_of_bounds": {"count": found["wrong"], "okay": not found["wrong"]},
-            "average_bus_bandwidth": {"plan": found["busbw"], "torch": found["torch_busbw"]},
-        }
-    )
-    return 130 if ended == "interrupted" else int(found["wrong"] > 0)
-
-
-def _config(comm: Communicator, job: Job) -> dict[str, Any]:
-    protocol = job.protocol
-    return {
-        "ranks": comm.size,
-        "backend": comm.backend,
-        "cores_per_rank": len(os.sched_getaffinity(0)),
-        "sizes": job.sizes,
-        "block_us": block_seconds(comm) * 1e6,
-        "blocks": protocol.blocks,
-        "iterations": protocol.iterations,
-        "warmup": protocol.warmup,
-        "buffers": protocol.buffers,
-        "seed": protocol.seed,
-        "check": protocol.check,
-        "seconds": job.seconds,
-    }
-
-
-def _rows(group: Group, line: Line) -> list[dict[str, Any]]:
-    call, why = group.call, group.why.get(line.placement)
-    shared = {
-        "op": group.collective.name,
-        "size": group.num_bytes,
-        "count": call.count,
-        "type": str(call.dtype).removeprefix("torch."),
-        "redop": call.redop if group.collective.reduces else None,
-        "root": call.root if group.collective.rooted else None,
-        "algorithm": line.label,
-        "placement": line.placement,
-        "chosen": line.chosen,
-        "rule": why.rule if why and line.chosen else None,
-    }
-    return [{**shared, "in_place": place, **_figures(group, line, place)} for place in line.found]
-
-
-def _figures(group: Group, line: Line, in_place: bool) -> dict[str, Any]:
-    result = line.found[in_place]
-    if not result.times_s:
-        return {"skipped": result.skipped}
-    algorithm, bus = group.bandwidths(result.median_s)
-    torch = next((other.found[in_place] for other in group.lines if other.label == "torch"), None)
-    return {
-        "time_us": {f"p{p}": round(result.percentile_s(p) * 1e6, 4) for p in (0, 10, 50, 90, 100)},
-        "iterations": result.iterations,
-        "blocks": len(result.times_s),
-        "algbw": round(algorithm, 6),
-        "busbw": round(bus, 6),
-        "wrong": result.wrong,
-        "vs_torch": _ratio(torch, result),
-    }
-
-
-def _ratio(torch: Measurement | None, result: Measurement) -> float | None:
-    if torch is None or torch is result or not torch.times_s:
-        return None
-    return round(torch.median_s / result.median_s, 3)
+@contextlib.contextmanager
+def _warned(what: str) -> Iterator[None]:
+    """Turn a fault of what is only an addition into one line."""
+    try:
+        yield
+    except (CommError, OSError, ValueError, ImportError, click.ClickException) as error:
+        print(f"commlib: {what}: {error}", file=sys.stderr)

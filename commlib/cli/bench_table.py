@@ -3,182 +3,172 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from commlib.cli.bench_job import Group, Line
-    from commlib.plan import Explanation
-    from commlib.timing import Measurement
+from commlib.cli.bench_columns import Column, Columns, fold
+from commlib.cli.bench_notes import closing, opening
+from commlib.cli.bench_rows import (
+    PLACES,
+    TYPE_WIDTH,
+    Row,
+    about,
+    by_way,
+    fitted,
+    label,
+    measured,
+    median_us,
+    percent_text,
+    ratio_decimals,
+    ratio_text,
+    size_text,
+    title,
+    type_text,
+    wrong_text,
+)
 
-WIDE = 120  # columns from which both halves fit on a line
-TYPES = {"float32": "float", "float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
-HALF = ("time", "algbw", "busbw", "#wrong")
-UNITS = ("(us)", "(GB/s)", "(GB/s)", "")
-FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
+__all__ = ["Table", "closing", "fold", "opening"]
+
+WIDE = 120  # columns from which both forms fit on a line
+TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
+ALGORITHM = 19  # lsa_ll128_exchange and its star
+MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
 
 
 class Table:
-    """Turns groups into lines of at most `width` columns."""
+    """Turns rows into lines of at most `width` characters."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, config: dict[str, Any]) -> None:
         self.wide = width >= WIDE
+        baseline = config.get("baseline")
+        layouts = _wide(config, baseline) if self.wide else [_narrow(baseline)]
+        # The first layout that keeps all of its columns; the last one drops what does not fit.
+        fits = (columns for columns in layouts if len(Columns(columns, width).columns) == len(columns))
+        self.columns = Columns(next(fits, layouts[-1]), width)
+        self.digits = self.columns.columns[0].width
+        self.full = self.wide and any(column.key == "in.wrong" for column in self.columns.columns)
 
-    def head(self, group: Group) -> list[str]:
-        """Return what stands above the first group of a collective, type and reduction."""
-        call, name = group.call, group.collective.name
-        title = f"# {name}"
-        if not self.wide:
-            root = f", root {call.root}" if group.collective.rooted else ""
-            title += f", {_type(group)}{', ' + call.redop if group.collective.reduces else ''}{root}"
-            names = _narrow(("size", "algorithm", "form", *HALF, "torch"))
-            units = _narrow(("(B)", "", "", *UNITS, "(x)"))
-            return ["#", title, "#" + names[1:], "#" + units[1:]]
-        names = _wide(("size", "count", "type", "redop", "root", "algorithm", *2 * HALF, "torch"))
-        units = _wide(("(B)", "(elements)", "", "", "", "", *2 * UNITS, "(x)"))
-        halves = f"{'':55}{'out-of-place':^29}{'in-place':^28}"
-        return ["#", title, *("#" + line[1:] for line in (halves, names, units))]
+    def head(self, rows: Sequence[Row]) -> list[str]:
+        """Return what stands above the first call of a series."""
+        first = rows[0]
+        graph = ", CUDA graph" if first["mode"] == "graph" else ""
+        name = f"# {first['op']}{graph}" if self.wide else f"# {title(first)}"
+        return ["#", name[: self.columns.width], *self.columns.head()]
 
-    def body(self, group: Group) -> list[str]:
+    def body(self, rows: Sequence[Row]) -> list[str]:
         """Return the lines of one call."""
-        torch = next((line for line in group.lines if line.label == "torch" and line.times_s()), None)
-        shown = [line for line in group.lines if line.times_s()]
-        return [text for line in shown for text in self._lines(group, line, torch)]
+        return [line for forms in by_way(measured(rows)) for line in self._lines(forms)]
 
-    def _lines(self, group: Group, line: Line, torch: Line | None) -> Iterator[str]:
-        label = line.label + ("*" if line.chosen else "")
-        if not self.wide:
-            for place, result in line.found.items():
-                if result.times_s:
-                    rival = torch.found.get(place) if torch else None
-                    figures = _figures(group, result)
-                    form = "in" if place else "out"
-                    yield _narrow((_size(group.num_bytes), label, form, *figures, _factor(rival, result)))
+    def _lines(self, forms: dict[bool, Row]) -> Iterator[str]:
+        if self.wide:
+            yield self.columns.line(self._both(forms))
             return
-        collective, call = group.collective, group.call
-        redop = call.redop if collective.reduces else "none"
-        root = call.root if collective.rooted else -1
-        place = next(place for place, result in line.found.items() if result.times_s)
-        factor = _factor(torch.found.get(place) if torch else None, line.found[place])
-        halves = [cell for place in (False, True) for cell in _half(group, line.found.get(place))]
-        size, count = str(group.num_bytes), str(call.count)
-        yield _wide((size, count, _type(group), redop, str(root), label, *halves, factor))
+        for in_place in sorted(forms):
+            row = forms[in_place]
+            cells = {"size": _short(row["size"], self.digits), "form": "in" if in_place else "out"}
+            yield self.columns.line({**cells, **self._shared(row), **_figures(row)})
+
+    def _both(self, forms: dict[bool, Row]) -> dict[str, str]:
+        first = forms[min(forms)]
+        cells = {
+            "size": _short(first["size"], self.digits),
+            "count": _short(first["count"], self.digits),
+            "type": type_text(first["type"]),
+            "redop": first["redop"] or "none",
+            "root": str(-1 if first["root"] is None else first["root"]),
+            **self._shared(first),
+            "wrong": _sum_wrong(list(forms.values())),
+        }
+        for in_place, row in forms.items():
+            side = "in" if in_place else "out"
+            cells |= {f"{side}.{key}": text for key, text in _figures(row).items()}
+        return cells
+
+    def _shared(self, row: Row) -> dict[str, str]:
+        interval = _plus_minus if self.wide and not self.full else _between
+        return {"algorithm": label(row), "limit": percent_text(row["of_limit"]), "speedup": interval(row["speedup"])}
 
 
-def _wide(cells: Sequence[str]) -> str:
-    size, count, kind, redop, root, algorithm, *rest = cells
-    lead = f"{size:>10} {count:>10} {kind:>8} {redop:>5} {root:>4} {algorithm:<14}"
-    widths = (7, 6, 6, 6, 7, 6, 6, 6, 5)
-    return lead + " " + " ".join(f"{cell:>{width}}" for cell, width in zip(rest, widths, strict=True))
+def _wide(config: dict[str, Any], baseline: str | None) -> list[list[Column]]:
+    """Return nccl-tests' columns; where they leave no room, with one #wrong for both forms and a shorter interval."""
+    longest = max(6, len(str(max(config["sizes"], default=0))))
+    halves = [column for in_place in PLACES for column in _half(in_place)]
+    merged = [column for column in halves if not column.key.endswith(".wrong")]
+    merged += [Column("wrong", "#wrong", WRONG), *_against(baseline, 11)]
+    full, few = _lead(min(longest, MOST_DIGITS)), _lead(min(longest, FEW_DIGITS))
+    return [[*full, *halves, *_against(baseline, 16)], [*full, *merged], [*few, *merged]]
 
 
-def _narrow(cells: Sequence[str]) -> str:
-    size, algorithm, form, *rest = cells
-    widths = (9, 7, 7, 6, 6)
-    figures = " ".join(f"{cell:>{width}}" for cell, width in zip(rest, widths, strict=True))
-    return f"{size:>10}  {algorithm:<15} {form:<4} {figures}"
-
-
-def _half(group: Group, result: Measurement | None) -> tuple[str, ...]:
-    return _figures(group, result) if result and result.times_s else ("-", "-", "-", "-")
-
-
-def _figures(group: Group, result: Measurement) -> tuple[str, str, str, str]:
-    algorithm, bus = group.bandwidths(result.median_s)
-    wrong = "N/A" if result.wrong is None else str(result.wrong)
-    return _digits(result.median_s * 1e6), _digits(algorithm), _digits(bus), wrong
-
-
-def _digits(value: float) -> str:
-    """Return about four digits: the rest is noise."""
-    return f"{value:.2f}" if value < 100 else f"{value:.1f}" if value < 10_000 else f"{value:.0f}"
-
-
-def _factor(rival: Measurement | None, result: Measurement) -> str:
-    if rival is None or rival is result or not rival.times_s:
-        return "-"
-    ratio = rival.median_s / result.median_s
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}"
-
-
-def _type(group: Group) -> str:
-    name = str(group.call.dtype).removeprefix("torch.")
-    return TYPES.get(name, name)
-
-
-def _size(num_bytes: int) -> str:
-    for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if num_bytes >= scale and num_bytes % scale == 0:
-            return f"{num_bytes // scale}{unit}"
-    return str(num_bytes)
-
-
-def choices(groups: Sequence[Group]) -> list[str]:
-    """Say for one collective which algorithms the plan picks, by which rules, and where another one won here."""
-    return [f"# {line}" for line in (*_chosen(groups), *_faster(groups), *_skipped(groups))]
-
-
-def _chosen(groups: Sequence[Group]) -> Iterator[str]:
-    for placement in sorted({placement for group in groups for placement in group.why}):
-        runs: list[tuple[Explanation, int, int]] = []
-        for group in groups:
-            why, size = group.why[placement], group.num_bytes
-            if runs and (runs[-1][0].algorithm, runs[-1][0].rule) == (why.algorithm, why.rule):
-                runs[-1] = (why, min(runs[-1][1], size), max(runs[-1][2], size))
-            else:
-                runs.append((why, size, size))
-        yield f"plan, {placement} tensors: " + "; ".join(_reason(*run) for run in runs)
-
-
-def _reason(why: Explanation, low: int, high: int) -> str:
-    sizes = _size(low) if low == high else f"{_size(low)}–{_size(high)}"
-    gain = f", measured {why.gain:.0%} faster than {why.runner_up}" if why.gain is not None and why.runner_up else ""
-    return f"{why.algorithm} at {sizes} ({why.rule}{gain})"
-
-
-def _faster(groups: Sequence[Group]) -> Iterator[str]:
-    for group in groups:
-        for chosen in (line for line in group.lines if line.chosen and line.times_s()):
-            rivals = [line for line in group.lines if line.placement == chosen.placement and line.times_s()]
-            best = min(rivals, key=lambda line: line.times_s()[0])
-            ratio = chosen.times_s()[0] / best.times_s()[0]
-            if ratio >= FASTER:
-                yield f"here {best.label} beat the plan's {chosen.label} by {ratio:.2f}x at {_size(group.num_bytes)}"
-
-
-def _skipped(groups: Sequence[Group]) -> Iterator[str]:
-    reasons: dict[str, None] = {}
-    for group in groups:
-        for line in group.lines:
-            for place, result in line.found.items():
-                form = "in place" if place else "out of place"
-                if result.skipped:
-                    reasons[f"skipped {line.label} {form}: {result.skipped}"] = None
-    yield from reasons
-
-
-def summary(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return nccl-tests' last two lines: wrong elements, and bus bandwidth of the plan's choices and of torch."""
-    wrong = sum(line.wrong() for group in groups for line in group.lines)
-    return {"wrong": wrong, "busbw": _mean_busbw(groups, True), "torch_busbw": _mean_busbw(groups, False)}
-
-
-def _mean_busbw(groups: Sequence[Group], ours: bool) -> float | None:
-    values = [
-        group.bandwidths(seconds)[1]
-        for group in groups
-        if group.num_bytes
-        for line in group.lines
-        if (line.chosen and line.placement == "plain" if ours else line.label == "torch")
-        for seconds in line.times_s()
+def _lead(digits: int) -> list[Column]:
+    return [
+        Column("size", "size", digits, "(B)"),
+        Column("count", "count", digits, "(elts)"),
+        Column("type", "type", TYPE_WIDTH),
+        Column("redop", "redop", 5),
+        Column("root", "root", 4),
+        Column("algorithm", "algorithm", ALGORITHM, left=True),
     ]
-    return sum(values) / len(values) if values else None
 
 
-def foot(groups: Sequence[Group]) -> list[str]:
-    """Return the closing lines."""
-    found = summary(groups)
-    lines = ["#", f"# Out of bounds values : {found['wrong']} {'FAILED' if found['wrong'] else 'OK'}"]
-    if found["busbw"] is not None:
-        beside = f" (torch {found['torch_busbw']:.3f})" if found["torch_busbw"] is not None else ""
-        lines.append(f"# Avg bus bandwidth    : {found['busbw']:.3f}{beside}")
-    return lines
+def _half(in_place: bool) -> list[Column]:
+    side, group = ("in", "in-place") if in_place else ("out", "out-of-place")
+    return [
+        Column(f"{side}.time", "time", TIME, "(us)", group),
+        Column(f"{side}.algbw", "algbw", WIDTH, "GB/s", group),
+        Column(f"{side}.busbw", "busbw", WIDTH, "GB/s", group),
+        Column(f"{side}.wrong", "#wrong", WRONG, "", group),
+    ]
+
+
+def _narrow(baseline: str | None) -> list[Column]:
+    return [
+        Column("size", "size", FEW_DIGITS, "(B)"),
+        Column("algorithm", "algorithm", ALGORITHM, left=True),
+        Column("form", "form", 4, left=True, spare=2),
+        Column("time", "time", TIME, "(us)"),
+        Column("busbw", "busbw", WIDTH, "GB/s", spare=1),
+        *_against(None, 0),
+        Column("wrong", "#wrong", WRONG, spare=3),
+        *_against(baseline, 16)[1:],
+    ]
+
+
+def _against(baseline: str | None, width: int) -> list[Column]:
+    """Return the columns that compare a row: with the limit, and with the baseline if there is one."""
+    limit = Column("limit", "%lim", 4, spare=5)
+    return [limit, *([Column("speedup", "speed-up", width, f"x {baseline}", spare=4)] if baseline else [])]
+
+
+def _figures(row: Row) -> dict[str, str]:
+    return {
+        "time": fitted(median_us(row), TIME),
+        "algbw": fitted(row["algbw"], WIDTH),
+        "busbw": fitted(row["busbw"], WIDTH),
+        "wrong": wrong_text(row),
+    }
+
+
+def _sum_wrong(rows: Sequence[Row]) -> str:
+    counts = [row["wrong"] for row in rows if row["wrong"] is not None]
+    return wrong_text({"wrong": sum(counts) if counts else None})
+
+
+def _short(number: int, digits: int) -> str:
+    texts = (str(number), size_text(number), about(number))
+    return next((text for text in texts if len(text) <= digits), texts[-1])
+
+
+def _between(speedup: dict[str, Any] | None) -> str:
+    """Write 2.31 [2.20–2.41]."""
+    if speedup is None:
+        return "-"
+    low, high = ratio_text(speedup["low"]), ratio_text(speedup["high"])
+    return f"{ratio_text(speedup['ratio'])} [{low}–{high}]"
+
+
+def _plus_minus(speedup: dict[str, Any] | None) -> str:
+    """Write 2.31x ±0.05: the farther end of the interval."""
+    if speedup is None:
+        return "-"
+    ratio = speedup["ratio"]
+    error = max(ratio - speedup["low"], speedup["high"] - ratio, 0.0)
+    return f"{ratio_text(ratio)}x ±{error:.{ratio_decimals(ratio)}f}"

@@ -1,9 +1,10 @@
-"""`commlib plan`: show the plan in force, or explain which algorithm a call gets and why."""
+"""`commlib plan`: what runs at which size and why; check, compare, write and translate plan files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,24 +13,43 @@ from commlib.cli.options import read_bytes
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
-_PATH = click.Path(exists=True, dir_okay=False, path_type=Path)
+# Short names beside torch's own.
+TYPES = {
+    **{"f64": "float64", "fp64": "float64", "double": "float64"},
+    **{"f32": "float32", "fp32": "float32", "float": "float32"},
+    **{"f16": "float16", "fp16": "float16", "half": "float16", "bf16": "bfloat16"},
+    **{"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
+    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+}
+# The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
+CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
 def plan() -> None:
-    """Show a plan, or explain which algorithm a call gets and why."""
+    """Show a plan, or explain which algorithm a call gets and why.
+
+    A PLAN is a file, or the name of one that comes with commlib, such as shm.
+    """
 
 
-_world = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
-_backend = click.option("--backend", default="shm", show_default=True, help="Backend of the shipped plan.")
+def _world(text: str) -> Callable[[Any], Any]:
+    return click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help=text)
+
+
+_ranks = _world("Number of ranks.")
+_backend = click.option("--backend", default="shm", show_default=True, help="Backend whose plan is taken without PLAN.")
+_output = click.option("-o", "--output", type=_OUTPUT, help="File to write; without it, standard output.")
 
 
 @plan.command()
-@click.argument("file", required=False, type=_PATH)
+@click.argument("plan", required=False, metavar="[PLAN]")
+@_ranks
 @_backend
-def show(file: Path | None, backend: str) -> None:
-    """Print the rules of FILE, or of the plan that `init()` would take here."""
-    click.echo(str(_plan(file, backend)))
+def show(plan: str | None, world: int, backend: str) -> None:
+    """Print the rules of PLAN, or of the plan that `init()` would take here."""
+    click.echo(str(_read(plan, backend, world)))
 
 
 @plan.command()
@@ -42,7 +62,7 @@ def show(file: Path | None, backend: str) -> None:
     show_default=True,
     help="Size: K, M, G allowed.",
 )
-@click.option("--dtype", default="float32", show_default=True, help="torch name of the element type.")
+@click.option("--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, where the operation reduces.")
 @click.option(
     "--placement",
@@ -51,8 +71,15 @@ def show(file: Path | None, backend: str) -> None:
     show_default=True,
     help="symmetric: the tensor comes from comm.empty().",
 )
-@click.option("--plan", "file", type=_PATH, help="Plan file; without it, the plan that init() would take here.")
-@_world
+@click.option(
+    "--mode",
+    type=click.Choice(["eager", "graph"]),
+    default="eager",
+    show_default=True,
+    help="graph: the call is captured into a CUDA graph.",
+)
+@click.option("--plan", help="PLAN; without it, the plan that init() would take here.")
+@_ranks
 @_backend
 def explain(
     op: str,
@@ -60,16 +87,162 @@ def explain(
     dtype: str,
     redop: str,
     placement: str,
-    file: Path | None,
+    mode: str,
+    plan: str | None,
     world: int,
     backend: str,
 ) -> None:
-    """Say which algorithm a call of OP gets, by which rule, and what that rule was measured to gain."""
-    chosen = _plan(file, backend)
-    click.echo(str(chosen.explain(op, num_bytes, dtype, redop, world=world, placement=placement)))
+    """Say which algorithm a call of OP gets, by which rule, for which sizes, and what it gains."""
+    from commlib.collectives import COLLECTIVES, REDOPS
+    from commlib.redops import DTYPES
+
+    _one_of("collective", op, COLLECTIVES)
+    _one_of("reduction", redop, REDOPS)
+    name = TYPES.get(dtype, dtype)
+    _one_of("element type", name, (*DTYPES, *TYPES))
+    chosen = _read(plan, backend, world)
+    click.echo(str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode)))
 
 
-def _plan(file: Path | None, backend: str) -> Plan:
-    from commlib.plan import Plan
+@plan.command()
+@click.argument("one", metavar="A")
+@click.argument("other", metavar="B")
+@click.pass_context
+def diff(ctx: click.Context, one: str, other: str) -> None:
+    """Print where the plans A and B choose differently; exit code 1 if they do."""
+    from commlib.plan import differences
 
-    return Plan.load(file) if file is not None else Plan.auto(backend)
+    found = differences(_open(one), _open(other))
+    for difference in found:
+        click.echo(str(difference))
+    ctx.exit(1 if found else 0)
+
+
+@plan.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.pass_context
+def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
+    """Check plan files: keys, values and names.
+
+    The first fault of each file is printed with its line on standard error; exit code 1 if there is one.
+    """
+    from commlib.agreement import check_names
+
+    faulty = False
+    for file in files:
+        try:
+            found = _open(file)
+            check_names(found, *_known(found))
+            click.echo(f"{file}: OK, {len(found.rules)} rules, plan {found.digest}")
+        except ValueError as error:
+            faulty = True
+            click.echo(f"commlib: {error}", err=True)
+    ctx.exit(1 if faulty else 0)
+
+
+@plan.command()
+@click.argument("size", callback=read_bytes)
+@click.option("--op", default="all_reduce", show_default=True, help="Collective.")
+@click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
+@click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
+@click.option("-n", "--world", type=click.IntRange(1), help="For so many ranks only.")
+@_backend
+@_output
+def threshold(
+    size: int, op: str, below: str | None, above: str | None, world: int | None, backend: str, output: Path | None
+) -> None:
+    """Write the classic plan: one algorithm up to SIZE, another one beyond.
+
+    Everything else is as in the shipped plan of the backend.
+    """
+    from commlib.collectives import algorithm_names
+    from commlib.plan import Plan, shipped_plan
+
+    base, known = shipped_plan(backend), algorithm_names(backend)
+    _one_of("collective", op, known)
+    classic = CLASSIC.get(backend) if op == "all_reduce" else None
+    low, high = below or (classic and classic[0]), above or (classic and classic[1])
+    if not low or not high:
+        raise click.UsageError(
+            f"{op} on {backend} has no classic pair; name --below and --above: {', '.join(known[op])}"
+        )
+    for name in (low, high):
+        _one_of(f"algorithm of {op} on {backend}", name, known[op])
+    made = Plan.threshold(size, below=low, above=high, op=op, base=base)
+    if world is not None:
+        first, *rest = made.document["rules"]
+        made = Plan({**made.document, "rules": [{**first, "world": [world, world]}, *rest]}, made.source)
+    _write(made.file_text, output)
+
+
+@plan.command()
+@click.argument("plan", required=False, metavar="[PLAN]")
+@click.option("--to", "form", type=click.Choice(["nccl-tuner", "ompi"]), required=True, help="Whose rules.")
+@_ranks
+@click.option("--backend", help="Backend whose plan is taken without PLAN.  [default: nccl; shm for ompi]")
+@_output
+def export(plan: str | None, form: str, world: int, backend: str | None, output: Path | None) -> None:
+    """Write a plan's sizes as rules of NCCL's example tuner, or of Open MPI's coll/tuned.
+
+    Neither has commlib's kernels: a rule names what moves data in the same way. What cannot be said is left out, and
+    named on standard error.
+    """
+    from commlib.plan.export import export as exported
+
+    usual = "nccl" if form == "nccl-tuner" else "shm"
+    made = exported(_read(plan, backend or usual, world), form, world)
+    for what in made.left_out:
+        click.echo(f"commlib: left out, {form} has no such rule: {what}", err=True)
+    _write(made.text, output)
+
+
+def _read(plan: str | None, backend: str, world: int) -> Plan:
+    """Return the plan that is named, compared with this machine; else what init() would take here."""
+    from commlib.agreement import find_plan, override
+    from commlib.plan import shipped
+    from commlib.timing.machine import fingerprint
+
+    if plan is not None:
+        found = _open(plan)
+        tuned = found.document.get("fingerprint", {})
+        return found.fitted(fingerprint(tuned.get("backend", "")))
+    _one_of("backend", backend, shipped())
+    return override(find_plan(backend, "auto", world), backend)
+
+
+def _open(name: str) -> Plan:
+    """Return the plan of a file, or one that comes with commlib."""
+    from commlib.plan import Plan, shipped, shipped_plan
+
+    if name in shipped() and not Path(name).is_file():
+        return shipped_plan(name)
+    if not Path(name).exists():
+        raise ValueError(
+            f"no plan file {name!r}, and no such plan comes with commlib; there are {', '.join(shipped())}"
+        )
+    return Plan.load(name)
+
+
+def _known(plan: Plan) -> tuple[dict[str, list[str]], str]:
+    """Return the algorithms that a plan may name, and the backend that it says it is for."""
+    from commlib.agreement import usable
+    from commlib.collectives import COLLECTIVES
+    from commlib.plan import shipped
+
+    backend = plan.document.get("fingerprint", {}).get("backend", "")
+    if backend in shipped():
+        return usable(backend), backend
+    return {name: [a.name for a in spec.algorithms] for name, spec in COLLECTIVES.items()}, ""
+
+
+def _one_of(what: str, name: str, known: Any) -> None:
+    if name not in known:
+        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+
+
+def _write(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")
+        click.echo(f"wrote {output}", err=True)

@@ -9,6 +9,7 @@ import torch
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
+from commlib.collectives.variants import chunks, lines, packets, streams
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -44,7 +45,7 @@ def _cut(whole: torch.Tensor, sizes: tuple[int, ...], rank: int) -> torch.Tensor
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm"),
+    Algorithm("shm_oneshot", "shm", variants=chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
@@ -62,9 +63,9 @@ ALL_GATHER = Collective(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl"),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
-        Algorithm("lsa_ll_oneshot", "nccl"),
-        Algorithm("lsa_ll128_oneshot", "nccl"),
-        Algorithm("lsa_oneshot", "nccl"),
+        Algorithm("lsa_ll_oneshot", "nccl", variants=packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", variants=lines),
+        Algorithm("lsa_oneshot", "nccl", variants=streams),
     ),
 )
 
@@ -76,5 +77,5 @@ ALL_GATHERV = Collective(
     size_count=lambda call: sum(ragged(call)),
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (_cut(whole, ragged(call), call.rank), whole),
-    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl")),
+    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", variants=lines)),
 )

@@ -9,6 +9,7 @@ import torch
 
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
+from commlib.collectives.variants import chunks, lines, streams
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -61,11 +62,11 @@ ALL_TO_ALL = Collective(
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_oneshot", "shm", variants=chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
-        Algorithm("lsa_ll128_exchange", "nccl"),
-        Algorithm("lsa_oneshot", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
+        Algorithm("lsa_oneshot", "nccl", variants=streams),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )
@@ -78,7 +79,7 @@ ALL_TO_ALLV = Collective(
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
     bus_factor=lambda n: (n - 1) / n,
     algorithms=(
-        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_oneshot", "shm", variants=chunks),
         Algorithm("nccl_direct", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),

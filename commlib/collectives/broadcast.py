@@ -8,6 +8,7 @@ import torch
 
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import as_bytes
+from commlib.collectives.variants import chunks, lines
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -31,10 +32,10 @@ BROADCAST = Collective(
     in_place=lambda call, whole: (whole, whole),
     out_of_place=False,
     algorithms=(
-        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_oneshot", "shm", variants=chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

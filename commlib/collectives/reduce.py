@@ -9,6 +9,7 @@ import torch
 from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
+from commlib.collectives.variants import chunks, lines
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -35,9 +36,9 @@ REDUCE = Collective(
     rooted=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_oneshot", "shm", variants=chunks),
         Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("lsa_ll128_exchange", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

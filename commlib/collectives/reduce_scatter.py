@@ -10,6 +10,7 @@ from commlib.collectives.all_gather import ragged
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
+from commlib.collectives.variants import chunks, lines, packets, streams
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -37,7 +38,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arg
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm"),
+    Algorithm("shm_oneshot", "shm", variants=chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
     Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
@@ -58,9 +59,9 @@ REDUCE_SCATTER = Collective(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", ordered=False, refuses=refuses_nccl),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl"),
-        Algorithm("lsa_ll128_oneshot", "nccl"),
-        Algorithm("lsa_oneshot", "nccl"),
+        Algorithm("lsa_ll_oneshot", "nccl", variants=packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", variants=lines),
+        Algorithm("lsa_oneshot", "nccl", variants=streams),
     ),
 )
 
@@ -78,5 +79,5 @@ REDUCE_SCATTERV = Collective(
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, _block(whole, ragged(call), call.rank)),
-    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl")),
+    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", variants=lines)),
 )

@@ -8,6 +8,7 @@ import torch
 
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
+from commlib.collectives.variants import chunks, lines
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
@@ -39,9 +40,9 @@ SCATTER = Collective(
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm"),
+        Algorithm("shm_oneshot", "shm", variants=chunks),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl"),
+        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

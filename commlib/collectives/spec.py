@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from commlib.collectives.variants import Variants, none
+
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
@@ -33,7 +35,8 @@ class Algorithm:
 
     `placement` is where its tensors must lie; `ordered` that it adds in rank order, so that results are
     bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
-    `in_place`: input and output may be the same memory, where the collective has such a form.
+    `in_place`: input and output may be the same memory, where the collective has such a form. `variants(num_bytes)`
+    gives the parameters that are worth measuring at a size, none where the algorithm is hopeless.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Algorithm:
     run: Callable[..., Any] | None = None
     refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
     in_place: bool = True
+    variants: Callable[[int], Variants] = none
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The protocol itself: prepare | check | calibrate | interleaved blocks | check | slowest rank."""
+"""The protocol itself: prepare | check | calibrate | interleaved blocks | check | slowest rank.
+
+A block is a row of calls by the host; in graph mode it is the replay of a graph of them.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,15 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from commlib.errors import CommError, Unsupported
+from commlib.timing import graph
 from commlib.timing.candidate import Candidate, Run
 from commlib.timing.truth import Truth
 
@@ -23,10 +28,8 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 MAX_ITERATIONS = 20_000
-BLOCK_S, CROWDED_BLOCK_S = (
-    200e-6,
-    2e-3,
-)  # long against a barrier's jitter; where ranks share cores, against a time slice
+# Long against a barrier's jitter; where ranks share cores, against a time slice; on GPUs, against the wait at its end.
+BLOCK_S, LONG_BLOCK_S = 200e-6, 2e-3
 SHORT_S = 0.01  # calls up to here are led in, and calibrated three times: a hiccup is of their size
 
 
@@ -34,7 +37,7 @@ SHORT_S = 0.01  # calls up to here are led in, and calibrated three times: a hic
 class Protocol:
     """How long and how carefully to measure; the defaults suit a table, a tuner takes more blocks."""
 
-    block_s: float | None = None  # None: 200 µs, and 2 ms if there are more ranks than cores
+    block_s: float | None = None  # None: 200 µs, and 2 ms on GPUs or if there are more ranks than cores
     blocks: tuple[int, int] = (5, 25)  # per candidate, as the budget allows
     budget_s: float = 0.5  # for all candidates of one call together
     iterations: int | None = None  # of one block; None: as many as fill block_s
@@ -43,6 +46,8 @@ class Protocol:
     buffers: int = 3  # in rotation, so that no call finds its own last result in the cache
     check: bool = True
     seed: int = 0
+    graph: bool = False
+    race: float = 0.0  # leave out, after the least blocks, whoever takes so many times the best's; 0: nobody
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Measurement:
     times_s: list[float] = field(default_factory=list)
     wrong: int | None = None
     skipped: str = ""  # why it was not measured
+    raced_out: bool = False  # too slow to be measured to the end
 
     @property
     def median_s(self) -> float:
@@ -80,33 +86,44 @@ def measure(
     """
     started = time.perf_counter()
     truth = Truth(collective, call, fold) if protocol.check else None
-    entries = _prepare_all(comm, collective, call, candidates, protocol)
-    _check(comm, entries, truth, slice(1))
-    ready = [entry for entry in entries if not entry.result.skipped]
-    if protocol.block_s is None:
-        protocol = replace(protocol, block_s=block_seconds(comm))
-    quick = [entry for entry in ready if entry.call_s <= protocol.slow_s]
-    slow = [entry for entry in ready if entry.call_s > protocol.slow_s]
-    _check(comm, quick, truth, slice(1, None))
+    with graph.own_stream(comm) if protocol.graph else nullcontext():
+        entries = _prepare_all(comm, collective, call, candidates, protocol)
+        _check(comm, entries, truth, slice(1))
+        ready = [entry for entry in entries if not entry.result.skipped]
+        if protocol.block_s is None:
+            protocol = replace(protocol, block_s=block_seconds(comm))
+        quick = [entry for entry in ready if entry.call_s <= protocol.slow_s]
+        slow = [entry for entry in ready if entry.call_s > protocol.slow_s]
+        _check(comm, quick, truth, slice(1, None))
+        with _undisturbed():
+            for entry in slow:
+                entry.result.iterations, entry.result.times_s = 1, [_block(comm, entry, 1)]
+            for entry in quick:
+                _calibrate(comm, entry, protocol)
+            name = f"{collective.name} {call.count}"
+            if protocol.graph:
+                _run_graphs(comm, quick, protocol, (started, name))
+            else:
+                _run_blocks(comm, quick, protocol, (started, name))
+        _check(comm, quick, truth, slice(1))
+        _combine(comm, ready)
+    return [entry.result for entry in entries]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for entry in slow:
-            entry.result.iterations, entry.result.times_s = 1, [_block(comm, entry, 1)]
-        for entry in quick:
-            _calibrate(comm, entry, protocol)
-        _run_blocks(comm, quick, protocol, time.perf_counter() - started, f"{collective.name} {call.count}")
+        yield
     finally:
         if collecting:
             gc.enable()
-    _check(comm, quick, truth, slice(1))
-    _combine(comm, ready)
-    return [entry.result for entry in entries]
 
 
 def block_seconds(comm: Communicator) -> float:
     """Return how long a block is unless the protocol says."""
-    return CROWDED_BLOCK_S if comm.size > (os.cpu_count() or 1) else BLOCK_S
+    return LONG_BLOCK_S if comm.device.type == "cuda" or comm.size > (os.cpu_count() or 1) else BLOCK_S
 
 
 class _Entry:
@@ -118,6 +135,8 @@ class _Entry:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.runs: list[Run] = []
         self.call_s = 0.0  # of a first call and its check, then of one in a row
+        self.graph: Any = None
+        self.starter: graph.Starter | None = None
         self._next = 0
 
     def following(self, iterations: int) -> list[Run]:
@@ -191,6 +210,9 @@ def _check(comm: Communicator, entries: Sequence[_Entry], truth: Truth | None, w
 
 def _block(comm: Communicator, entry: _Entry, iterations: int) -> float:
     """Run one block on all ranks at once and return this rank's seconds."""
+    if entry.starter is not None:
+        comm.barrier()
+        return entry.starter.time(entry.graph)
     entry.candidate.enter()
     comm.barrier()  # takes up the ranks' distance: who slept in it wakes late
     if entry.call_s < SHORT_S:
@@ -222,16 +244,57 @@ def _calibrate(comm: Communicator, entry: _Entry, protocol: Protocol) -> None:
     entry.result.iterations = protocol.iterations or max(1, min(wanted, MAX_ITERATIONS))
 
 
-def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, spent_s: float, name: str) -> None:
-    """Interleave the blocks; a slow candidate has fewer of them, spread over all rounds."""
+def _run_graphs(comm: Communicator, entries: list[_Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+    """Capture what was calibrated, run the blocks on the replays, and give the graphs back."""
+    starter = graph.Starter(comm)
+    for entry in entries:
+        calls = min(entry.result.iterations, graph.MOST_CALLS)
+        entry.result.iterations = protocol.iterations or -(-calls // protocol.buffers) * protocol.buffers
+        entry.candidate.enter()
+        try:
+            entry.graph = graph.captured(entry.following(entry.result.iterations))
+        except CommError as error:
+            entry.result.skipped = str(error)
+    _agree(comm, entries)
+    ready = [entry for entry in entries if not entry.result.skipped]
+    try:
+        for entry in ready:
+            entry.starter = starter
+            entry.call_s = _slowest(comm, _block(comm, entry, 0)) / entry.result.iterations  # and to the device with it
+        _run_blocks(comm, ready, protocol, begun)
+    finally:
+        starter.close()
+        for entry in entries:
+            if entry.graph is not None:
+                entry.graph.reset()
+            entry.graph = entry.starter = None
+        comm.barrier()
+
+
+def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+    """Run blocks as the time since `begun` allows; with a race, first a few of each, then of those that are left."""
+    started, name = begun
+    least, most = protocol.blocks
+    turns = 0  # that everyone has had
+    if protocol.race > 0 and len(entries) > 1 and most > least:
+        _interleave(comm, entries, [least] * len(entries), random.Random(f"{protocol.seed} {name}"))
+        entries, turns = _race(comm, entries, protocol.race), least
+        least *= 3  # enough to choose on some and judge on others
     if not entries:
         return
-    share_s = max(protocol.budget_s - _slowest(comm, spent_s), 0) / len(entries)
-    least, most = protocol.blocks
+    spent_s = _slowest(comm, time.perf_counter() - started)
+    share_s = max(protocol.budget_s - spent_s, 0) / len(entries)
     # A block's own cost besides its iterations: switching, barriers, the run that leads in.
     costs = [(e.result.iterations + 1) * e.call_s + BLOCK_S for e in entries]
-    counts = [max(least, min(most, int(share_s / cost))) for cost in costs]
-    rounds, order = max(counts), random.Random(f"{protocol.seed} {name}")
+    counts = [max(least - turns, min(most - turns, int(share_s / cost))) for cost in costs]
+    if protocol.race > 0:  # who is left is compared block by block
+        counts = [min(counts)] * len(entries)
+    _interleave(comm, entries, counts, random.Random(f"{protocol.seed} {name} {turns}"))
+
+
+def _interleave(comm: Communicator, entries: list[_Entry], counts: list[int], order: random.Random) -> None:
+    """Run so many blocks of each in random turns; a slow candidate has fewer of them, spread over all rounds."""
+    rounds = max(counts)
     for turn in range(rounds):
         due = [
             entry
@@ -242,6 +305,16 @@ def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, s
         for entry in due:
             took = _block(comm, entry, entry.result.iterations)
             entry.result.times_s.append(took / entry.result.iterations)
+
+
+def _race(comm: Communicator, entries: list[_Entry], ratio: float) -> list[_Entry]:
+    """Return who is still in it; all ranks decide on the same times. A low block counts: high ones may be noise."""
+    everyone = comm.all_gather_object([entry.result.times_s for entry in entries])
+    slowest = [[max(block) for block in zip(*of_entry, strict=True)] for of_entry in zip(*everyone, strict=True)]
+    best = min(statistics.median(times) for times in slowest)
+    for entry, times in zip(entries, slowest, strict=True):
+        entry.result.raced_out = sorted(times)[len(times) // 4] > ratio * best
+    return [entry for entry in entries if not entry.result.raced_out]
 
 
 def _slowest(comm: Communicator, seconds: float) -> float:

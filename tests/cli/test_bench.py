@@ -1,4 +1,4 @@
-"""`commlib bench`: the table's shape, the JSON, what is marked and skipped, and the exit codes; never a time."""
+"""`commlib bench`: what is measured and written, what is marked and skipped, and the exit codes; never a time."""
 
 from __future__ import annotations
 
@@ -9,115 +9,176 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from commlib.cli import main
+from commlib.cli import bench_progress, main
+from commlib.cli.bench_file import read
+from commlib.cli.bench_job import Job
 
-COLUMNS = "COLUMNS"
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
+FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
 
 
 def bench(*words: str, width: int = 80) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "commlib", "bench", *words]
-    environment = {**os.environ, COLUMNS: str(width)}
+    environment = {**os.environ, "COLUMNS": str(width)}
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """One run on two ranks that most tests look at: the table, and the JSON beside it."""
-    path = tmp_path_factory.mktemp("bench") / "report.json"
-    result = bench("all_reduce", "broadcast", "all_gatherv", "barrier", "-n", "2", "-o", str(path), *QUICK)
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench") / "report.json"
+
+
+@pytest.fixture(scope="module")
+def report(file: Path) -> tuple[str, dict[str, Any]]:
+    """One run on two ranks that most tests look at: the table, and the document beside it."""
+    words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,mpi", "-o", str(file))
+    result = bench(*words, *FOUR_SIZES)
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout, json.loads(path.read_text())
+    return result.stdout, read(file)
+
+
+def measured(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row for row in document["rows"] if "skipped" not in row]
 
 
 def test_the_header_says_what_is_measured_and_where(report: tuple[str, dict[str, Any]]) -> None:
     head = report[0].partition("\n#\n")[0]
-    for word in ("2 ranks on shm", "Linux", "torch", "checked", "median", "plan"):
+    for word in ("2 ranks on shm", "Linux", "torch", "checked", "median", "plan", "limit"):
         assert word in head
 
 
-def test_the_table_has_nccl_tests_columns_and_every_algorithm(report: tuple[str, dict[str, Any]]) -> None:
+def test_every_algorithm_in_every_form_has_a_line(report: tuple[str, dict[str, Any]]) -> None:
     table, document = report
-    assert re.search(r"size +algorithm +form +time +algbw +busbw +#wrong +torch", table)
-    rows = [line.split() for line in table.splitlines() if line and not line.startswith("#")]
-    measured = [row for row in document["rows"] if "skipped" not in row]
-    assert [(row[1].rstrip("*"), row[2]) for row in rows] == [
-        (row["algorithm"], "in" if row["in_place"] else "out") for row in measured
+    lines = [line.split() for line in table.splitlines() if line and not line.startswith("#")]
+    assert [(line[1].rstrip("*"), line[2]) for line in lines] == [
+        (row["algorithm"], "in" if row["in_place"] else "out") for row in measured(document)
     ]
-    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {row[1].rstrip("*") for row in rows}
+    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {line[1].rstrip("*") for line in lines}
+
+
+def test_show_prints_what_the_run_printed(
+    report: tuple[str, dict[str, Any]], file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "show", str(file)])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == report[0]
+
+
+def test_a_run_compared_with_itself_is_no_regression(file: Path, report: tuple[str, dict[str, Any]]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "compare", str(file), str(file)])
+    assert end.value.code == 0
 
 
 def test_the_plans_choice_is_marked_and_explained(report: tuple[str, dict[str, Any]]) -> None:
-    table, document = report
-    assert re.search(r"# plan, plain tensors: shm_\w+ at 8–4K \(rules\[\d+\]\[\d+\]\)", table)
-    for op in ("all_reduce", "broadcast", "barrier"):
-        chosen = {row["rule"] for row in document["rows"] if row["op"] == op and row["chosen"]}
-        assert chosen
-        assert None not in chosen
-
-
-def test_the_table_closes_as_nccl_tests_does(report: tuple[str, dict[str, Any]]) -> None:
-    last = report[0].splitlines()[-2:]
-    assert last[0] == "# Out of bounds values : 0 OK"
-    assert re.fullmatch(r"# Avg bus bandwidth    : [\d.]+ \(torch [\d.]+\)", last[1])
-
-
-def test_what_torch_lacks_is_skipped_and_said(report: tuple[str, dict[str, Any]]) -> None:
-    table, document = report
-    assert "skipped torch out of place: torch.distributed with gloo has no all_gatherv" in " ".join(table.split())
-    skipped = [row for row in document["rows"] if "skipped" in row]
-    assert {(row["op"], row["algorithm"]) for row in skipped} == {("all_gatherv", "torch")}
-
-
-def test_the_json_carries_its_schema_the_machine_the_plan_and_percentiles(
-    report: tuple[str, dict[str, Any]],
-) -> None:
     document = report[1]
-    assert (document["schema"], document["version"], document["complete"]) == ("commlib.bench", 1, True)
-    assert document["command"].startswith("commlib bench all_reduce broadcast")
+    for op in ("all_reduce", "broadcast", "barrier"):
+        chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
+        assert chosen
+        for row in chosen:
+            assert re.fullmatch(r"rules\[\d+\]\[\d+\]", row["rule"])
+            assert f"{op} of" in row["why"]
+            assert f" runs {row['algorithm']}" in row["why"]
+            assert row["rule"] in row["why"]
+    assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
+
+
+def test_what_a_peer_lacks_is_skipped_and_said(report: tuple[str, dict[str, Any]]) -> None:
+    document = report[1]
+    skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
+    assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
+    assert skipped["barrier", "mpi"] == skipped["all_reduce", "mpi"] == "start it under mpirun"
+    assert document["notes"] == ["skipped: peer mpi: start it under mpirun"]
+
+
+def test_the_document_names_machine_job_and_plan(report: tuple[str, dict[str, Any]]) -> None:
+    document = report[1]
+    assert (document["schema"], document["version"]) == ("commlib.bench", 1)
+    assert (document["complete"], document["ended"]) == (True, "")
+    assert document["command"].startswith("commlib bench all_reduce,broadcast")
     assert {"cpu", "cores", "kernel", "torch", "commlib", "settings"} <= set(document["fingerprint"])
+    config = {"ranks": 2, "backend": "shm", "mode": "eager", "sizes": [8, 64, 512, 4096], "iterations": 2}
+    assert config.items() <= document["config"].items()
+    assert (document["config"]["peers"], document["config"]["baseline"]) == (["torch", "mpi"], "torch")
     assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
     assert document["out_of_bounds"] == {"count": 0, "okay": True}
-    row = next(row for row in document["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
+    assert document["average_bus_bandwidth"]["plan"] > 0
+    assert set(document["average_bus_bandwidth"]["peers"]) == {"torch"}
+
+
+def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dict[str, Any]]) -> None:
+    row = next(row for row in report[1]["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
     assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
     times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
     assert times == sorted(times)
+    assert row["algbw"] == pytest.approx(4096 / row["time_us"]["p50"] / 1e3, rel=1e-3)
     assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n of two ranks
-    assert row["vs_torch"] > 0
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    words = (
-        "reduce_scatter",
-        "-n",
-        "2",
-        "--dtype",
-        "bfloat16",
-        "--redop",
-        "sum,avg,band",
-        "--algorithms",
-        "auto",
-        *QUICK,
-    )
-    result = bench(*words, width=width)
-    assert result.returncode == 0
-    assert max(len(line) for line in result.stdout.splitlines()) <= width
-    assert ("in-place" in result.stdout) == (width >= 120)
+def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer(report: tuple[str, dict[str, Any]]) -> None:
+    rows = [row for row in measured(report[1]) if row["op"] == "all_reduce"]
+    for row in rows:
+        if row["algorithm"] == "torch":
+            assert row["speedup"] is None
+            continue
+        speedup = row["speedup"]
+        (torch_row,) = (
+            other
+            for other in rows
+            if (other["algorithm"], other["size"], other["in_place"]) == ("torch", row["size"], row["in_place"])
+        )
+        assert speedup["over"] == "torch"
+        assert speedup["low"] <= speedup["ratio"] <= speedup["high"]
+        assert speedup["ratio"] == pytest.approx(torch_row["time_us"]["p50"] / row["time_us"]["p50"], rel=1e-2)
+
+
+def test_the_share_of_the_limit_is_of_what_was_measured_at_the_start(report: tuple[str, dict[str, Any]]) -> None:
+    document = report[1]
+    for row in measured(document):
+        if row["size"]:
+            assert row["of_limit"] == pytest.approx(row["busbw"] / document["limit"]["busbw"], abs=1e-5)
+        else:
+            assert row["of_limit"] is None
+
+
+def test_every_series_of_four_sizes_is_fitted(report: tuple[str, dict[str, Any]]) -> None:
+    fits = report[1]["fits"]
+    ways = {(fit["op"], fit["algorithm"], fit["in_place"]) for fit in fits}
+    rows = [row for row in measured(report[1]) if row["size"]]
+    assert ways == {(row["op"], row["algorithm"], row["in_place"]) for row in rows}
+    assert all(fit["latency_us"] >= 0 for fit in fits)
+
+
+def test_no_line_is_wider_than_the_terminal(report: tuple[str, dict[str, Any]]) -> None:
+    assert max(len(line) for line in report[0].splitlines()) <= 80
+
+
+def test_what_is_not_defined_is_left_out_and_said() -> None:
+    words = ("reduce_scatter,barrier", "-n", "2", "--dtype", "bf16", "--redop", "sum,avg,band", "--algorithms", "auto")
+    result = bench(*words, "--in-place", "in", *QUICK, width=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 120
     assert "# skipped: band of bfloat16 is not defined" in result.stdout
+    assert "# skipped: barrier has no in-place form" in result.stdout
 
 
 def test_one_process_measures_a_world_of_one_and_says_so() -> None:
-    result = bench("all_reduce", "--format", "json", "--peers", "none", "--algorithms", "shm_twoshot", *QUICK)
+    words = ("all_reduce", "--peers", "none", "--algorithms", "shm_twoshot", "--baseline", "shm_twoshot")
+    result = bench(*words, "--format", "json", *QUICK)
+    assert (result.returncode, result.stderr) == (0, "")
     document = json.loads(result.stdout)
     assert document["config"]["ranks"] == 1
     assert {row["algorithm"] for row in document["rows"]} == {"shm_twoshot"}
-    assert "-n N starts more" in bench("barrier", *QUICK).stdout
+    assert document["limit"]["busbw"] is None
 
 
 def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
@@ -142,39 +203,138 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("all_reduces",), "no collective 'all_reduces'"),
-        (("--dtype", "float31"), "no element type 'float31'"),
-        (("--redop", "mean"), "no reduction 'mean'"),
-        (("--algorithms", "magic"), "no algorithm 'magic'"),
+        (("all_reduces",), "no collective 'all_reduces'; there are all_reduce, "),
+        (("all_reduce,compare",), "no collective 'compare'"),
+        (("--dtype", "float31"), "no element type 'float31'; there are float64, "),
+        (("--redop", "mean"), "no reduction 'mean'; there are sum, "),
+        (("--algorithms", "magic"), "no algorithm 'magic'; there are all, auto, "),
+        (("all_reduce", "--backend", "shm", "--algorithms", "nccl_direct"), "there are all, auto, shm_oneshot, "),
+        (("--peers", "gloo"), "no peer 'gloo'; there are torch, mpi, nccl, symm"),
+        (("--baseline", "magic"), "no baseline 'magic'; there are "),
+        (("--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),
+        (("-f", "1.0001"), "more than 1000 sizes"),
+        (("--root", "2"), "--root 2 is not one of 2 ranks"),
+        (("--plot", "curves.pdf"), "no .png or .svg file"),
+        (("-o", "nowhere/report.json"), "no folder nowhere"),
+        (("--graph", "--backend", "shm"), "--graph needs GPUs"),
+        (("all_reduce", "--redop", "band"), "nothing to measure: band of float32 is not defined"),
+        (("barrier", "--in-place", "in"), "nothing to measure: barrier has no in-place form"),
+        (("compare", "one.json"), "Missing argument"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_wrong_option_is_said_once_before_any_rank_starts(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
 ) -> None:
+    ranks = () if words[0] == "compare" else ("-n", "2")
     with pytest.raises(SystemExit) as end:
-        main(["bench", "-n", "2", *words])
+        main(["bench", *words, *ranks])
     message = capsys.readouterr().err
     assert end.value.code == 2
     assert message.count("\n") == 1
     assert said in message
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
+    """Return what the words of a command line ask for, without a rank."""
+    jobs: list[Job] = []
+    monkeypatch.setattr("commlib.cli.bench_run.main", lambda job, output: jobs.append(job) or 0)
+
+    def job(*words: str) -> Job:
+        with pytest.raises(SystemExit):
+            main(["bench", *words])
+        return jobs.pop()
+
+    return job
+
+
+def test_sizes_follow_any_factor_and_are_distinct(asked: Callable[..., Job]) -> None:
+    assert asked("-b", "8", "-e", "64", "-f", "1.5").sizes == (8, 12, 18, 27, 40, 61)
+    assert asked("-b", "1", "-e", "4", "-f", "1.1").sizes == (1, 2, 3, 4)
+    assert asked("-b", "8", "-e", "1K", "-f", "1.4142135").sizes[::2] == (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def test_names_may_be_words_lists_and_short(asked: Callable[..., Job]) -> None:
+    job = asked("all_reduce,broadcast", "barrier", "--dtype", "f32,bf16,float32,fp8", "--redop", "all")
+    assert job.ops == ("all_reduce", "broadcast", "barrier")
+    assert job.dtypes == (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
+    assert len(job.redops) == 8
+    assert asked("--peers", "none").peers == ()
+
+
+def test_a_world_of_one_is_told_how_to_get_more(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "barrier", "--peers", "none", *QUICK])
+    assert end.value.code == 0
+    assert "-n N starts more" in capsys.readouterr().out
+
+
+def test_without_matplotlib_the_rest_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("commlib.cli.bench_options.importlib.util.find_spec", lambda name: None)
+    picture, path = tmp_path / "curves.png", tmp_path / "report.csv"
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK])
+    assert end.value.code == 0
+    assert capsys.readouterr().err == "commlib: no curves.png: drawing needs matplotlib; `pip install matplotlib`\n"
+    assert not picture.exists()
+    assert path.read_text().startswith("op,size,")
+
+
+@pytest.mark.parametrize(("done", "width"), [(0, 80), (5, 80), (12, 80), (5, 40), (5, 12)])
+def test_the_progress_line_fits_the_terminal(done: int, width: int) -> None:
+    text = bench_progress.line(done, 12, "reduce_scatterv of 67108864 B", 61.0, width)
+    assert len(text) < width
+    assert text.startswith(f"{done}/12") or f"] {done}/12 1:01" in text
+    if done == 5 and width == 80:
+        assert "1:25 left" in text
+
+
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "commlib", "bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path)]
+    script = tmp_path / "sitecustomize.py"
+    started = tmp_path / "started"
+    # Ranks say when the first rows are there: JSON is printed at the end only.
+    script.write_text(
+        "import os, sys\n"
+        "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
+        "    import commlib.cli.bench_document as document\n"
+        "    add = document.Report.add\n"
+        f"    document.Report.add = lambda self, group: (add(self, group), open({str(started)!r}, 'w').close())[0]\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(
-        [*command, "-f", "2", "--time", "60"], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [*command, "-f", "2", "--time", "60", "--format", "json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=environment,
     ) as process:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
-        next(line for line in lines if line.strip().startswith("8 "))
-        time.sleep(0.2)
+        deadline = time.monotonic() + 60
+        while not started.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        rest = process.stdout.read()
+        assert process.stdout is not None
+        printed = process.stdout.read()
     assert process.returncode == 130
-    assert "# interrupted: not complete" in rest
-    document = json.loads(path.read_text())
-    assert document["complete"] is False
+    document = read(path)
+    assert (document["complete"], document["ended"]) == (False, "interrupted")
     assert document["rows"]
+    assert [other.name for other in tmp_path.glob(".*")] == []
+    assert json.loads(printed) == document
+
+
+def test_help_names_options_and_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    text = capsys.readouterr().out
+    for word in ("-n, --ranks", "--baseline", "--graph", "\n  compare ", "\n  show "):
+        assert word in text
+    with pytest.raises(SystemExit):
+        main(["bench", "show", "--help"])
+    assert " bench show [OPTIONS] FILE" in capsys.readouterr().out

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from commlib.plan import Plan
+
 
 def commlib(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -22,6 +24,29 @@ def test_bench_measures_gpus_and_finds_nothing_wrong() -> None:
     found = json.loads(done.stdout)
     assert found["config"]["backend"] == "nccl"
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
+
+
+def test_bench_replays_graphs_beside_its_peers() -> None:
+    words = ("-b", "1K", "-e", "64K", "-f", "64", "--graph", "--peers", "nccl,torch", "--time", "5", "--format", "json")
+    done = commlib("bench", "all_reduce", "-n", "2", "--dtype", "bfloat16", *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["config"]["mode"] == "graph"
+    timed = {row["algorithm"] for row in found["rows"] if "time_us" in row}
+    assert {"nccl", "torch", "nccl_direct", "lsa_ll_oneshot"} <= timed, found["rows"]
+    assert found["out_of_bounds"] == {"count": 0, "okay": True}
+
+
+def test_tune_writes_a_plan_for_graphs_and_eager_calls(tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    words = ("-b", "1K", "-e", "64K", "--dtype", "bfloat16", "--time", "12", "--fresh", "--force", "-o", str(output))
+    done = commlib("tune", "all_reduce", "-n", "2", *words)
+    assert done.returncode == 0, done.stderr + done.stdout
+    plan = Plan.load(output)
+    for mode in ("graph", "eager"):
+        why = plan.explain("all_reduce", 4096, "bfloat16", world=2, mode=mode)
+        assert why.algorithm.startswith("lsa_"), str(why)
+        assert why.runner_up
 
 
 def test_doctor_says_what_the_gpu_backend_has() -> None:

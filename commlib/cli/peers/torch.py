@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from commlib.cli.peers.peer import START_S, CallTable, averaged, in_turn
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.timing import Candidate, Empty, Prepare, Run
+from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -35,31 +37,51 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def start(comm: Communicator) -> None:
-    """Make torch's default process group of the same ranks; every rank calls it."""
+class Torch(CallTable):
+    """torch.distributed with gloo, or NCCL on GPUs."""
+
+    name = "torch"
+    labels = ("torch",)
+
+    def lacks(self, comm: Communicator) -> str:
+        """Say whether this torch was built without it."""
+        return "" if dist.is_available() else "this torch has no torch.distributed; install one that has"
+
+    def join(self, comm: Communicator) -> None:
+        """Make torch's default process group of the same ranks."""
+        join_default_group(comm)
+
+    def prepare(self, collective: Collective, in_place: bool) -> Prepare:
+        """Return the call of torch.distributed that does this."""
+        return _refusing(collective, CALLS.get(collective.name))
+
+    def stop(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def make() -> Torch:
+    """Make the peer."""
+    return Torch()
+
+
+def join_default_group(comm: Communicator) -> None:
+    """Make torch's default process group of the same ranks, if nobody has yet; every rank calls it."""
     if dist.is_initialized():
         return
-    store, port = None, 0
+    store, port, wait = None, 0, timedelta(seconds=START_S)
     address = "127.0.0.1" if comm.backend in ("shm", "nccl") else socket.gethostbyname(socket.gethostname())
     if comm.rank == 0:
-        store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=wait)
         port = store.port
     address, port = comm.broadcast_object((address, port), 0)
     if store is None:
-        store = TCPStore(address, port, is_master=False)
-    engine = "nccl" if comm.device.type == "cuda" else "gloo"
-    dist.init_process_group(engine, store=store, rank=comm.rank, world_size=comm.size)
-
-
-def stop() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def candidate(collective: Collective, in_place: bool, empty: Empty) -> Candidate:
-    """Return the candidate that makes this call through torch.distributed."""
-    return Candidate("torch", _refusing(collective, CALLS.get(collective.name)), in_place, empty)
+        store = TCPStore(address, port, is_master=False, timeout=wait)
+    gpu = comm.device.type == "cuda"
+    options: dict[str, Any] = {"device_id": comm.device} if gpu else {}
+    engine = "nccl" if gpu else "gloo"
+    dist.init_process_group(engine, store=store, rank=comm.rank, world_size=comm.size, timeout=wait, **options)
 
 
 def _refusing(collective: Collective, make: Prepare | None) -> Prepare:
@@ -77,23 +99,9 @@ def _refusing(collective: Collective, make: Prepare | None) -> Prepare:
     return prepare
 
 
-def _then(*steps: Run) -> Run:
-    def run() -> None:
-        for step in steps:
-            step()
-
-    return run
-
-
 def _reduced(out: torch.Tensor, call: Call, reduce: Run, before: tuple[Run, ...] = ()) -> Run:
     """Add the copy that an engine without an out-of-place form needs, and the division of an average."""
-    divide = partial(out.div_, call.size) if out.is_floating_point() else _integer_division(out, call)
-    after = (divide,) if call.redop == "avg" else ()
-    return _then(*before, reduce, *after) if before or after else reduce
-
-
-def _integer_division(out: torch.Tensor, call: Call) -> Run:
-    return partial(out.div_, call.size, rounding_mode="trunc")
+    return averaged(out, call, in_turn(*before, reduce) if before else reduce)
 
 
 def _copied(x: torch.Tensor, out: torch.Tensor) -> tuple[Run, ...]:
@@ -114,7 +122,7 @@ def _reduce_scatter(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 def _all_to_all(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
     if out is x:
-        raise Unsupported("torch.distributed with {dist.get_backend()} has no in-place all_to_all")
+        raise Unsupported(f"torch.distributed with {dist.get_backend()} has no in-place all_to_all")
     return partial(dist.all_to_all_single, out, x)
 
 
@@ -136,7 +144,7 @@ def _scatter(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 def _send_recv(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
     after, before = (call.rank + 1) % call.size, (call.rank - 1) % call.size
     steps = [partial(dist.send, x, after), partial(dist.recv, out, before)]
-    return _then(*(steps if call.rank % 2 == 0 else reversed(steps)))
+    return in_turn(*(steps if call.rank % 2 == 0 else reversed(steps)))
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

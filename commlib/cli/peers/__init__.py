@@ -1,0 +1,27 @@
+"""The peers: other libraries that `commlib bench` measures beside ours. PEERS is the table of contents."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from commlib.cli.peers.peer import Peer
+
+# Name → (labels of its rows, help); the module of a peer is loaded when it is asked for.
+PEERS: dict[str, tuple[tuple[str, ...], str]] = {
+    "torch": (("torch",), "torch.distributed"),
+    "mpi": (("mpi",), "MPI through mpi4py, under mpirun"),
+    "nccl": (("nccl",), "NCCL's bare calls, on GPUs"),
+    "symm": (("symm_oneshot", "symm_twoshot"), "torch's symmetric memory, on GPUs"),
+}
+LABELS: dict[str, str] = {label: name for name, (labels, _) in PEERS.items() for label in labels}
+
+
+def load(name: str) -> Peer:
+    """Make the peer of that name; nothing is started yet."""
+    peer: Peer = import_module(f"commlib.cli.peers.{name}").make()
+    return peer
+
+
+__all__ = ["LABELS", "PEERS", "load"]

@@ -1,0 +1,34 @@
+"""`-n N` of commands that run on ranks: start them here, called with the same words, or join a launcher's."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from commlib import env
+
+
+class Words(click.Command):
+    """Keeps the words it was called with: the ranks that -n starts are called with the same."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, after taking a copy."""
+        ctx.meta["words"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def started(ctx: click.Context, command: str, ranks: int | None, bind: str) -> int | None:
+    """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n."""
+    if ranks is None:
+        return None
+    if env.LOCAL_SIZE.is_set():
+        if ranks != env.LOCAL_SIZE.get():
+            raise click.UsageError(f"-n {ranks} inside a job of {env.LOCAL_SIZE.get()} ranks; leave -n out")
+        return None
+    from commlib.launch import launch
+
+    words = [sys.executable, "-m", "commlib", command, *ctx.meta["words"]]
+    spread = "core" if ranks <= len(os.sched_getaffinity(0)) else "none"
+    return launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind)

@@ -1,0 +1,56 @@
+"""Which parameters of an algorithm are worth measuring at a size: what `commlib tune` tries beside the plan's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Variants = tuple[Mapping[str, int], ...]
+
+_K, _M = 1 << 10, 1 << 20
+
+
+def none(num_bytes: int) -> Variants:
+    """Nothing to choose."""
+    return ({},)
+
+
+def chunks(num_bytes: int) -> Variants:
+    """Chunks of shared memory: a hot slot for what fits one, else the size of the pieces that follow each other."""
+    if num_bytes <= 16 * _K:
+        return {"hot": 1}, {"chunk_bytes": 128 * _K}
+    if num_bytes <= 64 * _K:
+        return ({"chunk_bytes": 128 * _K},)
+    return tuple({"chunk_bytes": size * _K} for size in (64, 128, 256))
+
+
+def packets(num_bytes: int) -> Variants:
+    """Blocks of packets with 8 bytes of data each: few threads answer soonest, many carry more."""
+    if num_bytes > 4 * _M:
+        return ()  # twice the bytes over the link: never near the best there
+    small = _shape(64, 64, 8)
+    return (small,) if num_bytes <= 2 * _K else (small, _shape(64, 128, 8), _shape(32, 256, 8))
+
+
+def lines(num_bytes: int) -> Variants:
+    """Blocks of lines with 120 bytes of data each, in one exchange."""
+    if num_bytes <= 64 * _K:
+        return _shape(64, 128, 15), _shape(96, 256, 15)
+    return _shape(96, 256, 15), _shape(96, 512, 15), _shape(128, 512, 15)
+
+
+def two_phases_of_lines(num_bytes: int) -> Variants:
+    """The same in two phases: a thread has less to do in each."""
+    if num_bytes <= 64 * _K:
+        return (_shape(96, 256, 4),)
+    return _shape(96, 256, 4), _shape(132, 352, 4), _shape(128, 512, 7)
+
+
+def streams(num_bytes: int) -> Variants:
+    """Tiles by bulk copies: all multiprocessors; smaller tiles start sooner, larger ones cost fewer flags."""
+    if num_bytes < 128 * _K:
+        return ()  # the streams' own start takes longer than the whole call otherwise does
+    return tuple({**_shape(132, 352, 16), "tile_bytes": size * _K} for size in (8, 16))
+
+
+def _shape(blocks: int, threads: int, grain_bytes: int) -> dict[str, int]:
+    return {"blocks": blocks, "threads": threads, "grain_bytes": grain_bytes}

@@ -1,0 +1,88 @@
+"""Explanation: why an algorithm runs, and how far the plan that says so is from this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from commlib.plan.rules import size_text
+
+HARD = ("backend", "device")
+SOFT = ("driver", "nccl", "cuda", "cpu", "cores", "kernel", "torch")
+_SPELLED = {"nccl": "NCCL", "cuda": "CUDA", "cpu": "CPU"}
+
+
+@dataclass(frozen=True)
+class Match:
+    """How many keys of a fingerprint are those of this machine, and which differ; a total of 0: there is none."""
+
+    score: int = 0
+    total: int = 0
+    differences: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, tuned: Mapping[str, Any], here: Mapping[str, Any]) -> Match:
+        """Compare the fingerprint of a plan with this machine's, over the keys that the plan has."""
+        keys = [key for key in (*HARD, *SOFT) if tuned.get(key) is not None]
+        differing = [key for key in keys if tuned[key] != here.get(key)]
+        told = tuple(f"{_SPELLED.get(key, key)} {tuned[key]}, here {here.get(key, 'unknown')}" for key in differing)
+        return cls(len(keys) - len(differing), len(keys), told)
+
+    def __str__(self) -> str:
+        """Return it as explain prints it: match 5/6: NCCL 2.28.9, here 2.30.7."""
+        if not self.total:
+            return "no fingerprint"
+        return f"match {self.score}/{self.total}" + (f": {'; '.join(self.differences)}" if self.differences else "")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why an algorithm runs: what `explain` returns and the command line prints."""
+
+    op: str
+    num_bytes: int
+    algorithm: str
+    rule: str
+    source: str
+    low_bytes: int
+    high_bytes: int | None
+    gain: float | None = None
+    runner_up: str | None = None
+    digest: str = ""
+    params: Mapping[str, int] = field(default_factory=dict)
+    confidence: float | None = None
+    ci_bytes: tuple[int, int] | None = None  # where the upper end may lie
+    low_ci_bytes: tuple[int, int] | None = None  # where the lower end may lie
+    match: str = ""
+    pinned_by: str = ""
+
+    def __str__(self) -> str:
+        """Return lines a person can act on: what runs, for which sizes, how much better, says who."""
+        params = "".join(f" {key}={value}" for key, value in self.params.items())
+        told = ", ".join(text for text in (f"plan {self.digest}", self.match) if text)
+        lines = [
+            f"{self.op} of {size_text(self.num_bytes)} runs {self.algorithm}{params}",
+            f"  for {self._sizes()}",
+            f"  {self._gain()}",
+            f"  {self.rule} of {self.source} ({told})",
+        ]
+        if self.pinned_by:
+            lines[2] = f"  pinned by {self.pinned_by}"
+        return "\n".join(lines)
+
+    def _sizes(self) -> str:
+        words = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]
+        if self.high_bytes is not None:
+            words.append(f"up to {size_text(self.high_bytes)}{_interval(self.ci_bytes)}")
+        return f"sizes {', '.join(words)}" if words else "every size"
+
+    def _gain(self) -> str:
+        if self.gain is None or not self.runner_up:
+            return "gain not measured"
+        sure = "" if self.confidence is None else f" (confidence {self.confidence:.0%})"
+        return f"measured {self.gain:.0%} faster than {self.runner_up}{sure}"
+
+
+def _interval(ends: tuple[int, int] | None) -> str:
+    return "" if ends is None else f" [{size_text(ends[0])}–{size_text(ends[1])}]"

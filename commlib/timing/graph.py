@@ -1,0 +1,93 @@
+"""Blocks of CUDA graphs: calls captured once, replayed between two events on the device, at once on all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.errors import CommError
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+    from commlib.timing.candidate import Run
+
+MOST_CALLS = 99  # of one graph: its launch, some µs, does not count
+CYCLES_PER_S = 2e9  # of the device, about
+PAUSE_S = 80e-6  # more than the host takes to start anything but the graph
+MOST_LAUNCH_S = 2e-3
+
+
+@contextmanager
+def own_stream(comm: Communicator) -> Iterator[None]:
+    """Work on a stream of its own: on the default one a graph of NCCL's calls takes two to four times as long."""
+    stream = torch.cuda.Stream(comm.device)
+    stream.wait_stream(torch.cuda.current_stream(comm.device))
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream(comm.device).wait_stream(stream)
+
+
+def capture(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
+    """Return a graph of these calls, one after the other; without the garbage collection of torch.cuda.graph."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for run in runs:
+                run()
+        except BaseException:
+            _give_up(graph)
+            raise
+        graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
+    return graph
+
+
+def _give_up(graph: torch.cuda.CUDAGraph) -> None:
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        pass  # the capture is invalid already; the first error says why
+
+
+class Starter:
+    """Makes all ranks start a block at once: a pause while the host enqueues it, then a barrier on the device."""
+
+    def __init__(self, comm: Communicator) -> None:
+        comm.barrier()
+        self._barrier = capture([comm.barrier])
+        self._launch_s = 0.0
+
+    def time(self, graph: torch.cuda.CUDAGraph) -> float:
+        """Replay the graph on all ranks at once and return the device's seconds."""
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(int((PAUSE_S + 2 * self._launch_s) * CYCLES_PER_S))
+        self._barrier.replay()
+        before.record()
+        launched = time.perf_counter()
+        graph.replay()
+        self._launch_s = min(max(self._launch_s, time.perf_counter() - launched), MOST_LAUNCH_S)
+        after.record()
+        after.synchronize()
+        return float(before.elapsed_time(after)) * 1e-3
+
+    def close(self) -> None:
+        """Give the graph back: NCCL waits for those that hold its calls."""
+        torch.cuda.synchronize()
+        self._barrier.reset()
+
+
+def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
+    """Capture, with whatever a call raises as a CommError: it is why this one is left out."""
+    try:
+        return capture(runs)
+    except CommError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        raise CommError(f"cannot be captured: {type(error).__name__}: {lines[0][:200]}") from None

@@ -1,0 +1,114 @@
+"""What is tuned: a case is one table of the plan, an option one algorithm with its parameters."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from commlib.backends.nccl import DEFAULT_SHAPE
+from commlib.backends.shm import DEFAULT_CHUNK_BYTES
+from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
+from commlib.collectives.reference import reducible
+
+STEP = math.sqrt(2)
+_TAKEN_ANYWAY = {**DEFAULT_SHAPE, "chunk_bytes": DEFAULT_CHUNK_BYTES, "hot": 0}
+_PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
+
+
+@dataclass(frozen=True)
+class Option:
+    """An algorithm with the parameters of its launch."""
+
+    algorithm: str
+    params: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, algorithm: str, params: Mapping[str, int]) -> Option:
+        """Make one from a plan's words; what a backend takes anyway need not be said."""
+        said = {name: value for name, value in params.items() if _TAKEN_ANYWAY.get(name) != value}
+        return cls(algorithm, tuple(sorted(said.items())))
+
+    def __str__(self) -> str:
+        """Return the words a person reads."""
+        return " ".join([self.algorithm, *(f"{name}={value}" for name, value in self.params)])
+
+
+# On symmetric tensors: whatever the plain table chose for the size.
+PLAIN = Option("plain")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One table to fill: an operation with one element type, in one mode, on tensors of one placement."""
+
+    op: str
+    dtype: torch.dtype
+    mode: str
+    placement: str
+    redop: str = "sum"
+
+    def __str__(self) -> str:
+        """Return the words a person reads."""
+        words = [self.op, str(self.dtype).removeprefix("torch."), self.mode]
+        return " ".join(words + ([self.placement] if self.placement != "plain" else []))
+
+    @property
+    def collective(self) -> Collective:
+        """The collective's contract."""
+        return COLLECTIVES[self.op]
+
+    @property
+    def in_place(self) -> bool:
+        """Measured as it is called most: what replaces its own input in place, all others from one to another."""
+        return not self.collective.out_of_place or self.op == "all_reduce"
+
+    def call(self, rank: int, size: int, count: int) -> Call:
+        """Return one call."""
+        return Call(rank, size, count, self.dtype, self.redop)
+
+    def algorithms(self, backend: str, size: int) -> list[Algorithm]:
+        """Return the backend's algorithms that can make such calls."""
+        return [
+            a
+            for a in self.collective.algorithms
+            if a.backend == backend
+            and a.placement == self.placement
+            and (a.in_place or not self.in_place)
+            and a.refuses(self.dtype, self.redop, size) is None
+        ]
+
+    def counts(self, size: int, low: int, high: int) -> dict[int, int]:
+        """Return bytes → count on a grid of √2 from `low` to `high`; nothing for what moves no data."""
+        call = self.call(0, size, _PROBE_COUNT)
+        per_element = self.collective.num_bytes(call) / _PROBE_COUNT
+        if per_element == 0:
+            return {}
+        steps = max(0, round(math.log(high / low, STEP))) if low <= high else -1
+        wanted = (min(low * STEP**step, high) for step in range(steps + 1))
+        counts = sorted({max(1, round(num_bytes / per_element)) for num_bytes in wanted})
+        return {self.collective.num_bytes(replace(call, count=count)): count for count in counts}
+
+
+def cases_of(
+    ops: Sequence[str], dtypes: Sequence[torch.dtype], modes: Sequence[str], backend: str, size: int
+) -> Iterator[Case]:
+    """Yield what there is to choose in, plain tensors before symmetric ones: those fall back to what is chosen there.
+
+    The first type stands for all; others are measured where their values matter, in reductions.
+    """
+    for op, mode in itertools.product(ops, modes):
+        collective = COLLECTIVES[op]
+        wanted = [d for d in dtypes if not collective.reduces or reducible(d, "sum")]
+        for dtype in wanted if collective.reduces else wanted[:1]:
+            make = partial(Case, op, dtype, mode)
+            plain = make("plain").algorithms(backend, size)
+            if make("plain").counts(size, 1 << 10, 1 << 10) and plain:
+                if len(plain) > 1 or len(plain[0].variants(1 << 20)) > 1:
+                    yield make("plain")
+                if make("symmetric").algorithms(backend, size):
+                    yield make("symmetric")

@@ -1,0 +1,203 @@
+"""From samples to a choice by size: a shortest path over the sizes, where a switch has its price.
+
+median of blocks | cost over the best | path with a price per switch | where neighbours cross | again, resampled
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from commlib.tuner.case import Option
+from commlib.tuner.samples import Samples
+
+Array = npt.NDArray[np.float64]
+ROUND_BYTES = 256  # crossovers beyond a few KiB: more digits say nothing
+UNAVAILABLE = 1e6  # the cost of what was not measured at a size
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to choose. `penalty`: what a switch must gain, in natural logarithms, summed over the sizes behind it."""
+
+    penalty: float = 0.05
+    folds: int = 5  # each judges what the others choose
+    resamples: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Neighbouring sizes where one option runs; `until` is the last size, None in the last stretch."""
+
+    option: Option
+    sizes: tuple[int, ...]
+    until: int | None = None
+    interval: tuple[int, int] | None = None
+    confidence: float | None = None
+    gain: float | None = None  # over the best other algorithm there, as a share
+    runner_up: str | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What runs at which size, and how sure that is."""
+
+    stretches: tuple[Stretch, ...]
+
+    def at(self, num_bytes: int) -> Option:
+        """Return what runs at a size."""
+        for stretch in self.stretches:
+            if stretch.until is None or num_bytes <= stretch.until:
+                return stretch.option
+        return self.stretches[-1].option
+
+
+def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
+    """Choose on all blocks."""
+    sizes, options = samples.sizes, samples.options
+    blocks = [samples.times[size] for size in sizes]
+    medians = _medians(blocks, options)
+    path = _path(medians, settings.penalty)
+    ends = _crossings(sizes, medians, path)
+    drawn = _resampled(blocks, options, settings)
+    resampled = [(again, _crossings(sizes, table, again)) for table, again in drawn]
+    stretches, first = [], 0
+    for state, group in groupby(path):
+        last = first + len(list(group)) - 1
+        until, interval, confidence = None, None, None
+        if last + 1 < len(sizes):
+            switch = options[state], options[path[last + 1]]
+            places = [(_place([options[s] for s in again], switch, last), e) for again, e in resampled]
+            found = [e[at] for at, e in places if at is not None]
+            interval = _interval(found, ends[last])
+            until = _rounded(ends[last], interval, (sizes[last], sizes[last + 1]))
+            confidence = len(found) / max(len(resampled), 1)
+        gain, runner_up = _gain(medians[first : last + 1], options, state)
+        here = tuple(sizes[first : last + 1])
+        stretches.append(Stretch(options[state], here, until, interval, confidence, gain, runner_up))
+        first = last + 1
+    return Choice(tuple(stretches))
+
+
+def choose_without(samples: Samples, fold: int, settings: Settings) -> tuple[dict[int, Option], dict[int, Option]]:
+    """Return, by size, what is chosen without the blocks of one fold, and who is best there without them."""
+    options = samples.options
+    rest = [
+        {o: _rest(times, fold, settings.folds) for o, times in samples.times[size].items()} for size in samples.sizes
+    ]
+    medians = _medians(rest, options)
+    chosen = [options[state] for state in _path(medians, settings.penalty)]
+    best = [options[int(state)] for state in medians.argmin(axis=1)]
+    return dict(zip(samples.sizes, chosen, strict=True)), dict(zip(samples.sizes, best, strict=True))
+
+
+def in_fold(times: Sequence[float], fold: int, folds: int) -> Sequence[float]:
+    """Return the blocks of a fold: they take turns, so that drift falls on all. Few blocks are in every fold."""
+    return [t for at, t in enumerate(times) if at % folds == fold] if len(times) >= 2 * folds else times
+
+
+def _rest(times: Sequence[float], fold: int, folds: int) -> Sequence[float]:
+    return [t for at, t in enumerate(times) if at % folds != fold] if len(times) >= 2 * folds else times
+
+
+def _medians(blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option]) -> Array:
+    """Return log medians by size and option; infinity where an option was not measured."""
+    table = np.full((len(blocks), len(options)), np.inf)
+    for row, of_size in zip(table, blocks, strict=True):
+        for at, option in enumerate(options):
+            if option in of_size:
+                row[at] = math.log(float(np.median(of_size[option])))
+    return table
+
+
+def _path(medians: Array, penalty: float) -> list[int]:
+    """Return the cheapest option by size: what it loses to the best, plus the price of each switch."""
+    costs = np.minimum(medians - medians.min(axis=1, keepdims=True), UNAVAILABLE)
+    total, back = costs[0].copy(), []
+    for row in costs[1:]:
+        cheapest = int(total.argmin())
+        switch = total[cheapest] + penalty < total
+        back.append(np.where(switch, cheapest, np.arange(len(total))))
+        total = row + np.where(switch, total[cheapest] + penalty, total)
+    path = [int(total.argmin())]
+    for came_from in reversed(back):
+        path.append(int(came_from[path[-1]]))
+    return path[::-1]
+
+
+def _crossings(sizes: Sequence[int], medians: Array, path: Sequence[int]) -> dict[int, float]:
+    """Return, by the index of the size before a switch, the bytes where the two neighbours cost the same."""
+    found = {}
+    for at, (own, after) in enumerate(pairwise(path)):
+        if own == after:
+            continue
+        before_log, behind_log = (float(medians[i, own] - medians[i, after]) for i in (at, at + 1))
+        share = 0.5
+        if np.isfinite(before_log) and np.isfinite(behind_log) and before_log < 0 < behind_log:
+            share = -before_log / (behind_log - before_log)
+        found[at] = 2 ** (math.log2(sizes[at]) * (1 - share) + math.log2(sizes[at + 1]) * share)
+    return found
+
+
+def _resampled(
+    blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option], settings: Settings
+) -> list[tuple[Array, list[int]]]:
+    """Choose again on blocks drawn with replacement; blocks of one turn are drawn together."""
+    generator = np.random.default_rng(settings.seed)
+    tables = np.full((settings.resamples, len(blocks), len(options)), np.inf)
+    for at, of_size in enumerate(blocks):
+        drawn: dict[int, npt.NDArray[np.int64]] = {}
+        for column, option in enumerate(options):
+            if option in of_size:
+                times = np.asarray(of_size[option])
+                if len(times) not in drawn:
+                    drawn[len(times)] = generator.integers(0, len(times), (settings.resamples, len(times)))
+                tables[:, at, column] = np.log(np.median(times[drawn[len(times)]], axis=1))
+    return [(table, _path(table, settings.penalty)) for table in tables]
+
+
+def _place(path: Sequence[Option], switch: tuple[Option, Option], near: int) -> int | None:
+    """Return where a path makes this very switch, nearest to a size; None if it does not.
+
+    From one algorithm to another the parameters do not count: they are often as good as each other.
+    """
+
+    def key(own: Option, after: Option) -> tuple[object, object]:
+        return (own, after) if own.algorithm == after.algorithm else (own.algorithm, after.algorithm)
+
+    places = [at for at, pair in enumerate(pairwise(path)) if pair[0] != pair[1] and key(*pair) == key(*switch)]
+    return min(places, key=lambda at: abs(at - near), default=None)
+
+
+def _interval(found: Sequence[float], centre: float) -> tuple[int, int]:
+    values = np.asarray([*found, centre])
+    low, high = np.percentile(values, (2.5, 97.5))
+    return math.floor(low), math.ceil(high)
+
+
+def _rounded(crossing: float, interval: tuple[int, int], between: tuple[int, int]) -> int:
+    """Return a power of two if one is as good as the crossing, else a whole number of cache lines."""
+    power = 1 << round(math.log2(crossing))
+    low, high = max(interval[0], between[0]), min(interval[1], between[1] - 1)
+    if low <= power <= high:
+        return power
+    step = ROUND_BYTES if crossing >= 8 * ROUND_BYTES else 8
+    return min(max(round(crossing / step) * step, between[0]), between[1] - 1)
+
+
+def _gain(medians: Array, options: Sequence[Option], state: int) -> tuple[float | None, str | None]:
+    """Return how much faster the chosen one is than the best other algorithm over these sizes, and its name."""
+    best: tuple[float, str] | None = None
+    for name in sorted({option.algorithm for option in options} - {options[state].algorithm}):
+        columns = [at for at, option in enumerate(options) if option.algorithm == name]
+        rival = medians[:, columns].min(axis=1)
+        if np.isfinite(rival).all():
+            ratio = math.exp(float(np.mean(rival - medians[:, state])))
+            best = min(best or (ratio, name), (ratio, name))
+    return (round(best[0] - 1, 4), best[1]) if best else (None, None)

@@ -1,0 +1,88 @@
+"""Judge: what a choice costs on blocks that did not make it, against the best, the default, the plan in force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from commlib.tuner.case import Option
+from commlib.tuner.choose import Choice, Settings, choose_without, in_fold
+from commlib.tuner.samples import Samples
+
+NOISE = 0.02  # a difference that two runs on one machine may show
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Shares by which a choice is slower: 0.01 is one percent."""
+
+    regret: float  # than the best at each size; geometric mean over sizes
+    worst: float
+    over_default: float | None  # how much faster than the default; geometric mean
+    slower: dict[int, float] = field(default_factory=dict)  # sizes at which the default is faster, beyond noise
+    noise: float = 0.0  # median over sizes of how far blocks scatter
+
+
+def judge(
+    samples: Samples,
+    choice: Callable[[int], Option] | None,
+    default: Callable[[int], Option | None],
+    settings: Settings,
+) -> Verdict:
+    """Compare block by block with what the other folds say is best; without a `choice`, with what they choose, too.
+
+    No block judges what was chosen with its help: no luck is held for or against anyone.
+    """
+    folds = [choose_without(samples, fold, settings) for fold in range(settings.folds)]
+    regrets, gains, slower, noise = [], [], {}, []
+    for size in samples.sizes:
+        times = samples.times[size]
+        worst = max(times, key=lambda option: median(times[option]))
+        chosen = [choice(size) if choice else of_fold[size] for of_fold, _ in folds]
+        own = _judged(times, [option if option in times else worst for option in chosen])
+        best = _judged(times, [of_fold[size] for _, of_fold in folds])
+        regrets.append(math.log(median(own) / median(best)))
+        noise.append(_error(best))
+        usual = default(size)
+        if usual is not None and usual in times:
+            gain = math.log(median(times[usual]) / median(own))
+            gains.append(gain)
+            if -gain > max(NOISE, 3 * math.hypot(_error(own), _error(times[usual]))):
+                slower[size] = round(math.expm1(-gain), 4)
+    return Verdict(
+        regret=round(math.expm1(_mean(regrets)), 5),
+        worst=round(math.expm1(max(regrets, default=0.0)), 5),
+        over_default=round(math.expm1(_mean(gains)), 4) if gains else None,
+        slower=slower,
+        noise=round(median(noise) if noise else 0.0, 4),
+    )
+
+
+def _judged(times: Mapping[Option, Sequence[float]], options: Sequence[Option]) -> list[float]:
+    """Return each fold's blocks of the option that this fold judges."""
+    return [t for fold, option in enumerate(options) for t in in_fold(times[option], fold, len(options))]
+
+
+def keeps(samples: Samples, old: Callable[[int], Option | None], new: Choice) -> bool:
+    """Whether the plan in force is as good as the new choice, so that changing it would only be churn."""
+    losses = []
+    for size in samples.sizes:
+        before, times = old(size), samples.times[size]
+        if before is None or before not in times:
+            return False
+        losses.append(math.log(median(times[before]) / median(times[new.at(size)])))
+    return _mean(losses) <= NOISE / 4 and max(losses, default=0.0) <= 2 * NOISE
+
+
+def _error(times: Sequence[float]) -> float:
+    """Return the standard error of the median of these blocks, as a share of it."""
+    low, high = np.percentile(times, (25, 75))
+    return float(0.93 * (high - low) / np.median(times) / math.sqrt(len(times)))  # IQR / 1.35 · √(π/2): normal scatter
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,116 @@
+"""Rules: what was chosen, as a plan document on top of the plan in force."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from commlib import __version__
+from commlib.plan import SCHEMA, VERSION, Plan
+from commlib.tuner.case import PLAIN, Case, Option
+from commlib.tuner.choose import Choice, Settings, Stretch
+from commlib.tuner.judge import Verdict
+from commlib.tuner.samples import Samples
+
+
+@dataclass(frozen=True)
+class Table:
+    """One rule to write: `dtype` and `mode` as the rule names them, "*" for all."""
+
+    case: Case
+    dtype: str
+    mode: str
+    samples: Samples
+    choice: Choice
+    verdict: Verdict
+
+
+def document(
+    tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
+) -> dict[str, Any]:
+    """Return the plan document: the new rules, and those of `base` for everything that was not tuned."""
+    rules = [dict(rule) for rule in base.document["rules"]]
+    for table in sorted(tables, key=_general_first):
+        rules = _placed(rule_of(table, world), rules)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commlib": __version__,
+        "fingerprint": dict(fingerprint),
+        "method": {
+            "penalty": settings.penalty,
+            "folds": settings.folds,
+            "resamples": settings.resamples,
+            "seed": settings.seed,
+            "statistic": "median of interleaved blocks, slowest rank",
+            "judged": {str(t.case): _judged(t.verdict) for t in tables},
+        },
+        "samples": {str(t.case): t.samples.summary() for t in tables},
+        "rules": rules,
+    }
+
+
+def rule_of(table: Table, world: int) -> dict[str, Any]:
+    """Return the rule of one table; beyond the measured sizes the vendor's call runs, where there is one."""
+    ranges = [_range(stretch, table.samples.plain) for stretch in table.choice.stretches]
+    vendor = vendor_of(table.case, table.samples)
+    if vendor is not None and ranges[-1]["algorithm"] != vendor:
+        ranges[-1]["max_bytes"] = table.samples.sizes[-1]
+        ranges.append({"max_bytes": None, "algorithm": vendor, "params": {}})
+    keys = {"dtype": table.dtype, "mode": table.mode, "placement": table.case.placement}
+    usual = {"dtype": "*", "mode": "*", "placement": "plain"}
+    named = {key: value for key, value in keys.items() if value != usual[key]}
+    return {"op": table.case.op, **named, "world": [world, world], "ranges": ranges}
+
+
+def vendor_of(case: Case, samples: Samples) -> str | None:
+    """Return the call that is somebody else's library, if it was measured."""
+    names = {option.algorithm for option in samples.options}
+    return next((name for name in ("nccl_direct", "torch_direct") if name in names), None)
+
+
+def _range(stretch: Stretch, plain: Mapping[int, Option]) -> dict[str, Any]:
+    # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
+    option = Option(plain[stretch.sizes[-1]].algorithm) if stretch.option == PLAIN else stretch.option
+    found = {
+        "ci_bytes": list(stretch.interval) if stretch.interval else None,
+        "confidence": None if stretch.confidence is None else round(stretch.confidence, 3),
+        "gain": stretch.gain,
+        "runner_up": stretch.runner_up,
+    }
+    return {
+        "max_bytes": stretch.until,
+        "algorithm": option.algorithm,
+        "params": dict(option.params),
+        **{key: value for key, value in found.items() if value is not None},
+    }
+
+
+def _general_first(table: Table) -> tuple[bool, bool]:
+    """Each is put before what it is more special than."""
+    return table.dtype != "*", table.mode != "*"
+
+
+def _placed(new: dict[str, Any], rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Replace the rule with the same keys, or stand before the first that speaks of as many types and reductions."""
+    kept = [rule for rule in rules if _keys(rule) != _keys(new)]
+    for at, rule in enumerate(kept):
+        same = rule["op"] == new["op"] and rule.get("placement", "plain") == new.get("placement", "plain")
+        as_general = rule.get("redop", "*") == "*" and rule.get("dtype", "*") in ("*", new.get("dtype", "*"))
+        if same and as_general:
+            return [*kept[:at], new, *kept[at:]]
+    return [*kept, new]
+
+
+def _keys(rule: Mapping[str, Any]) -> tuple[object, ...]:
+    world = rule.get("world") or (1, None)
+    optional = (rule.get(key, "*") for key in ("dtype", "redop", "mode"))
+    return (rule["op"], rule.get("placement", "plain"), tuple(world), *optional)
+
+
+def _judged(verdict: Verdict) -> dict[str, Any]:
+    found = {"regret": verdict.regret, "worst": verdict.worst, "over_default": verdict.over_default}
+    return {key: value for key, value in {**found, "noise": verdict.noise}.items() if value is not None}

@@ -1,0 +1,83 @@
+"""Samples: what was measured, size by size; and the file that a later run goes on from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from commlib.tuner.case import Option
+
+Times = tuple[float, ...]  # seconds per call of each block, the slowest rank's
+
+
+@dataclass
+class Samples:
+    """The blocks of every option at every size; those that were raced out have only a few."""
+
+    times: dict[int, dict[Option, Times]] = field(default_factory=dict)
+    left_out: dict[Option, str] = field(default_factory=dict)  # why it was not timed at all
+    plain: dict[int, Option] = field(default_factory=dict)  # what PLAIN stands for, by size
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the sizes that were measured."""
+        return sorted(self.times)
+
+    @property
+    def options(self) -> list[Option]:
+        """Return all options that were timed somewhere, in a fixed order."""
+        return sorted({option for of_size in self.times.values() for option in of_size}, key=str)
+
+    def finalists(self, num_bytes: int) -> dict[Option, Times]:
+        """Return those that ran to the end: they have the same number of blocks."""
+        most = max(len(times) for times in self.times[num_bytes].values())
+        return {option: times for option, times in self.times[num_bytes].items() if len(times) == most}
+
+    def summary(self) -> dict[str, Any]:
+        """Return medians in µs by size, for the plan file."""
+        return {
+            str(size): {str(option): round(median(times) * 1e6, 3) for option, times in self.times[size].items()}
+            for size in self.sizes
+        }
+
+
+class Store:
+    """A file of samples, one line for each size as soon as it is there; other conditions make another file's worth."""
+
+    def __init__(self, path: Path | None, conditions: Mapping[str, Any], resume: bool) -> None:
+        self._path = path
+        self._key = hashlib.sha256(json.dumps(conditions, sort_keys=True).encode()).hexdigest()[:16]
+        self._known: dict[tuple[str, int], dict[Option, Times]] = {}
+        if path is not None and resume:
+            self._known = dict(self._read(path))
+        elif path is not None:
+            path.unlink(missing_ok=True)
+
+    def find(self, case: str, num_bytes: int) -> dict[Option, Times] | None:
+        """Return what an earlier run measured, or None."""
+        return self._known.get((case, num_bytes))
+
+    def add(self, case: str, num_bytes: int, times: Mapping[Option, Times]) -> None:
+        """Keep what was measured."""
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [[option.algorithm, dict(option.params), list(of_option)] for option, of_option in times.items()]
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": self._key, "case": case, "bytes": num_bytes, "times_s": rows}) + "\n")
+
+    def _read(self, path: Path) -> Iterator[tuple[tuple[str, int], dict[Option, Times]]]:
+        """Yield the lines that were measured under the same conditions; a line that was cut off ends the file."""
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+                times = {Option.of(name, params): tuple(blocks) for name, params, blocks in row["times_s"]}
+                if row["key"] == self._key:
+                    yield (row["case"], row["bytes"]), times
+            except (ValueError, KeyError, TypeError):
+                return

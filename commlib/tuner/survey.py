@@ -1,0 +1,172 @@
+"""Survey: time every option of a case at every size, all of them in turns, on live ranks.
+
+right at three sizes? | at each size: a few blocks of each | who is far behind is left out | the others to the end
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+import torch
+
+from commlib.collectives.reference import ordered
+from commlib.errors import Unsupported
+from commlib.plan import Plan
+from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
+from commlib.tuner.case import PLAIN, Case, Option
+from commlib.tuner.samples import Samples, Store, Times
+
+if TYPE_CHECKING:
+    from commlib.collectives import Call
+    from commlib.communicator import Communicator
+
+GATE_BYTES = 16 << 20  # values are compared up to here: beyond, the same code only goes on for longer
+HOPELESS = 3.0  # times the best's, and growing over two sizes: not tried at the next one
+GATE = Protocol(blocks=(1, 1), budget_s=0.0, iterations=1, warmup=0)
+TIMED = Protocol(block_s=200e-6, blocks=(5, 100), check=False, race=1.25, slow_s=4.0)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How large and how long: sizes in bytes, seconds for one case, algorithms to try (none: all)."""
+
+    low: int
+    high: int
+    seconds: float
+    algorithms: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Survey:
+    """Measures cases. Plans are switched on a twin, so that the ranks' own exchanges are left alone."""
+
+    def __init__(self, comm: Communicator, store: Store, progress: Callable[[str], None] = lambda text: None) -> None:
+        self.comm, self._store, self._progress = comm, store, progress
+        twin = comm.split(0, comm.rank)
+        assert twin is not None
+        self._twin = twin
+
+    def close(self) -> None:
+        """Let the twin go."""
+        self._twin.close()
+
+    def run(self, case: Case, effort: Effort, plain: Mapping[int, Option] | None = None) -> Samples:
+        """Return the samples of one case; symmetric ones also time what the plain table chose, `plain` by size."""
+        deadline, hopeless = time.monotonic() + effort.seconds, set[Option]()
+        counts = case.counts(self.comm.size, effort.low, effort.high)
+        found = Samples(plain=dict(plain or {}))
+        offered = {size: self._offered(case, size, effort, found) for size in counts}
+        found.left_out = self._gate(case, counts, offered)
+        for done, (size, count) in enumerate(counts.items()):
+            known = self.comm.broadcast_object(self._store.find(str(case), size) or {}, 0)
+            if not known:
+                options = [o for o in offered[size] if o not in found.left_out and o not in hopeless]
+                left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
+                share_s = max(left_s, 0.0) / (len(counts) - done)
+                protocol = replace(TIMED, budget_s=share_s, seed=effort.seed)
+                known = self._time(case, count, _meant(options, found.plain.get(size)), protocol)
+                if self.comm.rank == 0:
+                    self._store.add(str(case), size, known)
+            if known:
+                found.times[size] = known
+                hopeless |= _hopeless(found)
+            self._progress(f"{case}: {done + 1} of {len(counts)} sizes")
+        return found
+
+    def _offered(self, case: Case, size: int, effort: Effort, found: Samples) -> list[Option]:
+        """Return what is tried at a size: every algorithm's variants, and what the plan in force has there."""
+        wanted = effort.algorithms
+        algorithms = case.algorithms(self.comm.backend, self.comm.size)
+        tried = [Option.of(a.name, params) for a in algorithms for params in a.variants(size)]
+        now = incumbent(self.comm.plan, case, size, self.comm.size)
+        if now is not None and now.algorithm in {a.name for a in algorithms}:
+            tried.append(now)
+        tried = [o for o in dict.fromkeys(tried) if not wanted or o.algorithm in wanted]
+        return tried + ([PLAIN] if size in found.plain else [])
+
+    def _gate(
+        self, case: Case, counts: Mapping[int, int], offered: Mapping[int, Sequence[Option]]
+    ) -> dict[Option, str]:
+        """Return who is not exactly right, or refuses, at the first, a middle and the last size it is offered at."""
+        due: dict[int, list[Option]] = {}
+        for option in dict.fromkeys(o for options in offered.values() for o in options if o != PLAIN):
+            sizes = [s for s, options in offered.items() if option in options and s <= GATE_BYTES]
+            sizes = sizes or [s for s, options in offered.items() if option in options][:1]
+            for size in {sizes[0], sizes[len(sizes) // 2], sizes[-1]}:
+                due.setdefault(size, []).append(option)
+        failed: dict[Option, str] = {}
+        for size, options in sorted(due.items()):
+            self._progress(f"{case}: comparing every value at {size} bytes")
+            for option, result in self._measure(case, counts[size], {o: o for o in options}, GATE).items():
+                if result.skipped:
+                    failed[option] = result.skipped
+                elif result.wrong:
+                    failed[option] = f"{result.wrong} wrong values at {size} bytes"
+        return failed
+
+    def _time(self, case: Case, count: int, meant: Mapping[Option, Option], protocol: Protocol) -> dict[Option, Times]:
+        results = self._measure(case, count, meant, replace(protocol, graph=case.mode == "graph"))
+        return {option: tuple(result.times_s) for option, result in results.items() if result.times_s}
+
+    def _measure(
+        self, case: Case, count: int, options: Mapping[Option, Option], protocol: Protocol
+    ) -> dict[Option, Measurement]:
+        call = case.call(self.comm.rank, self.comm.size, count)
+        candidates = [self._candidate(case, option) for option in options.values()]
+        results = measure(self.comm, case.collective, call, ordered, candidates, protocol)
+        return dict(zip(options, results, strict=True))
+
+    def _candidate(self, case: Case, option: Option) -> Candidate:
+        """Return the public call under a plan that leaves no choice."""
+        plain = next(a.name for a in case.collective.algorithms if a.backend == self.comm.backend)
+        below = Plan.only({case.op: plain}, params={})  # a symmetric rule alone is no plan
+        plan = Plan.only({case.op: option.algorithm}, base=below, params=dict(option.params))
+        make = public_call(self._twin, case.collective)
+
+        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+            if reason := case.collective.algorithm(option.algorithm).refuses(call.dtype, call.redop, call.size):
+                raise Unsupported(reason)
+            return make(x, out, call)
+
+        def enter() -> None:
+            if self._twin.plan is not plan:
+                self._twin.use(plan)
+
+        empty = self._symmetric if case.placement == "symmetric" else plain_on(self.comm.device)
+        return Candidate(str(option), prepare, case.in_place, empty, enter)
+
+    def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._twin.empty((elements,), dtype)
+
+
+def _meant(options: Sequence[Option], plain: Option | None) -> dict[Option, Option]:
+    """Return each option with what runs for it."""
+    return {option: plain if option == PLAIN and plain is not None else option for option in options}
+
+
+def incumbent(plan: Plan, case: Case, num_bytes: int, world: int) -> Option | None:
+    """Return what a plan runs there, PLAIN where its plain rules decide, or None where it has no rule."""
+    dtype = str(case.dtype).removeprefix("torch.")
+    try:
+        why = plan.explain(case.op, num_bytes, dtype, case.redop, world=world, placement=case.placement, mode=case.mode)
+    except ValueError:
+        return None
+    if case.placement == "symmetric" and not why.algorithm.endswith("_symmetric"):
+        return PLAIN
+    return Option.of(why.algorithm, why.params or {})
+
+
+def _hopeless(found: Samples) -> set[Option]:
+    """Return who was far behind at the last two sizes, and further at the last."""
+    last = [found.times[size] for size in found.sizes[-2:]]
+    both = set(last[0]) & set(last[-1]) if len(last) > 1 else set()
+    best = [min(median(blocks) for blocks in times.values()) for times in last]
+
+    def ratios(option: Option) -> list[float]:
+        return [median(times[option]) / of_best for times, of_best in zip(last, best, strict=True)]
+
+    return {option for option in both if HOPELESS <= ratios(option)[0] <= ratios(option)[1]}

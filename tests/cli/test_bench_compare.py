@@ -1,0 +1,138 @@
+"""Two bench runs side by side: what counts as slower, what is said of the rest, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from commlib.cli.bench_compare import compare
+from tests.cli.bench_documents import document, saved, times
+
+
+def compared(folder: Path, after: dict[str, Any], *words: str, width: int = 80) -> Result:
+    paths = saved(folder, document(), "a.json"), saved(folder, after, "b.json")
+    return CliRunner().invoke(compare, [*map(str, paths), *words], env={"COLUMNS": str(width)})
+
+
+def unfolded(result: Result) -> str:
+    """Return what was printed, with broken lines made whole."""
+    return result.output.replace("\n#  ", "")
+
+
+def slowed(factor: float, *, spread: float = 1.0, algorithm: str = "shm_twoshot", size: int = 4096) -> dict[str, Any]:
+    """Return a document in which one algorithm at one size takes longer, with more spread between blocks."""
+    found = document()
+    for row in found["rows"]:
+        if (row["algorithm"], row["size"], row["in_place"]) == (algorithm, size, False):
+            row["time_us"] = times(row["time_us"]["p50"] * factor)
+            row["time_us"]["p10"] /= spread
+            row["time_us"]["p90"] *= spread
+    return found
+
+
+def test_the_same_run_has_no_regression(tmp_path: Path) -> None:
+    result = compared(tmp_path, document())
+    assert result.exit_code == 0
+    assert "# ours: 64 in both, B/A 1.000: 0 worse, 0 better, 64 same" in result.output
+    assert "# others: 24 in both, B/A 1.000: 0 worse, 0 better, 24 same" in result.output
+    assert "warning" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("after", "words", "code", "said"),
+    [
+        (slowed(1.2), (), 1, "1 worse, 0 better"),
+        (slowed(1.2), ("--threshold", "25%"), 0, "0 worse, 0 better"),
+        (slowed(1.2, spread=1.3), (), 0, "64 same (1 beyond the threshold, but within their spread)"),
+        (slowed(0.7), (), 0, "0 worse, 1 better"),
+        (slowed(2.0, algorithm="torch"), (), 0, "1 worse"),  # said, but no failure of ours
+        (slowed(1.08), ("--threshold", "10"), 0, "# rows by a threshold of 10 %"),
+    ],
+)
+def test_slower_by_more_than_the_threshold_and_the_spread_is_a_regression(
+    tmp_path: Path, after: dict[str, Any], words: tuple[str, ...], code: int, said: str
+) -> None:
+    result = compared(tmp_path, after, *words)
+    assert result.exit_code == code
+    assert said in unfolded(result)
+
+
+def test_only_what_differs_is_listed_unless_all_is_asked_for(tmp_path: Path) -> None:
+    lines = [line for line in compared(tmp_path, slowed(1.2)).output.splitlines() if not line.startswith("#")]
+    (line,) = lines
+    assert line.split() == ["4K", "shm_twoshot", "out", "3.34", "4.01", "1.20", "worse"]
+    lines = [line for line in compared(tmp_path, slowed(1.2), "--all").output.splitlines() if line[0] != "#"]
+    assert len(lines) == 88
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_terminal(tmp_path: Path, width: int) -> None:
+    after = document(fingerprint={**document()["fingerprint"], "cpu": "Another CPU " * 10})
+    output = compared(tmp_path, after, "--all", width=width).output
+    assert max(map(len, output.splitlines())) <= width
+
+
+def test_what_makes_times_incomparable_is_said_in_a_line_each(tmp_path: Path) -> None:
+    after = document(complete=False, ended="interrupted", plan={"digest": "ba9876543210", "source": "mine.json"})
+    after["fingerprint"] |= {"cpu": "Another CPU", "torch": "2.14.0"}
+    after["config"]["ranks"] = 4
+    output = compared(tmp_path, after, width=200).output
+    for line in (
+        "# warning: machines differ: cpu A CPU / Another CPU: times are not comparable",
+        "# warning: runs differ: ranks 2 / 4: times are not comparable",
+        "# warning: software differs: torch 2.13.0 / 2.14.0",
+        "# warning: plans differ: 0123456789ab from shm.json / ba9876543210 from mine.json",
+        "# warning: B is not complete: interrupted",
+    ):
+        assert line in output.splitlines()
+
+
+def test_what_is_in_one_file_only_is_said(tmp_path: Path) -> None:
+    after = document()
+    after["rows"] = [row for row in after["rows"] if row["algorithm"] != "torch"]
+    output = compared(tmp_path, after).output
+    assert "# only in A: all_reduce torch (16)" in output
+    assert "only in B" not in output
+
+
+def test_files_without_a_common_row_are_a_callers_mistake(tmp_path: Path) -> None:
+    result = compared(tmp_path, document("broadcast"))
+    assert isinstance(result.exception, ValueError)
+    assert "a.json (88 rows of all_reduce) and b.json (88 rows of broadcast) share no row" in str(result.exception)
+
+
+def test_wrong_values_are_a_regression_at_any_speed(tmp_path: Path) -> None:
+    after = slowed(0.5)
+    next(row for row in after["rows"] if row["size"] == 512)["wrong"] = 7
+    result = compared(tmp_path, after)
+    assert result.exit_code == 1
+    assert "7 wrong" in result.output
+    assert "1 with wrong values" in unfolded(result)
+
+
+def test_json_and_markdown_say_the_same(tmp_path: Path) -> None:
+    found = json.loads(compared(tmp_path, slowed(1.5), "--format", "json").output)
+    (row,) = found["rows"]
+    assert (row["algorithm"], row["size"], row["verdict"], row["ratio"]) == ("shm_twoshot", 4096, "worse", 1.5)
+    assert (found["regressions"], found["summary"]["ours"]["verdicts"]["worse"]) == (1, 1)
+    text = compared(tmp_path, slowed(1.5), "--format", "md").output
+    assert "| 4K | shm_twoshot | out | 3.34 | 5.01 | 1.50 | worse |" in text
+    assert ": 1 worse, 0 better, 63 same" in text
+
+
+@pytest.mark.parametrize("threshold", ["-1%", "five", "nan", "inf"])
+def test_a_threshold_that_is_no_share_is_refused(tmp_path: Path, threshold: str) -> None:
+    result = compared(tmp_path, document(), "--threshold", threshold)
+    assert result.exit_code == 2
+    assert "write 5% or 2.5%" in result.output
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    path = saved(tmp_path, document())
+    result = CliRunner().invoke(compare, [str(path), str(tmp_path / "gone.json")])
+    assert isinstance(result.exception, ValueError)
+    assert "gone.json" in str(result.exception)

@@ -1,0 +1,101 @@
+"""The picture of a bench run: its lines, the limit, and what is said when it cannot be drawn."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from commlib.cli.bench_plot import SUFFIXES, plot
+from commlib.cli.bench_show import show
+from commlib.errors import Unsupported
+from tests.cli.bench_documents import document, saved
+
+pytest.importorskip("matplotlib")
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], folder: Path) -> Any:
+    """Return the figure that plot() saves."""
+    from matplotlib.figure import Figure
+
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **options: figures.append(self))
+    plot(found, folder / "x.png")
+    return figures[0]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_picture_is_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"picture{suffix}"
+    plot(document("all_reduce", "broadcast"), path)
+    if suffix == ".png":
+        assert path.read_bytes().startswith(b"\x89PNG")
+    else:
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_each_series_has_latency_and_bandwidth_with_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = document("all_reduce", "broadcast")
+    figure = drawn(monkeypatch, found, tmp_path)
+    assert [axis.get_ylabel() for axis in figure.axes] == 2 * ["latency, µs", "bus bandwidth, GB/s"]
+    latency, bandwidth = figure.axes[:2]
+    lines = {line.get_label(): line for line in bandwidth.get_lines()}
+    ours = {"shm_oneshot", "shm_twoshot", "lsa_ll128_exchange"}
+    assert set(lines) == ours | {"torch", "mpich", "the plan's choice", "limit: 7.5 GB/s"}  # plain tensors
+    assert lines["limit: 7.5 GB/s"].get_ydata()[0] == found["limit"]["busbw"]
+    assert "limit: 0.3 µs" in {line.get_label() for line in latency.get_lines()}
+    assert {lines[name].get_linestyle() for name in ours} == {"-"}
+    assert lines["torch"].get_linestyle() == "--"
+    assert len({lines[name].get_marker() for name in (*ours, "torch", "mpich")}) == 5  # differ without colour
+    wanted = [row for row in found["rows"] if row["op"] == "all_reduce" and not row["in_place"]]
+    chosen = [row["busbw"] for row in wanted if row["chosen"] and row["placement"] == "plain"]
+    assert list(lines["the plan's choice"].get_ydata()) == chosen
+    assert [label.get_text() for label in latency.get_xticklabels()][-1] == "16\nMiB"
+
+
+def test_without_a_limit_a_baseline_or_sizes_the_rest_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = document("all_reduce", baseline=None, limit={"busbw": None, "latency_us": None, "what": "not measured"})
+    barrier = [{**row, "op": "barrier", "size": 0, "count": 0} for row in found["rows"] if row["size"] == 8]
+    found["rows"] += barrier
+    figure = drawn(monkeypatch, found, tmp_path)
+    assert not [line for axis in figure.axes for line in axis.get_lines() if "limit" in str(line.get_label())]
+    bars = figure.axes[2]
+    assert "barrier" in bars.get_title()
+    assert len(bars.patches) == 5
+
+
+def test_without_plain_tensors_out_of_place_the_next_form_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = document()
+    found["rows"] = [row for row in found["rows"] if row["placement"] == "symmetric" and row["in_place"]]
+    assert "in place, symmetric tensors" in drawn(monkeypatch, found, tmp_path).axes[0].get_title()
+
+
+def test_without_matplotlib_show_says_what_is_missing_and_does_the_rest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    picture = tmp_path / "x.png"
+    result = CliRunner().invoke(show, [str(saved(tmp_path, document())), "--plot", str(picture)])
+    assert isinstance(result.exception, Unsupported)
+    assert "needs matplotlib: pip install 'commlib[plot]'" in str(result.exception)
+    assert "# Out of bounds values : 0 OK" in result.output
+    assert not picture.exists()
+
+
+def test_a_picture_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+    for path, found, said in (
+        (tmp_path / "x.pdf", document(), "ends in neither of .png, .svg"),
+        (tmp_path / "gone" / "x.png", document(), "cannot write .*gone"),
+        (tmp_path / "x.png", document(rows=[], fits=[]), "nothing to draw"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            plot(found, path)
+    result = CliRunner().invoke(show, [str(saved(tmp_path, document())), "--plot", "x.pdf"])
+    assert isinstance(result.exception, ValueError)
+    assert result.output == ""  # before anything is printed

@@ -1,0 +1,143 @@
+"""`commlib tune` on live ranks: what it writes, keeps, resumes and refuses; never a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from commlib.cli import main
+from commlib.plan import Plan
+
+QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
+SIZES = {1024, 1448, 2048, 2896, 4096, 5792, 8192, 11584, 16384}  # whole elements on a grid of √2
+
+
+def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "commlib", "tune", *words]
+    environment = {**os.environ, "COLUMNS": str(width), "XDG_CONFIG_HOME": str(home)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """One run that most tests look at: the folder of the user's settings, and what was printed."""
+    home = tmp_path_factory.mktemp("home")
+    done = tune(*QUICK, "--fresh", "--force", home=home)
+    assert (done.returncode, done.stderr) == (0, "")
+    return home, done.stdout
+
+
+def plan_file(home: Path) -> Path:
+    (path,) = (home / "commlib" / "plans").glob("*.json")
+    return path
+
+
+def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path, str]) -> None:
+    path = plan_file(tuned[0])
+    assert path.name.startswith("shm-")
+    assert path.name.endswith("-2.json")
+    document = json.loads(path.read_text())
+    assert {"created", "commlib", "fingerprint", "method", "samples"} <= set(document)
+    assert set(map(int, document["samples"]["all_reduce float32 eager"])) == SIZES
+    plan = Plan.load(path)
+    why = plan.explain("all_reduce", 4096, world=2)
+    assert why.algorithm in ("shm_oneshot", "shm_twoshot")
+    assert why.runner_up in ("shm_oneshot", "shm_twoshot")
+    assert plan.explain("broadcast", 4096, world=2).algorithm  # what was not tuned is as before
+    assert plan.explain("all_reduce", 4096, world=4).algorithm
+
+
+def test_no_line_is_wider_than_the_terminal(tuned: tuple[Path, str]) -> None:
+    assert max(len(line) for line in tuned[1].splitlines() if "/" not in line) <= 80
+
+
+def test_it_prints_the_choice_its_regret_and_the_file(tuned: tuple[Path, str]) -> None:
+    home, said = tuned
+    for words in ("2 ranks on shm", "crossover", "regret", "than the default", plan_file(home).name):
+        assert words in said
+
+
+def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str]) -> None:
+    home, said = tuned
+    script = "import commlib\nwith commlib.init() as comm:\n    print(comm.plan.digest)"
+    done = subprocess.run(
+        [sys.executable, "-m", "commlib", "run", "-n", "2", "--", sys.executable, "-c", script],
+        env={**os.environ, "XDG_CONFIG_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.count(Plan.load(plan_file(home)).digest) == 2
+    assert f"# plan {Plan.load(plan_file(home)).digest} is in" in said
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    done = tune(*QUICK, "--dry-run", "--fresh", "--force", home=tmp_path)
+    assert done.returncode == 0
+    assert "was not written" in done.stdout
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_an_interrupted_run_goes_on_from_its_samples(tmp_path: Path) -> None:
+    output = tmp_path / "plan.json"
+    samples = output.with_suffix(".samples.jsonl")
+    command = [sys.executable, "-m", "commlib", "tune", *QUICK[:-1], "60", "--fresh", "--force", "-o", str(output)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not (samples.exists() and samples.read_text().count("\n") >= 2) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        said = process.stdout.read()
+    assert process.returncode == 130
+    assert "--resume" in said
+    assert not output.exists()
+    before = samples.read_text().splitlines()
+    done = tune(*QUICK, "--fresh", "--force", "--resume", "-o", str(output), home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = samples.read_text().splitlines()
+    assert after[: len(before)] == before
+    assert len(after) == 2 * len(SIZES)  # on ordinary and on symmetric tensors
+    assert Plan.load(output).rules
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("all_reduces",), "no collective 'all_reduces'"),
+        (("--dtype", "float31"), "no element type 'float31'"),
+        (("--algorithms", "magic"), "no algorithm 'magic'"),
+        (("--mode", "lazy"), "no mode 'lazy'"),
+        (("-b", "1M", "-e", "1K"), "less than -b"),
+        (("-e", "12Q"), "is not a size"),
+        (("--time", "soon"), "is not a time"),
+        (("all_reduce", "--time", "1s"), "too short"),
+        (("--plot", "curves.txt"), "write a .png or .svg file"),
+    ],
+)
+def test_a_wrong_option_is_said_once_before_any_rank_starts(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["tune", "-n", "2", *words])
+    message = capsys.readouterr().err
+    assert end.value.code == 2
+    assert message.count("\n") == 1
+    assert said in message
+
+
+def test_graphs_need_gpus_and_one_rank_has_nothing_to_tune(tmp_path: Path) -> None:
+    done = tune("all_reduce", "-n", "2", "--mode", "graph", home=tmp_path)
+    assert done.returncode == 2
+    assert "needs GPUs" in done.stderr
+    alone = tune("all_reduce", home=tmp_path)
+    assert alone.returncode == 2
+    assert "-n N starts more" in alone.stderr

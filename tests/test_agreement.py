@@ -1,0 +1,116 @@
+"""What ranks settle: one plan for all, rank 0's, and COMMLIB_ALGORITHM on top of any."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.errors import PlanMismatch
+from commlib.plan import Plan, shipped_plan, user_path
+from commlib.testing import RankError, Ranks
+from commlib.timing import fingerprint
+
+SMALL = 1 << 20
+
+
+def twoshot() -> Plan:
+    return Plan.only({"all_reduce": "shm_twoshot"}, base=shipped_plan("shm"))
+
+
+def read_plan(comm: Communicator) -> tuple[str, str, float]:
+    return comm.plan.digest, comm.explain("all_reduce", 8).algorithm, float(comm.all_reduce(torch.ones(1)))
+
+
+def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(twoshot().text)
+    with Ranks(2, backend="shm", plan=str(path), max_bytes=SMALL) as ranks:
+        assert ranks.run(read_plan) == [(twoshot().digest, "shm_twoshot", 2.0)] * 2
+
+
+def make_at_home(world: Any, homes: list[str]) -> Communicator:
+    """Give every rank a configuration folder of its own."""
+    os.environ["XDG_CONFIG_HOME"] = homes[world.rank]
+    return Communicator.create(world, backend="shm", max_bytes=SMALL)
+
+
+def source_of(comm: Communicator) -> tuple[str, str, str]:
+    why = comm.explain("all_reduce", 8)
+    return why.source, why.match, comm.plan.digest
+
+
+def test_a_plan_that_only_rank_0_finds_is_everyones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = [str(tmp_path / str(rank)) for rank in range(2)]
+    monkeypatch.setenv("XDG_CONFIG_HOME", homes[0])
+    path = user_path("shm", fingerprint("shm")["device"], 2)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**twoshot().document, "fingerprint": fingerprint("shm")}))
+    with Ranks(2, create=make_at_home, homes=homes) as ranks:
+        found = ranks.run(source_of)
+    assert found[0] == found[1]
+    assert found[0][:2] == (str(path), "match 6/6")
+
+
+def test_a_faulty_plan_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(twoshot().file_text[:300])
+    with pytest.raises(RankError) as caught, Ranks(2, backend="shm", plan=str(path)) as ranks:
+        ranks.run(read_plan)
+    errors = list(caught.value.errors.values())
+    assert {type(error) for error in errors} == {ValueError}
+    (text,) = {str(error) for error in errors}
+    assert text.startswith(f"plan {path}, line ")
+
+
+def make_with(world: Any, **options: Any) -> Communicator:
+    """Give every rank another plan."""
+    name = ("shm_oneshot", "shm_twoshot")[world.rank]
+    return Communicator.create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
+
+
+@pytest.mark.parametrize("pins", ["", "all_reduce:shm_oneshot"])
+def test_different_plans_fail_on_all_ranks_with_one_message(monkeypatch: pytest.MonkeyPatch, pins: str) -> None:
+    monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
+    with pytest.raises(RankError) as caught, Ranks(2, create=make_with) as ranks:
+        ranks.run(read_plan)
+    errors = list(caught.value.errors.values())
+    assert len(errors) == 2
+    assert all(isinstance(error, PlanMismatch) for error in errors)
+    assert len({str(error) for error in errors}) == 1
+    assert "pass the same plan= on every rank" in str(errors[0])
+
+
+def pinned(comm: Communicator) -> tuple[str, bool, str, str]:
+    """What explain says, what the native table finds, and the digests of the plan and of a split's."""
+    why = comm.explain("all_reduce", 1 << 20)
+    found = comm._backend.choice("all_reduce", 1 << 20, "float32", "sum", "plain")  # type: ignore[attr-defined]
+    part = comm.split(0, comm.rank)
+    assert part is not None
+    with part:
+        assert float(part.all_reduce(torch.ones(1))) == comm.size
+        return found, "pinned by COMMLIB_ALGORITHM" in str(why), comm.plan.digest, part.plan.digest
+
+
+@pytest.mark.parametrize("plan", ["auto", twoshot()], ids=["auto", "an object"])
+def test_the_environment_pins_on_top_of_every_plan(monkeypatch: pytest.MonkeyPatch, plan: Any) -> None:
+    monkeypatch.setenv("COMMLIB_ALGORITHM", "all_reduce:shm_oneshot, barrier:shm_oneshot")
+    with Ranks(2, backend="shm", plan=plan, max_bytes=SMALL) as ranks:
+        found = ranks.run(pinned)
+    assert found[0] == found[1]
+    algorithm, told, digest, digest_of_split = found[0]
+    assert (algorithm, told, digest_of_split) == ("shm_oneshot", True, digest)
+    assert digest != twoshot().digest
+
+
+def test_a_wrong_pin_is_the_same_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMLIB_ALGORITHM", "all_reduce:lsa_oneshot")
+    with pytest.raises(RankError) as caught, Ranks(2, backend="shm") as ranks:
+        ranks.run(read_plan)
+    (text,) = {str(error) for error in caught.value.errors.values()}
+    assert text.startswith("COMMLIB_ALGORITHM: all_reduce has no algorithm 'lsa_oneshot' on shm; it has shm_oneshot")

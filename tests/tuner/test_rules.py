@@ -1,0 +1,90 @@
+"""The plan that comes out of tuning: where its rules stand, and that the rest stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from commlib.plan import Plan
+from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Verdict, document
+from commlib.tuner.case import PLAIN
+from commlib.tuner.rules import Table
+
+CASE = Case("all_reduce", torch.float32, "eager", "plain")
+ONESHOT, TWOSHOT = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 65536),))
+CHOICE = Choice((Stretch(ONESHOT, (8, 16), 2048, (1024, 4096), 0.97, 0.2, "shm_twoshot"), Stretch(TWOSHOT, (4096,))))
+SAMPLES = Samples({size: {ONESHOT: (1e-6,), TWOSHOT: (2e-6,)} for size in (8, 16, 4096)})
+TABLE = Table(CASE, "*", "*", SAMPLES, CHOICE, Verdict(0.001, 0.01, 0.1))
+BASE = Plan(
+    {
+        "schema": "commlib.plan",
+        "version": 1,
+        "rules": [
+            {"op": "all_reduce", "dtype": "bool", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},
+            {"op": "all_reduce", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},
+            {"op": "broadcast", "ranges": [{"max_bytes": None, "algorithm": "shm_oneshot"}]},
+        ],
+    },
+    "base",
+)
+
+
+def made(*tables: Table, base: Plan = BASE) -> Plan:
+    return Plan(document(tables, base, 2, {"backend": "shm", "device": "a CPU"}, Settings()), "tuned")
+
+
+def chosen(plan: Plan, num_bytes: int, dtype: str = "float32", world: int = 2, placement: str = "plain") -> str:
+    return plan.explain("all_reduce", num_bytes, dtype, world=world, placement=placement).algorithm
+
+
+def test_new_rules_decide_for_their_world_and_the_rest_stays() -> None:
+    plan = made(TABLE)
+    assert [chosen(plan, size) for size in (8, 2048, 2049, 1 << 30)] == [*["shm_oneshot"] * 2, *["shm_twoshot"] * 2]
+    assert chosen(plan, 8, world=4) == "shm_twoshot"
+    assert chosen(plan, 8, "bool") == "shm_twoshot"  # the special rule of the base still comes first
+    assert plan.explain("broadcast", 8, world=2).algorithm == "shm_oneshot"
+    why = plan.explain("all_reduce", 100, world=2)
+    assert (why.gain, why.runner_up, why.high_bytes) == (0.2, "shm_twoshot", 2048)
+
+
+def test_a_second_run_replaces_the_rules_of_the_first() -> None:
+    first = made(TABLE)
+    other = replace(TABLE, choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
+    second = made(other, base=first)
+    assert chosen(second, 8) == "shm_twoshot"
+    assert len(second.rules) == len(first.rules)
+
+
+def test_a_type_of_its_own_comes_before_all_types() -> None:
+    own = replace(TABLE, dtype="bfloat16", choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
+    for order in ((TABLE, own), (own, TABLE)):
+        plan = made(*order)
+        assert (chosen(plan, 8, "bfloat16"), chosen(plan, 8)) == ("shm_twoshot", "shm_oneshot")
+
+
+def test_modes_of_their_own_come_before_both() -> None:
+    graph = replace(TABLE, mode="graph", choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
+    plan = made(TABLE, graph)
+    by_mode = [plan.explain("all_reduce", 8, world=2, mode=mode).algorithm for mode in ("eager", "graph")]
+    assert by_mode == ["shm_oneshot", "shm_twoshot"]
+
+
+def test_beyond_the_measured_sizes_the_vendor_runs() -> None:
+    vendor = Option("nccl_direct")
+    found = Samples({size: {ONESHOT: (1e-6,), TWOSHOT: (2e-6,), vendor: (3e-6,)} for size in (8, 16, 4096)})
+    plan = made(replace(TABLE, samples=found))
+    assert (chosen(plan, 4096), chosen(plan, 4097)) == ("shm_twoshot", "nccl_direct")
+
+
+@pytest.mark.parametrize("num_bytes", [8, 4096])
+def test_a_symmetric_table_leaves_to_the_plain_one_what_it_does_best(num_bytes: int) -> None:
+    zero_copy = Option("shm_symmetric")
+    found = Samples(
+        {size: {PLAIN: (1e-6,), zero_copy: (2e-6,)} for size in (8, 4096)}, plain={8: ONESHOT, 4096: TWOSHOT}
+    )
+    choice = Choice((Stretch(PLAIN, (8,), 64), Stretch(zero_copy, (4096,))))
+    symmetric = Table(replace(CASE, placement="symmetric"), "*", "*", found, choice, Verdict(0.0, 0.0, None))
+    expected = {8: "shm_oneshot", 4096: "shm_symmetric"}[num_bytes]
+    assert chosen(made(TABLE, symmetric), num_bytes, placement="symmetric") == expected
