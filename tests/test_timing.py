@@ -277,3 +277,18 @@ def test_who_is_far_behind_is_left_out_after_a_few_blocks(shm_ranks: Ranks) -> N
     assert first == second
     assert not first[0]
     assert first[1] > 4
+
+
+def a_peer_raises(comm: Communicator) -> list[str]:
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        def run() -> None:
+            raise RuntimeError("this library\nhas no such call")
+
+        return run
+
+    ours = Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))
+    return [r.skipped for r in found(comm, "all_reduce", [Candidate("theirs", prepare), ours])]
+
+
+def test_what_a_peer_raises_is_why_it_is_left_out(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(a_peer_raises, world=2) == [["RuntimeError: this library has no such call", ""]] * 2

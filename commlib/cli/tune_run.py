@@ -9,13 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import torch
 
 import commlib
 from commlib import env
+from commlib.cli.bench_columns import fold
 from commlib.cli.tune_table import closing, opening, table_lines
 from commlib.plan import Plan, user_path
 from commlib.timing import Protocol, fingerprint
@@ -85,7 +86,7 @@ class Tuning:
         """Print on rank 0, over the progress line if that stands there."""
         if self.comm.rank == 0:
             self.progress("")
-            for line in lines:
+            for line in fold(lines, self.width):
                 click.echo(line)
 
     def progress(self, text: str) -> None:
@@ -151,7 +152,12 @@ class Tuning:
 
     def _table(self, case: Case, dtype: str, mode: str) -> Table:
         samples, choice = self.measured[case]
-        verdict = judge(samples, None, self._default(case, samples), self.settings)
+        default = self._default(case, samples)
+        verdict = judge(samples, None, default, self.settings)
+        if verdict.slower:  # what the default does better it goes on doing
+            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings)
+            verdict = judge(samples, choice.at, default, self.settings)
+            self.measured[case] = samples, choice
         return Table(case, dtype, mode, samples, choice, verdict)
 
     def _serves(self, general: Case, case: Case) -> bool:

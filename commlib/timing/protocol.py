@@ -204,6 +204,10 @@ def _check(comm: Communicator, entries: Sequence[_Entry], truth: Truth | None, w
                     entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, run)
         except Unsupported as error:
             entry.result.skipped = str(error)
+        except CommError:
+            raise  # the world has ended for all candidates
+        except Exception as error:  # what a peer raises is why it is left out
+            entry.result.skipped = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         entry.call_s = time.perf_counter() - start
     _agree(comm, entries)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+import torch
+
 from commlib import __version__
+from commlib.collectives.reference import reducible
+from commlib.device import ELEMENTS
 from commlib.plan import SCHEMA, VERSION, Plan
+from commlib.redops import REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Choice, Settings, Stretch
 from commlib.tuner.judge import Verdict
@@ -33,7 +38,9 @@ def document(
     """Return the plan document: the new rules, and those of `base` for everything that was not tuned."""
     rules = [dict(rule) for rule in base.document["rules"]]
     for table in sorted(tables, key=_general_first):
-        rules = _placed(rule_of(table, world), rules)
+        rule = rule_of(table, world)
+        for new in (rule, *_exceptions(rule, table.case)):
+            rules = _placed(new, rules)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -64,6 +71,21 @@ def rule_of(table: Table, world: int) -> dict[str, Any]:
     usual = {"dtype": "*", "mode": "*", "placement": "plain"}
     named = {key: value for key, value in keys.items() if value != usual[key]}
     return {"op": table.case.op, **named, "world": [world, world], "ranges": ranges}
+
+
+def _exceptions(rule: dict[str, Any], case: Case) -> Iterator[dict[str, Any]]:
+    """Yield rules for types and reductions that an algorithm of this rule for all refuses: the others run there."""
+    if not case.collective.reduces or "dtype" in rule:
+        return
+    algorithms = [case.collective.algorithm(entry["algorithm"]) for entry in rule["ranges"]]
+    calls = [("dtype", name, getattr(torch, name), "sum") for name in ELEMENTS]
+    calls += [("redop", name, torch.int32, name) for name in REDOPS]
+    for key, name, dtype, redop in calls:
+        refused = {a.name for a in algorithms if a.refuses(dtype, redop, rule["world"][0])}
+        left = [dict(entry) for entry in rule["ranges"] if entry["algorithm"] not in refused]
+        if refused and left and reducible(dtype, redop):
+            left[-1]["max_bytes"] = None
+            yield {**rule, key: name, "ranges": left}
 
 
 def vendor_of(case: Case, samples: Samples) -> str | None:

@@ -38,12 +38,25 @@ class Samples:
         most = max(len(times) for times in self.times[num_bytes].values())
         return {option: times for option, times in self.times[num_bytes].items() if len(times) == most}
 
+    def with_only(self, options: Mapping[int, Option | None]) -> Samples:
+        """Return the same with nothing but one option at some sizes."""
+        times = dict(self.times)
+        for size, option in options.items():
+            if option in times[size]:
+                times[size] = {option: times[size][option]}
+        return Samples(times, self.left_out, self.plain)
+
     def summary(self) -> dict[str, Any]:
-        """Return medians in µs by size, for the plan file."""
+        """Return for the plan file what each algorithm took with its best parameters: medians in µs, by size."""
+        names = sorted({option.algorithm for option in self.options})
         return {
-            str(size): {str(option): round(median(times) * 1e6, 3) for option, times in self.times[size].items()}
-            for size in self.sizes
+            "bytes": self.sizes,
+            "p50_us": {name: [self._best_us(size, name) for size in self.sizes] for name in names},
         }
+
+    def _best_us(self, num_bytes: int, algorithm: str) -> float | None:
+        found = [median(times) for option, times in self.times[num_bytes].items() if option.algorithm == algorithm]
+        return round(min(found) * 1e6, 3) if found else None
 
 
 class Store:

@@ -45,7 +45,9 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     assert path.name.endswith("-2.json")
     document = json.loads(path.read_text())
     assert {"created", "commlib", "fingerprint", "method", "samples"} <= set(document)
-    assert set(map(int, document["samples"]["all_reduce float32 eager"])) == SIZES
+    measured = document["samples"]["all_reduce float32 eager"]
+    assert set(measured["bytes"]) == SIZES
+    assert {"shm_oneshot", "shm_twoshot"} == set(measured["p50_us"])
     plan = Plan.load(path)
     why = plan.explain("all_reduce", 4096, world=2)
     assert why.algorithm in ("shm_oneshot", "shm_twoshot")

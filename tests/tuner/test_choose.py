@@ -125,3 +125,10 @@ def test_a_few_disturbed_blocks_change_nothing() -> None:
     assert verdict.regret < 0.01
     assert verdict.slower == {}
     assert [stretch.option for stretch in choose(found).stretches] == [QUICK, WIDE]
+
+
+def test_sizes_can_be_left_to_one_option() -> None:
+    found = samples(COSTS)
+    choice = choose(found.with_only(dict.fromkeys(SIZES[3:6], WIDE)))
+    assert [choice.at(size) for size in SIZES[2:7]] == [QUICK, WIDE, WIDE, WIDE, QUICK]
+    assert len(found.times[SIZES[3]]) == 2

@@ -88,3 +88,12 @@ def test_a_symmetric_table_leaves_to_the_plain_one_what_it_does_best(num_bytes: 
     symmetric = Table(replace(CASE, placement="symmetric"), "*", "*", found, choice, Verdict(0.0, 0.0, None))
     expected = {8: "shm_oneshot", 4096: "shm_symmetric"}[num_bytes]
     assert chosen(made(TABLE, symmetric), num_bytes, placement="symmetric") == expected
+
+
+@pytest.mark.parametrize(("dtype", "redop"), [("int16", "sum"), ("bool", "max"), ("int32", "bxor"), ("float32", "sum")])
+def test_what_the_vendor_does_not_reduce_never_goes_to_it(dtype: str, redop: str) -> None:
+    ours, vendor = Option("lsa_oneshot"), Option("nccl_direct")
+    found = Samples({size: {ours: (1e-6,), vendor: (3e-6,)} for size in (8, 4096)})
+    table = replace(TABLE, samples=found, choice=Choice((Stretch(ours, (8, 4096)),)))
+    why = made(table).explain("all_reduce", 1 << 30, dtype, redop, world=2)
+    assert why.algorithm == ("nccl_direct" if dtype == "float32" else "lsa_oneshot")
