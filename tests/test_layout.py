@@ -174,8 +174,9 @@ def test_a_command_is_in_the_table_and_in_its_own_file():
     from commlib.cli import COMMANDS
 
     for name, (target, help_line) in COMMANDS.items():
-        assert target == f"commlib.cli.{name}:{name}"
-        assert (ROOT / "commlib/cli" / f"{name}.py").exists(), name
+        own_file, own_folder = ROOT / f"commlib/cli/{name}.py", ROOT / f"commlib/cli/{name}/command.py"
+        assert target == (f"commlib.cli.{name}:{name}" if own_file.exists() else f"commlib.cli.{name}.command:{name}")
+        assert own_file.exists() != own_folder.exists(), name
         assert help_line.endswith(".")
 
 

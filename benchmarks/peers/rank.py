@@ -18,7 +18,7 @@ from placement import Probe
 
 import commlib
 from commlib.bootstrap.world import SingleWorld
-from commlib.cli.peers.torch import CALLS, Torch
+from commlib.cli.bench.peers.torch import CALLS, Torch
 from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator

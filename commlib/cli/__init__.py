@@ -15,12 +15,15 @@ from commlib.errors import CommError
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "bench": ("commlib.cli.bench:bench", "Time collectives and algorithms beside other libraries."),
+    "bench": ("commlib.cli.bench.command:bench", "Time collectives and algorithms beside other libraries."),
     "build": ("commlib.cli.build:build", "Compile the GPU kernels ahead of their first use."),
     "doctor": ("commlib.cli.doctor:doctor", "Say what is here, what works, and why something does not."),
     "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
     "run": ("commlib.cli.run:run", "Start a command on several ranks of this machine."),
-    "tune": ("commlib.cli.tune:tune", "Measure every algorithm on this machine and write the plan init() takes."),
+    "tune": (
+        "commlib.cli.tune.command:tune",
+        "Measure every algorithm here and write the plan init() takes.",
+    ),
     "test": ("commlib.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }
 

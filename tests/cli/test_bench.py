@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.cli import bench_progress, main
-from commlib.cli.bench_file import read
-from commlib.cli.bench_job import Job
+from commlib.cli import main
+from commlib.cli.bench import progress as bench_progress
+from commlib.cli.bench.file import read
+from commlib.cli.bench.job import Job
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
@@ -241,7 +242,7 @@ def test_a_wrong_option_is_said_once_before_any_rank_starts(
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     """Return what the words of a command line ask for, without a rank."""
     jobs: list[Job] = []
-    monkeypatch.setattr("commlib.cli.bench_run.main", lambda job, output: jobs.append(job) or 0)
+    monkeypatch.setattr("commlib.cli.bench.run.main", lambda job, output: jobs.append(job) or 0)
 
     def job(*words: str) -> Job:
         with pytest.raises(SystemExit):
@@ -275,7 +276,7 @@ def test_a_world_of_one_is_told_how_to_get_more(capsys: pytest.CaptureFixture[st
 def test_without_matplotlib_the_rest_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("commlib.cli.bench_options.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("commlib.cli.bench.options.importlib.util.find_spec", lambda name: None)
     picture, path = tmp_path / "curves.png", tmp_path / "report.csv"
     with pytest.raises(SystemExit) as end:
         main(["bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK])
@@ -303,7 +304,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys\n"
         "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
-        "    import commlib.cli.bench_document as document\n"
+        "    import commlib.cli.bench.document as document\n"
         "    add = document.Report.add\n"
         f"    document.Report.add = lambda self, group: (add(self, group), open({str(started)!r}, 'w').close())[0]\n"
     )

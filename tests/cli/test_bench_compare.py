@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from commlib.cli.bench_compare import compare
+from commlib.cli.bench.compare import compare
 from tests.cli.bench_documents import document, saved, times
 
 

@@ -16,13 +16,13 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli import bench_file
-from commlib.cli.bench_formats import FORMS, render
-from commlib.cli.bench_show import show
-from commlib.cli.bench_table import Table, closing, opening
+from commlib.cli.bench import file
+from commlib.cli.bench.formats import FORMS, render
+from commlib.cli.bench.show import show
+from commlib.cli.bench.table import Table, closing, opening
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 
-SCHEMA = json.loads((resources.files("commlib.cli") / "bench_schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((resources.files("commlib.cli.bench") / "schema.json").read_text(encoding="utf-8"))
 
 
 def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_show_prints_what_the_run_printed_in_every_form(tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     assert CliRunner().invoke(show, [str(path), "--format", "csv", "-o", str(out)]).output == ""
     assert out.read_bytes().decode() == render(document(), "csv", 80) + "\n"
-    assert bench_file.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
+    assert file.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
 
 
 WHOLE = json.dumps(document(), indent=1)
@@ -230,10 +230,10 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, said in (("gone", "No such file"), ("", "Is a directory"), ("binary", "not a text file")):
         with pytest.raises(ValueError, match=said) as error:
-            bench_file.read(tmp_path / name)
+            file.read(tmp_path / name)
         assert str(tmp_path / name) in str(error.value)
     with pytest.raises(ValueError, match="cannot write"):
-        bench_file.write(tmp_path / "gone" / "x", "")
+        file.write(tmp_path / "gone" / "x", "")
 
 
 def test_what_a_newer_commlib_adds_to_rows_does_no_harm(tmp_path: Path) -> None:
@@ -241,8 +241,10 @@ def test_what_a_newer_commlib_adds_to_rows_does_no_harm(tmp_path: Path) -> None:
     assert CliRunner().invoke(show, [str(path)], env={"COLUMNS": "80"}).output == render(document(), "table", 80) + "\n"
 
 
-@pytest.mark.parametrize("module", ["bench_show", "bench_compare", "bench_plot"])
+@pytest.mark.parametrize("module", ["show", "compare", "plot"])
 def test_rendering_loads_nothing_heavy(module: str) -> None:
-    code = f"import sys, commlib.cli.{module}; print(sorted({{'torch', 'numpy', 'matplotlib'}} & set(sys.modules)))"
+    code = (
+        f"import sys, commlib.cli.bench.{module}; print(sorted({{'torch', 'numpy', 'matplotlib'}} & set(sys.modules)))"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

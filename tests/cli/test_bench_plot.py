@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.bench_plot import SUFFIXES, plot
-from commlib.cli.bench_show import show
+from commlib.cli.bench.plot import SUFFIXES, plot
+from commlib.cli.bench.show import show
 from commlib.errors import Unsupported
 from tests.cli.bench_documents import document, saved
 

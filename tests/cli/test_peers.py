@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from commlib.cli.peers import LABELS, PEERS, load
-from commlib.cli.peers.peer import Peer
+from commlib.cli.bench.peers import LABELS, PEERS, load
+from commlib.cli.bench.peers.peer import Peer
 from commlib.collectives import COLLECTIVES, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
@@ -35,7 +35,7 @@ def mpich() -> Iterator[None]:
 
 
 def test_the_table_is_the_folder() -> None:
-    folder = Path(sys.modules["commlib.cli.peers"].__file__ or "").parent
+    folder = Path(sys.modules["commlib.cli.bench.peers"].__file__ or "").parent
     assert {path.stem for path in folder.glob("*.py")} - {"__init__", "peer"} == set(PEERS)
     for name, (labels, _) in PEERS.items():
         peer = load(name)

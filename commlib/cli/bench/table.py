@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench_columns import Column, Columns, fold
-from commlib.cli.bench_notes import closing, opening
-from commlib.cli.bench_rows import (
+from commlib.cli.bench.columns import Column, Columns, fold
+from commlib.cli.bench.notes import closing, opening
+from commlib.cli.bench.rows import (
     PLACES,
     TYPE_WIDTH,
     Row,

@@ -10,17 +10,17 @@ from typing import Any
 
 import click
 
-from commlib.cli.bench_formats import FORMS
+from commlib.cli.bench.formats import FORMS
+from commlib.cli.bench.peers import PEERS
 from commlib.cli.options import read_bytes
-from commlib.cli.peers import PEERS
 from commlib.cli.ranks import started
 
 BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
 FULL = ("64M", 8)
 # What may stand in place of the first OP: name → (module:command, help).
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
-    "compare": ("commlib.cli.bench_compare:compare", "Compare two files of results; exit 1 if the second is slower."),
-    "show": ("commlib.cli.bench_show:show", "Print a file of results again, or in another form."),
+    "compare": ("commlib.cli.bench.compare:compare", "Compare two files of results; exit 1 if the second is slower."),
+    "show": ("commlib.cli.bench.show:show", "Print a file of results again, or in another form."),
 }
 
 
@@ -135,14 +135,14 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     Without OP, all collectives in a compact run. The ranks are those of torchrun, mpirun, srun or `commlib run`,
     or N that -n starts here. Columns and bus factors are nccl-tests'; * marks what the plan picks.
     """
-    from commlib.cli.bench_options import read_job
+    from commlib.cli.bench.options import read_job
 
     options["max_bytes"], options["factor"] = _reach(ops, options)
     job = read_job(ops, ranks, options)
     code = started(ctx, "bench", ranks, bind)
     if code is not None:
         ctx.exit(code)
-    from commlib.cli.bench_run import Output, main
+    from commlib.cli.bench.run import Output, main
 
     command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
     ctx.exit(main(job, Output(command, options["form"], options["output"], options["plot"])))

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench_columns import fold
-from commlib.cli.bench_rows import (
+from commlib.cli.bench.columns import fold
+from commlib.cli.bench.rows import (
     PLACES,
     Row,
     by_call,
@@ -25,7 +25,7 @@ from commlib.cli.bench_rows import (
     type_text,
     wrong_text,
 )
-from commlib.cli.bench_table import Table, closing, opening
+from commlib.cli.bench.table import Table, closing, opening
 
 FORMS = ("table", "osu", "md", "csv", "json")
 _TIME, _BANDWIDTH = 8, 7  # characters of figures where columns do not bound them

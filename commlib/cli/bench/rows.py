@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-Row = dict[str, Any]  # a row of the document: bench_schema.json says what is in it
+Row = dict[str, Any]  # a row of the document: schema.json says what is in it
 
 # nccl-tests' names of types; the others are torch's, cut to the column.
 TYPES = {

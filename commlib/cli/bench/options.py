@@ -11,8 +11,8 @@ from typing import Any
 import click
 import torch
 
-from commlib.cli.bench_job import Job, left_out, series
-from commlib.cli.peers import LABELS, PEERS
+from commlib.cli.bench.job import Job, left_out, series
+from commlib.cli.bench.peers import LABELS, PEERS
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.plan import Plan
 from commlib.redops import DTYPES

@@ -18,14 +18,14 @@ import click
 
 import commlib
 from commlib import env
-from commlib.cli import bench_plot
-from commlib.cli.bench_columns import fold
-from commlib.cli.bench_document import Report, Row
-from commlib.cli.bench_formats import FORMS, render
-from commlib.cli.bench_job import Bench, Job, arena_bytes, describe
-from commlib.cli.bench_options import missing_for
-from commlib.cli.bench_progress import Progress
-from commlib.cli.bench_table import Table, closing, opening
+from commlib.cli.bench import plot as bench_plot
+from commlib.cli.bench.columns import fold
+from commlib.cli.bench.document import Report, Row
+from commlib.cli.bench.formats import FORMS, render
+from commlib.cli.bench.job import Bench, Job, arena_bytes, describe
+from commlib.cli.bench.options import missing_for
+from commlib.cli.bench.progress import Progress
+from commlib.cli.bench.table import Table, closing, opening
 from commlib.errors import CommError
 from commlib.timing import measure_limit
 

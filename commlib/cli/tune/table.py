@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commlib.cli.tune_run import Order, Tuning
+    from commlib.cli.tune.run import Order, Tuning
     from commlib.communicator import Communicator
     from commlib.plan import Plan
     from commlib.tuner import Stretch

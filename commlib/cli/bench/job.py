@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.cli import peers
+from commlib.cli.bench import peers
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered, reducible
 from commlib.errors import Unsupported
@@ -20,7 +20,7 @@ from commlib.plan import Explanation, Plan
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 
 if TYPE_CHECKING:
-    from commlib.cli.peers.peer import Peer
+    from commlib.cli.bench.peers.peer import Peer
     from commlib.communicator import Communicator
 
 WARMUP_S = 0.3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench_rows import (
+from commlib.cli.bench.rows import (
     PLACES,
     Row,
     about,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commlib.cli.bench_columns import Column, Columns, fold
-from commlib.cli.bench_difference import SIDES, Difference, Pair, Summary
-from commlib.cli.bench_rows import Row, fitted, label, median_us, size_text, title
+from commlib.cli.bench.columns import Column, Columns, fold
+from commlib.cli.bench.difference import SIDES, Difference, Pair, Summary
+from commlib.cli.bench.rows import Row, fitted, label, median_us, size_text, title
 
 TIME = 8  # characters
 

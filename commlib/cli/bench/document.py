@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from commlib.cli.bench_file import SCHEMA, VERSION
+from commlib.cli.bench.file import SCHEMA, VERSION
 from commlib.collectives import COLLECTIVES
 from commlib.timing import (
     Limit,
@@ -22,7 +22,7 @@ from commlib.timing import (
 )
 
 if TYPE_CHECKING:
-    from commlib.cli.bench_job import Bench, Group, Line
+    from commlib.cli.bench.job import Bench, Group, Line
     from commlib.plan import Explanation
 
 Row = dict[str, Any]

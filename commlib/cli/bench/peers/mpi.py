@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.bootstrap import mpi as launcher
-from commlib.cli.peers.peer import CallTable, averaged
+from commlib.cli.bench.peers.peer import CallTable, averaged
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported

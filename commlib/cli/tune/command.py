@@ -13,7 +13,7 @@ from commlib.cli.options import read_bytes
 from commlib.cli.ranks import Words, started
 
 if TYPE_CHECKING:
-    from commlib.cli.tune_run import Order
+    from commlib.cli.tune.run import Order
 
 LEAST_S = 5.0  # of one operation: less decides nothing
 
@@ -62,14 +62,14 @@ def tune(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: s
     code = started(ctx, "tune", ranks, bind)
     if code is not None:
         ctx.exit(code)
-    from commlib.cli.tune_run import main
+    from commlib.cli.tune.run import main
 
     ctx.exit(main(order, shlex.join(["commlib", "tune", *ctx.meta["words"]])))
 
 
 def _order(ops: tuple[str, ...], options: dict[str, Any]) -> Order:
     """Turn options into an order; what is wrong with them is said before any rank starts."""
-    from commlib.cli.tune_run import Order
+    from commlib.cli.tune.run import Order
     from commlib.collectives import COLLECTIVES
     from commlib.plan import MODES
 

@@ -25,7 +25,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 @cache
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of a document."""
-    text = (resources.files("commlib.cli") / "bench_schema.json").read_text(encoding="utf-8")
+    text = (resources.files("commlib.cli.bench") / "schema.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 

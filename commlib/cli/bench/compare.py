@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from commlib.cli import bench_file
-from commlib.cli.bench_difference import Difference, difference
-from commlib.cli.bench_difference_text import markdown, table
+from commlib.cli.bench import file
+from commlib.cli.bench.difference import Difference, difference
+from commlib.cli.bench.difference_text import markdown, table
 
 DEFAULT = "5%"
 
@@ -44,7 +44,7 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
 
 
 def _named(path: Path) -> tuple[str, dict[str, Any]]:
-    return path.name, bench_file.read(path)
+    return path.name, file.read(path)
 
 
 def _text(found: Difference, form: str, every: bool) -> str:

@@ -16,8 +16,8 @@ import torch
 
 import commlib
 from commlib import env
-from commlib.cli.bench_columns import fold
-from commlib.cli.tune_table import closing, opening, table_lines
+from commlib.cli.bench.columns import fold
+from commlib.cli.tune.table import closing, opening, table_lines
 from commlib.plan import Plan, user_path
 from commlib.timing import Protocol, fingerprint
 from commlib.tuner import Case, Effort, Option, Settings, Store, Survey, cases_of, choose, document, judge
@@ -86,8 +86,9 @@ class Tuning:
         """Print on rank 0, over the progress line if that stands there."""
         if self.comm.rank == 0:
             self.progress("")
-            for line in fold(lines, self.width):
-                click.echo(line)
+            for line in lines:  # a path is not broken: it is there to be copied
+                for piece in [line] if "/" in line else fold([line], self.width):
+                    click.echo(piece)
 
     def progress(self, text: str) -> None:
         """Show where the run is, to a person only."""
@@ -198,7 +199,7 @@ class Tuning:
         return 0
 
     def _plot(self) -> None:
-        from commlib.cli.tune_plot import plot
+        from commlib.cli.tune.plot import plot
 
         assert self.order.plot is not None
         try:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from commlib.cli import bench_file, bench_plot
-from commlib.cli.bench_formats import FORMS, render
+from commlib.cli.bench import file as bench_file
+from commlib.cli.bench import plot as bench_plot
+from commlib.cli.bench.formats import FORMS, render
 
 
 @click.command()

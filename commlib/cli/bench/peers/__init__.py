@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from commlib.cli.peers.peer import Peer
+    from commlib.cli.bench.peers.peer import Peer
 
 # Name → (labels of its rows, help); the module of a peer is loaded when it is asked for.
 PEERS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -20,7 +20,7 @@ LABELS: dict[str, str] = {label: name for name, (labels, _) in PEERS.items() for
 
 def load(name: str) -> Peer:
     """Make the peer of that name; nothing is started yet."""
-    peer: Peer = import_module(f"commlib.cli.peers.{name}").make()
+    peer: Peer = import_module(f"commlib.cli.bench.peers.{name}").make()
     return peer
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from commlib.cli.peers.peer import START_S, CallTable, averaged, in_turn
+from commlib.cli.bench.peers.peer import START_S, CallTable, averaged, in_turn
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
 from commlib.timing import Prepare, Run

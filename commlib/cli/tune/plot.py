@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from commlib.cli.tune_table import size_text
+from commlib.cli.tune.table import size_text
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commlib.cli.bench_rows import Row, by_series, label, measured, median_us, title
+from commlib.cli.bench.rows import Row, by_series, label, measured, median_us, title
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:

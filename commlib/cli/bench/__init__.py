@@ -1,0 +1,1 @@
+"""`commlib bench`: one module for each step, from options to pictures."""

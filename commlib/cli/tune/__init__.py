@@ -1,0 +1,1 @@
+"""`commlib tune`: options, one run, what it prints and draws."""
