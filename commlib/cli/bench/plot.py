@@ -106,6 +106,8 @@ def _draw(
     _limit_line(right, limit["busbw"], "GB/s")
     left.set_yscale("log")
     left.yaxis.set_major_formatter(_number)
+    low, high = left.get_ylim()
+    left.yaxis.set_minor_formatter(_number if high < 30 * low else "")  # over more decades they would cover each other
     right.set_ylim(bottom=0)
     form = "in place" if rows[0]["in_place"] else "out of place"
     form += ", symmetric tensors" if rows[0]["placement"] == "symmetric" else ""
