@@ -61,6 +61,12 @@ def algorithm_id(op: str, name: str) -> int:
     return int(tvm_ffi.get_global_func("commlib.shm.algorithm_id")(op, name))
 
 
+def kernel(name: str) -> Callable[..., Any]:
+    """Return a function of csrc/binding/kernels.cc by its name there, such as "index"."""
+    load()
+    return tvm_ffi.get_global_func(f"commlib.kernels.{name}")
+
+
 def keep_interpreter(function: Any) -> Callable[..., Any]:
     """Let a bound function enter with the interpreter's lock held: it gives the lock up itself when it waits."""
     function.release_gil = False

@@ -1,0 +1,265 @@
+"""commlib.kernels.index is weights[ids], for every type, width and stride, with the ids that weights[ids] refuses."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import commlib
+from commlib.kernels import index, out_of_range_count
+
+DTYPES = (
+    torch.uint8,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.bfloat16,
+    torch.float16,
+    torch.int16,
+    torch.float32,
+    torch.int32,
+    torch.float64,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+)
+ROWS = 37
+EXTREMES = (-(2**63), -(2**63) + 1, -1, ROWS, 2**31, 2**63 - 1)
+
+
+def table_of(dtype, rows, width):
+    """Random bytes as elements, so that a byte out of place shows; bool has 0 and 1 only."""
+    generator = torch.Generator().manual_seed(rows * width)
+    size = (rows, width * dtype.itemsize)
+    return torch.randint(0, 2 if dtype is torch.bool else 256, size, generator=generator, dtype=torch.uint8).view(dtype)
+
+
+def bytes_of(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_bits(result, expected):
+    assert result.shape == expected.shape
+    assert result.dtype == expected.dtype
+    assert torch.equal(bytes_of(result), bytes_of(expected))
+
+
+def forms_of_ids(dtype):
+    whole = torch.arange(0, 24, dtype=dtype).reshape(4, 6) * 7 % ROWS
+    return {
+        "one": torch.tensor([ROWS - 1], dtype=dtype),
+        "scalar": torch.tensor(3, dtype=dtype),
+        "1-D": torch.arange(ROWS - 1, -1, -1, dtype=dtype),
+        "2-D": whole,
+        "transposed": whole.t(),
+        "every other": whole[1:, ::2],
+        "many and not contiguous": torch.stack([torch.arange(700) % ROWS] * 2, 1)[:, 1].to(dtype),
+        "expanded": torch.tensor([5], dtype=dtype).expand(3, 4),
+        "repeated": torch.full((9,), 8, dtype=dtype),
+        "empty": torch.empty(0, dtype=dtype),
+        "empty 2-D": torch.empty(3, 0, dtype=dtype),
+    }
+
+
+@pytest.fixture(autouse=True)
+def count_from_zero():
+    out_of_range_count()
+    yield
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", [1, 3, 31, 128, 4096])
+def test_it_gathers_rows_of_any_type_and_width(dtype, width):
+    weights = table_of(dtype, ROWS, width)
+    ids = torch.tensor([[0, 36, 5], [5, 17, 1]])
+    same_bits(index(weights, ids), weights[ids])
+
+
+@pytest.mark.parametrize("row_bytes", [0, 1, 2, 4, 8, 16, 32, 48, 64, 128, 130])
+def test_it_gathers_rows_of_any_number_of_bytes(row_bytes):
+    weights = table_of(torch.uint8, ROWS, row_bytes)
+    ids = torch.tensor([36, 0, -1, 8], dtype=torch.int32)
+    same_bits(index(weights, ids), torch.cat([weights[[36, 0]], torch.zeros_like(weights[:1]), weights[[8]]]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("form", forms_of_ids(torch.int64))
+def test_ids_have_any_shape_and_strides(form, dtype):
+    weights, ids = table_of(torch.float32, ROWS, 5), forms_of_ids(dtype)[form]
+    same_bits(index(weights, ids), weights[ids.long()])
+
+
+def test_rows_have_any_stride():
+    whole = table_of(torch.bfloat16, 2 * ROWS, 64)
+    ids = torch.tensor([0, ROWS - 1, 4])
+    for weights in (
+        whole[::2, 8:40],
+        whole[:ROWS, 1:2],
+        whole[3:4].expand(ROWS, 64),
+        whole[:1].expand(ROWS, 64)[:, 5:],
+    ):
+        same_bits(index(weights, ids), weights[ids])
+
+
+def test_a_table_without_rows_gives_zero_rows():
+    same_bits(index(torch.empty(0, 3), torch.tensor([0, -1])), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64], ids=str)
+def test_shards_of_a_vocabulary_add_up_to_the_table(id_dtype):
+    weights = table_of(torch.int32, ROWS, 6)
+    ids = torch.randint(0, ROWS, (5, 11), dtype=id_dtype)
+    shards = [(0, 16), (16, 0), (16, 16), (32, 5)]  # one without rows, and a last one that is shorter
+    padded = [torch.cat([weights[start : start + length], weights[: 16 - length]]) for start, length in shards]
+    parts = [index(shard, ids, vocab_range=at) for shard, at in zip(padded, shards, strict=True)]
+    same_bits(torch.stack(parts).sum(0, dtype=torch.int32), weights[ids.long()])
+
+
+@pytest.mark.parametrize("start", [0, 1, 1000, 2**63 - 1 - ROWS])
+def test_a_shard_answers_its_own_ids_and_no_others(start):
+    weights = table_of(torch.float32, ROWS, 4)
+    ids = [
+        value for value in (*EXTREMES, start - 1, start, start + ROWS - 1, start + ROWS) if -(2**63) <= value < 2**63
+    ]
+    result = index(weights, torch.tensor(ids), vocab_range=(start, ROWS), out_of_range="raise")
+    for row, value in zip(result, ids, strict=True):
+        same_bits(row, weights[value - start] if start <= value < start + ROWS else torch.zeros(4))
+
+
+def test_out_is_filled_and_returned():
+    weights, ids = table_of(torch.float16, ROWS, 31), torch.tensor([[1], [2]])
+    out = torch.full((2, 1, 31), 7, dtype=torch.float16)
+    assert index(weights, ids, out=out) is out
+    same_bits(out, weights[ids])
+
+
+def test_rows_go_straight_into_memory_of_a_communicator():
+    weights, ids = table_of(torch.int64, ROWS, 8), torch.tensor([4, 40, 36])
+    with commlib.init(bootstrap="single") as comm:
+        out = comm.empty((3, 8), dtype=torch.int64)
+        comm.all_reduce(index(weights, ids, out=out))
+        same_bits(out, torch.stack([weights[4], torch.zeros_like(weights[0]), weights[36]]))
+        del out
+
+
+@pytest.mark.parametrize("policy", ["zero", "count"])
+def test_ids_outside_the_table_give_zero_rows(policy):
+    weights, ids = table_of(torch.float32, ROWS, 5), torch.tensor([3, *EXTREMES, 4])
+    result = index(weights, ids, out=torch.ones(len(ids), 5), out_of_range=policy)
+    same_bits(result, torch.cat([weights[[3]], torch.zeros(len(EXTREMES), 5), weights[[4]]]))
+
+
+def test_count_tells_how_many_rows_were_outside():
+    weights, ids = table_of(torch.float32, ROWS, 5), torch.tensor([3, *EXTREMES, 4])
+    index(weights, ids)
+    index(weights, ids, vocab_range=(1, 2), out_of_range="count")  # ids of other shards are no mistake
+    assert out_of_range_count(reset=False) == 0
+    index(weights, ids, out_of_range="count")
+    index(weights[:, :0], ids[:2], out_of_range="count")
+    assert out_of_range_count(reset=False) == len(EXTREMES) + 1
+    assert out_of_range_count("cpu") == len(EXTREMES) + 1
+    assert out_of_range_count() == 0
+
+
+def test_raise_names_the_first_bad_id_and_writes_nothing():
+    weights, out = torch.ones(ROWS, 5), torch.full((2, 3, 5), 7.0)
+    ids = torch.tensor([[0, 1, 2], [3, ROWS, -1]])
+    for given in (ids, ids.int(), torch.stack([ids, ids], -1)[..., 0]):
+        with pytest.raises(ValueError, match=r"^ids\[1, 1\] is 37, but weights has 37 rows, numbered from 0; "):
+            index(weights, given, out=out, out_of_range="raise")
+    assert (out == 7).all()
+    late = torch.zeros(600, 2, dtype=torch.int64)[:, 0]
+    late[555] = -(2**63)
+    with pytest.raises(ValueError, match=r"^ids\[555\] is -9223372036854775808, "):
+        index(weights, late, out_of_range="raise")
+    with pytest.raises(ValueError, match=r"^ids is -1, "):
+        index(weights, torch.tensor(-1), out_of_range="raise")
+    same_bits(index(weights, ids[:1], out_of_range="raise"), weights[ids[:1]])
+
+
+WEIGHTS, IDS = torch.zeros(10, 4), torch.tensor([1, 2])
+STORAGE = torch.zeros(100)
+BAD = {
+    "float ids": (dict(ids=IDS.double()), "ids has another type than int32 or int64"),
+    "int16 ids": (dict(ids=IDS.short()), "ids has another type"),
+    "unsigned ids": (dict(ids=IDS.to(torch.uint64)), "ids has another type"),
+    "bool ids": (dict(ids=IDS.bool()), "ids has another type"),
+    "1-D weights": (dict(weights=WEIGHTS[0]), "weights has 1 dimensions"),
+    "3-D weights": (dict(weights=WEIGHTS[None]), "weights has 3 dimensions"),
+    "transposed weights": (dict(weights=WEIGHTS.t()), "the elements of a row of weights are 4 apart"),
+    "quantised or sparse weights": (dict(weights=WEIGHTS.to_sparse()), "but index needs dense tensors"),
+    "conjugate weights": (dict(weights=WEIGHTS.to(torch.complex64).conj()), "lazy conjugate"),
+    "weights with a gradient": (dict(weights=torch.nn.Parameter(WEIGHTS.clone())), "index has no backward"),
+    "out of another shape": (
+        dict(out=torch.zeros(4, 2)),
+        r"the shape \[4, 2\], but ids and weights give \[2, 4\]",
+    ),
+    "out of another rank": (dict(out=torch.zeros(8)), r"out has the shape \[8\]"),
+    "out of another type": (dict(out=torch.zeros(2, 4, dtype=torch.int32)), "different types"),
+    "out not contiguous": (dict(out=torch.zeros(4, 2).t()), "out is not contiguous"),
+    "out on another device": (dict(out=torch.zeros(2, 4, device="meta")), r"different devices \(cpu, cpu, meta\)"),
+    "ids on another device": (dict(ids=IDS.to("meta")), r"different devices \(cpu, meta\)"),
+    "out in weights": (dict(weights=STORAGE[:40].view(10, 4), out=STORAGE[36:44].view(2, 4)), "out overlaps weights"),
+    "out in ids": (dict(ids=STORAGE[:2].view(torch.int32), out=STORAGE[1:9].view(2, 4)), "out overlaps ids"),
+    "negative start": (dict(vocab_range=(-1, 4)), r"vocab_range is \(-1, 4\)"),
+    "negative length": (dict(vocab_range=(1, -4)), r"vocab_range is \(1, -4\)"),
+    "range longer than weights": (dict(vocab_range=(5, 11)), "vocab_range is 11 long, but weights has 10 rows"),
+    "range beyond int64": (dict(vocab_range=(2**63 - 4, 4)), "fit int64"),
+    "unknown policy": (dict(out_of_range="clamp"), "out_of_range is 'clamp', but must be one of zero, count, raise"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line(case):
+    given, words = BAD[case]
+    arguments = {"weights": WEIGHTS, "ids": IDS, **given}
+    with pytest.raises(ValueError, match=words) as caught:
+        index(arguments.pop("weights"), arguments.pop("ids"), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_tensor_is_a_type_error():
+    for arguments in ((WEIGHTS, [1, 2]), (WEIGHTS.numpy(), IDS)):
+        with pytest.raises(TypeError, match="must be torch tensors"):
+            index(*arguments)
+
+
+def test_a_parameter_is_gathered_without_gradients():
+    with torch.no_grad():
+        same_bits(index(torch.nn.Parameter(WEIGHTS + 1), IDS), torch.ones(2, 4))
+
+
+def test_gpu_tensors_are_unsupported_and_the_message_names_the_way_out():
+    with FakeTensorMode():  # a GPU's tensors, without a GPU
+        weights, ids = torch.empty(10, 4, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+        with pytest.raises(commlib.Unsupported, match=r"index has no GPU kernel yet.*torch\.index_select"):
+            index(weights, ids)
+        with pytest.raises(ValueError, match="different devices"):
+            index(weights, ids.cpu())
+    with pytest.raises(commlib.Unsupported, match="no GPU kernel yet"):
+        out_of_range_count("cuda")
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_it_compiles_without_a_graph_break(backend):
+    def embed(weights, ids, out):
+        index(weights, ids, out=out, vocab_range=(2, 5))
+        return index(weights, ids) * 2
+
+    weights, ids, out = table_of(torch.int32, 10, 4), torch.tensor([2, 9, -1]), torch.ones(3, 4, dtype=torch.int32)
+    expected = torch.stack([weights[2], weights[9], torch.zeros_like(weights[0])])
+    compiled = torch.compile(embed, fullgraph=True, backend=backend)
+    same_bits(compiled(weights, ids, out), expected * 2)
+    same_bits(out, torch.stack([weights[0], torch.zeros_like(weights[0]), torch.zeros_like(weights[0])]))
+
+
+def test_torch_knows_shapes_and_mutations_of_the_operators():
+    weights, ids, out = torch.randn(10, 4), torch.tensor([[2, 9, -1]]), torch.ones(1, 3, 4)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.commlib.index.default, (weights, ids, 0, 10, "zero"), test_utils=tests)
+    torch.library.opcheck(torch.ops.commlib.index_into.default, (out, weights, ids, 0, 10, "zero"), test_utils=tests)
+
+
+def test_fake_and_meta_tensors_have_the_shape_of_the_result():
+    with FakeTensorMode():
+        result = index(torch.empty(10, 4, dtype=torch.bfloat16), torch.zeros(3, 2, dtype=torch.int32))
+    assert (result.shape, result.dtype) == ((3, 2, 4), torch.bfloat16)
+    assert index(WEIGHTS.to("meta"), IDS.to("meta")).shape == (2, 4)
