@@ -272,7 +272,7 @@ def _run_graphs(comm: Communicator, entries: list[_Entry], protocol: Protocol, b
             if entry.graph is not None:
                 entry.graph.reset()
             entry.graph = entry.starter = None
-        comm.barrier()
+    comm.barrier()  # not after an error or Ctrl-C: nobody may come
 
 
 def _run_blocks(comm: Communicator, entries: list[_Entry], protocol: Protocol, begun: tuple[float, str]) -> None:

@@ -40,6 +40,9 @@ class Grouped {
   Grouped& operator=(const Grouped&) = delete;
 };
 
+// What blocks are made of for the reduce-scatter that symmetric_kernels_wait() tells of.
+constexpr size_t kSymmetricVector = 16;
+
 inline void require_safe_symmetric_kernels() {
   if (!symmetric_kernels_wait()) {
     fail("Unsupported", "NCCL ", version_text(nccl().version),

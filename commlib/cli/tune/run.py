@@ -80,7 +80,6 @@ class Tuning:
         self.width = shutil.get_terminal_size().columns
         self.cases = list(cases_of(self.order.ops, self.order.dtypes, self.order.modes, comm.backend, comm.size))
         self.measured: dict[Case, tuple[Samples, Choice]] = {}
-        self.warned = False
 
     def say(self, *lines: str) -> None:
         """Print on rank 0, over the progress line if that stands there."""

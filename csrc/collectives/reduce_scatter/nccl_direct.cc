@@ -21,10 +21,9 @@ void blocks(Group& group, const Call& call, const Reduction& as, const int64_t* 
 }
 
 void reduce_scatter(Group& group, const Call& call, CUstream stream) {
-  constexpr size_t kVector = 16;
   const Reduction as(call);
   const bool symmetric = group.has_arena() && group.arena().offset_of(call.in, 1) >= 0;
-  if (symmetric && !symmetric_kernels_wait() && call.bytes() % kVector != 0)
+  if (symmetric && !symmetric_kernels_wait() && call.bytes() % kSymmetricVector != 0)
     return blocks(group, call, as, nullptr, stream);
   check(nccl().ncclReduceScatter(call.in, call.out, as.count, as.type, as.op, group.comm(), stream),
         "ncclReduceScatter");

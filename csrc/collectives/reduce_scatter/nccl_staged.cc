@@ -9,8 +9,6 @@
 namespace commlib::nccl {
 namespace {
 
-constexpr size_t kVector = 16;
-
 void reduce_scatter(Group& group, const Call& call, CUstream stream) {
   const Reduction as(call);
   const size_t unit = call.element() / as.per_element;
@@ -19,7 +17,7 @@ void reduce_scatter(Group& group, const Call& call, CUstream stream) {
     const size_t at = pieces.at(i), bytes = pieces.bytes(i);
     unsigned char* own = pieces.half(i);
     unsigned char* all = own + pieces.stride();
-    const size_t padded = (bytes + kVector - 1) / kVector * kVector;
+    const size_t padded = (bytes + kSymmetricVector - 1) / kSymmetricVector * kSymmetricVector;
     for (int r = 0; r < group.world(); ++r)
       pieces.copy(all + r * padded, call.in + r * call.bytes() + at, bytes, stream);
     check(nccl().ncclReduceScatter(all, own, padded / unit, as.type, as.op, group.comm(), stream),
