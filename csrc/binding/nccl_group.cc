@@ -61,7 +61,7 @@ class NcclGroup : public ffi::Object {
             const auto built = build(std::string(name_of(kernel.op)), kernel.name,
                                      std::string(dtype), std::string(redop))
                                    .cast<ffi::Array<ffi::Any>>();
-            return nccl::Cubin{std::string(built[0].cast<ffi::Bytes>()),
+            return Cubin{std::string(built[0].cast<ffi::Bytes>()),
                                std::string(built[1].cast<ffi::String>())};
           });
     });
@@ -116,12 +116,12 @@ class NcclGroup : public ffi::Object {
     guarded([&] {
       target_->open();
       const Call call{Op::barrier, DType::u8};
-      target_->group->run(call, 0, false, reinterpret_cast<nccl::CUstream>(stream));
+      target_->group->run(call, 0, false, reinterpret_cast<CUstream>(stream));
     });
   }
   bool wait(int64_t stream, double wait_s) {
     return guarded(
-        [&] { return target_->group->wait(reinterpret_cast<nccl::CUstream>(stream), wait_s); });
+        [&] { return target_->group->wait(reinterpret_cast<CUstream>(stream), wait_s); });
   }
 
   // One-dimensional bytes in the arena; the tensor keeps the group alive.

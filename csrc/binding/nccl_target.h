@@ -46,8 +46,8 @@ class NcclTarget final : public Target {
     group->message(message_of(x), from, false, stream());
   }
   // Torch's current stream: the caller's tensors brought it along.
-  nccl::CUstream stream() const {
-    return static_cast<nccl::CUstream>(TVMFFIEnvGetStream(device_.device_type, device_.device_id));
+  CUstream stream() const {
+    return static_cast<CUstream>(TVMFFIEnvGetStream(device_.device_type, device_.device_id));
   }
 
  private:

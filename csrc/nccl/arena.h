@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "commlib/allocator.h"
-#include "nccl/cuda_api.h"
+#include "cuda/api.h"
 #include "nccl/nccl_api.h"
 
 namespace commlib::nccl {

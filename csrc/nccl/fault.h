@@ -10,7 +10,7 @@
 
 #include "commlib/check.h"
 #include "commlib/job.h"
-#include "nccl/cuda_api.h"
+#include "cuda/api.h"
 
 namespace commlib::nccl {
 

@@ -7,7 +7,7 @@
 
 #include "commlib/call.h"
 #include "commlib/job.h"
-#include "nccl/cuda_api.h"
+#include "cuda/module.h"
 
 namespace commlib::nccl {
 
@@ -28,10 +28,6 @@ struct Kernel {
   bool reduces;  // is compiled for an element type and a reduction
 };
 
-struct Cubin {
-  std::string code;
-  std::string symbol;
-};
 // Compiles a kernel for element type and reduction, by their names ("" where it has none).
 using Builder = std::function<Cubin(const Kernel&, const char* dtype, const char* redop)>;
 
@@ -41,19 +37,14 @@ class Kernels {
   int add(Kernel kernel);
   const Kernel& at(int index) const { return entries_[index].kernel; }
 
-  // One instance, and what a block of it may have and wants.
-  struct Instance {
-    CUfunction function = nullptr;
-    unsigned max_threads = 0;
-    unsigned shared_tiles = 0;  // of shared memory, for a kernel that stages tiles there
-  };
+  using Instance = Function;
   // The instance for such elements, compiled and loaded now if this is its first use.
   const Instance& get(int index, DType dtype, RedOp redop) {
     Entry& entry = entries_[index];
     Instance& instance = entry.kernel.reduces
                              ? entry.instances[static_cast<int>(dtype)][redop != RedOp::sum]
                              : entry.instances[0][0];
-    if (!instance.function) load(entry.kernel, dtype, redop, &instance);
+    if (!instance.handle) load(entry.kernel, dtype, redop, &instance);
     return instance;
   }
   static void launch(const Instance& instance, const Job& job, const Moves& moves, unsigned blocks,

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "commlib/dtype.h"
-#include "nccl/cuda_api.h"
+#include "cuda/api.h"
 
 namespace commlib::nccl {
 
@@ -118,6 +118,7 @@ int nccl_redop(RedOp op);
 
 // Also ncclInProgress throws: communicators here are blocking ones.
 [[noreturn]] void throw_nccl(ncclResult_t result, const char* what);
+using commlib::check;  // of the driver's results
 inline void check(ncclResult_t result, const char* what) {
   if (__builtin_expect(result != ncclSuccess, 0)) throw_nccl(result, what);
 }

@@ -10,17 +10,9 @@
 // graph and an eager call continue each other.
 #pragma once
 
-#ifdef __CUDACC__
-#define COMMLIB_BOTH __host__ __device__
-#else
-#define COMMLIB_BOTH
-#endif
+#include "commlib/types.h"
 
 namespace commlib {
-
-using u8 = unsigned char;
-using u32 = unsigned int;
-using u64 = unsigned long long;
 
 constexpr int kMaxPeers = 8;        // ranks that kernels serve
 constexpr int kChannels = 2048;     // warps of a grid that moves packets

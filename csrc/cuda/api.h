@@ -9,7 +9,7 @@
 
 #include "commlib/check.h"
 
-namespace commlib::nccl {
+namespace commlib {
 
 using CUresult = int;
 using CUdevice = int;
@@ -186,4 +186,4 @@ class Relaxed {
   CUcaptureMode mode_ = kCaptureRelaxed;
 };
 
-}  // namespace commlib::nccl
+}  // namespace commlib

@@ -1,8 +1,8 @@
-#include "nccl/cuda_api.h"
+#include "cuda/api.h"
 
 #include <dlfcn.h>
 
-namespace commlib::nccl {
+namespace commlib {
 namespace {
 
 template <class Function>
@@ -114,4 +114,4 @@ void throw_cuda(CUresult result, const char* what) {
        text ? text : "");
 }
 
-}  // namespace commlib::nccl
+}  // namespace commlib

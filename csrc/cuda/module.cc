@@ -1,0 +1,64 @@
+#include "cuda/module.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace commlib {
+namespace {
+
+struct Loaded {
+  std::mutex mutex;
+  std::map<std::pair<CUcontext, std::string>, Function> functions;
+};
+Loaded& loaded() {
+  static auto* const kept = new Loaded;
+  return *kept;
+}
+
+Function load(const Cubin& cubin, size_t tile_bytes) {
+  const Relaxed relaxed;
+  Function function;
+  CUmodule module = nullptr;
+  check(cuda().cuModuleLoadData(&module, cubin.code.data()), "cuModuleLoadData");
+  check(cuda().cuModuleGetFunction(&function.handle, module, cubin.symbol.c_str()),
+        "cuModuleGetFunction");
+  int max_threads = 0;
+  check(cuda().cuFuncGetAttribute(&max_threads, kFunctionMaxThreads, function.handle),
+        "cuFuncGetAttribute");
+  function.max_threads = static_cast<unsigned>(max_threads);
+  CUdeviceptr unused = 0;
+  size_t tiles = 0;      // told by the size of a variable: nothing has to be copied
+  if (tile_bytes > 0 &&  // asking for what is not there is an error to memory checkers
+      cuda().cuModuleGetGlobal(&unused, &tiles, module, "commlib_shared_tiles") == kCudaSuccess) {
+    function.shared_tiles = static_cast<unsigned>(tiles);
+    check(cuda().cuFuncSetAttribute(function.handle, kFunctionMaxDynamicSharedBytes,
+                                    static_cast<int>(tiles * tile_bytes)),
+          "cuFuncSetAttribute");
+  }
+  return function;
+}
+
+}  // namespace
+
+Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes) {
+  CUcontext context = nullptr;
+  check(cuda().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
+  Loaded& kept = loaded();
+  const std::lock_guard<std::mutex> lock(kept.mutex);
+  const auto key = std::make_pair(context, name + " " + cubin.symbol);
+  auto it = kept.functions.find(key);
+  if (it == kept.functions.end()) it = kept.functions.emplace(key, load(cubin, tile_bytes)).first;
+  return it->second;
+}
+
+void launch_early(const Function& function, const Grid& grid, CUstream stream, void** parameters) {
+  CUlaunchAttribute early{};
+  early.id = kLaunchProgrammaticStreamSerialization;
+  early.value.programmatic_stream_serialization = 1;
+  const CUlaunchConfig config = {grid.blocks, 1,      1, grid.threads, 1, 1, grid.shared_bytes,
+                                 stream,      &early, 1};
+  check(cuda().cuLaunchKernelEx(&config, function.handle, parameters, nullptr), "cuLaunchKernelEx");
+}
+
+}  // namespace commlib

@@ -1,0 +1,37 @@
+// Compiled kernels: loaded once in a process, found again by name, launched.
+#pragma once
+
+#include <string>
+
+#include "cuda/api.h"
+
+namespace commlib {
+
+struct Cubin {
+  std::string code;
+  std::string symbol;
+};
+
+// One kernel on one GPU, and what a block of it may have.
+struct Function {
+  CUfunction handle = nullptr;
+  unsigned max_threads = 0;
+  unsigned shared_tiles = 0;  // of shared memory, for a kernel that stages tiles there
+};
+
+// The kernel of `cubin` in the current context. `name` sets kernels of one symbol apart. What was
+// loaded is kept: communicators come and go, and a graph may still hold the code. A kernel may
+// stage tiles of `tile_bytes` in shared memory; 0: it has none.
+Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes);
+
+struct Grid {
+  unsigned blocks;
+  unsigned threads;
+  unsigned shared_bytes;
+};
+
+// Launches early: the kernel may take its place on the GPU before the one ahead has ended, which
+// wins a quarter of a microsecond. So kernels here begin by waiting for that (wait_for_stream).
+void launch_early(const Function& function, const Grid& grid, CUstream stream, void** parameters);
+
+}  // namespace commlib
