@@ -12,7 +12,7 @@ import torch
 from commlib.errors import CommError
 
 if TYPE_CHECKING:
-    from commlib.communicator import Communicator
+    from commlib.timing.blocks import World
     from commlib.timing.candidate import Run
 
 MOST_CALLS = 99  # of one graph: its launch, some µs, does not count
@@ -22,7 +22,7 @@ MOST_LAUNCH_S = 2e-3
 
 
 @contextmanager
-def own_stream(comm: Communicator) -> Iterator[None]:
+def own_stream(comm: World) -> Iterator[None]:
     """Work on a stream of its own: on the default one a graph of NCCL's calls takes two to four times as long."""
     stream = torch.cuda.Stream(comm.device)
     stream.wait_stream(torch.cuda.current_stream(comm.device))
@@ -58,16 +58,20 @@ def _give_up(graph: torch.cuda.CUDAGraph) -> None:
 class Starter:
     """Makes all ranks start a block at once: a pause while the host enqueues it, then a barrier on the device."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: World, lead_in: Run | None = None) -> None:
         comm.barrier()
-        self._barrier = capture([comm.barrier])
+        self._barrier = capture([comm.barrier]) if comm.size > 1 else None
+        self._lead_in = lead_in
         self._launch_s = 0.0
 
     def time(self, graph: torch.cuda.CUDAGraph) -> float:
         """Replay the graph on all ranks at once and return the device's seconds."""
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if self._lead_in is not None:
+            self._lead_in()
         torch.cuda._sleep(int((PAUSE_S + 2 * self._launch_s) * CYCLES_PER_S))
-        self._barrier.replay()
+        if self._barrier is not None:
+            self._barrier.replay()
         before.record()
         launched = time.perf_counter()
         graph.replay()
@@ -79,7 +83,8 @@ class Starter:
     def close(self) -> None:
         """Give the graph back: NCCL waits for those that hold its calls."""
         torch.cuda.synchronize()
-        self._barrier.reset()
+        if self._barrier is not None:
+            self._barrier.reset()
 
 
 def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:

@@ -1,0 +1,83 @@
+"""Timing without ranks: who is called how often, on which sets, and what a block counts; never how long things took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from commlib.errors import CommError
+from commlib.timing import Alone, Protocol, Run, graph, measure_alone
+
+WORLD = Alone(torch.device("cpu"))
+
+
+class Recorder:
+    """Calls that note which candidate was called on which set."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def runs(self, label: str, sets: int) -> list[Run]:
+        return [lambda at=at: self.calls.append((label, at)) for at in range(sets)]
+
+
+def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
+    recorder = Recorder()
+    calls = {"a": recorder.runs("a", 3), "b": recorder.runs("b", 3)}
+    protocol = Protocol(blocks=(6, 6), budget_s=0.0, iterations=3)
+    found = measure_alone(WORLD, calls, protocol, "case")
+    assert [(each.label, each.iterations, len(each.times_s)) for each in found] == [("a", 3, 6), ("b", 3, 6)]
+    assert all(len(each.issue_s) == 6 for each in found)
+    assert all(issue <= time for each in found for issue, time in zip(each.issue_s, each.times_s, strict=True))
+    timed = recorder.calls[-2 * 6 * 4 :]  # each block is led in by one more call
+    blocks = [timed[at : at + 4] for at in range(0, len(timed), 4)]
+    assert all(len({label for label, _ in block}) == 1 for block in blocks)
+    assert all({at for _, at in block} == {0, 1, 2} for block in blocks)
+    order = [block[0][0] for block in blocks]
+    assert all(set(order[at : at + 2]) == {"a", "b"} for at in range(0, 12, 2))
+    assert order != ["a", "b"] * 6
+
+
+class Pretended:
+    """A graph that makes its calls when it is replayed, and what replays it."""
+
+    lead_ins: ClassVar[list[Run | None]] = []
+
+    def __init__(self, world: Any, lead_in: Run | None = None) -> None:
+        Pretended.lead_ins.append(lead_in)
+
+    def time(self, runs: Sequence[Run]) -> float:
+        for run in runs:
+            run()
+        return 1e-6 * len(runs)
+
+    def close(self) -> None:
+        pass
+
+
+class Runs(list[Run]):
+    def reset(self) -> None:
+        pass
+
+
+def test_a_graph_has_all_sets_in_turn_and_counts_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured(runs: Sequence[Run]) -> Runs:
+        if runs[0] in refused:
+            raise CommError("cannot be captured: it waits for the host")
+        return Runs(runs)
+
+    monkeypatch.setattr(graph, "Starter", Pretended)
+    monkeypatch.setattr(graph, "captured", captured)
+    recorder = Recorder()
+    refused = recorder.runs("b", 5)
+    protocol = Protocol(blocks=(4, 4), budget_s=0.0, iterations=10, warmup=0, graph=True, lead_in=str)
+    a, b = measure_alone(WORLD, {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
+    assert Pretended.lead_ins == [str]
+    assert a.times_s == pytest.approx([1e-6] * 4)
+    assert (a.iterations, a.issue_s) == (10, [])  # the host's part of a replay is nobody's figure
+    replays = [recorder.calls[at : at + 10] for at in range(len(recorder.calls) - 40, len(recorder.calls), 10)]
+    assert all(sorted(calls) == [("a", at) for at in range(5) for _ in range(2)] for calls in replays)
+    assert (b.times_s, b.skipped) == ([], "cannot be captured: it waits for the host")
