@@ -29,11 +29,12 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     from commlib import jit
     from commlib.collectives.device import kernels
     from commlib.errors import BuildFailed
+    from commlib.kernels import device
 
     requests = [
         jit.Request(source, expression, name)
         for name in _architectures(arch)
-        for source, expression in kernels(_worlds(worlds), _dtypes(dtypes))
+        for source, expression in [*kernels(_worlds(worlds), _dtypes(dtypes)), *device.kernels()]
     ]
     tool, start = jit.compiler(), time.perf_counter()
     compiled, failures = 0, []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from commlib.kernels.index import index, out_of_range_count
+from commlib.kernels.counters import out_of_range_count
+from commlib.kernels.index import index
+from commlib.kernels.prefix import prefix_match, prefix_match_many
+from commlib.kernels.store import store
 
-__all__ = ["index", "out_of_range_count"]
+__all__ = ["index", "out_of_range_count", "prefix_match", "prefix_match_many", "store"]

@@ -1,4 +1,4 @@
-"""Row gather for embeddings, also of one shard of a vocabulary; csrc/kernels/index.cc has the loop."""
+"""Row gather for embeddings, also of one shard of a vocabulary; csrc/binding/index.cc has the checks."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commlib import native
-from commlib.errors import CommError, Unsupported
+from commlib.errors import CommError
+from commlib.kernels import device, dispatch
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
 
 # What happens to an id that no row stands for: a zero row, a zero row that is counted, an error before any write.
 OUT_OF_RANGE = ("zero", "count", "raise")
 
-# Subclasses go through torch's dispatcher: they are fake, functional or wrap what native code cannot see.
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
 _LARGEST_ID = 2**63 - 1
+_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
+_ALL = (0, -1)  # native code knows how many rows there are
 
 
 def index(
@@ -30,70 +30,36 @@ def index(
     out_of_range: str = "zero",
 ) -> Tensor:
     """Return the rows of `weights` that `ids` name; zero rows for ids outside `vocab_range` or the table."""
-    _check(weights, ids, out)
+    plain = type(weights) in PLAIN and type(ids) in PLAIN and type(out) in PLAIN_OR_NONE
+    if not plain:
+        dispatch.check_tensors("index", weights=weights, ids=ids, **({} if out is None else {"out": out}))
+    if grad_enabled() and (weights.requires_grad or (out is not None and out.requires_grad)):
+        dispatch.refuse_gradients("index", "weights or out")
     if out_of_range not in OUT_OF_RANGE:
         raise ValueError(f"out_of_range is {out_of_range!r}, but must be one of {', '.join(OUT_OF_RANGE)}")
-    start, length, policy = 0, weights.shape[0], out_of_range
+    start, length = _ALL
     if vocab_range is not None:
-        (start, length), policy = _shard(vocab_range, length), "zero"
-    if torch.compiler.is_compiling() or not _native_can_see(weights, ids, out):
-        return _dispatched(weights, ids, out, (start, length, policy))
+        start, length = _shard(vocab_range)
+        out_of_range = "zero"  # the rows of other shards are no mistake
+    if not plain or compiling():
+        return _dispatched(weights, ids, out, (start, length, out_of_range))
     if out is None:
-        out = weights.new_empty((*ids.shape, weights.shape[1]))
-    _run(out, weights, ids, start, length, policy)
+        out = _empty(weights, ids)
+    _run(out, weights, ids, start, length, out_of_range)
     return out
 
 
-def out_of_range_count(device: str | torch.device = "cpu", reset: bool = True) -> int:
-    """Return how many rows calls with out_of_range="count" have filled with zeros since the last reset."""
-    if torch.device(device).type != "cpu":
-        raise Unsupported(f"commlib.kernels.index has no GPU kernel yet, so nothing is counted on {device}; pass 'cpu'")
-    return int(_counter()(reset))
-
-
-def _check(weights: Tensor, ids: Tensor, out: Tensor | None) -> None:
-    """Refuse what the result cannot be made for; native code checks types, shapes, strides and overlaps."""
-    _check_types(weights, ids, out)
-    if not (weights.is_cpu and ids.is_cpu and (out is None or out.is_cpu)):
-        _check_devices([weights, ids] if out is None else [weights, ids, out])
-    if torch.is_grad_enabled() and (weights.requires_grad or (out is not None and out.requires_grad)):
-        raise ValueError(
-            "weights or out requires a gradient, but index has no backward; call it under torch.no_grad(), "
-            "or use torch.nn.functional.embedding"
-        )
-    if weights.dim() != 2:
-        raise ValueError(f"weights has {weights.dim()} dimensions, but index takes rows of a table of 2; reshape it")
-
-
-def _check_types(weights: object, ids: object, out: object) -> None:
-    if not (isinstance(weights, Tensor) and isinstance(ids, Tensor) and (out is None or isinstance(out, Tensor))):
-        kinds = ", ".join(type(tensor).__name__ for tensor in (weights, ids, out))
-        raise TypeError(f"weights, ids and out are {kinds}, but must be torch tensors (out also None)")
-
-
-def _check_devices(tensors: list[Tensor]) -> None:
-    devices = [str(tensor.device) for tensor in tensors]
-    if len(set(devices)) > 1:
-        raise ValueError(f"the tensors are on different devices ({', '.join(devices)}); move them to one")
-    if devices[0] != "meta":  # meta tensors have shapes only: torch's dispatcher answers for them
-        raise Unsupported(
-            f"commlib.kernels.index has no GPU kernel yet, and the tensors are on {devices[0]}; "
-            "move them to the CPU or use torch.index_select"
-        )
-
-
-def _shard(vocab_range: tuple[int, int], rows: int) -> tuple[int, int]:
+def _shard(vocab_range: tuple[int, int]) -> tuple[int, int]:
     start, length = vocab_range
     if start < 0 or length < 0 or start > _LARGEST_ID - length:
         raise ValueError(f"vocab_range is ({start}, {length}), but start and length must be 0 or more, and fit int64")
-    if length > rows:
-        raise ValueError(f"vocab_range is {length} long, but weights has {rows} rows; pass those of this shard")
     return start, length
 
 
-def _native_can_see(weights: Tensor, ids: Tensor, out: Tensor | None) -> bool:
-    plain = type(weights) in _PLAIN and type(ids) in _PLAIN and (out is None or type(out) in _PLAIN)
-    return plain and weights.is_cpu
+def _empty(weights: Tensor, ids: Tensor) -> Tensor:
+    if weights.dim() != 2:
+        raise ValueError(f"weights has {weights.dim()} dimensions, but index takes rows of a table of 2; reshape it")
+    return weights.new_empty((*ids.shape, weights.shape[1]))
 
 
 def _dispatched(weights: Tensor, ids: Tensor, out: Tensor | None, rows: tuple[int, int, str]) -> Tensor:
@@ -105,42 +71,39 @@ def _dispatched(weights: Tensor, ids: Tensor, out: Tensor | None, rows: tuple[in
 
 
 def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
-    # Torch notes these on the tensor; the bytes do not show them.
-    if weights.is_conj() or weights.is_neg() or out.is_conj() or out.is_neg():
-        raise ValueError("weights or out is a lazy conjugate or negative, but index moves bytes; resolve it first")
+    # Torch notes a conjugate on the tensor; the bytes do not show it. A negative view has every second element only.
+    if weights.dtype in _COMPLEX and (weights.is_conj() or out.is_conj()):
+        raise ValueError("weights or out is a lazy conjugate, but index moves bytes; resolve it first")
     try:
-        _gather()(out, weights, ids, start, length, out_of_range)
+        if not _gather()(out, weights, ids, start, length, out_of_range):
+            _gather()(
+                out, weights, ids.contiguous(), start, length, out_of_range
+            )  # GPUs read ids of one block: a launch
     except CommError:
         raise
-    except RuntimeError:  # torch, of a tensor without plain memory: sparse, quantised, bits
-        kinds = ", ".join(f"{tensor.dtype} {tensor.layout}" for tensor in (weights, ids, out))
-        raise ValueError(
-            f"weights, ids and out are {kinds}, but index needs dense tensors of plain bytes; convert or view them"
-        ) from None
+    except RuntimeError:  # torch, of a tensor without plain memory
+        if not dispatch.on_meta(out, weights, ids):
+            dispatch.refuse_memory("index", weights, ids, out)
+        _index_into(out, weights, ids, start, length, out_of_range)
 
 
 @cache
 def _gather() -> Callable[..., Any]:
-    return native.kernel("index")
-
-
-@cache
-def _counter() -> Callable[..., Any]:
-    return native.kernel("out_of_range_count")
+    return device.connected("index")
 
 
 # For torch.compile and tensor subclasses. "count" and "raise" act when the call runs: a compiler may drop a call whose
 # result nobody uses.
 @torch.library.custom_op("commlib::index", mutates_args=())
 def _index(weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> Tensor:
-    out = weights.new_empty((*ids.shape, weights.shape[1]))
+    out = _empty(weights, ids)
     _run(out, weights, ids, start, length, out_of_range)
     return out
 
 
 @_index.register_fake
 def _(weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> Tensor:
-    return weights.new_empty((*ids.shape, weights.shape[1]))
+    return _empty(weights, ids)
 
 
 @torch.library.custom_op("commlib::index_into", mutates_args=("out",))

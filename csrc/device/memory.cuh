@@ -50,6 +50,14 @@ __device__ __forceinline__ void wait_for_stream() {
 #endif
 }
 
+// The kernel behind this one on the stream may take its place now; it waits all the same until this
+// one is over (wait_for_stream). For short kernels: it saves the next one's start.
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ u64 clock_ns() {
   u64 t;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));

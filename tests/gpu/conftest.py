@@ -1,4 +1,4 @@
-"""Live ranks with a GPU each, shared by the GPU tests; skipped where there are not two GPUs."""
+"""Live ranks with a GPU each, shared by the GPU tests; skipped where there are not the GPUs that a module needs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
-            if GPUS < 2:
-                item.add_marker(pytest.mark.skip(reason=f"needs two GPUs, found {GPUS}"))
+            needed = getattr(item.getparent(pytest.Module).obj, "NEEDS_GPUS", 2)
+            if needed > GPUS:
+                words = {1: "a GPU", 2: "two GPUs"}[needed]
+                item.add_marker(pytest.mark.skip(reason=f"needs {words}, found {GPUS}"))
 
 
 @pytest.fixture(scope="session")

@@ -195,13 +195,16 @@ BAD = {
     "out of another rank": (dict(out=torch.zeros(8)), r"out has the shape \[8\]"),
     "out of another type": (dict(out=torch.zeros(2, 4, dtype=torch.int32)), "different types"),
     "out not contiguous": (dict(out=torch.zeros(4, 2).t()), "out is not contiguous"),
-    "out on another device": (dict(out=torch.zeros(2, 4, device="meta")), r"different devices \(cpu, cpu, meta\)"),
-    "ids on another device": (dict(ids=IDS.to("meta")), r"different devices \(cpu, meta\)"),
+    "out on another device": (dict(out=torch.zeros(2, 4, device="meta")), r"different devices \(.*meta"),
+    "ids on another device": (dict(ids=IDS.to("meta")), r"different devices \(.*meta"),
     "out in weights": (dict(weights=STORAGE[:40].view(10, 4), out=STORAGE[36:44].view(2, 4)), "out overlaps weights"),
     "out in ids": (dict(ids=STORAGE[:2].view(torch.int32), out=STORAGE[1:9].view(2, 4)), "out overlaps ids"),
     "negative start": (dict(vocab_range=(-1, 4)), r"vocab_range is \(-1, 4\)"),
     "negative length": (dict(vocab_range=(1, -4)), r"vocab_range is \(1, -4\)"),
-    "range longer than weights": (dict(vocab_range=(5, 11)), "vocab_range is 11 long, but weights has 10 rows"),
+    "range longer than weights": (
+        dict(vocab_range=(5, 11)),
+        r"vocab_range starts at 5 and is 11 long, but must .* fit the 10 rows",
+    ),
     "range beyond int64": (dict(vocab_range=(2**63 - 4, 4)), "fit int64"),
     "unknown policy": (dict(out_of_range="clamp"), "out_of_range is 'clamp', but must be one of zero, count, raise"),
 }
@@ -218,7 +221,7 @@ def test_bad_input_is_refused_in_one_line(case):
 
 def test_what_is_no_tensor_is_a_type_error():
     for arguments in ((WEIGHTS, [1, 2]), (WEIGHTS.numpy(), IDS)):
-        with pytest.raises(TypeError, match="must be torch tensors"):
+        with pytest.raises(TypeError, match="must be a torch tensor"):
             index(*arguments)
 
 
@@ -227,14 +230,15 @@ def test_a_parameter_is_gathered_without_gradients():
         same_bits(index(torch.nn.Parameter(WEIGHTS + 1), IDS), torch.ones(2, 4))
 
 
-def test_gpu_tensors_are_unsupported_and_the_message_names_the_way_out():
+def test_tensors_of_a_gpu_give_one_of_that_gpu():
     with FakeTensorMode():  # a GPU's tensors, without a GPU
         weights, ids = torch.empty(10, 4, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
-        with pytest.raises(commlib.Unsupported, match=r"index has no GPU kernel yet.*torch\.index_select"):
-            index(weights, ids)
-        with pytest.raises(ValueError, match="different devices"):
-            index(weights, ids.cpu())
-    with pytest.raises(commlib.Unsupported, match="no GPU kernel yet"):
+        assert index(weights, ids).device.type == "cuda"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_nothing_is_counted_on_a_gpu_that_is_not_there():
+    with pytest.raises(commlib.Unsupported, match="no kernel of commlib runs on cuda here"):
         out_of_range_count("cuda")
 
 

@@ -14,9 +14,15 @@ namespace commlib {
 // `out` may be one of the sources (the same address), never a shifted overlap.
 using ReduceFn = void (*)(void* out, const void* const* sources, int num_sources, size_t count);
 
+// Writes 8-bit floats: `in` times `factor` in fp32, saturated at the largest number of the format,
+// rounded to nearest even; NaN stays NaN.
+using NarrowFn = void (*)(void* out, const void* in, size_t count, float factor);
+
 struct ReduceTable {
   const char* isa;
   ReduceFn fn[kDTypes][kRedOps];  // null: this reduction does not exist for this element type
+  NarrowFn to_e4m3[kDTypes];      // f32, f16, bf16
+  NarrowFn to_e5m2[kDTypes];
 };
 
 // The kernels for the best x86-64 level of this CPU, or for the one named ("v2", "v3", "v4").

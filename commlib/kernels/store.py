@@ -1,0 +1,124 @@
+"""Rows of K and V into a paged cache; csrc/binding/store.cc has the checks, csrc/kernels/store.cc the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commlib.errors import CommError
+from commlib.kernels import device, dispatch
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+
+# The order of the four dimensions of a cache in pages: the slots of a page before its heads, or behind them.
+LAYOUTS = ("NHD", "HND")
+
+_SCALES = PLAIN | {float, int}
+
+
+def store(  # noqa: PLR0913
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
+    skip: int | Sequence[int] = (),
+    layout: str = "NHD",
+    unique: bool = False,
+) -> None:
+    """Write row i of `k` and `v` into slot `slots[i]` of the caches; one behind the other where `v_cache` is None.
+
+    Of rows with one slot the last one stays; `unique` is the caller's word that there are none, and saves the GPU from
+    looking.
+    """
+    plain = (
+        type(k_cache) in PLAIN
+        and type(v_cache) in PLAIN_OR_NONE
+        and type(slots) in PLAIN
+        and type(k) in PLAIN
+        and type(v) in PLAIN
+        and (k_scale is None or type(k_scale) in _SCALES)
+        and (v_scale is None or type(v_scale) in _SCALES)
+    )
+    if not plain:
+        _check_types(k_cache, v_cache, slots, k, v)
+        _check_scales(k_scale=k_scale, v_scale=v_scale)
+    if grad_enabled() and (
+        k.requires_grad or v.requires_grad or k_cache.requires_grad or (v_cache is not None and v_cache.requires_grad)
+    ):
+        dispatch.refuse_gradients("store", "k, v or a cache")
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, but must be one of {', '.join(LAYOUTS)}")
+    reserved = (skip,) if isinstance(skip, int) else skip
+    if plain and not compiling():
+        _run(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, *reserved)
+    else:
+        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, list(reserved))
+
+
+def _check_types(k_cache: object, v_cache: object, slots: object, k: object, v: object) -> None:
+    dispatch.check_tensors("store", k_cache=k_cache, slots=slots, k=k, v=v)
+    if v_cache is not None:
+        dispatch.check_tensors("store", v_cache=v_cache)
+
+
+def _check_scales(**scales: object) -> None:
+    for name, scale in scales.items():
+        if scale is not None and not isinstance(scale, float | int | Tensor):
+            raise TypeError(f"{name} of store is a {type(scale).__name__}, but must be a number or a torch tensor")
+
+
+# Takes the arguments of the native function, in its order.
+def _run(*given: Any) -> None:
+    try:
+        _scatter()(*given)
+    except CommError:
+        raise
+    except RuntimeError:  # torch, of a tensor without plain memory
+        if not dispatch.on_meta(*given):
+            dispatch.refuse_memory("store", *given)
+        _dispatched(*given[:9], list(given[9:]))
+
+
+@cache
+def _scatter() -> Callable[..., Any]:
+    return device.connected("store")
+
+
+def _dispatched(*given: Any) -> None:
+    *first, k_scale, v_scale, skip = given
+    tensors = [scale if isinstance(scale, Tensor) else None for scale in (k_scale, v_scale)]
+    numbers = [None if scale is None or isinstance(scale, Tensor) else float(scale) for scale in (k_scale, v_scale)]
+    _store(*first, *tensors, *numbers, skip)
+
+
+# For torch.compile and tensor subclasses; an operator takes no "number or tensor".
+@torch.library.custom_op("commlib::store", mutates_args=("k_cache", "v_cache"))
+def _store(  # noqa: PLR0913, PLR0917
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    k: Tensor,
+    v: Tensor,
+    hnd: bool,
+    unique: bool,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
+    k_number: float | None,
+    v_number: float | None,
+    skip: Sequence[int],
+) -> None:
+    k_given = k_number if k_scale is None else k_scale
+    v_given = v_number if v_scale is None else v_scale
+    _run(k_cache, v_cache, slots, k, v, hnd, unique, k_given, v_given, *skip)
+
+
+@_store.register_fake
+def _(*given: Any) -> None:
+    pass
