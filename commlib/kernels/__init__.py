@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from commlib.kernels.counters import out_of_range_count
 from commlib.kernels.index import index
+from commlib.kernels.metadata import Metadata, metadata
 from commlib.kernels.prefix import prefix_match, prefix_match_many
 from commlib.kernels.store import store
 
-__all__ = ["index", "out_of_range_count", "prefix_match", "prefix_match_many", "store"]
+__all__ = ["Metadata", "index", "metadata", "out_of_range_count", "prefix_match", "prefix_match_many", "store"]

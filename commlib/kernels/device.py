@@ -35,6 +35,7 @@ def kernels() -> list[tuple[str, str]]:
 def _names() -> Iterator[tuple[str, str]]:
     yield from (("index", f"index<{shape}, {width}>") for shape in _INDEX_SHAPES for width in _WIDTHS)
     yield "index", "first_outside<256>"
+    yield "metadata", "metadata<256>"
     for job in (f"commlib::kernels::{job}" for job in _STORE_JOBS):
         yield "store", f"claim<{job}>"
         for move, shape, compares in product(_moves(), _STORE_SHAPES, ("true", "false")):

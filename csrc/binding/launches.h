@@ -4,6 +4,7 @@
 #include <tvm/ffi/container/tensor.h>
 
 #include "kernels/index_job.h"
+#include "kernels/metadata_job.h"
 #include "kernels/store_job.h"
 
 namespace commlib::binding {
@@ -14,5 +15,6 @@ void launch_index(kernels::IndexJob* job, DLDevice device);
 int64_t first_outside_on(kernels::IndexJob* job, DLDevice device);
 void launch_store(kernels::StoreJob* job, kernels::StoreFrom from, kernels::StoreAs as,
                   DLDevice device);
+void launch_metadata(kernels::MetadataJob* job, DLDevice device);
 
 }  // namespace commlib::binding

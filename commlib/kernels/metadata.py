@@ -1,0 +1,129 @@
+"""Lengths, positions and offsets of new tokens for sparse attention; csrc/kernels/metadata.cc has the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from commlib import native
+from commlib.errors import CommError
+from commlib.kernels import device, dispatch
+from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling
+
+
+class Metadata(NamedTuple):
+    """What attention asks of a batch's new tokens, in int32; in `out=` an entry may be None: not wanted."""
+
+    expanded: Tensor  # per token: how many tokens it sees, itself included
+    clipped: Tensor  # the same, and `topk` at most
+    cu_seqlens: Tensor  # per request and one more: where its tokens begin
+    positions: Tensor  # per token: its place in its request
+    request_index: Tensor  # per token: whose it is
+    total: Tensor  # one element: the tokens of all requests, also those that did not fit
+
+
+def metadata(
+    extend_lens: Tensor | int,
+    seq_lens: Tensor,
+    topk: int,
+    *,
+    capacity: int | None = None,
+    pad: int | None = None,
+    out: Metadata | None = None,
+) -> Metadata:
+    """Describe the `extend_lens` newest of the `seq_lens` tokens of each request, in one launch, without a sync."""
+    extend, window = (None, extend_lens) if isinstance(extend_lens, int) else (extend_lens, 0)
+    plain = type(seq_lens) in PLAIN and type(extend) in PLAIN_OR_NONE
+    if not plain:
+        _check_types(extend, seq_lens)
+    if out is None:
+        out = _outputs(seq_lens, _capacity(extend, window, seq_lens, capacity))
+    elif capacity is not None:
+        raise ValueError(f"capacity is {capacity}, but out has its own; pass one of them")
+    if plain and not compiling():
+        _run(extend, window, seq_lens, topk, pad, *out)
+    else:
+        _metadata_into(extend, window, seq_lens, topk, pad, *out)
+    return out
+
+
+def _check_types(extend_lens: object, seq_lens: object) -> None:
+    dispatch.check_tensors("metadata", seq_lens=seq_lens)
+    if extend_lens is not None:
+        dispatch.check_tensors("metadata", extend_lens=extend_lens)
+
+
+def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: int | None) -> int:
+    if capacity is not None:
+        if capacity < 0:
+            raise ValueError(f"capacity is {capacity}, but must be 0 or more")
+        return capacity
+    if extend is None:
+        return seq_lens.numel() * max(window, 0)
+    if compiling() or type(extend) not in PLAIN or not extend.is_cpu:
+        raise ValueError(
+            f"how many tokens there are is not known on the host (extend_lens is on {extend.device}), and asking "
+            "would be a sync; pass capacity= or out="
+        )
+    return int(_tokens()(extend))
+
+
+def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
+    sizes = (capacity, capacity, seq_lens.numel() + 1, capacity, capacity, 1)
+    return Metadata(*(seq_lens.new_empty(size, dtype=torch.int32) for size in sizes))
+
+
+# Takes the arguments of the native function, in its order.
+def _run(*given: Any) -> None:
+    try:
+        _fill()(*given)
+    except CommError:
+        raise
+    except TypeError:
+        outputs = zip(Metadata._fields, given[5:], strict=False)
+        dispatch.check_tensors("metadata", **{name: output for name, output in outputs if output is not None})
+        raise
+    except RuntimeError:  # torch, of a tensor without plain memory
+        if not dispatch.on_meta(*given):
+            dispatch.refuse_memory("metadata", *given)
+
+
+@cache
+def _fill() -> Callable[..., Any]:
+    return device.connected("metadata")
+
+
+@cache
+def _tokens() -> Callable[..., Any]:
+    return native.kernel("metadata_tokens")
+
+
+# For torch.compile and tensor subclasses: the outputs are made outside, so that one operator serves both.
+@torch.library.custom_op(
+    "commlib::metadata_into",
+    mutates_args=("expanded", "clipped", "cu_seqlens", "positions", "request_index", "total"),
+)
+def _metadata_into(  # noqa: PLR0913, PLR0917
+    extend_lens: Tensor | None,
+    window: int,
+    seq_lens: Tensor,
+    topk: int,
+    pad: int | None,
+    expanded: Tensor | None,
+    clipped: Tensor | None,
+    cu_seqlens: Tensor | None,
+    positions: Tensor | None,
+    request_index: Tensor | None,
+    total: Tensor | None,
+) -> None:
+    outputs = (expanded, clipped, cu_seqlens, positions, request_index, total)
+    _run(extend_lens, window, seq_lens, topk, pad, *outputs)
+
+
+@_metadata_into.register_fake
+def _(*given: Any) -> None:
+    pass

@@ -1,0 +1,249 @@
+"""commlib.kernels.metadata is a loop over requests and their new tokens, whatever the batch, types and strides."""
+
+import random
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from commlib.kernels import Metadata, metadata, out_of_range_count
+
+PER_TOKEN = ("expanded", "clipped", "positions", "request_index")
+LARGEST = 2**31 - 1
+
+
+def reference(extend_lens, seq_lens, topk):
+    """The documented meaning, one request and one token at a time."""
+    rows, offsets = [], [0]
+    for request, (extend, seq) in enumerate(zip(extend_lens, seq_lens, strict=True)):
+        for j in range(max(extend, 0)):
+            expanded = max(seq - extend + 1 + j, 0)
+            rows.append((expanded, min(expanded, topk), max(expanded - 1, 0), request))
+        offsets.append(len(rows))
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], [], []]
+    return dict(zip(PER_TOKEN, columns, strict=True)), offsets
+
+
+def check(result, extend_lens, seq_lens, topk, *, rest=None):
+    """Compare with the reference; `rest` is what the elements behind the last token must be."""
+    columns, offsets = reference(extend_lens, seq_lens, topk)
+    assert result.total.tolist() == offsets[-1:]
+    assert result.cu_seqlens.tolist() == offsets
+    for name, column in columns.items():
+        output = getattr(result, name)
+        assert output.dtype is torch.int32
+        assert output[: len(column)].tolist() == column, name
+        if rest is not None:
+            assert set(output[len(column) :].tolist()) <= {rest}, name
+    return len(columns["expanded"])
+
+
+def poisoned(capacity, requests):
+    sizes = dict.fromkeys(Metadata._fields, capacity) | {"cu_seqlens": requests + 1, "total": 1}
+    return Metadata(**{name: torch.full((size,), -77, dtype=torch.int32) for name, size in sizes.items()})
+
+
+def forms_of(lengths, dtype, choose):
+    tensor = torch.tensor(lengths, dtype=dtype)
+    return choose.choice((tensor, torch.stack([tensor] * 3, 1)[:, 1], torch.cat([tensor, tensor])[: len(tensor)]))
+
+
+def batches():
+    choose = random.Random(3)
+    for number in range(1000):
+        requests = (0, 1, choose.randint(2, 9), choose.randint(10, 600))[number % 4 if number % 50 else 3]
+        longest = choose.choice((0, 1, 4, 8, 70))
+        extend = [choose.randint(-1 if number % 3 else 0, longest) for _ in range(requests)]
+        seq = [choose.choice((choose.randint(0, 9), max(e, 0) + choose.randint(0, 5000))) for e in extend]
+        yield number, choose, extend, seq, choose.choice((0, 1, 5, 2048))
+
+
+def test_random_batches_get_what_the_loop_gives():
+    for number, choose, extend, seq, topk in batches():
+        types = [choose.choice((torch.int32, torch.int64)) for _ in range(2)]
+        lengths = [forms_of(given, dtype, choose) for given, dtype in zip((extend, seq), types, strict=True)]
+        tokens = check(metadata(*lengths, topk), extend, seq, topk)
+        room = tokens + choose.choice((0, 1, 37))
+        out = poisoned(room, len(seq))
+        pad = choose.choice((None, 0, -1, 9))
+        assert metadata(*lengths, topk, pad=pad, out=out) is out, number
+        check(out, extend, seq, topk, rest=-77 if pad is None else pad)
+
+
+@pytest.mark.parametrize("window", [0, 1, 3, 64])
+@pytest.mark.parametrize("requests", [0, 1, 7, 300])
+def test_a_uniform_window_is_given_as_a_number(requests, window):
+    seq = torch.randint(0, 5000, (requests,), generator=torch.Generator().manual_seed(1))
+    extend = [window] * requests
+    result = metadata(window, seq, 2048)
+    assert result.expanded.shape == (requests * window,)
+    check(result, extend, seq.tolist(), 2048)
+    same = metadata(torch.tensor(extend, dtype=torch.int32), seq, 2048)
+    assert all(torch.equal(a, b) for a, b in zip(result, same, strict=True))
+    check(metadata(window, seq, 2048, capacity=requests * window + 5, pad=-3), extend, seq.tolist(), 2048, rest=-3)
+
+
+def test_the_last_new_token_sees_all_of_its_request():
+    result = metadata(torch.tensor([3, 1]), torch.tensor([10, 4]), 8)
+    assert result.expanded.tolist() == [8, 9, 10, 4]
+    assert result.clipped.tolist() == [8, 8, 8, 4]
+    assert result.cu_seqlens.tolist() == [0, 3, 4]
+    assert result.positions.tolist() == [7, 8, 9, 3]
+    assert result.request_index.tolist() == [0, 0, 0, 1]
+    assert result.total.tolist() == [4]
+
+
+def test_lengths_below_what_is_new_give_zeros():
+    for extend, seq in (([4], [2]), ([3], [0]), ([2], [-5]), ([2, 1], [-(2**63), 1]), ([-(2**63), 2], [7, 7])):
+        check(metadata(torch.tensor(extend), torch.tensor(seq), 3), extend, seq, 3)
+
+
+def test_the_largest_lengths_fit():
+    seq, topk = [LARGEST, LARGEST - 1], 2**62
+    check(metadata(torch.tensor([2, 3]), torch.tensor(seq), topk), [2, 3], seq, topk)
+
+
+def test_no_requests_and_no_tokens_are_legal():
+    none = torch.empty(0, dtype=torch.int32)
+    for result in (metadata(none, none, 4), metadata(5, none, 4), metadata(none, none, 4, capacity=3, pad=8)):
+        check(result, [], [], 4, rest=8)
+        assert result.cu_seqlens.tolist() == [0]
+    for extend in (0, torch.tensor([0, -3])):
+        check(metadata(extend, torch.tensor([4, 9]), 4, capacity=2, pad=1), [0, 0], [4, 9], 4, rest=1)
+
+
+@pytest.mark.parametrize(
+    "unwanted", [(name,) for name in Metadata._fields] + [PER_TOKEN, ("cu_seqlens", "total")], ids=str
+)
+def test_outputs_that_nobody_wants_are_left_out(unwanted):
+    out = poisoned(6, 2)._replace(**dict.fromkeys(unwanted))
+    assert metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, pad=5, out=out) is out
+    expected = metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, pad=5, capacity=6)
+    for name in set(Metadata._fields) - set(unwanted):
+        assert torch.equal(getattr(out, name), getattr(expected, name)), name
+
+
+def test_an_out_of_before_is_used_again():
+    out = metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, capacity=8)
+    for extend, seq in (([1, 0], [5, 5]), ([4, 4], [9, 2]), ([0, 0], [1, 1])):
+        assert metadata(torch.tensor(extend), torch.tensor(seq), 3, pad=-1, out=out) is out
+        check(out, extend, seq, 3, rest=-1)
+
+
+def test_more_tokens_than_capacity_are_refused_and_nothing_is_written():
+    out = poisoned(4, 2)
+    words = r"^the requests have 5 new tokens, but the outputs hold 4; pass capacity=5 or more, or a larger out$"
+    for given in (dict(out=out), dict(capacity=4)):
+        with pytest.raises(ValueError, match=words):
+            metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, pad=0, **given)
+    assert all((output == -77).all() for output in out)
+    assert out_of_range_count(kernel="metadata") == 0
+
+
+EXTEND, SEQ = torch.tensor([2, 3]), torch.tensor([7, 3])
+POOL = torch.zeros(100, dtype=torch.int32)
+BAD = {
+    "negative topk": (dict(topk=-1), "topk is -1, but must be 0 or more"),
+    "negative window": (dict(extend_lens=-2), "extend_lens is -2, but must be 0 or more"),
+    "negative capacity": (dict(capacity=-1), "capacity is -1, but must be 0 or more"),
+    "pad beyond int32": (dict(pad=2**31), "pad is 2147483648, but must fit int32"),
+    "float lengths": (
+        dict(seq_lens=SEQ.float()),
+        r"seq_lens has another type than int32 or int64; pass seq_lens\.long",
+    ),
+    "short lengths": (dict(extend_lens=EXTEND.short()), "extend_lens has another type"),
+    "2-D lengths": (dict(seq_lens=SEQ[None]), r"seq_lens has 2 dimensions, but must have 1, .*pass seq_lens\.flatten"),
+    "0-D lengths": (dict(seq_lens=SEQ[0]), "seq_lens has 0 dimensions"),
+    "an out that lacks an entry": (dict(out=poisoned(5, 2)[:5]), "out has 5 entries, but Metadata has 6"),
+    "0-D new lengths": (dict(extend_lens=EXTEND[0]), "extend_lens has 0 dimensions"),
+    "fewer new lengths": (dict(extend_lens=EXTEND[:1]), "extend_lens has 1 lengths, but seq_lens 2; pass one of each"),
+    "too many tokens": (
+        dict(extend_lens=torch.tensor([LARGEST, 1]), capacity=1),
+        "extend_lens adds up to more than 2147483647 tokens, but the outputs are int32",
+    ),
+    "far too many tokens": (dict(extend_lens=torch.tensor([2**63 - 1, 2**63 - 1])), "more than 2147483647 tokens"),
+    "a window of too many": (dict(extend_lens=2**62, capacity=1), "more than 2147483647 tokens"),
+    "too long a request": (
+        dict(seq_lens=torch.tensor([1, 2**31])),
+        r"seq_lens\[1\] is 2147483648, but the outputs are",
+    ),
+    "capacity and out": (dict(capacity=5, out=poisoned(5, 2)), "capacity is 5, but out has its own; pass one of them"),
+    "out of other requests": (dict(out=poisoned(5, 3)), "cu_seqlens has 4 elements, but must have 3; pass an out of"),
+    "out of two capacities": (
+        dict(out=poisoned(5, 2)._replace(positions=POOL[:4])),
+        "positions has 4 elements, but must have 5",
+    ),
+    "two totals": (dict(out=poisoned(5, 2)._replace(total=POOL[:2])), "total has 2 elements, but must have 1"),
+    "out of another type": (
+        dict(out=poisoned(5, 2)._replace(clipped=POOL[:5].long())),
+        "clipped must be int32, contiguous and of 1 dimension, as metadata makes it",
+    ),
+    "out with steps": (dict(out=poisoned(5, 2)._replace(expanded=POOL[:10:2])), "expanded must be int32, contiguous"),
+    "outputs in each other": (
+        dict(out=poisoned(5, 2)._replace(positions=POOL[:5], expanded=POOL[4:9])),
+        "positions overlaps expanded; pass another positions",
+    ),
+    "output in the lengths": (
+        dict(seq_lens=POOL[:2], out=poisoned(5, 2)._replace(total=POOL[1:2])),
+        "total overlaps seq_lens, which is read while total is written",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_line(case):
+    given, words = BAD[case]
+    arguments = {"extend_lens": EXTEND, "seq_lens": SEQ, "topk": 4, **given}
+    with pytest.raises(ValueError, match=words) as caught:
+        metadata(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_tensor_is_a_type_error():
+    for name, given in (("seq_lens", ([1, 2], [3, 4])), ("extend_lens", ([1, 2], SEQ))):
+        with pytest.raises(TypeError, match=f"{name} of metadata is a list, but must be a torch tensor"):
+            metadata(*given, 4)
+    with pytest.raises(TypeError, match="total of metadata is a int"):
+        metadata(EXTEND, SEQ, 4, out=poisoned(5, 2)._replace(total=5))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_it_compiles_without_a_graph_break(backend):
+    def plan(extend_lens, seq_lens, out):
+        metadata(extend_lens, seq_lens, 3, pad=0, out=out)
+        made = metadata(2, seq_lens, 3)
+        return made.expanded + 1, metadata(extend_lens, seq_lens, 3, capacity=9, pad=4)
+
+    out = poisoned(6, 2)
+    expanded, made = torch.compile(plan, fullgraph=True, backend=backend)(EXTEND, SEQ, out)
+    assert expanded.tolist() == [7, 8, 3, 4]
+    check(out, [2, 3], [7, 3], 3, rest=0)
+    check(made, [2, 3], [7, 3], 3, rest=4)
+
+
+def test_torch_knows_the_mutations_of_the_operator():
+    operator, tests = torch.ops.commlib.metadata_into.default, ("test_schema", "test_faketensor")
+    torch.library.opcheck(operator, (EXTEND, 0, SEQ, 4, None, *poisoned(5, 2)), test_utils=tests)
+    torch.library.opcheck(operator, (None, 2, SEQ, 4, 7, *poisoned(5, 2)[:5], None), test_utils=tests)
+
+
+def test_tensors_without_memory_have_the_shapes_of_the_result():
+    with FakeTensorMode():
+        for device in ("cpu", "cuda"):
+            lengths = torch.empty(3, dtype=torch.int64, device=device)
+            result = metadata(lengths, lengths, 4, capacity=12)
+            assert [tuple(output.shape) for output in result] == [(12,), (12,), (4,), (12,), (12,), (1,)]
+            assert metadata(4, lengths, 4).positions.shape == (12,)
+            assert {output.device.type for output in result} == {device}
+            with pytest.raises(ValueError, match=r"not known on the host .*; pass capacity= or out="):
+                metadata(lengths, lengths, 4)
+    meta = SEQ.to("meta")
+    assert metadata(meta, meta, 4, capacity=7).expanded.shape == (7,)
+    with pytest.raises(ValueError, match="extend_lens is on meta"):
+        metadata(meta, meta, 4)
+    with pytest.raises(ValueError, match="different devices"):
+        metadata(meta, SEQ, 4, capacity=5)
+
+
+def test_no_gradient_is_in_the_way():
+    assert not metadata(EXTEND, SEQ, 4).expanded.requires_grad
