@@ -1,0 +1,135 @@
+"""What is profiled: a case of a kernel, sets of its inputs, and the candidates that are measured on them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commlib.timing import Run
+
+OURS, PEER, FLOOR = "ours", "peer", "floor"  # a floor bounds what can be had; nobody is compared with it
+COPY = "copy"  # the floor that shares are of
+POISON = -0x5B
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem: n rows of `dim` elements; what that means is the kernel's."""
+
+    kernel: str
+    n: int
+    dim: int
+    dtype: torch.dtype
+    pattern: str = "random"
+    variant: str = ""  # "", or one of the kernel's variants
+    hot: bool = False  # one set of tensors instead of many in rotation
+
+    def __str__(self) -> str:
+        """Name it for people."""
+        words = [f"{self.kernel} {self.variant}".strip(), f"n {self.n}", f"dim {self.dim}", self.type, self.pattern]
+        return ", ".join([*words, self.heat])
+
+    @property
+    def heat(self) -> str:
+        """Whether a call finds its tensors in the cache."""
+        return "hot" if self.hot else "cold"
+
+    @property
+    def type(self) -> str:
+        """Torch's name of the element type."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dim * self.dtype.itemsize
+
+
+class Inputs(ABC):
+    """One set of tensors: what a call reads and what it writes.
+
+    `source` and `target` are what the floor copies: together as many bytes as a call moves.
+    """
+
+    source: Tensor
+    target: Tensor
+    kept: Any = None  # results that a candidate allocates stay until the set's next turn, as they would in a program
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Fill the outputs with what no result has."""
+
+    @abstractmethod
+    def wrong(self, returned: Any) -> int:
+        """Count the wrong elements of the outputs, or of what a candidate returned in their place."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Who is measured: `prepare` takes one set of inputs and returns the call; None with the reason why not."""
+
+    label: str
+    prepare: Callable[[Any], Run] | None = None
+    role: str = PEER
+    graph: bool = True  # can be captured
+    compiles: bool = False  # its first call takes torch.compile's time
+    reason: str = ""
+
+
+class Kernel(ABC):
+    """One kernel to profile: its cases, their inputs and bytes, and who makes the same call."""
+
+    name: str
+    device_code: str  # a regular expression that the name of its GPU kernel matches
+    dims: tuple[int, ...]  # without --sweep
+    rows: tuple[int, ...]
+    sweep_dims: tuple[int, ...]
+    sweep_rows: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
+
+    def fault(self, case: Case) -> str:
+        """Say why there is no such case, "" if there is."""
+        return ""
+
+    @abstractmethod
+    def num_bytes(self, case: Case) -> int:
+        """Return the bytes that a call reads and writes."""
+
+    @abstractmethod
+    def inputs(self, case: Case, sets: int, device: torch.device) -> Sequence[Inputs]:
+        """Return so many sets of tensors."""
+
+    @abstractmethod
+    def candidates(self, case: Case, compiled: Compiled) -> list[Candidate]:
+        """Return ours, the floors and the peers; one that is missing says so."""
+
+
+Compiled = Callable[[Callable[..., object], Callable[[Any], tuple[Any, ...]]], Candidate]
+
+
+def copy() -> Candidate:
+    """Return torch's copy of as many bytes, in one launch: the floor of bandwidth."""
+    return Candidate(COPY, lambda inputs: partial(inputs.target.copy_, inputs.source), FLOOR)
+
+
+def missing(label: str, reason: str, role: str = PEER) -> Candidate:
+    """Return a candidate that is listed with the reason why it is not measured."""
+    return Candidate(label, None, role, reason=reason)
+
+
+def bits(x: Tensor) -> Tensor:
+    """View elements as whole numbers: every type can be poisoned and compared, and bits are what counts."""
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64))
+
+
+def differing(found: Tensor, expected: Tensor) -> int:
+    """Count the elements whose bits differ; another shape or type is wrong in every element."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return expected.numel()
+    return int((bits(found) != bits(expected)).count_nonzero())

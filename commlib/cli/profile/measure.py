@@ -1,0 +1,180 @@
+"""One case, measured: make the sets | check every candidate | replay graphs in turns | call in turns."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from commlib.cli.profile.case import FLOOR, Candidate, Case, Inputs, Kernel
+from commlib.cli.profile.compiled import Compiler
+from commlib.cli.profile.memory import cold_bytes, sets_for
+from commlib.timing import Alone, Measurement, Protocol, Run, measure_alone, own_stream
+
+if TYPE_CHECKING:
+    from commlib.cli.profile.external import External
+
+LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
+MANY_BYTES = 16 << 20  # up to here calls are short
+GRAPH_BLOCKS, EAGER_BLOCKS = (21, 61), (5, 25)
+FIRST_CALL_S = 90.0  # a candidate that takes longer to compile is left out
+CHECKED_SETS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How everything is measured; the same for all cases of a run."""
+
+    device: torch.device
+    seed: int = 0
+    flush: bool = False  # read twice the cache before each replay: cold also where sets are small
+
+
+@dataclass
+class Line:
+    """One candidate of a case, and what was found of it."""
+
+    candidate: Candidate
+    runs: list[Run] = field(default_factory=list)
+    wrong: int | None = None
+    skipped: str = ""
+    graph: Measurement | None = None
+    eager: Measurement | None = None
+
+
+@dataclass
+class Group:
+    """All lines of one case, measured together on the same sets."""
+
+    case: Case
+    num_bytes: int
+    sets: int
+    lines: list[Line]
+
+
+def measure_case(
+    kernel: Kernel, case: Case, settings: Settings, budget_s: float, compiler: Compiler, external: Sequence[External]
+) -> Group:
+    """Measure all candidates of a case for about so long, besides what preparing takes."""
+    num_bytes = kernel.num_bytes(case)
+    world = Alone(settings.device)
+    on_gpu = settings.device.type == "cuda"
+    with torch.no_grad(), own_stream(world) if on_gpu else nullcontext():
+        sets = kernel.inputs(case, sets_for(num_bytes, settings.device, case.hot), settings.device)
+        candidates = kernel.candidates(case, compiler)
+        candidates += [candidate for each in external for candidate in each.candidates(kernel.name, case, sets)]
+        lines = [_prepared(candidate, sets, compiler) for candidate in candidates]
+        group = Group(case, num_bytes, len(sets), lines)
+        ready = [line for line in lines if not line.skipped]
+        if on_gpu:
+            _replay(world, [line for line in ready if line.candidate.graph], group, settings, budget_s / 2)
+        _call(world, ready, group, settings, budget_s / 2 if on_gpu else budget_s)
+        for line in ready:
+            _check(line, sets[:1])
+    # The next case needs the memory: what is reported holds no tensors.
+    for line in lines:
+        line.runs, line.candidate = [], replace(line.candidate, prepare=None)
+    del sets, candidates
+    if on_gpu:
+        torch.cuda.empty_cache()  # graphs had pools of their own
+    return group
+
+
+def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) -> Line:
+    """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
+    line = Line(candidate, skipped=candidate.reason)
+    if candidate.prepare is None:
+        return line
+    started = time.perf_counter()
+    try:
+        with _no_longer_than(FIRST_CALL_S):
+            line.runs = [candidate.prepare(inputs) for inputs in sets]
+            line.runs[0]()
+            _wait(sets)
+        if candidate.compiles:
+            compiler.took(time.perf_counter() - started)
+        _check(line, sets[:: max(1, len(sets) // CHECKED_SETS)])
+    except Exception as error:
+        line.skipped = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return line
+
+
+def _check(line: Line, sets: Sequence[Inputs]) -> None:
+    """Make a call on some sets, each with poisoned outputs, and add up the wrong elements."""
+    if line.candidate.role == FLOOR:
+        return
+    step = max(1, len(line.runs) // CHECKED_SETS)
+    for inputs, run in zip(sets, line.runs[::step], strict=False):
+        inputs.poison()
+        returned = run()
+        _wait([inputs])
+        line.wrong = (line.wrong or 0) + inputs.wrong(returned)
+        inputs.kept = None
+
+
+def _wait(sets: Sequence[Inputs]) -> None:
+    if sets[0].source.is_cuda:
+        torch.cuda.synchronize(sets[0].source.device)
+
+
+def _replay(world: Alone, lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
+    """Time replays of graphs with one call after the other, all sets in turn."""
+    calls = MANY_CALLS if group.num_bytes <= MANY_BYTES else LEAST_CALLS
+    protocol = Protocol(
+        blocks=GRAPH_BLOCKS,
+        budget_s=budget_s,
+        iterations=-(-calls // group.sets) * group.sets,
+        seed=settings.seed,
+        graph=True,
+        lead_in=_flush(settings) if settings.flush and not group.case.hot else None,
+    )
+    for line, result in zip(lines, measure_alone(world, _runs(lines), protocol, str(group.case)), strict=True):
+        line.graph = result
+
+
+def _call(world: Alone, lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
+    """Time calls of the host, back to back: until they are made, and until the device is done."""
+    protocol = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
+    for line, result in zip(lines, measure_alone(world, _runs(lines), protocol, str(group.case)), strict=True):
+        line.eager = result
+
+
+def _runs(lines: Sequence[Line]) -> dict[str, list[Run]]:
+    # By place: a file of yours may give a candidate a label that is taken.
+    return {f"{at} {line.candidate.label}": line.runs for at, line in enumerate(lines)}
+
+
+def _flush(settings: Settings) -> Run:
+    # Read, not written: what is written would be written back in the time of others.
+    buffer = torch.ones(cold_bytes(settings.device) // 4, dtype=torch.int32, device=settings.device)
+    return buffer.sum
+
+
+class _TookTooLong(Exception):
+    pass
+
+
+@contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """Interrupt what takes longer, where signals can: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> Any:
+        raise _TookTooLong(f"its first call took more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

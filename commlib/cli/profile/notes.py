@@ -1,0 +1,94 @@
+"""The # lines of `commlib profile`: what is measured and how above the table, what follows from it below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from commlib.cli.bench.rows import about, ratio_text
+from commlib.cli.profile.case import OURS
+from commlib.cli.profile.document import Row
+
+
+def title(row: Row, pattern: str | None = None) -> str:
+    """Name the series of a row: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
+    words = [f"{row['kernel']} {row['variant']}".strip(), f"dim {row['dim']}", row["type"]]
+    words += [row["pattern"] if pattern is None else pattern, row["heat"]]
+    words += ["CUDA graph"] if row["mode"] == "graph" else []
+    return ", ".join(filter(None, words))
+
+
+def opening(document: dict[str, Any]) -> list[str]:
+    """Return the lines above the table; the document may have no rows yet."""
+    config, machine = document["config"], document["fingerprint"]
+    on_gpu = config["device"] == "cuda"
+    where = machine["device"] if on_gpu else f"{machine['cpu']}, {config['threads']} thread"
+    versions = [f"torch {machine['torch']}"]
+    versions += [f"CUDA {machine['cuda']}, driver {machine['driver']}"] if on_gpu and machine.get("cuda") else []
+    lines = [
+        f"commlib {machine['commlib']} profile {config['kernel']}: {where}",
+        ", ".join([*versions, f"Python {machine['python']}, Linux {machine['kernel']}"]),
+        f"cases: {config['cases']}, in about {config['seconds']:g} s besides preparing them; values are compared",
+        *(_on_gpu(config) if on_gpu else _on_cpu()),
+        "rate: bytes read and written; %copy: torch's copy_ of as many bytes is 100; copies and probes are no peers",
+        "ratio: how many times as long as ours a call takes, with its 95 % interval; on ours (*), the best peer's",
+    ]
+    return [f"# {line}" for line in lines]
+
+
+def _on_gpu(config: dict[str, Any]) -> Iterator[str]:
+    cold = f"cold: sets in rotation, {about(config['cold_bytes'])} in all, but {config['most_sets']} sets at most"
+    yield "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back"
+    yield cold + ("; the cache is flushed before each replay" if config["flush"] else "")
+
+
+def _on_cpu() -> Iterator[str]:
+    yield "time: calls back to back, median of interleaved blocks"
+
+
+def closing(document: dict[str, Any]) -> list[str]:
+    """Return the lines below the table."""
+    rows, found = document["rows"], document["out_of_bounds"]
+    lines = [*_copy(document["copy"]), *_slower(rows), *_small_sets(document), *document["notes"], *_skipped(rows)]
+    lines += [f"Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
+    lines += [] if document["complete"] else [f"{document['ended'] or 'ended early'}: not complete"]
+    return ["#", *(f"# {line}" for line in lines)]
+
+
+def _copy(copy: Row | None) -> Iterator[str]:
+    if copy:
+        yield f"copy: {copy['gbps']:.1f} GB/s at best, of {about(copy['bytes'])} read and written"
+
+
+def _slower(rows: Sequence[Row]) -> Iterator[str]:
+    """Name the peers that beat ours, where the interval leaves no doubt."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        versus = row["versus"]
+        if row["role"] == OURS and versus and versus["high"] < 1:
+            where = f"{ratio_text(versus['ratio'])} at n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}"
+            found.setdefault(versus["of"], []).append(where)
+    for peer, places in found.items():
+        yield f"{peer} takes less than ours: {'; '.join(places)}"
+
+
+def _small_sets(document: dict[str, Any]) -> Iterator[str]:
+    """Name the cold cases that were not: their sets are too small to fill the cache."""
+    config = document["config"]
+    if config["device"] != "cuda" or config["flush"]:
+        return
+    cold = [row for row in document["rows"] if row["heat"] == "cold"]
+    small = sorted({row["n"] for row in cold if row["sets"] * row["bytes"] < config["cold_bytes"]})
+    if small:
+        numbers = ", ".join(map(str, small))
+        yield f"n {numbers}: all sets together stay in the cache where rows are short; --flush empties it"
+
+
+def _skipped(rows: Sequence[Row]) -> Iterator[str]:
+    reasons: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["skipped"]:
+            key = row["candidate"], row["skipped"]
+            reasons[key] = reasons.get(key, 0) + 1
+    for (candidate, reason), times in reasons.items():
+        yield f"skipped {candidate}: {reason}" + (f" ({times} cases)" if times > 1 else "")

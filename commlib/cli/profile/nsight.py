@@ -1,0 +1,67 @@
+"""`--ncu` and `--nsys`: the command line that profiles one call of ours; printed, and run where the tool is."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import torch
+
+from commlib.cli.profile.case import OURS, Case, Kernel
+from commlib.cli.profile.compiled import Compiler
+from commlib.cli.profile.measure import Settings
+
+TOOLS = ("ncu", "nsys")
+WARM_CALLS = 3  # before the one that is looked at: they compile and load
+
+
+def command(tool: str, kernel: Kernel, case: Case) -> list[str]:
+    """Return the exact command for one call of ours of the case."""
+    program = [sys.executable, "-m", "commlib", "profile", *once_words(case)]
+    output = "-".join(filter(None, [kernel.name, case.variant, str(case.n), str(case.dim)]))
+    if tool == "nsys":
+        chosen = ["--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--force-overwrite=true"]
+        return ["nsys", "profile", *chosen, f"--output={output}", *program]
+    chosen = ["--profile-from-start=off", f"--kernel-name=regex:{kernel.device_code}", "--launch-count=1"]
+    return ["ncu", "--set=full", *chosen, "--force-overwrite", f"--export={output}", *program]
+
+
+def once_words(case: Case) -> list[str]:
+    """Return the words after `commlib profile` that make just this case's call."""
+    words = [case.kernel, "--once", f"--dim={case.dim}", f"--rows={case.n}", f"--dtype={case.type}"]
+    words += [f"--pattern={case.pattern}"] if case.pattern != "random" else []
+    return words + ([f"--{case.variant}"] if case.variant else [])
+
+
+def profile(tool: str, kernel: Kernel, case: Case, which: Callable[[str], str | None] = shutil.which) -> int:
+    """Print the command and run it if the tool is here; return its exit code."""
+    words = command(tool, kernel, case)
+    click.echo(shlex.join(words))
+    if which(tool) is None:
+        click.echo(f"commlib: {tool} is not here; run the line above where it is", err=True)
+        return 0
+    return subprocess.run(words, check=False).returncode
+
+
+def once(kernel: Kernel, case: Case, settings: Settings) -> int:
+    """Make the call of ours a few times; a profiler looks at the last one only."""
+    (inputs,) = kernel.inputs(case, 1, settings.device)
+    ours = next(each for each in kernel.candidates(case, Compiler("not asked for")) if each.role == OURS)
+    if ours.prepare is None:
+        raise click.ClickException(ours.reason)
+    run = ours.prepare(inputs)
+    for _ in range(WARM_CALLS):
+        run()
+    if settings.device.type != "cuda":
+        run()
+        return 0
+    torch.cuda.synchronize(settings.device)
+    torch.cuda.profiler.start()
+    run()
+    torch.cuda.synchronize(settings.device)
+    torch.cuda.profiler.stop()
+    return 0
