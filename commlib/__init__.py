@@ -10,6 +10,7 @@ from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
     from commlib.plan import Plan
+    from commlib.radix import RadixCache
 
     __version__: str
 
@@ -22,6 +23,7 @@ __all__ = [
     "PeerLost",
     "Plan",
     "PlanMismatch",
+    "RadixCache",
     "Unsupported",
     "__version__",
     "init",
@@ -31,6 +33,7 @@ __all__ = [
 _LAZY = {
     "Communicator": "commlib.communicator",
     "Plan": "commlib.plan",
+    "RadixCache": "commlib.radix",
     "init": "commlib.communicator",
 }
 

@@ -107,7 +107,7 @@ ISA = Variable(
     "COMMLIB_ISA",
     _one_of("auto", "v2", "v3", "v4"),
     "auto",
-    "x86-64 level of the CPU reduce kernels: auto, v2, v3 or v4",
+    "x86-64 level of the reduce kernels and of the prefix compare on the CPU: auto, v2, v3 or v4",
 )
 BIND = Variable("COMMLIB_BIND", _one_of("none", "core"), "none", "core: pin each rank to a core at init()")
 TRACEBACK = Variable(

@@ -31,11 +31,13 @@ build tsan thread -Wno-tsan # tvm_ffi's fences, which TSan does not know
 
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 ASAN_OPTIONS=detect_leaks=1 run build/asan/stress --seconds "$seconds"
+ASAN_OPTIONS=detect_leaks=1 run build/asan/fuzz_radix --seconds "$seconds"
 TSAN_OPTIONS=halt_on_error=1 run build/tsan/stress --seconds "$seconds"
 
 # Python and torch leak by design, so leaks are the stress program's to find.
 export ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:ignore_noninstrumented_modules=1
 tests asan libasan.so tests/collectives -k shm
+tests asan libasan.so tests/radix tests/kernels/test_prefix.py
 tests asan libasan.so tests/faults tests/test_communicator.py -k 'not torch'
 tests tsan libtsan.so tests/faults tests/test_communicator.py -k 'not torch'
 echo "sanitize: no report"

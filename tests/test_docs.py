@@ -27,7 +27,18 @@ from commlib.plan import Plan
 from commlib.testing import Ranks
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("index", "quickstart", "architecture", "extending", "kernels", "plans", "operations", "benchmarks")
+PAGES = (
+    "index",
+    "quickstart",
+    "architecture",
+    "extending",
+    "kernels",
+    "plans",
+    "operations",
+    "benchmarks",
+    "profiling",
+    "radix",
+)
 FENCE = re.compile(r"^```(\S+)(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
 

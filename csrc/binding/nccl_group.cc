@@ -62,7 +62,7 @@ class NcclGroup : public ffi::Object {
                                      std::string(dtype), std::string(redop))
                                    .cast<ffi::Array<ffi::Any>>();
             return Cubin{std::string(built[0].cast<ffi::Bytes>()),
-                               std::string(built[1].cast<ffi::String>())};
+                         std::string(built[1].cast<ffi::String>())};
           });
     });
   }

@@ -1,0 +1,304 @@
+"""RadixCache beside radix trees in Python, on five traces, in one run: requests per second of each.
+
+    python benchmarks/radix_trees.py --native build/radix_rates -o benchmarks/results/radix_trees_xeon.json
+    python benchmarks/radix_trees.py --minisgl DIR    # DIR: python/ of a checkout of mini-sglang
+
+A request is match with its slots, lock, evict what is short, insert, unlock. Prompts are converted to what each tree
+takes before the clock starts. `--native` is tests/native/radix_rates.cc: the same requests without Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from peers.python_trees import GallopTree, ZipTree
+
+from commlib import RadixCache
+from commlib.timing import fingerprint
+
+Prompts = list[np.ndarray[Any, Any]]
+Play = Callable[[], float]  # one pass over a trace, on a tree of its own; us of a request
+
+
+class Blocks:
+    """Runs of tokens with numbers of their own."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self._next = 0
+
+    def __call__(self, count: int) -> np.ndarray[Any, Any]:
+        """Return the next so many."""
+        self._next += count
+        return np.arange(self._next - count, self._next, dtype=np.int32)
+
+    def pick(self, items: Sequence[Any]) -> Any:
+        """Return one of them."""
+        return self.random.choice(items)
+
+
+def groups(block: Blocks) -> Prompts:
+    """10k prompts of 2048, of which 64 groups share 1024."""
+    shared = [block(1024) for _ in range(64)]
+    return [np.concatenate([block.pick(shared), block(1024)]) for _ in range(10_000)]
+
+
+def multi_turn(block: Blocks) -> Prompts:
+    """500 conversations of 20 turns of 100, below one system prompt of 512."""
+    system = block(512)
+    talks = [system] * 500
+    order = [talk for talk in range(500) for _ in range(20)]
+    block.random.shuffle(order)
+    prompts = []
+    for talk in order:
+        talks[talk] = np.concatenate([talks[talk], block(100)])
+        prompts.append(talks[talk])
+    return prompts
+
+
+def three_levels(block: Blocks) -> Prompts:
+    """10k prompts of 2048 in a tree of 8 x 16 prefixes of 512 each."""
+    tops = [block(512) for _ in range(8)]
+    middles = [np.concatenate([top, block(512)]) for top in tops for _ in range(16)]
+    return [np.concatenate([block.pick(middles), block(1024)]) for _ in range(10_000)]
+
+
+def zero_hit(block: Blocks) -> Prompts:
+    """20k prompts of 64 that share nothing."""
+    return [block(64) for _ in range(20_000)]
+
+
+def long_prompts(block: Blocks) -> Prompts:
+    """400 prompts of 32k about 8 documents: 95 % are there."""
+    documents = [block(31_744) for _ in range(8)]
+    return [np.concatenate([block.pick(documents), block(1024)]) for _ in range(400)]
+
+
+TRACES: dict[str, tuple[Callable[[Blocks], Prompts], int]] = {  # requests, capacity in tokens
+    "groups": (groups, 4_000_000),
+    "multi_turn": (multi_turn, 600_000),
+    "three_levels": (three_levels, 4_000_000),
+    "zero_hit": (zero_hit, 1_000_000),
+    "long_prompts": (long_prompts, 4_000_000),
+}
+
+
+def clocked(requests: Callable[[], object], count: int) -> float:
+    """Return us of a request, without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        requests()
+        return (time.perf_counter() - start) / count * 1e6
+    finally:
+        gc.enable()
+
+
+def ours(prompts: Prompts, capacity: int, page_size: int, into: bool = False) -> Play:
+    """Ours from Python: a fresh tensor of slots for each match, or `into` one tensor."""
+    keys = [torch.from_numpy(prompt) for prompt in prompts]
+    slots = {len(key): torch.arange(len(key), dtype=torch.int32) for key in keys}
+    out = {length: torch.empty(length, dtype=torch.int32) if into else None for length in slots}
+
+    def play() -> float:
+        cache = RadixCache(page_size)
+
+        def requests() -> None:
+            held = 0
+            for key in keys:
+                count = len(key)
+                length, _, handle = cache.match(key, out=out[count])
+                cache.lock(handle)
+                short = held + count - length - capacity
+                if short > 0:
+                    held -= len(cache.evict(short))
+                existing, _ = cache.insert(key, slots[count])
+                held += count - count % page_size - existing
+                cache.unlock(handle)
+
+        return clocked(requests, len(keys))
+
+    return play
+
+
+def python_tree(kind: type[ZipTree]) -> Callable[[Prompts, int, int], Play]:
+    """Return the play of one of peers/python_trees.py."""
+
+    def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
+        keys = [kind.keys(prompt.tolist()) for prompt in prompts]
+        slots = {len(key): torch.arange(len(key)) for key in keys}
+
+        def play() -> float:
+            tree = kind(page_size)
+
+            def requests() -> None:
+                for key in keys:
+                    length, _, node = tree.match(key)
+                    tree.lock(node)
+                    short = tree.evictable + tree.locked + len(key) - length - capacity
+                    if short > 0:
+                        torch.cat(tree.evict(short))
+                    tree.insert(key, slots[len(key)])
+                    tree.unlock(node)
+
+            return clocked(requests, len(keys))
+
+        return play
+
+    return prepare
+
+
+def mini_sglang(folder: Path) -> Callable[[Prompts, int, int], Play]:
+    """Return the play of upstream's tree, loaded from its own files and without what they import beside it."""
+    sys.path.insert(0, str(folder))
+    for name in ("minisgl.utils", "minisgl.kernel", "minisgl.kvcache"):
+        package = ModuleType(name)
+        package.__path__ = [str(folder / name.replace(".", "/"))]
+        sys.modules[name] = package
+    sys.modules["minisgl.utils"].__dict__["align_down"] = import_module("minisgl.utils.misc").align_down
+    sys.modules["minisgl.kernel"].__dict__["fast_compare_key"] = import_module("minisgl.kernel.radix").fast_compare_key
+    core, module = import_module("minisgl.core"), import_module("minisgl.kvcache.radix_cache")
+
+    def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
+        keys = [torch.from_numpy(prompt) for prompt in prompts]
+        slots = {len(key): torch.arange(len(key), dtype=torch.int32) for key in keys}
+
+        def play() -> float:
+            core.__dict__["_GLOBAL_CTX"] = SimpleNamespace(page_size=page_size)
+            tree = module.RadixPrefixCache(torch.device("cpu"))
+
+            def requests() -> None:
+                for key in keys:
+                    handle = tree.match_prefix(key).cuda_handle
+                    if handle.cached_len:  # of nothing it raises
+                        handle.get_matched_indices()
+                    tree.lock_handle(handle)
+                    short = tree.size_info.total_size + len(key) - handle.cached_len - capacity
+                    if short > 0:
+                        tree.evict(short)
+                    tree.insert_prefix(key, slots[len(key)])
+                    tree.lock_handle(handle, unlock=True)
+
+            return clocked(requests, len(keys))
+
+        return play
+
+    return prepare
+
+
+def native(program: Path) -> Callable[[Prompts, int, int], Play]:
+    """Return the play of the same requests in C++."""
+
+    def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
+        file = tempfile.NamedTemporaryFile(suffix=".trace")  # lives as long as play
+        file.write(array("i", [page_size, capacity]).tobytes())
+        for prompt in prompts:
+            file.write(array("i", [len(prompt)]).tobytes() + prompt.tobytes())
+        file.flush()
+
+        def play() -> float:
+            command = [str(program), "trace", file.name, "1"]
+            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            return float(found["us"][0])
+
+        return play
+
+    return prepare
+
+
+def measure(trace: str, page_size: int, trees: dict[str, Any], runs: dict[str, int]) -> dict[str, Any]:
+    """Return requests per second of each tree on one trace; passes of all take turns."""
+    make, capacity = TRACES[trace]
+    prompts = make(Blocks(0))
+    plays = {name: prepare(prompts, capacity, page_size) for name, prepare in trees.items()}
+    times: dict[str, list[float]] = {name: [] for name in plays}
+    most = max(runs.values())
+    for turn in range(most):
+        for name, play in plays.items():
+            if turn * runs[name] // most != (turn + 1) * runs[name] // most:  # spread over all turns
+                times[name].append(play())
+    rates = {
+        name: {
+            "median": round(1e6 / statistics.median(found), 1),
+            "best": round(1e6 / min(found), 1),
+            "runs": len(found),
+        }
+        for name, found in times.items()
+    }
+    peers = {name: rate["median"] for name, rate in rates.items() if not name.startswith("commlib")}
+    best = max(peers, key=lambda name: peers[name])
+    ratio = {name: round(rate["median"] / peers[best], 1) for name, rate in rates.items() if name.startswith("commlib")}
+    row = {"trace": trace, "page_size": page_size, "requests": len(prompts), "capacity": capacity}
+    row["load"] = round(os.getloadavg()[0], 2)  # 1 where nothing else runs
+    return {**row, "per_second": rates, "best_peer": best, "times_best_peer": ratio}
+
+
+def main() -> int:
+    """Measure, print a line for each trace and write them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minisgl", type=Path)
+    parser.add_argument("--native", type=Path)
+    parser.add_argument("--traces", default=",".join(TRACES))
+    parser.add_argument("--pages", default="1,16")
+    parser.add_argument("--runs", type=int, default=9, help="of ours")
+    parser.add_argument("--peer-runs", type=int, default=1, help="of the others, which take seconds each")
+    parser.add_argument("-o", "--output", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    trees: dict[str, Any] = {"commlib": ours, "commlib out=": lambda *of: ours(*of, into=True)}
+    if arguments.native:
+        trees["commlib native"] = native(arguments.native)
+    trees |= {"zip loop": python_tree(ZipTree), "gallop": python_tree(GallopTree)}
+    if arguments.minisgl:
+        trees["mini-sglang"] = mini_sglang(arguments.minisgl)
+    runs = {name: arguments.runs if name.startswith("commlib") else arguments.peer_runs for name in trees}
+    rows = []
+    for page_size in map(int, arguments.pages.split(",")):
+        for trace in arguments.traces.split(","):
+            rows.append(measure(trace, page_size, trees, runs))
+            rates = ", ".join(f"{name} {rate['median'] / 1e3:.1f}k" for name, rate in rows[-1]["per_second"].items())
+            print(f"{trace}, page {page_size}: {rates}; {rows[-1]['times_best_peer']} of the best peer's", flush=True)
+    calls = None
+    if arguments.native:
+        command = [str(arguments.native), "calls"]
+        calls = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        print(calls)
+    if arguments.output:
+        options = [word for name in ("minisgl", "native") if getattr(arguments, name) for word in (f"--{name}", "PATH")]
+        options += ["--runs", str(arguments.runs), "--peer-runs", str(arguments.peer_runs)]
+        found = {
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": shlex.join(["python", "benchmarks/radix_trees.py", *options]),
+            "fingerprint": fingerprint("cpu"),
+            "rows": rows,
+            "native_calls": calls,
+        }
+        text = json.dumps({"schema": "commlib.radix_trees", "version": 1, **found}, indent=1)
+        arguments.output.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

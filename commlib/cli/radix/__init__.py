@@ -1,0 +1,1 @@
+"""`commlib radix`: traces of requests, and what each policy of eviction makes of them."""

@@ -1,0 +1,211 @@
+"""RadixCache on the native tree: checks what native code cannot see, calls it, and tells who frees slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from commlib.extension import functions
+from commlib.radix.events import Event, unpacked
+from commlib.radix.namespaces import Namespace, encoded
+from commlib.radix.picture import nodes_of, svg_of, text_of
+from commlib.radix.results import Insert, InsertMatch, Match, Stats
+
+POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
+EVICTIONS = ("leaf", "tail")
+
+# What native code returns instances of.
+_RESULTS = (Match, Insert, InsertMatch)
+
+
+class RadixCache:
+    """Which cache slots hold the prefix of a prompt, and which to free when room is needed.
+
+    Use it as schedulers do: `match` a prompt, `lock` the handle, `evict` if slots are short, compute the rest, `insert`
+    it, `unlock`. Prefixes count in whole pages of `page_size` tokens; a tail that fills no page is never stored.
+
+    `policy` says which unlocked leaf goes first: the one least recently used (lru), inserted least often (lfu), oldest
+    (fifo), most recently used (mru), youngest (filo), of the lowest priority, or lru with leaves inserted once before
+    those inserted again (slru). Ties fall to the older access. Time is a count of calls, so ranks that make the same
+    calls evict the same slots. `eviction="leaf"` frees whole leaves until enough is free, "tail" only the pages needed,
+    from the end of the last leaf.
+
+    With a `capacity` (in tokens) an insert that would pass it evicts first; where locks leave too little to evict it
+    raises ValueError and changes nothing. `on_free(slots)` is called after every evict, insert and reset that freed
+    slots, when the tree is whole again; what evict returns is the same tensor, so free it in one of the two places.
+
+    ids and slots are int32 or int64: torch tensors on the CPU, numpy arrays, arrays, memoryviews; they are copied, and
+    kept as int32 (insert refuses larger numbers, match does not find them). Calls from several threads are safe, one
+    runs at a time. A call that raises has not changed the tree.
+    """
+
+    def __init__(
+        self,
+        page_size: int = 1,
+        policy: str = "lru",
+        capacity: int | None = None,
+        on_free: Callable[[Tensor], object] | None = None,
+        *,
+        eviction: str = "leaf",
+        events: bool = False,
+    ) -> None:
+        _one_of("policy", policy, POLICIES)
+        _one_of("eviction", eviction, EVICTIONS)
+        _count("page_size", page_size, 1)
+        if capacity is not None:
+            _count("capacity", capacity, 0)
+        tree = functions()["radix_open"](
+            page_size,
+            POLICIES.index(policy),
+            eviction == "tail",
+            events,
+            -1 if capacity is None else capacity,
+            *_RESULTS,
+        )
+        self._bind(tree, on_free)
+
+    def _bind(self, tree: dict[str, Callable[..., Any]], on_free: Callable[[Tensor], object] | None) -> None:
+        self._on_free = on_free
+        self._tree = tree
+        self._match, self._insert, self._evict = tree["match"], tree["insert"], tree["evict"]
+        self._lock, self._unlock = tree["lock"], tree["unlock"]
+        page_size, policy, tail, events, capacity = tree["settings"]()
+        self.page_size: int = page_size
+        self.policy = POLICIES[policy]
+        self.eviction = EVICTIONS[tail]
+        self.events = bool(events)
+        self.capacity: int | None = None if capacity < 0 else capacity
+
+    def match(self, ids: Any, *, namespace: Namespace = None, touch: bool = True, out: Any = None) -> Match:
+        """Return the longest cached prefix of `ids`, in whole pages, with a copy of its slots and its handle.
+
+        The handle stands for exactly this prefix, for which a node may be split; a match of nothing gives the root's,
+        which may be locked like any. `touch=False` leaves the order of eviction as it is. The slots are int32; with
+        `out`, which must be as long as ids, they are its first `length` elements, and `out` is what is returned.
+        """
+        name = None if namespace is None else encoded(namespace)
+        return self._match(ids, name, touch, out)  # type: ignore[no-any-return]
+
+    def match_many(self, ids: Sequence[Any], namespaces: Sequence[Namespace] | None = None) -> Tensor:
+        """Return the matched lengths of many prompts, as for a waiting queue: nothing is touched or split."""
+        if namespaces is None:
+            names: list[bytes | None] = [None] * len(ids)
+        else:
+            names = [encoded(namespace) for namespace in namespaces]
+        if len(names) != len(ids):
+            raise ValueError(f"there are {len(ids)} prompts, but {len(names)} namespaces; pass one for each prompt")
+        return self._tree["match_many"](ids, names)  # type: ignore[no-any-return]
+
+    def insert(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> Insert:
+        """Store the whole pages of `ids` with their slots; `existing` tokens were there, and keep the slots they had.
+
+        The handle stands for all of it. `priority` raises that of the whole path, where it is higher.
+        """
+        name = None if namespace is None else encoded(namespace)
+        done = self._insert(ids, slots, name, priority, False)
+        return done if type(done) is Insert else self._freed(*done)
+
+    def insert_and_match(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> InsertMatch:
+        """Insert, and return from the same walk the slots that the tree now has for all of it."""
+        done = self._insert(ids, slots, encoded(namespace), priority, True)
+        return done if type(done) is InsertMatch else self._freed(*done)
+
+    def _freed(self, result: Any, slots: Tensor) -> Any:
+        """Tell of slots that a call freed, and return its result."""
+        if self._on_free is not None:
+            self._on_free(slots)
+        return result
+
+    def lock(self, handle: int) -> None:
+        """Keep what the handle stands for from being evicted; locks count, and unlock takes one back."""
+        self._lock(handle)
+
+    def unlock(self, handle: int) -> None:
+        """Take back one lock of this handle."""
+        self._unlock(handle)
+
+    def evict(self, n: int) -> Tensor:
+        """Free at least `n` tokens and return their slots, in the order of eviction; ValueError if n are not there."""
+        freed: Tensor = self._evict(n)
+        if self._on_free is not None and len(freed) > 0:
+            self._on_free(freed)
+        return freed
+
+    def reset(self, *, force: bool = False) -> None:
+        """Free everything; refused while locks are held, unless forced. All handles are dead after it."""
+        freed = self._tree["reset"](force)
+        if self._on_free is not None and len(freed) > 0:
+            self._on_free(freed)
+
+    @property
+    def evictable_size(self) -> int:
+        """Tokens that no lock protects."""
+        return self._tree["evictable"]()  # type: ignore[no-any-return]
+
+    @property
+    def protected_size(self) -> int:
+        """Tokens that locks protect; with evictable_size this is all there is."""
+        return self._tree["locked"]()  # type: ignore[no-any-return]
+
+    def stats(self) -> Stats:
+        """Return counts of calls and tokens, and what the tree holds."""
+        return Stats(*self._tree["stats"]())
+
+    def check(self) -> None:
+        """Recompute every invariant, for tests and debugging; RuntimeError names the first that does not hold."""
+        self._tree["check"]()
+
+    def take_events(self) -> list[Event]:
+        """Return what was stored and removed since the last call, for a cache made with events=True.
+
+        They are kept until taken. A block's hash is the first 8 bytes, signed and big-endian, of the SHA-256 of the
+        digest before it and its tokens as 4 bytes each, little-endian; the first one of a namespace chains to the
+        SHA-256 of the namespace's encoding.
+        """
+        if not self.events:
+            raise ValueError("this cache records no events; make it with events=True")
+        return unpacked(self._tree["take_events"](), self.page_size)
+
+    def snapshot(self) -> bytes:
+        """Return the tree as bytes, with its order of eviction; locks, statistics and events are not part of it."""
+        return self._tree["snapshot"]()  # type: ignore[no-any-return]
+
+    @classmethod
+    def restore(cls, snapshot: bytes, *, on_free: Callable[[Tensor], object] | None = None) -> RadixCache:
+        """Return a cache as it was when the snapshot was taken, without locks; old handles are not valid for it.
+
+        With events it starts by telling of all blocks it has. Damaged bytes are a ValueError.
+        """
+        if not isinstance(snapshot, bytes):
+            raise TypeError(f"a snapshot is bytes, not {type(snapshot).__name__}; pass what snapshot() returned")
+        cache = cls.__new__(cls)
+        cache._bind(functions()["radix_restore"](snapshot, *_RESULTS), on_free)
+        return cache
+
+    def dump(self, path: str | Path | None = None) -> str:
+        """Return the tree as text, a line for each node, and with `path` also write it as a picture (SVG)."""
+        nodes = nodes_of(*self._tree["listing"]())
+        if path is not None:
+            Path(path).write_text(svg_of(nodes), encoding="utf-8")
+        return text_of(nodes)
+
+    def __repr__(self) -> str:
+        return (
+            f"RadixCache(page_size={self.page_size}, policy={self.policy!r}, eviction={self.eviction!r}, "
+            f"{self.evictable_size} tokens evictable, {self.protected_size} protected)"
+        )
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+
+
+def _count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is of type {type(value).__name__}, but must be an int")
+    if not least <= value < 2**31:
+        raise ValueError(f"{name} is {value}, but must be from {least} to 2^31 - 1")

@@ -1,0 +1,97 @@
+"""What routers are told of a cache's blocks, in the fields that vLLM's and SGLang's routers read."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from commlib.radix.namespaces import Namespace, decoded
+
+MEDIUM = "GPU"
+
+
+class BlockStored(NamedTuple):
+    """Pages of one chain came; a page's hash covers all tokens before it, and the namespace."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None = MEDIUM
+    lora_name: str | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+
+
+class BlockRemoved(NamedTuple):
+    """Pages went, by eviction or to make room."""
+
+    block_hashes: list[int]
+    medium: str | None = MEDIUM
+
+
+class AllBlocksCleared(NamedTuple):
+    """The cache was reset."""
+
+
+Event: TypeAlias = "BlockStored | BlockRemoved | AllBlocksCleared"
+
+
+def as_array(event: Event) -> list[Any]:
+    """Return an event as routers read it from a msgpack array: its name, then its fields."""
+    return [type(event).__name__, *event]
+
+
+def as_map(event: Event) -> dict[str, Any]:
+    """Return an event as routers read it from a msgpack map, fields that are not set left out."""
+    return {
+        "type": type(event).__name__,
+        **{name: value for name, value in event._asdict().items() if value is not None},
+    }
+
+
+def unpacked(data: bytes, page_size: int) -> list[Event]:
+    """Return the events that csrc/radix/events.cc packed."""
+    words = np.frombuffer(data, np.int64)
+    events: list[Event] = []
+    at = 0
+    while at < len(words):
+        kind = int(words[at])
+        if kind == 0:
+            event, at = _stored(words, at + 1, page_size)
+            events.append(event)
+        elif kind == 1:
+            end = at + 2 + int(words[at + 1])
+            events.append(BlockRemoved(words[at + 2 : end].tolist()))
+            at = end
+        else:
+            events.append(AllBlocksCleared())
+            at += 1
+    return events
+
+
+def _stored(words: np.ndarray[Any, np.dtype[np.int64]], at: int, page_size: int) -> tuple[BlockStored, int]:
+    pages, tokens, name_bytes, has_parent, parent = (int(word) for word in words[at : at + 5])
+    at += 5
+    hashes = words[at : at + pages].tolist()
+    at += pages
+    token_ids = words[at : at + (tokens + 1) // 2].view(np.int32)[:tokens].tolist()
+    at += (tokens + 1) // 2
+    name_words = (max(name_bytes, 0) + 7) // 8
+    name = words[at : at + name_words].tobytes()[:name_bytes] if name_bytes >= 0 else None
+    namespace = decoded(name)
+    extra: list[tuple[Any, ...] | None] | None = None if namespace is None else [_parts(namespace)] * pages
+    event = BlockStored(
+        hashes, parent if has_parent else None, token_ids, page_size, _adapter(namespace), extra_keys=extra
+    )
+    return event, at + name_words
+
+
+def _parts(namespace: Namespace) -> tuple[Any, ...]:
+    return namespace if isinstance(namespace, tuple) else (namespace,)
+
+
+def _adapter(namespace: Namespace) -> int | None:
+    """Return the first number of a namespace: that is how adapters are named."""
+    return next((part for part in _parts(namespace) if isinstance(part, int)), None)
