@@ -65,7 +65,7 @@ def _slower(rows: Sequence[Row]) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         versus = row["versus"]
-        if row["role"] == OURS and versus and versus["high"] < 1:
+        if row["role"] == OURS and versus and versus["high"] < 1 and versus["of"] != row["candidate"]:
             where = f"{ratio_text(versus['ratio'])} at n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}"
             found.setdefault(versus["of"], []).append(where)
     for peer, places in found.items():
