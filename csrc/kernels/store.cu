@@ -4,10 +4,11 @@
 // A group of kLanes threads moves a token, K and V together, kLoads units of each thread under way
 // before the first store; rows do not depend on slots, so both are read at once. Two tokens with
 // one slot would mix their rows, so only one of them is written:
-//   unique   the caller knows that there are none: nobody looks
-//   compared every block compares its slots with all later ones of the call; the last token wins
-//   claimed  `claim`, a launch ahead, has let every token write its number at its slot in `claims`:
-//            whose number is there now wins. The numbers of earlier calls do not matter.
+//   unique    the caller knows that there are none: nobody looks
+//   compared  every block compares its slots with all later ones of the call; the last token wins
+//   claimed   `claim`, a launch ahead, has let every token write its number at its slot in
+//   `claims`:
+//             whose number is there now wins. The numbers of earlier calls do not matter.
 // No block waits for another, and nothing is remembered from call to call.
 #include "device/memory.cuh"
 #include "device/reduce.cuh"

@@ -14,9 +14,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from commlib.cli import main
 from commlib.cli.profile import load, nsight
 from commlib.cli.profile.case import FLOOR, OURS, PEER, Candidate, Case
-from commlib.cli.profile.command import profile
 from commlib.cli.profile.document import Report
 from commlib.cli.profile.job import Job
 from commlib.cli.profile.measure import Group, Line, Settings
@@ -177,26 +177,26 @@ def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
 def test_the_words_of_one_call_ask_for_its_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Case] = []
     monkeypatch.setattr(nsight, "once", lambda kernel, found, settings: asked.append(found) or 0)
-    result = CliRunner().invoke(profile, nsight.once_words(case))
+    result = CliRunner().invoke(main, ["profile", *nsight.once_words(case)])
     assert result.exit_code == 0, result.output
     assert asked == [case]
 
 
 def test_one_call_is_made_without_a_report() -> None:
-    result = CliRunner().invoke(profile, ["index", "--once", "-n", "3", "--dim", "64", "--device", "cpu"])
+    result = CliRunner().invoke(main, ["profile", "index", "--once", "-n", "3", "--dim", "64", "--device", "cpu"])
     assert (result.exit_code, result.output) == (0, "")
 
 
 def test_the_tool_runs_where_it_is_and_is_printed_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["index", "--ncu", "-n", "3", "--dim", "64", "--device", "cpu"]
     monkeypatch.setenv("PATH", str(tmp_path))
-    absent = CliRunner().invoke(profile, words)
+    absent = CliRunner().invoke(main, ["profile", *words])
     assert absent.exit_code == 0
     assert "ncu is not here" in absent.stderr
     tool = tmp_path / "ncu"
     tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 3\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    present = CliRunner().invoke(profile, words)
+    present = CliRunner().invoke(main, ["profile", *words])
     assert present.exit_code == 3
     printed = shlex.split(present.stdout)
     assert printed[1:] == (tmp_path / "asked").read_text().split()
