@@ -23,11 +23,18 @@ def functions() -> dict[str, Callable[..., Any]]:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     # A PyDLL keeps the interpreter's lock through the call, which makes Python objects.
     entry = ctypes.PyDLL(native.library_path()).commlib_extension
-    entry.restype, entry.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p]
+    entry.restype, entry.argtypes = ctypes.py_object, [ctypes.c_void_p, *[ctypes.py_object] * 2, ctypes.c_char_p]
     try:
         made: dict[str, Callable[..., Any]] = entry(
-            pointer(capsule, b"dlpack_exchange_api"), torch.Tensor, env.ISA.get().encode()
+            pointer(capsule, b"dlpack_exchange_api"), torch.Tensor, torch.nn.Parameter, env.ISA.get().encode()
         )
     except ValueError as error:
         raise Unsupported(f"the native library does not work in this process: {error}") from None
     return made
+
+
+def direct(name: str) -> Callable[..., Any]:
+    """Return a function that native code has registered for tvm-ffi; it takes positional arguments only."""
+    native.load()
+    function: Callable[..., Any] = functions()["direct"](name)
+    return function

@@ -61,10 +61,10 @@ def algorithm_id(op: str, name: str) -> int:
     return int(tvm_ffi.get_global_func("commlib.shm.algorithm_id")(op, name))
 
 
-def kernel(name: str) -> Callable[..., Any]:
-    """Return a function of csrc/binding/kernels.cc by its name there, such as "index"."""
+def set_builder(build: Callable[[str, str, str], tuple[bytes, str]]) -> None:
+    """Give native code the compiler: build(source, expression, arch) returns the cubin and the kernel's name in it."""
     load()
-    return tvm_ffi.get_global_func(f"commlib.kernels.{name}")
+    tvm_ffi.get_global_func("commlib.kernels.set_builder")(build)
 
 
 def keep_interpreter(function: Any) -> Callable[..., Any]:

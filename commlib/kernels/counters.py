@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from commlib import native
+from commlib import extension
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -29,4 +29,4 @@ def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "ind
 
 @cache
 def _counter() -> Callable[..., Any]:
-    return native.kernel("out_of_range_count")
+    return extension.direct("commlib.kernels.out_of_range_count")

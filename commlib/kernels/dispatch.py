@@ -13,7 +13,7 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 PLAIN_OR_NONE = PLAIN | {type(None)}
 
 # Each dot costs the short path 30 ns.
-compiling = torch.compiler.is_compiling
+compiling = torch.compiler.is_dynamo_compiling
 grad_enabled = torch.is_grad_enabled
 
 

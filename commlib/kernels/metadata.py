@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from commlib import native
+from commlib import extension
 from commlib.errors import CommError
 from commlib.kernels import device, dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling
@@ -99,7 +99,7 @@ def _fill() -> Callable[..., Any]:
 
 @cache
 def _tokens() -> Callable[..., Any]:
-    return native.kernel("metadata_tokens")
+    return extension.direct("commlib.kernels.metadata_tokens")
 
 
 # For torch.compile and tensor subclasses: the outputs are made outside, so that one operator serves both.

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "binding/entry.h"
+#include "binding/python.h"
 
 namespace commlib::binding {
 namespace {
@@ -73,7 +74,27 @@ const Gpu& gpu(int device) {
 }
 
 CUstream stream_on(DLDevice device) {
-  return static_cast<CUstream>(TVMFFIEnvGetStream(device.device_type, device.device_id));
+  void* stream = nullptr;
+  if (python::api.torch->current_work_stream(device.device_type, device.device_id, &stream) != 0)
+    throw Interrupted();  // torch has set the Python error
+  return static_cast<CUstream>(stream);
+}
+
+ffi::Tensor memory_on(DLDevice device, int64_t words) {
+  DLTensor like = {};
+  like.device = device;
+  like.dtype = {kDLInt, 32, 1};
+  like.ndim = 1;
+  like.shape = &words;
+  const auto refuse = [](void* message, const char*, const char* text) {
+    *static_cast<std::string*>(message) = text;
+  };
+  std::string message;
+  DLManagedTensorVersioned* made = nullptr;
+  if (python::api.torch->managed_tensor_allocator(&like, &made, &message, refuse) != 0)
+    fail("RuntimeError", "torch has no memory for ", words, " words on cuda:", device.device_id,
+         ": ", message);
+  return ffi::Tensor::FromDLPackVersioned(made);
 }
 
 int64_t read_counter(int device, Counter counter, bool reset) {

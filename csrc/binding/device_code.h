@@ -37,6 +37,10 @@ int64_t read_counter(int device, Counter counter, bool reset);
 // Torch's current stream on a device.
 CUstream stream_on(DLDevice device);
 
+// Words of 32 bits from torch's allocator: dropped when the launches that use them are on the
+// stream, since whoever gets the memory next is behind them.
+tvm::ffi::Tensor memory_on(DLDevice device, int64_t words);
+
 // One kernel, on every GPU.
 class DeviceCode {
  public:

@@ -1,7 +1,9 @@
-// What Python calls without tvm-ffi: prefix_match, and the makers of radix trees.
+// What Python calls without tvm-ffi: prefix_match, the makers of radix trees, and any function by
+// its name.
 #include <algorithm>
 #include <array>
 
+#include "binding/direct.h"
 #include "binding/python.h"
 #include "binding/radix.h"
 #include "kernels/prefix.h"
@@ -61,7 +63,8 @@ Object* prefix_match_many(Object*, Object* const* given, Size count) {
   });
 }
 
-std::array<python::Method, 4> functions = {{
+std::array<python::Method, 5> functions = {{
+    {"direct", direct, python::kFastCall, nullptr},
     {"prefix_match", prefix_match, python::kFastCall, nullptr},
     {"prefix_match_many", prefix_match_many, python::kFastCall, nullptr},
     {"radix_open", radix_open, python::kFastCall, nullptr},
@@ -75,10 +78,10 @@ std::array<python::Method, 4> functions = {{
 // functions; null with a Python error set, or, where even that failed, without one.
 extern "C" __attribute__((visibility("default"))) commlib::binding::python::Object*
 commlib_extension(const DLPackExchangeAPI* torch, commlib::binding::python::Object* tensor_class,
-                  const char* isa) {
+                  commlib::binding::python::Object* parameter_class, const char* isa) {
   namespace python = commlib::binding::python;
   try {
-    python::connect(torch, tensor_class);
+    python::connect(torch, tensor_class, parameter_class);
   } catch (const commlib::Failure&) {
     return nullptr;
   }

@@ -46,7 +46,7 @@ void drop(DLManagedTensorVersioned* tensor) { std::free(tensor); }
 
 }  // namespace
 
-void connect(const DLPackExchangeAPI* torch, Object* tensor_class) {
+void connect(const DLPackExchangeAPI* torch, Object* tensor_class, Object* parameter_class) {
 #define COMMLIB_FIND(name) find(&api.name, #name)
   COMMLIB_FIND(PyCFunction_NewEx);
   COMMLIB_FIND(PyCapsule_New);
@@ -63,6 +63,8 @@ void connect(const DLPackExchangeAPI* torch, Object* tensor_class) {
   COMMLIB_FIND(PyLong_AsLongLong);
   COMMLIB_FIND(PyBytes_FromStringAndSize);
   COMMLIB_FIND(PyBytes_AsStringAndSize);
+  COMMLIB_FIND(PyFloat_AsDouble);
+  COMMLIB_FIND(PyImport_ImportModule);
   COMMLIB_FIND(PyTuple_New);
   COMMLIB_FIND(PyTuple_SetItem);
   COMMLIB_FIND(PyType_GetSlot);
@@ -76,9 +78,13 @@ void connect(const DLPackExchangeAPI* torch, Object* tensor_class) {
   COMMLIB_FIND(Py_IncRef);
   COMMLIB_FIND(Py_DecRef);
   COMMLIB_FIND(_Py_NoneStruct);
+  COMMLIB_FIND(_Py_TrueStruct);
+  COMMLIB_FIND(_Py_FalseStruct);
   COMMLIB_FIND(PyTuple_Type);
-  COMMLIB_FIND(PyExc_ValueError);
-  COMMLIB_FIND(PyExc_TypeError);
+  COMMLIB_FIND(PyBool_Type);
+  COMMLIB_FIND(PyLong_Type);
+  COMMLIB_FIND(PyUnicode_Type);
+  COMMLIB_FIND(PyFloat_Type);
   COMMLIB_FIND(PyExc_RuntimeError);
   COMMLIB_FIND(PyExc_MemoryError);
 #undef COMMLIB_FIND
@@ -88,14 +94,23 @@ void connect(const DLPackExchangeAPI* torch, Object* tensor_class) {
          "this torch hands tensors over in another way; commlib needs 2.11 or later");
   api.torch = torch;
   api.tensor_class = again(tensor_class);
+  api.parameter_class = again(parameter_class);
 }
 
 void raise(const Failure& failure) {
-  const std::string& kind = failure.kind();
-  Object** error = kind == "ValueError"  ? api.PyExc_ValueError
-                   : kind == "TypeError" ? api.PyExc_TypeError
-                                         : api.PyExc_RuntimeError;
-  api.PyErr_SetString(*error, failure.what());
+  for (const char* module : {"commlib.errors", "builtins"}) {
+    Object* const home = api.PyImport_ImportModule(module);
+    Object* const kind = home ? api.PyObject_GetAttrString(home, failure.kind().c_str()) : nullptr;
+    if (home) api.Py_DecRef(home);
+    if (!kind) {
+      api.PyErr_Clear();
+      continue;
+    }
+    api.PyErr_SetString(kind, failure.what());
+    api.Py_DecRef(kind);
+    return;
+  }
+  api.PyErr_SetString(*api.PyExc_RuntimeError, text(failure.kind(), ": ", failure.what()).c_str());
 }
 
 bool truth(Object* object) {

@@ -55,6 +55,8 @@ struct Api {
   long long (*PyLong_AsLongLong)(Object*);
   Object* (*PyBytes_FromStringAndSize)(const char*, Size);
   int (*PyBytes_AsStringAndSize)(Object*, char**, Size*);
+  double (*PyFloat_AsDouble)(Object*);
+  Object* (*PyImport_ImportModule)(const char*);
   Object* (*PyTuple_New)(Size);
   int (*PyTuple_SetItem)(Object*, Size, Object*);
   void* (*PyType_GetSlot)(Object*, int);
@@ -67,20 +69,25 @@ struct Api {
   void (*PyErr_SetString)(Object*, const char*);
   void (*Py_IncRef)(Object*);
   void (*Py_DecRef)(Object*);
-  Object* _Py_NoneStruct;     // None itself
-  Object* PyTuple_Type;       // tuple itself
-  Object** PyExc_ValueError;  // these hold the classes
-  Object** PyExc_TypeError;
-  Object** PyExc_RuntimeError;
+  Object* _Py_NoneStruct;  // None itself, and so on
+  Object* _Py_TrueStruct;
+  Object* _Py_FalseStruct;
+  Object* PyTuple_Type;
+  Object* PyBool_Type;
+  Object* PyLong_Type;
+  Object* PyUnicode_Type;
+  Object* PyFloat_Type;
+  Object** PyExc_RuntimeError;  // these hold the classes
   Object** PyExc_MemoryError;
 
   const DLPackExchangeAPI* torch;  // tensors without a Python call
-  Object* tensor_class;
+  Object* tensor_class;            // torch.Tensor
+  Object* parameter_class;         // its one subclass that is no more than it
 };
 extern Api api;
 
 // Finds all of it once; called with the interpreter's lock held, as everything here.
-void connect(const DLPackExchangeAPI* torch, Object* tensor_class);
+void connect(const DLPackExchangeAPI* torch, Object* tensor_class, Object* parameter_class);
 
 // The Python error is set already.
 class Raised : public std::exception {};
@@ -192,6 +199,7 @@ class Fresh {
   DLManagedTensorVersioned* tensor_;
 };
 
+// As the class of commlib.errors, or Python's own, that its kind names.
 void raise(const Failure& failure);
 
 // Runs the work of an entry point; what it throws becomes the Python error.

@@ -1,6 +1,4 @@
 // store on a GPU: how a call is divided.
-#include <tvm/ffi/extra/c_env_api.h>
-
 #include <algorithm>
 #include <iterator>
 #include <memory>
@@ -21,18 +19,18 @@ using kernels::StoreSide;
 
 constexpr unsigned kThreads = 256;  // kStoreThreads of store.cu
 
-// Threads of a token, and units that each has under way.
+// Threads of a token, and units that each has under way: two keep the memory busy, and no more
+// threads than that, which is how many tokens a block has.
 struct Shape {
   int lanes, loads;
 };
-constexpr Shape kShapes[] = {{256, 1}, {32, 1}, {32, 2}, {32, 8}};
-enum ShapeIndex { kWholeBlock, kShort, kNarrow, kWide };
-// Up to so many tokens a token has a block of its own, by units: a warp each would be slow.
-constexpr int64_t kFewTokens = 512, kWideUnits = 64;
-constexpr int64_t kSomeTokens = 2048, kVeryWideUnits = 128;
-// Above it tokens claim their slots in a launch ahead: comparing all with all grows with the
-// square.
-constexpr int64_t kMostCompared = 4096;
+constexpr Shape kShapes[] = {{32, 1}, {32, 2}, {64, 2}, {128, 2}, {256, 2}, {256, 1}};
+constexpr size_t kNarrow = 1, kWidest = 4, kWholeBlock = 5;
+// Up to so many tokens each has a block of its own: all of the GPU for few.
+constexpr int64_t kFewTokens = 256;
+// Tokens times blocks. Above it tokens claim their slots in a launch ahead: comparing all with all
+// grows with the square.
+constexpr int64_t kMostCompared = int64_t{1} << 22;
 
 // What moves a unit, and its bytes where it comes from and where it goes.
 struct Move {
@@ -129,11 +127,15 @@ int64_t units_of_token(const StoreJob& job, const Move& unit) {
   return units;
 }
 
-ShapeIndex shape_of(const StoreJob& job, int64_t units) {
-  if (units <= kShapes[kShort].lanes) return kShort;
-  if (units <= kWideUnits) return kNarrow;
-  const int64_t few = units > kVeryWideUnits ? kSomeTokens : kFewTokens;
-  return job.tokens <= few ? kWholeBlock : kWide;
+size_t shape_of(const StoreJob& job, const Move& unit) {
+  const int64_t units = units_of_token(job, unit);
+  const bool few = job.tokens <= kFewTokens;
+  // Units of less than 16 bytes are rare: two shapes are enough to compile for them.
+  if (unit.from_bytes < 16) return few || units > kShapes[kWidest].lanes ? kWidest : kNarrow;
+  if (few) return units <= kShapes[kWholeBlock].lanes ? kWholeBlock : kWidest;
+  size_t shape = 0;
+  while (shape < kWidest && units > kShapes[shape].lanes * kShapes[shape].loads) ++shape;
+  return shape;
 }
 
 int64_t scales_of(const StoreJob& job) {
@@ -173,16 +175,29 @@ DenseStoreJob dense(const StoreJob& job) {
   return dense;
 }
 
-void launch(const StoreJob& like, const Move& move, JobKind kind, DLDevice device, void* job) {
+// How a call is divided.
+struct Division {
+  Move move;
+  size_t shape;
+  unsigned blocks;
+};
+
+unsigned blocks_for(int64_t tokens, int64_t of_block) {
+  return static_cast<unsigned>((tokens + of_block - 1) / of_block);
+}
+
+Division divide(const StoreJob& job, StoreFrom from, StoreAs as) {
+  const Move move = move_of(job, from, as);
+  const size_t shape = shape_of(job, move);
+  return {move, shape, blocks_for(job.tokens, kThreads / kShapes[shape].lanes)};
+}
+
+void launch(const StoreJob& like, const Division& by, JobKind kind, DLDevice device, void* job) {
   const Instances& all = instances();
-  const auto blocks = [&](int64_t of_block) {
-    return static_cast<unsigned>((like.tokens + of_block - 1) / of_block);
-  };
-  if (like.claims) all.claim[kind]->launch(blocks(kThreads), kThreads, device, job);
-  const ShapeIndex shape = shape_of(like, units_of_token(like, move));
+  if (like.claims)
+    all.claim[kind]->launch(blocks_for(like.tokens, kThreads), kThreads, device, job);
   const bool compares = !like.unique && !like.claims;
-  all.store[move.index][kind][shape][compares]->launch(blocks(kThreads / kShapes[shape].lanes),
-                                                       kThreads, device, job);
+  all.store[by.move.index][kind][by.shape][compares]->launch(by.blocks, kThreads, device, job);
 }
 
 }  // namespace
@@ -193,19 +208,19 @@ void launch_store(StoreJob* job, StoreFrom from, StoreAs as, DLDevice device) {
   if (as != StoreAs::copy && scales_of(*job) > kernels::kMaxScales)
     fail("Unsupported", "K and V have ", scales_of(*job), " scales, but a GPU kernel takes ",
          kernels::kMaxScales, "; pass one for each tensor");
+  const Division by = divide(*job, from, as);
   job->unique |= job->tokens == 1;
-  ffi::Tensor claims;  // of torch's allocator: who gets the memory next is behind us on the stream
-  if (!job->unique && job->tokens > kMostCompared) {
-    claims = ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, ffi::Shape{job->num_slots},
-                                       {kDLInt, 32, 1}, device);
+  ffi::Tensor claims;
+  if (!job->unique && job->tokens * by.blocks > kMostCompared) {
+    claims = memory_on(device, job->num_slots);
     job->claims = static_cast<unsigned*>(claims.data_ptr());
   }
   job->counter = counter_on(device.device_id, kStoreCounter);
   if (is_dense(*job)) {
     DenseStoreJob rows = dense(*job);
-    launch(*job, move_of(*job, from, as), kDense, device, &rows);
+    launch(*job, by, kDense, device, &rows);
   } else {
-    launch(*job, move_of(*job, from, as), kGeneral, device, job);
+    launch(*job, by, kGeneral, device, job);
   }
 }
 

@@ -38,4 +38,19 @@ __device__ __forceinline__ void st_word(u8* p, Word v) {
   *reinterpret_cast<Word*>(p) = v;
 }
 
+// Loads that are issued where they are written.
+__device__ __forceinline__ u32 ld_here(const u8* p) {
+  u32 v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+__device__ __forceinline__ uint4 ld_here_16(const u8* p) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
 }  // namespace commlib

@@ -6,18 +6,16 @@
 // one slot would mix their rows, so only one of them is written:
 //   unique    the caller knows that there are none: nobody looks
 //   compared  every block compares its slots with all later ones of the call; the last token wins
-//   claimed   `claim`, a launch ahead, has let every token write its number at its slot in
-//   `claims`:
-//             whose number is there now wins. The numbers of earlier calls do not matter.
+//   claimed   a launch ahead, `claim`, has let every token write its number into `claims`, at its
+//             slot: whose number is there now wins. Numbers of earlier calls do not matter.
 // No block waits for another, and nothing is remembered from call to call.
 #include "device/memory.cuh"
 #include "device/reduce.cuh"
 #include "device/words.cuh"
 #include "kernels/store_job.h"
+#include "kernels/store_slots.cuh"
 
 namespace commlib::kernels {
-
-constexpr int kStoreThreads = 256;
 
 // A unit is moved as it is.
 template <int kWidth>
@@ -115,12 +113,6 @@ struct Quantise<From, To, 1> {
     *p = saturated<To>(Codec<From>::load(v) * inverse);
   }
 };
-
-template <class Job>
-__device__ __forceinline__ i64 slot_of(const Job& job, i64 token) {
-  return job.wide ? static_cast<const i64*>(job.slots)[token * job.slots_step]
-                  : static_cast<i64>(static_cast<const i32*>(job.slots)[token * job.slots_step]);
-}
 
 // Where a unit of a token lies.
 template <class Move, class Job>
@@ -246,62 +238,6 @@ struct Batch {
   }
 };
 
-// For each token of the block, whether a later one takes its slot: bit g is of token first + g.
-template <int kGroups, class Job>
-__device__ __forceinline__ u32 given_way(const Job& job, i64 first) {
-  __shared__ u32 taken;
-  if (threadIdx.x == 0) taken = 0;
-  __syncthreads();
-  for (i64 x = first + threadIdx.x; x < job.tokens; x += kStoreThreads) {
-    const i64 later = slot_of(job, x);
-    for (int g = 0; g < kGroups; ++g)
-      if (x > first + g && slot_of(job, first + g) == later) atomicOr(&taken, 1u << g);
-  }
-  __syncthreads();
-  return taken;
-}
-
-// The lower half of a slot, of either type: one load, and no branch that would wait for it.
-template <class Job>
-__device__ __forceinline__ u32 lower_half(const Job& job, i64 token) {
-  const i64 step = job.slots_step * (job.wide ? 8 : 4);
-  return *reinterpret_cast<const u32*>(static_cast<const u8*>(job.slots) + token * step);
-}
-
-// A first look, at the lower halves of slots: whether any token of the block may have to give way.
-// All threads of the block compare; most blocks stop here, after one barrier. The loads are
-// unconditional, so that all are under way at once.
-template <int kGroups, class Job>
-__device__ __forceinline__ bool may_give_way(const Job& job, i64 first) {
-  constexpr int kAhead = 4;
-  constexpr u32 kNegative = 1u << 31;
-  // Below 2^31 slots what looks negative names none: padding is no reason for a second look.
-  const u32 ignored = job.num_slots <= i64{kNegative} ? kNegative : 0;
-  const i64 last = job.tokens - 1;
-  u32 mine[kGroups];
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) mine[g] = lower_half(job, first + g < last ? first + g : last);
-  const i64 own = first + threadIdx.x % kGroups;  // my token to compare with earlier ones here
-  const u32 my = lower_half(job, own < last ? own : last);
-  bool alike = false;
-  for (i64 x = first + kGroups + threadIdx.x; x <= last; x += kAhead * kStoreThreads) {
-    u32 later[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const i64 at = x + k * kStoreThreads;
-      later[k] = lower_half(job, at < last ? at : last);
-    }
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) alike |= later[k] == mine[g] && !(later[k] & ignored);
-  }
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g)
-    alike |= my == mine[g] && first + g < own && own <= last && !(my & ignored);
-  return __syncthreads_or(alike);
-}
-
 template <class Job>
 __device__ __forceinline__ bool is_reserved(const Job& job, i64 slot) {
   for (int i = 0; i < job.num_reserved; ++i)
@@ -310,11 +246,11 @@ __device__ __forceinline__ bool is_reserved(const Job& job, i64 slot) {
 }
 
 // Blocks of a multiprocessor: what registers allow, as short rows want many under way.
-template <class Move, int kLoads, bool kCompares>
-constexpr int kBlocks = kLoads > 2 ? (Move::kScales || kCompares ? 2 : 3) : (kCompares ? 3 : 6);
+template <bool kCompares>
+constexpr int kBlocks = kCompares ? 3 : 6;
 
 template <class Move, class Job, int kLanes, int kLoads, bool kCompares>
-__global__ void __launch_bounds__(kStoreThreads, kBlocks<Move, kLoads, kCompares>)
+__global__ void __launch_bounds__(kStoreThreads, kBlocks<kCompares>)
     store(const __grid_constant__ Job job) {
   constexpr int kGroups = kStoreThreads / kLanes;
   let_next_start();
@@ -333,8 +269,13 @@ __global__ void __launch_bounds__(kStoreThreads, kBlocks<Move, kLoads, kCompares
   __shared__ Inverses<Move, Job> inverses;
   inverses.fill(job);
   bool given = false;
-  if constexpr (kCompares)
-    given = may_give_way<kGroups>(job, first) && given_way<kGroups>(job, first) >> group & 1;
+  if constexpr (kCompares) {
+    if (kGroups == 1 && job.tokens <= kStoreThreads) {
+      given = gives_way(job, token, slot);
+    } else if (may_give_way<kGroups>(job, first, token, slot)) {
+      given = given_way<kGroups>(job, first) >> group & 1;
+    }
+  }
   if (slot < 0 || is_reserved(job, slot)) return;
   if (slot >= job.num_slots) {
     if (lane == 0) atomicAdd(job.counter, 1ull);
