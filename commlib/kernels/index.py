@@ -33,7 +33,7 @@ def index(
     plain = type(weights) in PLAIN and type(ids) in PLAIN and type(out) in PLAIN_OR_NONE
     if not plain:
         dispatch.check_tensors("index", weights=weights, ids=ids, **({} if out is None else {"out": out}))
-    if (weights.requires_grad or (out is not None and out.requires_grad)) and grad_enabled():
+    if grad_enabled() and (weights.requires_grad or (out is not None and out.requires_grad)):
         dispatch.refuse_gradients("index", "weights or out")
     if out_of_range not in OUT_OF_RANGE:
         raise ValueError(f"out_of_range is {out_of_range!r}, but must be one of {', '.join(OUT_OF_RANGE)}")

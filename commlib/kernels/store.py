@@ -49,9 +49,9 @@ def store(  # noqa: PLR0913
     if not plain:
         _check_types(k_cache, v_cache, slots, k, v)
         _check_scales(k_scale=k_scale, v_scale=v_scale)
-    if (
+    if grad_enabled() and (
         k.requires_grad or v.requires_grad or k_cache.requires_grad or (v_cache is not None and v_cache.requires_grad)
-    ) and grad_enabled():
+    ):
         dispatch.refuse_gradients("store", "k, v or a cache")
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, but must be one of {', '.join(LAYOUTS)}")
