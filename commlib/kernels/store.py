@@ -34,8 +34,8 @@ def store(  # noqa: PLR0913
 ) -> None:
     """Write row i of `k` and `v` into slot `slots[i]` of the caches; one behind the other where `v_cache` is None.
 
-    Of rows with one slot the last one stays; `unique` is the caller's word that there are none, and saves the GPU from
-    looking.
+    Of rows with one slot the last one stays, on a GPU any one where they are many; `unique` is the caller's word that
+    there are none, and saves the GPU from looking.
     """
     plain = (
         type(k_cache) in PLAIN

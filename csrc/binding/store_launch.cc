@@ -17,7 +17,7 @@ using kernels::StoreFrom;
 using kernels::StoreJob;
 using kernels::StoreSide;
 
-constexpr unsigned kThreads = 256;  // kStoreThreads of store.cu
+constexpr unsigned kThreads = 256;  // kStoreThreads of store_slots.cuh
 
 // Threads of a token, and units that each has under way: two keep the memory busy, and no more
 // threads than that, which is how many tokens a block has.

@@ -141,6 +141,22 @@ def test_store_scatters_rows(count, k_width, v_width, slot_type, repeated):
     on_both(count, k_cache, v_cache, slots, k, v)
 
 
+@pytest.mark.parametrize("slot_type", [torch.int32, torch.int64])
+@pytest.mark.parametrize("first, step", [(0, 2), (1, 1)], ids=["strided", "unaligned"])
+@pytest.mark.parametrize("count", [3, 200, 1000])
+def test_store_finds_repeated_slots_of_any_view(count, first, step, slot_type):
+    slots = store_case(count, 1, True, slot_type) % 50
+    view = torch.full((2 * count + 1,), -1, dtype=slot_type, device=DEVICE)[first::step][:count]
+    view.copy_(slots)
+    k, v = random_bytes((count, 128), torch.int16, 1), random_bytes((count, 128), torch.int16, 2)
+    caches = [torch.zeros(SLOTS, 128, dtype=k.dtype) for _ in range(2)]
+    theirs = [cache.to(DEVICE) for cache in caches]
+    store(*caches, slots, k, v)
+    store(*theirs, view, k.to(DEVICE), v.to(DEVICE))
+    for ours, expected in zip(theirs, caches, strict=True):
+        same(ours, expected)
+
+
 @pytest.mark.parametrize("unique", [False, True])
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("page_size", [1, 16, 48])
