@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 
 cpu_torch=2.13.0
 cpu_index=https://download.pytorch.org/whl/cpu
+cpu_nvrtc=13.0.88 # the oldest: what it compiles, newer ones do; with GPUs torch brings its own
 python=${PYTHON:-python3}
 
 fail() { echo "setup: $*" >&2; exit 1; }
@@ -63,7 +64,8 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     run "${pip[@]}" install torch
   fi
 fi
-extras=mpi,test
-run "${pip[@]}" install --quiet --editable ".[$extras]" --group dev
+packages=(--editable ".[mpi,test]" --group dev)
+if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); fi
+run "${pip[@]}" install --quiet "${packages[@]}"
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"

@@ -35,12 +35,15 @@ class Table:
 def document(
     tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
 ) -> dict[str, Any]:
-    """Return the plan document: the new rules, and those of `base` for everything that was not tuned."""
+    """Return the plan document: the new rules, and those of `base` for everything that was not tuned, as measured."""
     rules = [dict(rule) for rule in base.document["rules"]]
     for table in sorted(tables, key=_general_first):
         rule = rule_of(table, world)
         for new in (rule, *_exceptions(rule, table.case)):
             rules = _placed(new, rules)
+    before = base.document  # what its rules were chosen from goes with them
+    judged = {f"{table.case}, {world} ranks": _judged(table.verdict) for table in tables}
+    samples = {f"{table.case}, {world} ranks": table.samples.summary() for table in tables}
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -53,9 +56,9 @@ def document(
             "resamples": settings.resamples,
             "seed": settings.seed,
             "statistic": "median of interleaved blocks, slowest rank",
-            "judged": {str(t.case): _judged(t.verdict) for t in tables},
+            "judged": {**before.get("method", {}).get("judged", {}), **judged},
         },
-        "samples": {str(t.case): t.samples.summary() for t in tables},
+        "samples": {**before.get("samples", {}), **samples},
         "rules": rules,
     }
 

@@ -45,7 +45,7 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     assert path.name.endswith("-2.json")
     document = json.loads(path.read_text())
     assert {"created", "commlib", "fingerprint", "method", "samples"} <= set(document)
-    measured = document["samples"]["all_reduce float32 eager"]
+    measured = document["samples"]["all_reduce float32 eager, 2 ranks"]
     assert set(measured["bytes"]) == SIZES
     assert {"shm_oneshot", "shm_twoshot"} == set(measured["p50_us"])
     plan = Plan.load(path)

@@ -31,8 +31,8 @@ BASE = Plan(
 )
 
 
-def made(*tables: Table, base: Plan = BASE) -> Plan:
-    return Plan(document(tables, base, 2, {"backend": "shm", "device": "a CPU"}, Settings()), "tuned")
+def made(*tables: Table, base: Plan = BASE, world: int = 2) -> Plan:
+    return Plan(document(tables, base, world, {"backend": "shm", "device": "a CPU"}, Settings()), "tuned")
 
 
 def chosen(plan: Plan, num_bytes: int, dtype: str = "float32", world: int = 2, placement: str = "plain") -> str:
@@ -55,6 +55,15 @@ def test_a_second_run_replaces_the_rules_of_the_first() -> None:
     second = made(other, base=first)
     assert chosen(second, 8) == "shm_twoshot"
     assert len(second.rules) == len(first.rules)
+
+
+def test_what_rules_were_chosen_from_goes_with_them() -> None:
+    two = made(TABLE)
+    four = made(replace(TABLE, verdict=Verdict(0.002, 0.02, 0.2)), base=two, world=4).document
+    names = ["all_reduce float32 eager, 2 ranks", "all_reduce float32 eager, 4 ranks"]
+    assert list(four["samples"]) == list(four["method"]["judged"]) == names
+    assert four["samples"][names[0]] == two.document["samples"][names[0]]
+    assert [four["method"]["judged"][name]["regret"] for name in names] == [0.001, 0.002]
 
 
 def test_a_type_of_its_own_comes_before_all_types() -> None:
