@@ -4,7 +4,8 @@
     python benchmarks/radix_trees.py --minisgl DIR    # DIR: python/ of a checkout of mini-sglang
 
 A request is match with its slots, lock, evict what is short, insert, unlock. Prompts are converted to what each tree
-takes before the clock starts. `--native` is tests/native/radix_rates.cc: the same requests without Python.
+takes before the clock starts, and their lengths are known, as they are to a scheduler. `--native` is
+tests/native/radix_rates.cc: the same requests without Python.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ def clocked(requests: Callable[[], object], count: int) -> float:
 
 def ours(prompts: Prompts, capacity: int, page_size: int, into: bool = False) -> Play:
     """Ours from Python: a fresh tensor of slots for each match, or `into` one tensor."""
-    keys = [torch.from_numpy(prompt) for prompt in prompts]
-    slots = {len(key): torch.arange(len(key), dtype=torch.int32) for key in keys}
+    keys = [(torch.from_numpy(prompt), len(prompt)) for prompt in prompts]
+    slots = {count: torch.arange(count, dtype=torch.int32) for _, count in keys}
     out = {length: torch.empty(length, dtype=torch.int32) if into else None for length in slots}
 
     def play() -> float:
@@ -127,8 +128,7 @@ def ours(prompts: Prompts, capacity: int, page_size: int, into: bool = False) ->
 
         def requests() -> None:
             held = 0
-            for key in keys:
-                count = len(key)
+            for key, count in keys:
                 length, _, handle = cache.match(key, out=out[count])
                 cache.lock(handle)
                 short = held + count - length - capacity
@@ -182,23 +182,23 @@ def mini_sglang(folder: Path) -> Callable[[Prompts, int, int], Play]:
     core, module = import_module("minisgl.core"), import_module("minisgl.kvcache.radix_cache")
 
     def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
-        keys = [torch.from_numpy(prompt) for prompt in prompts]
-        slots = {len(key): torch.arange(len(key), dtype=torch.int32) for key in keys}
+        keys = [(torch.from_numpy(prompt), len(prompt)) for prompt in prompts]
+        slots = {count: torch.arange(count, dtype=torch.int32) for _, count in keys}
 
         def play() -> float:
             core.__dict__["_GLOBAL_CTX"] = SimpleNamespace(page_size=page_size)
             tree = module.RadixPrefixCache(torch.device("cpu"))
 
             def requests() -> None:
-                for key in keys:
+                for key, count in keys:
                     handle = tree.match_prefix(key).cuda_handle
                     if handle.cached_len:  # of nothing it raises
                         handle.get_matched_indices()
                     tree.lock_handle(handle)
-                    short = tree.size_info.total_size + len(key) - handle.cached_len - capacity
+                    short = tree.size_info.total_size + count - handle.cached_len - capacity
                     if short > 0:
                         tree.evict(short)
-                    tree.insert_prefix(key, slots[len(key)])
+                    tree.insert_prefix(key, slots[count])
                     tree.lock_handle(handle, unlock=True)
 
             return clocked(requests, len(keys))
