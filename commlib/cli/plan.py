@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +103,12 @@ def explain(
     name = TYPES.get(dtype, dtype)
     _one_of("element type", name, (*DTYPES, *TYPES))
     chosen = _read(plan, backend, world)
-    click.echo(str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode)))
+    why = str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode))
+    fold = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    for line in why.splitlines():
+        click.echo(fold.fill(line))
 
 
 @plan.command()

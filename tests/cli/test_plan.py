@@ -41,6 +41,14 @@ def test_explain_says_algorithm_rule_file_sizes_and_match(run):
     ]
 
 
+def test_explain_fits_the_terminal_however_much_the_machine_differs(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    code, output, _ = run("explain", "all_reduce", "--plan", "nccl-nvidia-h200", "-n", "4")
+    assert code == 0
+    assert "device NVIDIA H200" in " ".join(output.split())
+    assert max(map(len, output.splitlines())) <= 60
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -166,7 +174,7 @@ def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
     path.parent.mkdir(parents=True)
     document = {**shipped_plan("shm").document, "fingerprint": fingerprint("shm")}
     path.write_text(json.dumps(document))
-    assert f"of {path} (plan " in run("explain", "all_reduce")[1]
+    assert f"of {path} (plan " in " ".join(run("explain", "all_reduce")[1].split())
     assert "match 6/6" in run("explain", "all_reduce")[1]
     assert "plans/shm.json" in run("explain", "all_reduce", "-n", "3")[1]
     monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
