@@ -23,7 +23,7 @@ from commlib.plan.rules import Rule, read_rules, size_text
 class _Origin:
     """Where the rules come from, and what was found out on the way: no part of the digest."""
 
-    lines: Lines | None = None
+    lines: Lines | None = None  # of a text that was read, and checked then
     rules: tuple[Rule, ...] | None = None
     fit: Match = field(default_factory=Match)
     pinned: Mapping[str, str] = field(default_factory=dict)  # by the environment: collective → algorithm
@@ -38,7 +38,8 @@ class Plan:
         self.source = source
         self._origin = origin or _Origin()
         if self._origin.rules is None:
-            check(self.document, source, self._origin.lines)
+            if self._origin.lines is None:
+                check(self.document, source)
             self.rules = tuple(read_rules(self.document["rules"], source, self._origin.lines))
         else:
             self.rules = self._origin.rules
