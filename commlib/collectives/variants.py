@@ -49,7 +49,7 @@ def streams(num_bytes: int) -> Variants:
     """Tiles by bulk copies: all multiprocessors; smaller tiles start sooner, larger ones cost fewer flags."""
     if num_bytes < 128 * _K:
         return ()  # the streams' own start takes longer than the whole call otherwise does
-    return tuple({**_shape(132, 352, 16), "tile_bytes": size * _K} for size in (8, 16))
+    return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
 
 
 def _shape(blocks: int, threads: int, grain_bytes: int) -> dict[str, int]:

@@ -1,21 +1,25 @@
 // Streams whose tiles travel by the bulk copy engine of Hopper: memory → shared memory → peer.
 //
-//   sender    lane that copies my tiles to the peers, and posts a step when its copies are complete
-//   returner  lane that copies what the movers reduced to the peers, and posts that
+//   sender    lane that copies my tiles to the peers
+//   returner  lane that copies what the movers reduced to the peers
+//   poster    lane that tells the peers what was written: no copy waits for its fences
 //   watcher   sees what peers have posted (device/stream.cuh)
 //   movers    reduce, or take, the tiles that came; a turn is what they do with one step
 //
-// A post costs a fence over local writes alone: copies are complete when their group is. Shared
-// memory holds kRing tiles on their way out and kResults that the movers fill. The protocol is that
-// of device/stream.cuh: before the sender copies step s, the movers have ended turn s - kDepth - 1.
+// Shared memory holds kRing tiles on their way out and kResults that the movers fill. The protocol
+// is that of device/stream.cuh: before the sender copies step s, the movers have ended turn
+// s - kDepth - 1.
 #pragma once
 
 #include "device/stream.cuh"
 
 namespace commlib {
 
-constexpr int kRing = 3;
+constexpr int kRing = 4;
 constexpr int kResults = 2;
+// Copies to one peer each that a lane has on their way while it asks for the next: as many as fill
+// the link.
+constexpr int kFlight = 3;
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool kHasBulk = true;
@@ -96,13 +100,16 @@ __device__ u8 commlib_shared_tiles[kRing + kResults];
 
 struct BulkBoard {
   u64 full[kRing];
-  u32 turns[kPosts];    // movers' warps that have ended a turn
-  u32 results[kPosts];  // movers' warps that have put their part into a result
-  u32 loaded;           // steps that the sender has read: movers may write over them
-  u32 returned;         // results whose shared memory is free again
+  u32 turns[kPosts];     // movers' warps that have ended a turn
+  u32 results[kPosts];   // movers' warps that have put their part into a result
+  u32 written[kStages];  // steps whose copies are with the peers: to be posted
+  u32 loaded;            // steps that the sender has read: movers may write over them
+  u32 returned;          // results whose shared memory is free again
 };
 
-template <int N>
+// `kHasPoster`: else the sender posts, and waits for its fences. With one peer, and nothing to
+// return, that costs the link nothing, and less is on its way when the last tile has left.
+template <int N, bool kHasPoster>
 class Bulk {
  public:
   __device__ Bulk(const Stream<N>& stream, const Job& job, BulkBoard* board, u8* shared)
@@ -117,82 +124,89 @@ class Bulk {
     __syncthreads();
   }
 
+  // Runs `move` on the movers, each of the others on a warp of its own.
+  template <class Move, class Send, class Return>
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move, Send send,
+                                      Return give_back) {
+    stream_.run(steps, stages, move, [&](u32 helper) {
+      if (helper == 1) send();
+      if (helper == 2) give_back();
+      if (kHasPoster && helper == 3) post_all(steps, stages);
+    });
+  }
+
   // Sends `kItems` tiles for each step: one to all peers, or one to each. `from(i, k)` is the tile
   // for the k-th rank after this one.
   template <int kItems, class From, class Bytes>
   __device__ __forceinline__ void send_all(u64 steps, From from, Bytes bytes) {
     if ((threadIdx.x & 31) != 0) return;
     const u64 items = steps * kItems;
-    u64 step = 0, flagged = 0;
+    u64 step = 0, written = 0;
     int k = 0;
     u64 q = 0, asked = 0;  // items taken out of the ring, items on their way into it
     const auto load = [&] {
       const u64 i = asked / kItems;
-      bulk_load(ring(asked), from(i, static_cast<int>(asked % kItems) + 1), bytes(i),
+      bulk_load(ring(asked), from(i, turn_of(static_cast<int>(asked % kItems))), bytes(i),
                 &board_->full[asked % kRing]);
       ++asked;
     };
     while (asked < kRing - 1 && asked < items) load();
     for (; q < items; ++q) {
       if (k == 0 && step > kDepth) {
-        const u64 turn = step - kDepth - 1;
-        // Nothing to send yet: what was sent can be posted at once.
-        if (flagged < step && !turn_ended(turn)) {
-          await_written<0>();
-          stream_.flag_step(kScatter, step - 1);
-          flagged = step;
-        }
-        if (!await_turn(turn)) break;
+        u32* turn = &board_->turns[(step - kDepth - 1) % kPosts];
+        if (written < step && !counted(turn)) publish_written<0>(kScatter, written = step);
+        if (!await_count(turn)) break;
       }
       await_item(q);
       if (k == kItems - 1) publish(&board_->loaded, step + 1);
+      constexpr int kPeers = kItems > 1 ? 1 : N - 1;  // that this item goes to
 #pragma unroll
-      for (int p = 1; p < N; ++p) {
-        if (kItems > 1 && p != k + 1) continue;
-        bulk_store(stream_.slot(kScatter, (job_.rank + p) % N, job_.rank, step), ring(q),
-                   bytes(step));
+      for (int p = 0; p < kPeers; ++p) {
+        const int peer = (job_.rank + turn_of(k + p)) % N;
+        bulk_store(stream_.slot(kScatter, peer, job_.rank, step), ring(q), bytes(step));
       }
       bulk_commit();
       if (asked < items) {
         await_read<1>();
         load();
       }
+      constexpr int kMost = kItems > 1 ? kFlight : 1;
+      if (q >= kMost && (q + 1 - kMost) / kItems > written) {
+        publish_written<kMost>(kScatter, written = (q + 1 - kMost) / kItems);
+      } else {
+        await_written<kMost>();
+      }
       if (++k < kItems) continue;
       k = 0;
-      if (flagged < step) {
-        await_written<kItems>();
-        stream_.flag_step(kScatter, step - 1);
-        flagged = step;
-      }
       ++step;
     }
     // No copy may outlive the block whose memory it uses.
     for (; q < asked; ++q) await_item(q);
+    if (written < step) publish_written<0>(kScatter, step);
     await_written<0>();
-    if (step == steps && flagged < steps) stream_.flag_step(kScatter, steps - 1);
   }
 
   // Sends the movers' results to all peers.
   template <class Bytes>
   __device__ __forceinline__ void return_all(u64 steps, Bytes bytes) {
     if ((threadIdx.x & 31) != 0) return;
-    u64 step = 0;
-    for (; step < steps; ++step) {
-      if (!await_count(&board_->results[step % kPosts])) break;
+    u64 step = 0, written = 0;
+    while (step < steps) {
+      u32* ready = &board_->results[step % kPosts];
+      if (written < step && !counted(ready)) publish_written<0>(kGather, written = step);
+      if (!await_count(ready)) break;
 #pragma unroll
-      for (int p = 1; p < N; ++p)
-        bulk_store(stream_.slot(kGather, (job_.rank + p) % N, job_.rank, step), result(step),
-                   bytes(step));
-      bulk_commit();
-      await_read<0>();
-      publish(&board_->returned, step + 1);
-      if (step > 0) {
-        await_written<1>();
-        stream_.flag_step(kGather, step - 1);
+      for (int p = 0; p < N - 1; ++p) {
+        const int peer = (job_.rank + turn_of(p)) % N;
+        bulk_store(stream_.slot(kGather, peer, job_.rank, step), result(step), bytes(step));
       }
+      bulk_commit();
+      ++step;
+      await_read<0>();
+      publish(&board_->returned, step);
+      if (written + 1 < step) publish_written<1>(kGather, written = step - 1);
     }
-    await_written<0>();
-    if (step == steps && steps > 0) stream_.flag_step(kGather, steps - 1);
+    if (written < step) publish_written<0>(kGather, step);
   }
 
   // --- movers
@@ -215,7 +229,37 @@ class Bulk {
   }
 
  private:
+  // Which rank after this one comes k-th. Blocks take turns: what all send at a time is for all.
+  static __device__ __forceinline__ int turn_of(int k) {
+    return N > 2 ? 1 + (k + static_cast<int>(blockIdx.x)) % (N - 1) : 1;
+  }
   __device__ __forceinline__ u8* ring(u64 q) const { return shared_ + q % kRing * job_.tile_bytes; }
+  // All my copies but the newest n groups are written: `steps` steps in all.
+  template <int n>
+  __device__ __forceinline__ void publish_written(Stage stage, u64 steps) const {
+    await_written<n>();
+    if (kHasPoster) {
+      publish(&board_->written[stage], steps);
+    } else {
+      stream_.flag_step(stage, steps - 1);
+    }
+  }
+  __device__ __forceinline__ void post_all(u64 steps, int stages) const {
+    if ((threadIdx.x & 31) != 0) return;
+    u32 posted[kStages] = {};
+    while (posted[kScatter] < steps || (stages == 2 && posted[kGather] < steps)) {
+      const bool over = stream_.over();
+#pragma unroll
+      for (int stage = 0; stage < kStages; ++stage) {
+        const u32 now = *const_cast<const volatile u32*>(&board_->written[stage]);
+        if (now == posted[stage]) continue;
+        __threadfence_block();
+        stream_.flag_step(static_cast<Stage>(stage), now - 1);
+        posted[stage] = now;
+      }
+      if (over) return;
+    }
+  }
   __device__ __forceinline__ void await_item(u64 q) const {
     await_load(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
   }
@@ -237,19 +281,15 @@ class Bulk {
   }
   // Until all movers' warps have arrived; the counter is then free for a later one.
   __device__ __forceinline__ bool await_count(u32* counter) const {
-    volatile u32* word = counter;
-    while (*word != stream_.movers() / 32) {
+    while (!counted(counter)) {
       if (stream_.over()) return false;
     }
-    *word = 0;
+    *const_cast<volatile u32*>(counter) = 0;
     __threadfence_block();
     return true;
   }
-  __device__ __forceinline__ bool turn_ended(u64 i) const {
-    return *const_cast<const volatile u32*>(&board_->turns[i % kPosts]) == stream_.movers() / 32;
-  }
-  __device__ __forceinline__ bool await_turn(u64 i) const {
-    return await_count(&board_->turns[i % kPosts]);
+  __device__ __forceinline__ bool counted(const u32* counter) const {
+    return *const_cast<const volatile u32*>(counter) == stream_.movers() / 32;
   }
 
   const Stream<N>& stream_;
@@ -260,7 +300,7 @@ class Bulk {
 
 // The whole of a stream kernel. For tensors that are `plain`: `by_bulk(stream, bulk)`, or where the
 // GPU has no such engine each mover does `by_pairs(stream)`; for others `by_bytes(stream)`.
-template <int N, class ByBulk, class ByPairs, class ByBytes>
+template <int N, bool kHasPoster, class ByBulk, class ByPairs, class ByBytes>
 __device__ __forceinline__ void run_stream(const Job& job, u64 steps, int stages, bool plain,
                                            ByBulk by_bulk, ByPairs by_pairs, ByBytes by_bytes) {
   extern __shared__ __align__(128) u8 shared[];
@@ -269,7 +309,7 @@ __device__ __forceinline__ void run_stream(const Job& job, u64 steps, int stages
   Stream<N> stream(job, &board);
   if (steps == 0) return;
   if (kHasBulk && plain) {
-    Bulk<N> bulk(stream, job, &bulk_board, shared);
+    Bulk<N, kHasPoster> bulk(stream, job, &bulk_board, shared);
     by_bulk(stream, bulk);
     return;
   }

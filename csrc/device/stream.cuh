@@ -19,7 +19,7 @@
 namespace commlib {
 
 enum Stage { kScatter, kGather };
-constexpr int kHelperThreads = 96;                    // the last three warps
+constexpr int kHelperThreads = 128;                   // the last four warps
 constexpr int kStreamThreads = 384 + kHelperThreads;  // at most: more leave too few registers
 constexpr int kPosts = 32;  // that movers can be ahead of the poster: fewer than 4 kDepth + 6
 
@@ -43,20 +43,16 @@ class Stream {
 
   __device__ static u32 movers() { return blockDim.x - kHelperThreads; }
 
-  // Runs `move` on the movers, `post` and `post_more` on a warp each, and the watch: each of
-  // `steps` steps is posted and awaited once in each of the first `stages` stages.
-  template <class Move, class Post, class PostMore>
-  __device__ __forceinline__ void run(u64 steps, int stages, Move move, Post post,
-                                      PostMore post_more) {
-    const u32 helper = (threadIdx.x - movers()) / 32;
+  // Runs `move` on the movers, the watch, and `help(i)` on the i-th warp after it: each of `steps`
+  // steps is posted and awaited once in each of the first `stages` stages.
+  template <class Move, class Help>
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move, Help help) const {
     if (threadIdx.x < movers()) {
       move();
-    } else if (helper == 0) {
+    } else if (threadIdx.x < movers() + 32) {
       watch(steps, stages);
-    } else if (helper == 1) {
-      post();
     } else {
-      post_more();
+      help((threadIdx.x - movers()) / 32);
     }
     if (threadIdx.x == movers() && steps > 0) {
       control_of(job_, job_.rank)->stream_step[blockIdx.x] = step_ - 1 + steps;
@@ -65,8 +61,10 @@ class Stream {
   }
   // The same with movers that write to the peers themselves.
   template <class Move>
-  __device__ __forceinline__ void run(u64 steps, int stages, Move move) {
-    run(steps, stages, move, [&] { post_all(steps, stages); }, [] {});
+  __device__ __forceinline__ void run(u64 steps, int stages, Move move) const {
+    run(steps, stages, move, [&](u32 helper) {
+      if (helper == 1) post_all(steps, stages);
+    });
   }
   __device__ __forceinline__ bool over() const {
     return *const_cast<const volatile u32*>(&board_->over) != 0;
@@ -84,8 +82,8 @@ class Stream {
   // Where rank `source` puts its tile of step i of this call, in the arena of `at`.
   __device__ __forceinline__ Pair* slot(Stage stage, int at, int source, u64 i) const {
     constexpr u64 begin = places(N).stream;
-    const u64 stream = static_cast<u64>(stage) * kStreamBlocks + blockIdx.x;
-    const u64 tile = (stream * kSlots + (step_ + i) % kSlots) * N + source;
+    const u64 turn = static_cast<u64>(stage) * kSlots + (step_ + i) % kSlots;
+    const u64 tile = (turn * N + source) * kStreamBlocks + blockIdx.x;
     return reinterpret_cast<Pair*>(job_.arena[at] + begin + tile * kSlotBytes);
   }
 

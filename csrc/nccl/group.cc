@@ -206,7 +206,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
   const unsigned threads = std::min(choice.shape.threads, instance.max_threads);
   if (instance.shared_tiles > 0 && threads < kStreamLeastThreads) {
     fail("ValueError", "the plan gives ", kernels_.at(choice.algorithm).name, " ", threads,
-         " threads; it needs ", kStreamLeastThreads, " or more, three warps of them helpers");
+         " threads; it needs ", kStreamLeastThreads, " or more, four warps of them helpers");
   }
   Job job = job_;
   job.in = call.in;

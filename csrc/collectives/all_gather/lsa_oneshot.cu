@@ -26,9 +26,9 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
-template <int N>
-__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
-                                         const Tiles& tiles) {
+template <int N, bool kHasPoster>
+__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+                                         const Job& job, const Tiles& tiles) {
   const auto place = [&](int r, u64 i) {
     return Span(job.out + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
   };
@@ -47,15 +47,15 @@ __device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const
   const auto send = [&] {
     bulk.template send_all<1>(steps, [&](u64 i, int) { return job.in + tiles.offset(i); }, bytes);
   };
-  stream.run(steps, 1, move, send, [] {});
+  bulk.run(steps, 1, move, send, [] {});
 }
 
 template <int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
-  run_stream<N>(
+  run_stream<N, (N > 2)>(
       job, tiles.steps(), 1, plain(job, job.bytes),
-      [&](Stream<N>& stream, Bulk<N>& bulk) { run_bulk(stream, bulk, job, tiles); },
+      [&](const Stream<N>& stream, Bulk<N, (N > 2)>& bulk) { run_bulk(stream, bulk, job, tiles); },
       [&](const Stream<N>& stream) { move<true>(stream, job, tiles); },
       [&](const Stream<N>& stream) { move<false>(stream, job, tiles); });
 }

@@ -27,9 +27,9 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
-template <class T, class Op, int N>
-__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
-                                         const Tiles& tiles) {
+template <class T, class Op, int N, bool kHasPoster>
+__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+                                         const Job& job, const Tiles& tiles) {
   const Span in(job.in, job.bytes), out(job.out, job.bytes);
   const u64 steps = tiles.steps();
   const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
@@ -46,15 +46,17 @@ __device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const
   const auto send = [&] {
     bulk.template send_all<1>(steps, [&](u64 i, int) { return in.data + tiles.offset(i); }, bytes);
   };
-  stream.run(steps, 1, move, send, [] {});
+  bulk.run(steps, 1, move, send, [] {});
 }
 
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
-  run_stream<N>(
+  run_stream<N, true>(
       job, tiles.steps(), 1, plain(job, job.bytes),
-      [&](Stream<N>& stream, Bulk<N>& bulk) { run_bulk<T, Op>(stream, bulk, job, tiles); },
+      [&](const Stream<N>& stream, Bulk<N, true>& bulk) {
+        run_bulk<T, Op>(stream, bulk, job, tiles);
+      },
       [&](const Stream<N>& stream) { move<true, T, Op>(stream, job, tiles); },
       [&](const Stream<N>& stream) { move<false, T, Op>(stream, job, tiles); });
 }

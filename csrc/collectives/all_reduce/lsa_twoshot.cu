@@ -43,9 +43,9 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
-template <class T, class Op, int N>
-__device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const Job& job,
-                                         const Tiles& tiles) {
+template <class T, class Op, int N, bool kHasPoster>
+__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+                                         const Job& job, const Tiles& tiles) {
   const auto tile = [&](const u8* tensor, int r, u64 i) {
     return Span(tensor + r * tiles.bytes + tiles.offset(i), tiles.pairs(i) * 16);
   };
@@ -77,15 +77,17 @@ __device__ __forceinline__ void run_bulk(Stream<N>& stream, Bulk<N>& bulk, const
     bulk.template send_all<(N > 1 ? N - 1 : 1)>(
         steps, [&](u64 i, int p) { return tile(job.in, (job.rank + p) % N, i).data; }, bytes);
   };
-  stream.run(steps, 2, move, send, [&] { bulk.return_all(steps, bytes); });
+  bulk.run(steps, 2, move, send, [&] { bulk.return_all(steps, bytes); });
 }
 
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kStreamThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
   const Tiles tiles{((job.bytes + N - 1) / N + 15) / 16 * 16, job.tile_bytes};
-  run_stream<N>(
+  run_stream<N, true>(
       job, tiles.steps(), 2, plain(job, job.bytes) && tiles.bytes * N == job.bytes,
-      [&](Stream<N>& stream, Bulk<N>& bulk) { run_bulk<T, Op>(stream, bulk, job, tiles); },
+      [&](const Stream<N>& stream, Bulk<N, true>& bulk) {
+        run_bulk<T, Op>(stream, bulk, job, tiles);
+      },
       [&](const Stream<N>& stream) { move<true, T, Op>(stream, job, tiles); },
       [&](const Stream<N>& stream) { move<false, T, Op>(stream, job, tiles); });
 }
