@@ -3,11 +3,16 @@
 // A wait ends when the communicator has ended here, when the host or a peer aborts, or when
 // `timeout_ns` have passed. The first to notice writes the report; all later waits and kernels
 // leave at once. Nothing of this is on the path of a wait that is answered.
+//
+// The host's word lies behind PCIe, where thousands of waits would queue for it: one of all that
+// wait on this GPU asks, every kAskNs, and tells the others by `ended`.
 #pragma once
 
 #include "device/memory.cuh"
 
 namespace commlib {
+
+constexpr u64 kAskNs = 1'000'000;
 
 __device__ __forceinline__ Control* control_of(const Job& job, int rank) {
   return reinterpret_cast<Control*>(job.arena[rank]);
@@ -53,17 +58,25 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
     if (r != job.rank) claim_sys(&control_of(job, r)->ended, ended_by(job.rank, kind, peer));
 }
 
-// Whether to stop waiting for `peer`, for `waited_ns` now. `flag` is what it wrote last, `expected`
-// what was hoped for: the same number with another signature is another call.
-__device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected,
-                                     u64 waited_ns) {
+// Whether the host ends the communicator; asked by whoever comes first when it is time again.
+__device__ __forceinline__ bool aborted(const Job& job, u64 now) {
+  u64* asked = &control_of(job, job.rank)->asked_ns;
+  const u64 before = ld_relaxed_sys(asked);
+  return now - before >= kAskNs && atomicCAS(asked, before, now) == before &&
+         ld_relaxed_sys(&job.report->abort) != 0;
+}
+
+// Whether to stop waiting for `peer`, which began at `since`. `flag` is what it wrote last,
+// `expected` what was hoped for: the same number with another signature is another call.
+__device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected, u64 since,
+                                     u64 now) {
   const u64 ended = ld_relaxed_sys(&control_of(job, job.rank)->ended);
   if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
   if (ended != 0) return true;
   Ending why = Ending::none;
   if (flag != expected && (flag ^ expected) >> kSignatureBits == 0) why = Ending::mismatch;
-  if (waited_ns >= job.timeout_ns) why = Ending::timeout;
-  if (ld_relaxed_sys(&job.report->abort) != 0) why = Ending::aborted;
+  if (now - since >= job.timeout_ns) why = Ending::timeout;
+  if (aborted(job, now)) why = Ending::aborted;
   if (why != Ending::none) end_call(job, why, peer);
   return why != Ending::none;
 }
@@ -79,7 +92,7 @@ class Patience {
       since_ = now;
       announce(job);
     }
-    return give_up(job, peer, flag, expected, now - since_);
+    return give_up(job, peer, flag, expected, since_, now);
   }
 
  private:

@@ -40,6 +40,7 @@ struct alignas(256) Control {
   u64 posted[kStages][kStreamBlocks][kMaxPeers];
   alignas(128) u64 ended;  // not 0: this rank's communicator is over, kernels leave
   u64 token;               // of the check that memory is mapped
+  u64 asked_ns;            // when a kernel last looked whether the host aborts
   alignas(128) CallRecord current;
 };
 
