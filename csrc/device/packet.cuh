@@ -96,6 +96,7 @@ class Channel {
         lane_(threadIdx.x & 31),
         epoch_(0) {
     wait_for_stream();
+    let_next_start();
     epoch_ = P::epochs(control_of(job, job.rank))[id_] + 1;
   }
 

@@ -35,6 +35,7 @@ class Stream {
  public:
   __device__ Stream(const Job& job, StreamBoard* board) : job_(job), board_(board), step_(0) {
     wait_for_stream();
+    let_next_start();
     step_ = control_of(job, job.rank)->stream_step[blockIdx.x] + 1;
     if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
