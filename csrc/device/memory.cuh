@@ -51,8 +51,9 @@ __device__ __forceinline__ void wait_for_stream() {
 }
 
 // The kernel behind this one on the stream may take its place now; it waits all the same until this
-// one is over (wait_for_stream). It saves the next one's start. A kernel that waits for peers says
-// so after it waited for its stream, lest all that are queued take places.
+// one is over (wait_for_stream). It saves the next one's start. Who waits for peers says so when
+// that is over, or is small: two kernels that fill the GPU would keep out a third, of another
+// communicator, which those peers may wait for.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

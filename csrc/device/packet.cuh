@@ -23,6 +23,7 @@ constexpr u32 kAll = 0xffffffffu;
 template <int N>
 constexpr int kPacketThreads = N > 4 ? 256 : 512;
 
+constexpr u32 kSmallBlock = 128;                   // threads; of their grids several fit a GPU
 constexpr u32 kStepBytes = 512;                    // of a warp
 constexpr int kSteps = kPacketBytes / kStepBytes;  // of one epoch
 
@@ -96,7 +97,7 @@ class Channel {
         lane_(threadIdx.x & 31),
         epoch_(0) {
     wait_for_stream();
-    let_next_start();
+    if (blockDim.x <= kSmallBlock) let_next_start();
     epoch_ = P::epochs(control_of(job, job.rank))[id_] + 1;
   }
 
@@ -108,6 +109,7 @@ class Channel {
   __device__ void advance(int n) { epoch_ += n; }
   // The epoch outlives the kernel.
   __device__ void close() {
+    let_next_start();
     if (lane_ == 0) P::epochs(control_of(job_, job_.rank))[id_] = epoch_ - 1;
     if (threadIdx.x == 0) count_call(job_);
   }

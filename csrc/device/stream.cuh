@@ -35,7 +35,6 @@ class Stream {
  public:
   __device__ Stream(const Job& job, StreamBoard* board) : job_(job), board_(board), step_(0) {
     wait_for_stream();
-    let_next_start();
     step_ = control_of(job, job.rank)->stream_step[blockIdx.x] + 1;
     if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
@@ -172,7 +171,10 @@ class Stream {
         *const_cast<volatile u32*>(&board_->arrived[stage]) = static_cast<u32>(least);
       }
       shown = least;
-      if (__all_sync(0xffffffffu, least >= steps)) return;
+      if (__all_sync(0xffffffffu, least >= steps)) {
+        let_next_start();  // no peer is awaited any more
+        return;
+      }
     }
     *const_cast<volatile u32*>(&board_->over) = 1;
   }
