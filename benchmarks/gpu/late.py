@@ -9,6 +9,7 @@ it in their first call, and it waits for them in its second. Ours by the plan be
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import sys
@@ -122,12 +123,15 @@ def main() -> int:
     parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, by the host's clock")
     parser.add_argument("-o", "--output", type=Path)
     arguments = parser.parse_args()
+    if arguments.ranks < 2:
+        parser.error("needs two GPUs")
     with Ranks(arguments.ranks, deadline_s=180, backend=arguments.backend, timeout_s=30.0) as ranks:
         rows = ranks.run(measure, arguments.sizes, arguments.rounds)[-1]
     print(table(rows))
     document: dict[str, Any] = {
         "schema": "commlib.late",
         "version": 1,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shown_command("benchmarks/gpu/late.py"),
         "fingerprint": fingerprint(),
         "ranks": arguments.ranks,

@@ -181,7 +181,10 @@ def _arguments() -> Any:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, eager only")
     parser.add_argument("-o", "--output", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.ranks < 2:
+        parser.error("needs two GPUs")
+    return arguments
 
 
 if __name__ == "__main__":

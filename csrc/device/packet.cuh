@@ -109,7 +109,6 @@ class Channel {
   __device__ void advance(int n) { epoch_ += n; }
   // The epoch outlives the kernel.
   __device__ void close() {
-    let_next_start();
     if (lane_ == 0) P::epochs(control_of(job_, job_.rank))[id_] = epoch_ - 1;
     if (threadIdx.x == 0) count_call(job_);
   }

@@ -12,7 +12,7 @@
 
 namespace commlib {
 
-constexpr u64 kAskNs = 1'000'000;
+constexpr long long kAskNs = 1'000'000;
 
 __device__ __forceinline__ Control* control_of(const Job& job, int rank) {
   return reinterpret_cast<Control*>(job.arena[rank]);
@@ -62,8 +62,9 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
 __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
   u64* asked = &control_of(job, job.rank)->asked_ns;
   const u64 before = ld_relaxed_sys(asked);
-  return now - before >= kAskNs && atomicCAS(asked, before, now) == before &&
-         ld_relaxed_sys(&job.report->abort) != 0;
+  // `before` may be of a clock read later than `now`.
+  return static_cast<long long>(now - before) >= kAskNs &&
+         atomicCAS(asked, before, now) == before && ld_relaxed_sys(&job.report->abort) != 0;
 }
 
 // Whether to stop waiting for `peer`, which began at `since`. `flag` is what it wrote last,
