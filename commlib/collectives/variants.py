@@ -35,14 +35,14 @@ def lines(num_bytes: int) -> Variants:
     """Blocks of lines with 120 bytes of data each, in one exchange."""
     if num_bytes <= 64 * _K:
         return _shape(64, 128, 15), _shape(96, 256, 15)
-    return _shape(96, 256, 15), _shape(96, 512, 15), _shape(128, 512, 15)
+    return _shape(96, 256, 15), _shape(132, 256, 15), _shape(132, 384, 15)
 
 
 def two_phases_of_lines(num_bytes: int) -> Variants:
     """The same in two phases: a thread has less to do in each."""
     if num_bytes <= 64 * _K:
         return (_shape(96, 256, 4),)
-    return _shape(96, 256, 4), _shape(132, 352, 4), _shape(128, 512, 7)
+    return _shape(96, 256, 4), _shape(132, 256, 4), _shape(132, 384, 4)
 
 
 def streams(num_bytes: int) -> Variants:

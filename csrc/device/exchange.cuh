@@ -2,88 +2,92 @@
 // mine.
 //
 // Blocks may differ in length and be empty; a peer that gets nothing still gets one packet for each
-// epoch, which is what lets slots be used again (device/packet.cuh).
+// round of kAhead steps: who took that knows that all before it were read (device/packet.cuh).
 #pragma once
 
 #include "device/oneshot.cuh"
 
 namespace commlib {
 
-template <class P>
-__device__ __forceinline__ u64 exchange_steps(const Moves& moves) {
-  return steps_of<P>(moves.longest > 0 ? moves.longest : 1);
+// Every channel's steps up to the longest block's end; at least one, in which all are heard.
+template <class P, int N>
+__device__ __forceinline__ Steps exchange_steps(const Channel<P, N>& channel, const Moves& moves) {
+  return channel.steps(moves.longest > 0 ? moves.longest : 1);
 }
 
-// Pushes the k-th step of an epoch to those who have something in it, the first one to all.
+// Pushes step k to those who have something in it, the first of a round to all.
 template <class P, int N>
 __device__ __forceinline__ void push_step(const Channel<P, N>& channel, const Job& job,
-                                          const Moves& moves, int k, u64 step) {
+                                          const Moves& moves, int k, u32 step) {
 #pragma unroll
   for (int i = 1; i < N; ++i) {
     const int peer = channel.after(i);
-    if (k > 0 && step * 8 * P::kStepWords >= moves.send_bytes[peer]) continue;
+    if (k % kAhead > 0 && u64{step} * 8 * P::kStepWords >= moves.send_bytes[peer]) continue;
     const Span block(job.in + moves.send_at[peer], moves.send_bytes[peer]);
-    channel.send(peer, 0, k, Words<P>::load(block, step));
+    channel.send(peer, k, Words<P>::load(block, step));
   }
+}
+
+// Steps go in rounds: push(k) for all of a round, then take(k) for all of it.
+template <class P, int N, class Push, class Take>
+__device__ __forceinline__ void push_and_take(Channel<P, N>& channel, const Steps& steps, Push push,
+                                              Take take) {
+  int round = 0;
+#pragma unroll 1
+  for (; steps.has(round); round += kAhead) {
+#pragma unroll 1
+    for (int k = round; k < round + kAhead && steps.has(k); ++k) push(k);
+#pragma unroll 1
+    for (int k = round; k < round + kAhead && steps.has(k); ++k)
+      if (!take(k)) return;
+  }
+  channel.close(round);
 }
 
 // My block of everyone's, reduced; every rank's block for this one is as long as its own.
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves& moves) {
   Channel<P, N> channel(job);
-  const u64 steps = exchange_steps<P>(moves), stride = channel.count();
   const u64 bytes = moves.take_bytes[job.rank];
   const Span own(job.in + moves.send_at[job.rank], bytes), out(job.out, bytes);
-  for (u64 first = channel.id(); first < steps; first += stride * kSteps) {
-#pragma unroll 1
-    for (int k = 0; k < kSteps && first + k * stride < steps; ++k)
-      push_step(channel, job, moves, k, first + k * stride);
-#pragma unroll 1
-    for (int k = 0; k < kSteps && first + k * stride < steps; ++k) {
-      const u64 step = first + k * stride;
-      const bool comes = k == 0 || step * 8 * P::kStepWords < bytes;
-      if (!comes) continue;
-      Words<P> all[N];
-      const Words<P> mine = Words<P>::load(own, step);
-#pragma unroll
-      for (int r = 0; r < N; ++r) all[r] = mine;
-      if (!channel.receive(0, k, all)) return;
-      fold_words<T, Op>(all, job.redop).store(out, step);
-    }
-    channel.advance(1);
-  }
-  channel.close();
+  const Steps steps = exchange_steps(channel, moves);
+  const auto push = [&](int k) { push_step(channel, job, moves, k, steps[k]); };
+  const auto take = [&](int k) {
+    const bool comes = k % kAhead == 0 || u64{steps[k]} * 8 * P::kStepWords < bytes;
+    if (!comes) return true;
+    Words<P> result;
+    if (!take_and_reduce<T, Op>(channel, k, steps[k], own, job.redop, result)) return false;
+    result.store(out, steps[k]);
+    return true;
+  };
+  push_and_take(channel, steps, push, take);
 }
 
 template <class P, int N>
 __device__ __forceinline__ void exchange(const Job& job, const Moves& moves) {
   Channel<P, N> channel(job);
   constexpr u64 kUnit = 8 * P::kStepWords;
-  const u64 steps = exchange_steps<P>(moves), stride = channel.count();
   const Span own_in(job.in + moves.send_at[job.rank], moves.send_bytes[job.rank]);
   const Span own_out(job.out + moves.take_at[job.rank], moves.take_bytes[job.rank]);
-  for (u64 first = channel.id(); first < steps; first += stride * kSteps) {
-#pragma unroll 1
-    for (int k = 0; k < kSteps && first + k * stride < steps; ++k) {
-      const u64 step = first + k * stride;
-      push_step(channel, job, moves, k, step);
-      Words<P>::load(own_in, step).store(own_out, step);
-    }
-#pragma unroll 1
-    for (int k = 0; k < kSteps && first + k * stride < steps; ++k) {
-      const u64 step = first + k * stride;
-      Words<P> all[N];
-      const auto comes = [&](int r) { return k == 0 || step * kUnit < moves.take_bytes[r]; };
-      if (!channel.receive(0, k, all, comes)) return;
+  const Steps steps = exchange_steps(channel, moves);
+  const auto push = [&](int k) {
+    push_step(channel, job, moves, k, steps[k]);
+    Words<P>::load(own_in, steps[k]).store(own_out, steps[k]);
+  };
+  const auto take = [&](int k) {
+    Words<P> words[kPeers<N>];
+    const auto comes = [&](int p) {
+      return k % kAhead == 0 || steps[k] * kUnit < moves.take_bytes[channel.peer(p)];
+    };
+    if (!channel.receive(k, words, comes)) return false;
 #pragma unroll
-      for (int r = 0; r < N; ++r) {
-        if (r == job.rank || !comes(r)) continue;
-        all[r].store(Span(job.out + moves.take_at[r], moves.take_bytes[r]), step);
-      }
+    for (int p = 0; p < N - 1; ++p) {
+      const int r = channel.peer(p);
+      if (comes(p)) words[p].store(Span(job.out + moves.take_at[r], moves.take_bytes[r]), steps[k]);
     }
-    channel.advance(1);
-  }
-  channel.close();
+    return true;
+  };
+  push_and_take(channel, steps, push, take);
 }
 
 }  // namespace commlib

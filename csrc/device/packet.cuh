@@ -3,13 +3,13 @@
 //   LL      16 bytes: 8 of data, 8 of flag        half the wire, the smallest unit
 //   LL128   128 bytes: 120 of data, 8 of flag     15/16 of the wire; a warp writes a line at once
 //
-// A channel is one warp of the grid and the same warp on every peer. Its slots have two halves that
-// epochs use in turn. A warp writes half e again in epoch e + 2; before that it has received every
-// peer's packets of epoch e + 1, which the peer sent after it had read all of epoch e. So every
-// kernel keeps one rule: in each epoch, a channel sends to every peer and reads from every peer.
+// A channel is one warp of the grid and the same warp on every peer. Its packets are numbered
+// through the life of the communicator, and a packet lies in slot number % (2 * kAhead). Every
+// kernel keeps one rule: number q is sent when all up to q - kAhead were taken from every peer. The
+// peer that sent those had taken all up to q - 2 * kAhead, so the slot was read.
 //
-// The flag is the epoch and, below it, the call's signature: a peer in another call is noticed.
-// Epochs have 48 bits, lie in Control and survive the kernel, so graphs replay. LL and LL128 have
+// The flag is the number and, below it, the call's signature: a peer in another call is noticed.
+// Numbers have 48 bits, lie in Control and survive the kernel, so graphs replay. LL and LL128 have
 // memory of their own: a flag is only ever overwritten by a flag.
 #pragma once
 
@@ -23,69 +23,118 @@ constexpr u32 kAll = 0xffffffffu;
 template <int N>
 constexpr int kPacketThreads = N > 4 ? 256 : 512;
 
-constexpr u32 kSmallBlock = 128;                   // threads; of their grids several fit a GPU
-constexpr u32 kStepBytes = 512;                    // of a warp
-constexpr int kSteps = kPacketBytes / kStepBytes;  // of one epoch
+template <int N>
+constexpr int kPeers = N > 1 ? N - 1 : 1;  // length of what is there for each of them
 
-// Each lane of a warp has its own packet.
+constexpr u32 kSmallBlock = 128;  // threads; of their grids several fit a GPU
+
+// What a warp moves at once is a step: a packet of each lane. `load` and `store` say where in a
+// tensor a lane's words of a step lie.
+
+// Each packet has its own flag.
 struct Ll {
   static constexpr int kWords = 1;       // of data, for each lane
-  static constexpr int kStepWords = 32;  // of data, for the warp in one step
+  static constexpr int kStepWords = 32;  // of data, for the warp
 
   static __device__ constexpr u64 begin(const Places& at) { return at.ll; }
-  static __device__ __forceinline__ u64* epochs(Control* c) { return c->ll_epoch; }
-  // The place of this lane's k-th word in its step.
-  static __device__ __forceinline__ u32 word_of(u32 lane, int) { return lane; }
-  static __device__ __forceinline__ bool has(u32, int) { return true; }
+  static __device__ __forceinline__ u64* numbers(Control* c) { return c->ll_number; }
+  static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[1]) {
+    w[0] = from.word(u64{step} * kStepWords + lane);
+  }
+  static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
+                                               const u64 (&w)[1]) {
+    to.set_word(u64{step} * kStepWords + lane, w[0]);
+  }
   static __device__ __forceinline__ Pair pack(const u64 (&w)[1], u64 flag, u32) {
     return {w[0], flag};
   }
-  static __device__ __forceinline__ u64 flag_of(Pair p) { return p.b; }
   static __device__ __forceinline__ void unpack(Pair p, u64 (&w)[1]) { w[0] = p.a; }
+  // Whether this lane has nothing against it: a warp's packets are there when no lane has.
+  static __device__ __forceinline__ bool ready(Pair p, u64 flag, u32) { return p.b == flag; }
+  static __device__ __forceinline__ u64 flag_of(Pair p, u32) { return p.b; }
 };
 
-// Eight lanes share a line of 128 bytes; the last half of the eighth is the flag.
+// Eight lanes share a line of 128 bytes, whose last word is the flag. So 28 lanes carry the first
+// 28 pairs of a step's words, and the last of each eight one of the four words behind them.
 struct Ll128 {
   static constexpr int kWords = 2;
   static constexpr int kStepWords = 60;
 
   static __device__ constexpr u64 begin(const Places& at) { return at.ll128; }
-  static __device__ __forceinline__ u64* epochs(Control* c) { return c->ll128_epoch; }
-  static __device__ __forceinline__ u32 word_of(u32 lane, int k) {
-    return (lane >> 3) * 15 + 2 * (lane & 7) + k;
+  static __device__ __forceinline__ u64* numbers(Control* c) { return c->ll128_number; }
+  static __device__ __forceinline__ bool last(u32 lane) { return (lane & 7) == 7; }
+  static __device__ __forceinline__ u64 first_word(u32 step, u32 lane) {
+    return u64{step} * kStepWords + (last(lane) ? 56 + lane / 8 : 2 * (lane - lane / 8));
   }
-  static __device__ __forceinline__ bool has(u32 lane, int k) { return k == 0 || (lane & 7) != 7; }
+  static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[2]) {
+    const u64 at = first_word(step, lane);
+    w[0] = from.word(at);
+    w[1] = last(lane) ? 0 : from.word(at + 1);
+  }
+  static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
+                                               const u64 (&w)[2]) {
+    const u64 at = first_word(step, lane);
+    to.set_word(at, w[0]);
+    if (!last(lane)) to.set_word(at + 1, w[1]);
+  }
   static __device__ __forceinline__ Pair pack(const u64 (&w)[2], u64 flag, u32 lane) {
-    return {w[0], (lane & 7) == 7 ? flag : w[1]};
-  }
-  static __device__ __forceinline__ u64 flag_of(Pair p) {
-    return __shfl_sync(kAll, p.b, (threadIdx.x & 31) | 7);
+    return {w[0], last(lane) ? flag : w[1]};
   }
   static __device__ __forceinline__ void unpack(Pair p, u64 (&w)[2]) {
     w[0] = p.a;
     w[1] = p.b;
   }
+  static __device__ __forceinline__ bool ready(Pair p, u64 flag, u32 lane) {
+    return !last(lane) || p.b == flag;
+  }
+  static __device__ __forceinline__ u64 flag_of(Pair p, u32 lane) {
+    return __shfl_sync(kAll, p.b, lane | 7);
+  }
 };
+
+// The same for tensors whose pairs are whole: aligned to 16 bytes, and of so many. Most are, and
+// peers need not agree.
+struct WholeLl128 : Ll128 {
+  static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[2]) {
+    const u64 at = 8 * first_word(step, lane);
+    Pair p{0, 0};
+    if (at < from.bytes && last(lane)) p.a = *reinterpret_cast<const u64*>(from.data + at);
+    if (at < from.bytes && !last(lane)) p = ld_stream(from.data + at);
+    w[0] = p.a;
+    w[1] = p.b;
+  }
+  static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
+                                               const u64 (&w)[2]) {
+    const u64 at = 8 * first_word(step, lane);
+    if (at < to.bytes && last(lane)) *reinterpret_cast<u64*>(to.data + at) = w[0];
+    if (at < to.bytes && !last(lane)) st_stream(to.data + at, {w[0], w[1]});
+  }
+};
+__device__ __forceinline__ bool whole_pairs(const Job& job) {
+  return ((reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | job.bytes) & 15) == 0;
+}
 
 // This lane's words of one step.
 template <class P>
 struct Words {
   u64 w[P::kWords];
 
-  static __device__ __forceinline__ Words load(const Span& from, u64 step) {
-    const u32 lane = threadIdx.x & 31;
+  static __device__ __forceinline__ Words load(const Span& from, u32 step) {
     Words words;
-#pragma unroll
-    for (int k = 0; k < P::kWords; ++k)
-      words.w[k] = P::has(lane, k) ? from.word(step * P::kStepWords + P::word_of(lane, k)) : 0;
+    P::load(from, step, threadIdx.x & 31, words.w);
     return words;
   }
-  __device__ __forceinline__ void store(const Span& to, u64 step) const {
-    const u32 lane = threadIdx.x & 31;
-#pragma unroll
-    for (int k = 0; k < P::kWords; ++k)
-      if (P::has(lane, k)) to.set_word(step * P::kStepWords + P::word_of(lane, k), w[k]);
+  __device__ __forceinline__ void store(const Span& to, u32 step) const {
+    P::store(to, step, threadIdx.x & 31, w);
   }
+};
+
+// Those of a transfer's steps that one channel moves: every `stride`-th from `first`, up to `end`.
+struct Steps {
+  u32 first, stride, end;
+
+  __device__ __forceinline__ u32 operator[](int i) const { return first + i * stride; }
+  __device__ __forceinline__ bool has(int i) const { return (*this)[i] < end; }
 };
 
 template <class P, int N>
@@ -93,73 +142,74 @@ class Channel {
  public:
   __device__ explicit Channel(const Job& job)
       : job_(job),
-        id_(blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5)),
+        id_((threadIdx.x >> 5) * gridDim.x + blockIdx.x),
         lane_(threadIdx.x & 31),
-        epoch_(0) {
+        next_(0) {
     wait_for_stream();
     if (blockDim.x <= kSmallBlock) let_next_start();
-    epoch_ = P::epochs(control_of(job, job.rank))[id_] + 1;
+    next_ = P::numbers(control_of(job, job.rank))[id_] + 1;
   }
 
-  // The warps of this grid, and this one's place among them.
-  __device__ u32 count() const { return gridDim.x * (blockDim.x >> 5); }
-  __device__ u32 id() const { return id_; }
+  __device__ int rank() const { return job_.rank; }
 
-  // `n` epochs are over: their packets are sent and read.
-  __device__ void advance(int n) { epoch_ += n; }
-  // The epoch outlives the kernel.
-  __device__ void close() {
-    if (lane_ == 0) P::epochs(control_of(job_, job_.rank))[id_] = epoch_ - 1;
+  // This channel's steps of `bytes`.
+  __device__ __forceinline__ Steps steps(u64 bytes) const {
+    constexpr u64 kStepBytes = 8 * P::kStepWords;
+    return {id_, gridDim.x * (blockDim.x >> 5),
+            static_cast<u32>((bytes + kStepBytes - 1) / kStepBytes)};
+  }
+
+  // The call has used `n` numbers, which outlives the kernel.
+  __device__ void close(int n) {
+    if (lane_ == 0) P::numbers(control_of(job_, job_.rank))[id_] = next_ + n - 1;
     if (threadIdx.x == 0) count_call(job_);
   }
 
-  // `ahead` counts epochs from the first that is not over.
-  __device__ __forceinline__ void send(int peer, int ahead, int step, const Words<P>& words) const {
-    const u64 epoch = epoch_ + ahead;
-    st_relaxed_sys(job_.arena[peer] + place(epoch, job_.rank, step),
-                   P::pack(words.w, flag(epoch), lane_));
+  // `i` counts the numbers of this call.
+  __device__ __forceinline__ void send(int peer, int i, const Words<P>& words) const {
+    st_relaxed_sys(job_.arena[peer] + place(next_ + i, job_.rank),
+                   P::pack(words.w, flag(next_ + i), lane_));
   }
-  __device__ __forceinline__ void send_all(int ahead, int step, const Words<P>& words) const {
+  __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
 #pragma unroll
-    for (int i = 1; i < N; ++i) send(after(i), ahead, step, words);
+    for (int p = 1; p < N; ++p) send(after(p), i, words);
   }
 
-  // The words of this step from every peer, or from those that `wanted(r)` names; others, and
-  // `all[rank]`, stay as they were. False: the call is over.
-  __device__ __forceinline__ bool receive(int ahead, int step, Words<P> (&all)[N]) const {
-    return receive(ahead, step, all, [](int) { return true; });
-  }
-  template <class Wanted>
-  __device__ __forceinline__ bool receive(int ahead, int step, Words<P> (&all)[N],
-                                          Wanted wanted) const {
-    const u64 epoch = epoch_ + ahead, expected = flag(epoch);
-    Pair got[N];
+  // The words of number `i` from every peer p that sent it, `sent(p)`; others stay as they were.
+  // False: the call is over.
+  template <class Sent>
+  __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>], Sent sent) const {
+    const u64 expected = flag(next_ + i);
+    Pair got[kPeers<N>];
     Patience patience;
     while (true) {
+#pragma unroll
+      for (int p = 0; p < N - 1; ++p)
+        if (sent(p)) got[p] = ld_relaxed_sys(job_.arena[job_.rank] + place(next_ + i, peer(p)));
       bool ready = true;
 #pragma unroll
-      for (int r = 0; r < N; ++r)
-        if (r != job_.rank && wanted(r))
-          got[r] = ld_relaxed_sys(job_.arena[job_.rank] + place(epoch, r, step));
-#pragma unroll
-      for (int r = 0; r < N; ++r)
-        if (r != job_.rank && wanted(r)) ready &= P::flag_of(got[r]) == expected;
+      for (int p = 0; p < N - 1; ++p)
+        if (sent(p)) ready &= P::ready(got[p], expected, lane_);
       if (__all_sync(kAll, ready)) break;
       if (!patience.runs_out()) continue;
       bool leave = false;
 #pragma unroll
-      for (int r = 0; r < N; ++r) {
-        const u64 seen = P::flag_of(got[r]);
-        if (r != job_.rank && wanted(r) && seen != expected)
-          leave |= patience.gives_up(job_, r, seen, expected);
+      for (int p = 0; p < N - 1; ++p) {
+        const u64 seen = P::flag_of(got[p], lane_);
+        if (sent(p) && seen != expected) leave |= patience.gives_up(job_, peer(p), seen, expected);
       }
       if (__any_sync(kAll, leave)) return false;
     }
 #pragma unroll
-    for (int r = 0; r < N; ++r)
-      if (r != job_.rank && wanted(r)) P::unpack(got[r], all[r].w);
+    for (int p = 0; p < N - 1; ++p)
+      if (sent(p)) P::unpack(got[p], words[p].w);
     return true;
   }
+  __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>]) const {
+    return receive(i, words, [](int) { return true; });
+  }
+  // The i-th rank but this one.
+  __device__ __forceinline__ int peer(int i) const { return i < job_.rank ? i : i + 1; }
   // Rank i places after this one.
   __device__ __forceinline__ int after(int i) const {
     const int r = job_.rank + i;
@@ -167,23 +217,17 @@ class Channel {
   }
 
  private:
-  __device__ __forceinline__ u64 flag(u64 epoch) const {
-    return epoch << kSignatureBits | job_.signature;
+  __device__ __forceinline__ u64 flag(u64 number) const {
+    return number << kSignatureBits | job_.signature;
   }
-  __device__ __forceinline__ u64 place(u64 epoch, int source, int step) const {
+  __device__ __forceinline__ u64 place(u64 number, int source) const {
     constexpr u64 begin = P::begin(places(N));
-    const u64 slot = ((epoch & 1) * N + source) * kChannels + id_;
-    return begin + slot * kPacketBytes + step * kStepBytes + lane_ * 16;
+    const u64 slot = (u64(source) * kChannels + id_) * (2 * kAhead) + number % (2 * kAhead);
+    return begin + slot * kWarpPackets + lane_ * 16;
   }
   const Job& job_;
   u32 id_, lane_;
-  u64 epoch_;  // the first that is not over
+  u64 next_;
 };
-
-// The steps of a transfer; channels take them in turn, kSteps of them in an epoch.
-template <class P>
-__device__ __forceinline__ u64 steps_of(u64 bytes) {
-  return (bytes + 8 * P::kStepWords - 1) / (8 * P::kStepWords);
-}
 
 }  // namespace commlib

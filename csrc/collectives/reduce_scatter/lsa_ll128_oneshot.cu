@@ -6,7 +6,10 @@ namespace commlib {
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kPacketThreads<N>, 1)
     lsa_ll128_oneshot(const __grid_constant__ Job job) {
-  reduce_scatter_oneshot<Ll128, T, Op, N>(job);
+  if (whole_pairs(job))
+    reduce_scatter_oneshot<WholeLl128, T, Op, N>(job);
+  else
+    reduce_scatter_oneshot<Ll128, T, Op, N>(job);
 }
 
 }  // namespace commlib

@@ -14,9 +14,10 @@
 
 namespace commlib {
 
-constexpr int kMaxPeers = 8;        // ranks that kernels serve
-constexpr int kChannels = 2048;     // warps of a grid that moves packets
-constexpr u32 kPacketBytes = 2048;  // of one channel's slot from one source, in each of two halves
+constexpr int kMaxPeers = 8;           // ranks that kernels serve
+constexpr int kChannels = 2048;        // warps of a grid that moves packets
+constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
+constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
 constexpr int kStreamBlocks = 132;
 constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
@@ -33,8 +34,8 @@ struct CallRecord {
 };
 
 struct alignas(256) Control {
-  u64 ll_epoch[kChannels];
-  u64 ll128_epoch[kChannels];
+  u64 ll_number[kChannels];
+  u64 ll128_number[kChannels];
   u64 stream_step[kStreamBlocks];
   // Written by peers: the step each has posted, by stage, block and peer.
   u64 posted[kStages][kStreamBlocks][kMaxPeers];
@@ -98,8 +99,8 @@ COMMLIB_BOTH constexpr u64 place_after(u64 at, u64 bytes) {
 }
 COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
-  const u64 ll128 = place_after(ll, 2 * n * kChannels * kPacketBytes);
-  const u64 stream = place_after(ll128, 2 * n * kChannels * kPacketBytes);
+  const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
+  const u64 stream = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
   const u64 user = place_after(stream, u64{kStages} * kStreamBlocks * kSlots * n * kSlotBytes);
   return {ll, ll128, stream, user};
 }
