@@ -18,6 +18,7 @@ from commlib.collectives.reference import reducible
 STEP = math.sqrt(2)
 _TAKEN_ANYWAY = {**DEFAULT_SHAPE, "chunk_bytes": DEFAULT_CHUNK_BYTES, "hot": 0}
 _PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
+_WHOLE = 16  # elements: tensors of models are multiples of 16 bytes, and kernels are faster on them
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,10 @@ class Case:
         ]
 
     def counts(self, size: int, low: int, high: int) -> dict[int, int]:
-        """Return bytes → count on a grid of √2 from `low` to `high`; nothing for what moves no data."""
+        """Return bytes → count on a grid of √2 from `low` to `high`, as tensors of models are divided.
+
+        Nothing for what moves no data.
+        """
         call = self.call(0, size, _PROBE_COUNT)
         per_element = self.collective.num_bytes(call) / _PROBE_COUNT
         if per_element == 0:
@@ -91,6 +95,7 @@ class Case:
         steps = max(0, round(math.log(high / low, STEP))) if low <= high else -1
         wanted = (min(low * STEP**step, high) for step in range(steps + 1))
         counts = sorted({max(1, round(num_bytes / per_element)) for num_bytes in wanted})
+        counts = [count if count < 64 * _WHOLE else count // _WHOLE * _WHOLE for count in counts]
         return {self.collective.num_bytes(replace(call, count=count)): count for count in counts}
 
 

@@ -22,7 +22,11 @@ from commlib.tuner.samples import Samples
 
 @dataclass(frozen=True)
 class Table:
-    """One rule to write: `dtype` and `mode` as the rule names them, "*" for all."""
+    """One rule to write: `dtype` and `mode` as the rule names them, "*" for all.
+
+    `serves` are (dtype, mode) that were measured too and need no rule of their own, though a run before may have
+    written one.
+    """
 
     case: Case
     dtype: str
@@ -30,13 +34,14 @@ class Table:
     samples: Samples
     choice: Choice
     verdict: Verdict
+    serves: tuple[tuple[str, str], ...] = ()
 
 
 def document(
     tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
 ) -> dict[str, Any]:
     """Return the plan document: the new rules, and those of `base` for everything that was not tuned, as measured."""
-    rules = [dict(rule) for rule in base.document["rules"]]
+    rules = [dict(rule) for rule in base.document["rules"] if not any(_served(rule, t, world) for t in tables)]
     for table in sorted(tables, key=_general_first):
         rule = rule_of(table, world)
         for new in (rule, *_exceptions(rule, table.case)):
@@ -117,6 +122,15 @@ def _range(stretch: Stretch, plain: Mapping[int, Option]) -> dict[str, Any]:
 def _general_first(table: Table) -> tuple[bool, bool]:
     """Each is put before what it is more special than."""
     return table.dtype != "*", table.mode != "*"
+
+
+def _served(rule: Mapping[str, Any], table: Table, world: int) -> bool:
+    """Whether a rule of an earlier run is for what this table serves now."""
+    place = table.case.op, table.case.placement, [world, world]
+    if (rule["op"], rule.get("placement", "plain"), list(rule.get("world", ()))) != place:
+        return False
+    dtype, mode = rule.get("dtype", "*"), rule.get("mode", "*")
+    return any(mode == served_mode and served in ("*", dtype) for served, served_mode in table.serves)
 
 
 def _placed(new: dict[str, Any], rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

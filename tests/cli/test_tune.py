@@ -16,7 +16,7 @@ from commlib.cli import main
 from commlib.plan import Plan
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
-SIZES = {1024, 1448, 2048, 2896, 4096, 5792, 8192, 11584, 16384}  # whole elements on a grid of √2
+SIZES = {1024, 1448, 2048, 2896, 4096, 5760, 8192, 11584, 16384}  # a grid of √2; from 1024 on, 16 elements each
 
 
 def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:

@@ -73,6 +73,19 @@ def test_a_type_of_its_own_comes_before_all_types() -> None:
         assert (chosen(plan, 8, "bfloat16"), chosen(plan, 8)) == ("shm_twoshot", "shm_oneshot")
 
 
+def test_a_type_that_needs_its_own_rule_no_more_loses_it() -> None:
+    own = replace(TABLE, dtype="bfloat16", mode="eager", choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
+    first = made(TABLE, own)
+    assert chosen(first, 8, "bfloat16") == "shm_twoshot"
+    for serves, expected in (("bfloat16", "shm_oneshot"), ("float16", "shm_twoshot"), ("*", "shm_oneshot")):
+        second = made(replace(TABLE, serves=((serves, "eager"),)), base=first)
+        assert chosen(second, 8, "bfloat16") == expected
+    assert chosen(second, 8, "bool") == "shm_twoshot"  # a rule for all worlds is nobody's here
+    assert chosen(made(TABLE, own, base=made(replace(TABLE, serves=(("*", "eager"),)), base=first)), 8, "bfloat16") == (
+        "shm_twoshot"
+    )
+
+
 def test_modes_of_their_own_come_before_both() -> None:
     graph = replace(TABLE, mode="graph", choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
     plan = made(TABLE, graph)

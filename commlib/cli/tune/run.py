@@ -141,14 +141,17 @@ class Tuning:
             other_modes = [case for case in here if case.dtype == first.dtype and case.mode != first.mode]
             alike = bool(other_modes) and all(self._serves(first, case) for case in other_modes)
             one_mode = alike or self.comm.device.type != "cuda"
-            yield self._table(first, "*", "*" if one_mode else first.mode)
+            tables = [self._table(first, "*", "*" if one_mode else first.mode)]
+            served: list[tuple[str, str]] = []
             for case in here[1:]:
+                name = str(case.dtype).removeprefix("torch.") if case.dtype != first.dtype else "*"
                 general = first if one_mode else replace(case, dtype=first.dtype)
-                if case.dtype != first.dtype and not self._serves(general, case):
-                    mode = case.mode if self.comm.device.type == "cuda" else "*"
-                    yield self._table(case, str(case.dtype).removeprefix("torch."), mode)
-                elif case.dtype == first.dtype and not one_mode:
-                    yield self._table(case, "*", case.mode)
+                if (one_mode and name == "*") or (name != "*" and self._serves(general, case)):
+                    served.append((name, case.mode))
+                else:
+                    tables.append(self._table(case, name, case.mode if self.comm.device.type == "cuda" else "*"))
+            yield replace(tables[0], serves=tuple(served))
+            yield from tables[1:]
 
     def _table(self, case: Case, dtype: str, mode: str) -> Table:
         samples, choice = self.measured[case]
