@@ -137,7 +137,7 @@ def a_thousand(comm: Communicator) -> str:
 
 
 def after_many_calls(comm: Communicator) -> str:
-    """Slots and epochs have moved on by any number when the graph comes again."""
+    """Slots and numbers have moved on by any number when the graph comes again."""
     calls = [Steady(comm, "all_reduce", count) for count in (33, 20_011, 3_000_001)]
     others = [Steady(comm, name, 501) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")]
     warm_up(*calls, *others)
