@@ -127,7 +127,7 @@ def _general_first(table: Table) -> tuple[bool, bool]:
 def _served(rule: Mapping[str, Any], table: Table, world: int) -> bool:
     """Whether a rule of an earlier run is for what this table serves now."""
     place = table.case.op, table.case.placement, [world, world]
-    if (rule["op"], rule.get("placement", "plain"), list(rule.get("world", ()))) != place:
+    if (rule["op"], rule.get("placement", "plain"), list(rule.get("world") or ())) != place:
         return False
     dtype, mode = rule.get("dtype", "*"), rule.get("mode", "*")
     return any(mode == served_mode and served in ("*", dtype) for served, served_mode in table.serves)
