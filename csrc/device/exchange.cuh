@@ -54,11 +54,7 @@ __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves&
   const auto push = [&](int k) { push_step(channel, job, moves, k, steps[k]); };
   const auto take = [&](int k) {
     const bool comes = k % kAhead == 0 || u64{steps[k]} * 8 * P::kStepWords < bytes;
-    if (!comes) return true;
-    Words<P> result;
-    if (!take_and_reduce<T, Op>(channel, k, steps[k], own, job.redop, result)) return false;
-    result.store(out, steps[k]);
-    return true;
+    return !comes || take_reduced<T, Op>(channel, k, steps[k], own, job.redop, out);
   };
   push_and_take(channel, steps, push, take);
 }

@@ -41,6 +41,16 @@ __device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, in
   return true;
 }
 
+// The same into `out`.
+template <class T, class Op, class P, int N>
+__device__ __forceinline__ bool take_reduced(const Channel<P, N>& channel, int i, u32 step,
+                                             const Span& own, int redop, const Span& out) {
+  Words<P> result;
+  if (!take_and_reduce<T, Op>(channel, i, step, own, redop, result)) return false;
+  result.store(out, step);
+  return true;
+}
+
 // An exchange of steps: send(k), then take(k). Where a channel has few, two are on their way at a
 // time; more of them crowd the link, and what a multiprocessor reads waits behind what it sends.
 template <class P, int N, class Send, class Take>
@@ -69,10 +79,7 @@ __device__ __forceinline__ void all_reduce_oneshot(const Job& job) {
     next = Words<P>::load(in, steps[k + 1]);
   };
   const auto take = [&](int k) {
-    Words<P> result;
-    if (!take_and_reduce<T, Op>(channel, k, steps[k], in, job.redop, result)) return false;
-    result.store(out, steps[k]);
-    return true;
+    return take_reduced<T, Op>(channel, k, steps[k], in, job.redop, out);
   };
   send_and_take(channel, steps, send, take);
 }

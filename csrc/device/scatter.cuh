@@ -82,10 +82,7 @@ __device__ __forceinline__ void reduce_scatter_oneshot(const Job& job) {
   const Steps steps = channel.steps(job.bytes);
   Scatter<P, N> scatter(channel, in, job.bytes, steps);
   const auto take = [&](int k) {
-    Words<P> result;
-    if (!take_and_reduce<T, Op>(channel, k, steps[k], my_in, job.redop, result)) return false;
-    result.store(out, steps[k]);
-    return true;
+    return take_reduced<T, Op>(channel, k, steps[k], my_in, job.redop, out);
   };
   send_and_take(channel, steps, [&](int k) { scatter.send(k, k); }, take);
 }
