@@ -135,7 +135,7 @@ const Function& DeviceCode::on(int device) const {
 void DeviceCode::launch(unsigned blocks, unsigned threads, DLDevice device, void* job) const {
   const ContextGuard guard(gpu(device.device_id).context);
   void* parameters[] = {job};
-  launch_early(on(device.device_id), {blocks, threads, 0}, stream_on(device), parameters);
+  launch_kernel(on(device.device_id), {blocks, threads, 0, true}, stream_on(device), parameters);
 }
 
 TVM_FFI_STATIC_INIT_BLOCK() {

@@ -52,12 +52,12 @@ Function load_function(const std::string& name, const Cubin& cubin, size_t tile_
   return it->second;
 }
 
-void launch_early(const Function& function, const Grid& grid, CUstream stream, void** parameters) {
+void launch_kernel(const Function& function, const Grid& grid, CUstream stream, void** parameters) {
   CUlaunchAttribute early{};
   early.id = kLaunchProgrammaticStreamSerialization;
   early.value.programmatic_stream_serialization = 1;
-  const CUlaunchConfig config = {grid.blocks, 1,      1, grid.threads, 1, 1, grid.shared_bytes,
-                                 stream,      &early, 1};
+  const CUlaunchConfig config = {grid.blocks,       1,      1,      grid.threads,        1, 1,
+                                 grid.shared_bytes, stream, &early, grid.early ? 1u : 0u};
   check(cuda().cuLaunchKernelEx(&config, function.handle, parameters, nullptr), "cuLaunchKernelEx");
 }
 

@@ -43,7 +43,7 @@ __device__ __forceinline__ u64 ld_acquire_sys(const u64* p) {
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 // What ran ahead on the stream is over and its writes are there: first thing in every kernel, since
-// its launch may have been early (Kernels::launch).
+// its launch may have been early (cuda/module.h).
 __device__ __forceinline__ void wait_for_stream() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -51,9 +51,9 @@ __device__ __forceinline__ void wait_for_stream() {
 }
 
 // The kernel behind this one on the stream may take its place now; it waits all the same until this
-// one is over (wait_for_stream). It saves the next one's start. Who waits for peers says so when
-// that is over, or is small: two kernels that fill the GPU would keep out a third, of another
-// communicator, which those peers may wait for.
+// one is over (wait_for_stream). It saves the next one's start. Not for grids that fill the GPU and
+// wait for peers: two of them would keep out a third, of another communicator, which those peers
+// may wait for.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

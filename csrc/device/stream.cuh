@@ -171,10 +171,7 @@ class Stream {
         *const_cast<volatile u32*>(&board_->arrived[stage]) = static_cast<u32>(least);
       }
       shown = least;
-      if (__all_sync(0xffffffffu, least >= steps)) {
-        let_next_start();  // no peer is awaited any more
-        return;
-      }
+      if (__all_sync(0xffffffffu, least >= steps)) return;
     }
     *const_cast<volatile u32*>(&board_->over) = 1;
   }

@@ -42,7 +42,7 @@ void Kernels::launch(const Instance& instance, const Job& job, const Moves& move
   // A kernel that only takes a job does not read the second one.
   void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
   const unsigned shared = instance.shared_tiles * job.tile_bytes;
-  launch_early(instance, {blocks, threads, shared}, stream, parameters);
+  launch_kernel(instance, {blocks, threads, shared, threads <= kSmallBlock}, stream, parameters);
 }
 
 }  // namespace commlib::nccl

@@ -121,13 +121,13 @@ def disagree(comm: Communicator, how: str) -> str:
     odd = made.rank == made.size - 1
     calls: dict[str, Callable[[], object]] = {
         "operation": lambda: made.broadcast(x, 0) if odd else made.all_reduce(x),
-        "dtype": lambda: made.all_reduce(x.int() if odd else x),
-        "size": lambda: made.all_reduce(x[:50] if odd else x),
-        "large size": lambda: made.all_reduce(large if odd else large[1:].clone()),
-        "reduction": lambda: made.all_reduce(x, "max" if odd else "sum"),
+        "dtype": lambda: by(made, "lsa_ll128_oneshot", x.int() if odd else x),
+        "size": lambda: by(made, "lsa_ll128_oneshot", x[:50] if odd else x),
+        "large size": lambda: by(made, "lsa_twoshot", large if odd else large[1:].clone()),
+        "reduction": lambda: by(made, "lsa_ll128_oneshot", x, "max" if odd else "sum"),
         "root": lambda: made.broadcast(x, 1 if odd else 0),
-        "kernel": lambda: with_another(made, "lsa_ll128_oneshot" if odd else "lsa_ll_oneshot", x),
-        "NCCL's": lambda: with_another(made, "nccl_direct" if odd else "lsa_ll_oneshot", x),
+        "kernel": lambda: by(made, "lsa_ll128_oneshot" if odd else "lsa_ll_oneshot", x),
+        "NCCL's": lambda: by(made, "nccl_direct" if odd else "lsa_ll_oneshot", x),
         "nothing": lambda: None if odd else made.all_reduce(x),
     }
     text = error_of(calls[how]) or finish(made)
@@ -137,20 +137,21 @@ def disagree(comm: Communicator, how: str) -> str:
 
 def try_all(comm: Communicator, x: torch.Tensor, large: torch.Tensor) -> None:
     """Compile and connect: what follows is about disagreement alone."""
-    for algorithm in ("lsa_ll128_oneshot", "nccl_direct", "lsa_ll_oneshot"):
+    for algorithm in ("nccl_direct", "lsa_ll_oneshot", "lsa_twoshot", "lsa_ll128_oneshot"):
         with pinned(comm, "all_reduce", algorithm):
             comm.all_reduce(x.clone())
-    comm.all_reduce(x.clone(), "max")
-    comm.all_reduce(x.int())
-    comm.all_reduce(large.clone())
+            comm.all_reduce(large.clone())
+    with pinned(comm, "all_reduce", "lsa_ll128_oneshot"):
+        comm.all_reduce(x.clone(), "max")
+        comm.all_reduce(x.int())
     comm.broadcast(x, 0)
     torch.cuda.synchronize()
 
 
-def with_another(comm: Communicator, algorithm: str, x: torch.Tensor) -> None:
-    """A plan that only this rank has, past the check that all have the same."""
+def by(comm: Communicator, algorithm: str, x: torch.Tensor, op: str = "sum") -> None:
+    """A plan that only this rank may have, past the check that all have the same."""
     comm._backend.set_plan(Plan.only({"all_reduce": algorithm}, base=comm.plan))
-    comm.all_reduce(x)
+    comm.all_reduce(x, op)
 
 
 def abort_while_others_wait(comm: Communicator, algorithm: str) -> tuple[list[str], float]:
