@@ -31,10 +31,10 @@ struct Grid {
   bool early;
 };
 
-// `grid.early`: the kernel may take its place on the GPU before the one ahead has ended, if that
-// lets it, which wins a quarter of a microsecond. So kernels here begin by waiting for that
-// (wait_for_stream). A grid that fills the GPU had better not: where blocks of the one ahead leave
-// one by one, some multiprocessors get two of the next and others none.
+// `grid.early`: the kernel may take its place on the GPU before the one ahead has ended, which wins
+// a quarter of a microsecond. So kernels here begin by waiting for that (wait_for_stream). What
+// needs the whole GPU for long had better not: where blocks of the one ahead leave one by one, some
+// multiprocessors get two of the next and others none.
 void launch_kernel(const Function& function, const Grid& grid, CUstream stream, void** parameters);
 
 }  // namespace commlib

@@ -42,7 +42,8 @@ void Kernels::launch(const Instance& instance, const Job& job, const Moves& move
   // A kernel that only takes a job does not read the second one.
   void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
   const unsigned shared = instance.shared_tiles * job.tile_bytes;
-  launch_kernel(instance, {blocks, threads, shared, threads <= kSmallBlock}, stream, parameters);
+  const bool is_stream = shared > 0;
+  launch_kernel(instance, {blocks, threads, shared, !is_stream}, stream, parameters);
 }
 
 }  // namespace commlib::nccl
