@@ -41,9 +41,8 @@ def judge(
     regrets, gains, slower, noise = [], [], {}, []
     for size in samples.sizes:
         times = samples.times[size]
-        worst = max(times, key=lambda option: median(times[option]))
         chosen = [choice(size) if choice else of_fold[size] for of_fold, _ in folds]
-        own = _judged(times, [option if option in times else worst for option in chosen])
+        own = _judged(times, [_measured(times, option) for option in chosen])
         best = _judged(times, [of_fold[size] for _, of_fold in folds])
         regrets.append(math.log(median(own) / median(best)))
         noise.append(_error(best))
@@ -62,6 +61,11 @@ def judge(
     )
 
 
+def _measured(times: Mapping[Option, Sequence[float]], option: Option) -> Option:
+    """Return the option, or the slowest where it was not measured: nothing speaks for it."""
+    return option if option in times else max(times, key=lambda other: median(times[other]))
+
+
 def _judged(times: Mapping[Option, Sequence[float]], options: Sequence[Option]) -> list[float]:
     """Return each fold's blocks of the option that this fold judges."""
     return [t for fold, option in enumerate(options) for t in in_fold(times[option], fold, len(options))]
@@ -74,7 +78,7 @@ def keeps(samples: Samples, old: Callable[[int], Option | None], new: Choice) ->
         before, times = old(size), samples.times[size]
         if before is None or before not in times:
             return False
-        losses.append(math.log(median(times[before]) / median(times[new.at(size)])))
+        losses.append(math.log(median(times[before]) / median(times[_measured(times, new.at(size))])))
     return _mean(losses) <= NOISE / 4 and max(losses, default=0.0) <= 2 * NOISE
 
 

@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import commlib
 from commlib.cli import main
+from commlib.cli.tune.run import Order, Tuning
 from commlib.plan import Plan
+from commlib.tuner import Case, Choice, Option, Samples, Stretch, Verdict
+from commlib.tuner.rules import Table
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1448, 2048, 2896, 4096, 5760, 8192, 11584, 16384}  # a grid of √2; from 1024 on, 16 elements each
@@ -109,6 +115,28 @@ def test_an_interrupted_run_goes_on_from_its_samples(tmp_path: Path) -> None:
     assert after[: len(before)] == before
     assert len(after) == 2 * len(SIZES)  # on ordinary and on symmetric tensors
     assert Plan.load(output).rules
+
+
+def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would_serve() -> None:
+    """The rule for all types is as good as what was measured; an older one, of bfloat16 alone, may not be."""
+    quick, slow = Option("shm_oneshot"), Option("shm_twoshot")
+    wide, narrow = (Case("all_reduce", dtype, "eager", "plain") for dtype in (torch.float32, torch.bfloat16))
+    choice = Choice((Stretch(quick, (1024,)),))
+    ours = Plan.only({"all_reduce": "shm_oneshot"}).document["rules"]
+    older = [{"op": "all_reduce", "dtype": "bfloat16", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]}]
+    order = Order(
+        ops=("all_reduce",), dtypes=(), modes=(), algorithms=(), low=1024, high=1024, seconds=5.0, penalty=0.05, seed=0,
+        backend="shm", plan=None, fresh=False, resume=False, dry_run=True, force=False, plot=None, output=None,
+    )  # fmt: skip
+    for factor, kept in ((1.0, True), (1.5, False)):
+        of_type = Samples({1024: {quick: (1e-6,) * 5, slow: (factor * 1e-6,) * 5}})
+        table = Table(wide, "*", "*", of_type, choice, Verdict(0.0, 0.0, None), (("bfloat16", "eager"),))
+        plan = Plan({"schema": "commlib.plan", "version": 1, "rules": [*older, *ours]}, "in force")
+        with commlib.init(backend="shm", plan=plan) as comm:
+            tuning = Tuning(comm, order, 0.0)
+            tuning.measured = {wide: (of_type, choice), narrow: (of_type, choice)}
+            assert tuning.keeps(table) == kept
+            assert tuning.keeps(replace(table, serves=()))
 
 
 @pytest.mark.parametrize(

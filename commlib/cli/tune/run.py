@@ -106,7 +106,7 @@ class Tuning:
             for case in cases:
                 self._survey(survey, case)
             for table in self._tables(cases):
-                kept = not self.order.fresh and keeps(table.samples, self._now(table.case), table.choice)
+                kept = not self.order.fresh and self.keeps(table)
                 self.say(*table_lines(table, self.width, kept))
                 refused += [table] if table.verdict.slower else []
                 tables += [] if kept else [table]
@@ -170,6 +170,15 @@ class Tuning:
         samples = self.measured[case][0]
         verdict = judge(samples, self.measured[general][1].at, lambda size: None, self.settings)
         return verdict.regret <= ALIKE and verdict.worst <= ALIKE_WORST
+
+    def keeps(self, table: Table) -> bool:
+        """Whether the plan in force is as good, also for the types and modes that the table serves."""
+        first = table.case
+        served = [
+            replace(first, dtype=first.dtype if dtype == "*" else getattr(torch, dtype), mode=mode)
+            for dtype, mode in table.serves
+        ]
+        return all(keeps(self.measured[case][0], self._now(case), table.choice) for case in [first, *served])
 
     def _now(self, case: Case) -> Callable[[int], Option | None]:
         """Return what the plan in force runs, by size."""
