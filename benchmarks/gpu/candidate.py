@@ -68,7 +68,6 @@ class Entry:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.graph: Any = None
         self.calls = 0  # of one block
-        self.launch_s = 0.0  # of the host, to start a block
         self.times_s: list[float] = []  # per call
         self.host_s: list[float] = []  # per call, eager only
         self.wrong = 0
@@ -128,12 +127,10 @@ def checked(run: Run) -> None:
 
 def agree(comm: Communicator, entries: Sequence[Entry]) -> list[Entry]:
     """Leave out on all ranks what one rank cannot run: it would be waited for. Return the rest."""
-    everyone = comm.all_gather_object([(entry.reason, entry.launch_s) for entry in entries])
+    everyone = comm.all_gather_object([entry.reason for entry in entries])
     for entry, of_ranks in zip(entries, zip(*everyone, strict=True), strict=True):
-        failed = [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(of_ranks) if reason]
-        same = len({reason for reason, _ in of_ranks}) == 1
-        entry.reason = "" if not failed else of_ranks[0][0] if same else failed[0]
-        entry.launch_s = max(launch_s for _, launch_s in of_ranks)
+        failed = [f"rank {rank}: {reason}" for rank, reason in enumerate(of_ranks) if reason]
+        entry.reason = "" if not failed else of_ranks[0] if len(set(of_ranks)) == 1 else failed[0]
     return [entry for entry in entries if not entry.reason]
 
 

@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,15 +18,13 @@ from candidate import BUFFERS, Entry, agree, checked, combine
 from case import Truth, poison
 
 from commlib.communicator import Communicator
+from commlib.timing.graph import Starter, capture
 
 K, M = 1 << 10, 1 << 20
 # Calls of one graph by size: enough that its launch, some µs, does not count. In place each one multiplies
 # the values by the ranks: 33 on one buffer stay finite up to eight ranks.
 CALLS = ((256 * K, 99), (4 * M, 48), (32 * M, 18), (64 * M, 9))
 MOST_BYTES_CALLS = 6
-CYCLES_PER_S = 2e9  # of the device, about
-MOST_LAUNCH_S = 2e-3
-PAUSE_S = 80e-6  # more than the host takes to start anything but the graph
 
 
 @dataclass(frozen=True)
@@ -36,42 +35,6 @@ class Budget:
     least: int = 15
     most: int = 41
     seed: int = 0
-
-
-class Starter:
-    """Makes all ranks start a block at once: a pause while the host enqueues it, then a barrier on the device."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
-        comm.barrier()
-        self._barrier = capture(lambda: [comm.barrier], 1)
-
-    def line_up(self, launch_s: float) -> None:
-        """Enqueue the pause and the barrier; what the caller enqueues next starts together on all ranks."""
-        torch.cuda._sleep(int((PAUSE_S + 2 * launch_s) * CYCLES_PER_S))
-        self._barrier.replay()
-
-    def close(self) -> None:
-        """Give the graph back."""
-        self._barrier.reset()
-
-
-def capture(make: Any, calls: int) -> torch.cuda.CUDAGraph:
-    """Capture `calls` calls of what `make()` returns, in turn. No garbage collection, unlike torch.cuda.graph."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            runs = make()
-            for at in range(calls):
-                checked(runs[at % len(runs)])
-        except BaseException:
-            _end_failed(graph)
-            raise
-        graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    return graph
 
 
 def calls_of(num_bytes: int) -> int:
@@ -114,14 +77,14 @@ def _capture(entry: Entry, truth: Truth) -> None:
         x.copy_(truth.input)
         checked(run)
     torch.cuda.synchronize()
-    entry.graph = capture(entry.runs, entry.calls)
+    entry.graph = capture([partial(_calls, entry)])
 
 
-def _end_failed(graph: torch.cuda.CUDAGraph) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        pass  # the capture is invalid already; the first error says why
+def _calls(entry: Entry) -> None:
+    """Make a block's calls. What they are is asked here: peers bind the stream that is current then."""
+    runs = entry.runs()
+    for at in range(entry.calls):
+        checked(runs[at % len(runs)])
 
 
 def _refill(entry: Entry, truth: Truth) -> None:
@@ -145,29 +108,19 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth) -> None:
 
 def _block(comm: Communicator, entry: Entry, starter: Starter, truth: Truth) -> float:
     """Run one block on all ranks at once and return this rank's seconds per call."""
-    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     comm.barrier()
     _refill(entry, truth)  # candidates share tensors, and calls in place leave them large
-    starter.line_up(entry.launch_s)
-    before.record()
-    launched = time.perf_counter()
-    entry.graph.replay()
-    launch_s = time.perf_counter() - launched
-    after.record()
-    after.synchronize()
-    entry.launch_s = min(max(entry.launch_s, launch_s), MOST_LAUNCH_S)
-    return float(before.elapsed_time(after)) * 1e-3 / entry.calls
+    return starter.time(entry.graph) / entry.calls
 
 
 def _run_blocks(comm: Communicator, entries: Sequence[Entry], starter: Starter, budget: Budget, truth: Truth) -> None:
     if not entries:
         return
     start = time.perf_counter()
-    for entry in entries:  # the graph is on the device by now; how long the host takes to launch it
+    for entry in entries:  # the graph is on the device by now, and it is known how long the host takes to launch it
         _block(comm, entry, starter, truth)
     round_s = max(comm.all_gather_object(time.perf_counter() - start))
     rounds = max(budget.least, min(budget.most, int(budget.seconds / round_s)))
-    agree(comm, entries)
     order = random.Random(f"{budget.seed} {entries[0].case.op} {entries[0].case.num_bytes}")
     gc.collect()
     gc.disable()

@@ -19,6 +19,7 @@ from case import DTYPE, Case
 from ours import Ours, Sweep
 
 from commlib.communicator import Communicator
+from commlib.timing.graph import Starter
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Session:
         self.windows = None if isinstance(self.nccl, str) else Memory(self.nccl.window, options.max_bytes)
         self.registered = None if isinstance(self.custom, str) else Memory(self.custom.registered, options.max_bytes)
         gpu = comm.device.type == "cuda" and options.mode == "graph"
-        self.starter = graph_clock.Starter(comm) if gpu else None
+        self.starter = Starter(comm) if gpu else None
 
     def _start_peers(self) -> None:
         started = self._together(lambda: torch_peer.start(self.comm))
@@ -102,8 +103,6 @@ class Session:
     def close(self) -> None:
         """End the peers: graphs are gone by now, and NCCL's destroy waits for them."""
         if self.starter is not None:
-            torch.cuda.synchronize()
-            self.comm.barrier()
             self.starter.close()
         for memory in (self.shared, self.windows, self.registered):
             if memory is not None:

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from graph_clock import capture
 from run import shown_command
 
 from commlib.communicator import Communicator
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
+from commlib.timing.graph import capture
 
 MOST_BYTES = 65536
 COUNTS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 129, 255, 257, 511, 512, 513, 1000, 1023, 1024, 1025)
@@ -103,7 +103,7 @@ def soak(comm: Communicator, limits: Limits) -> dict[str, Any]:
     layouts = [Layout(comm, lanes, phase, f"{limits.seed} {number}") for number in range(LAYOUTS)]
     for layout in layouts:
         layout.round()  # before a capture: kernels are built and loaded
-    graphs = [capture(lambda one=layout: [one.round], ROUNDS_OF_GRAPH) for layout in layouts] if gpu else []
+    graphs = [capture([layout.round] * ROUNDS_OF_GRAPH) for layout in layouts] if gpu else []
     counts = {"eager": sum(layout.calls for layout in layouts), "graph": 0}
     draw = random.Random(limits.seed)
     start, told, why = time.monotonic(), 0.0, ""
