@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -36,19 +36,28 @@ class Table:
     verdict: Verdict
     serves: tuple[tuple[str, str], ...] = ()
 
+    def served(self) -> Iterator[Case]:
+        """Yield the cases that `serves` names."""
+        for dtype, mode in self.serves:
+            yield replace(self.case, dtype=self.case.dtype if dtype == "*" else getattr(torch, dtype), mode=mode)
+
 
 def document(
     tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
 ) -> dict[str, Any]:
     """Return the plan document: the new rules, and those of `base` for everything that was not tuned, as measured."""
-    rules = [dict(rule) for rule in base.document["rules"] if not any(_served(rule, t, world) for t in tables)]
+    gone = list(_replaced(base.document["rules"], tables, world))
+    rules = [dict(rule) for rule in base.document["rules"] if rule not in gone]
     for table in sorted(tables, key=_general_first):
         rule = rule_of(table, world)
         for new in (rule, *_exceptions(rule, table.case)):
             rules = _placed(new, rules)
-    before = base.document  # what its rules were chosen from goes with them
-    judged = {f"{table.case}, {world} ranks": _judged(table.verdict) for table in tables}
-    samples = {f"{table.case}, {world} ranks": table.samples.summary() for table in tables}
+    # What the rules of `base` were chosen from goes with them, as long as they stand.
+    served = {_name(case, world) for table in tables for case in table.served()}
+    judged = _without(served, base.document.get("method", {}).get("judged", {}))
+    samples = _without(served, base.document.get("samples", {}))
+    judged |= {_name(table.case, world): _judged(table.verdict) for table in tables}
+    samples |= {_name(table.case, world): table.samples.summary() for table in tables}
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -61,9 +70,9 @@ def document(
             "resamples": settings.resamples,
             "seed": settings.seed,
             "statistic": "median of interleaved blocks, slowest rank",
-            "judged": {**before.get("method", {}).get("judged", {}), **judged},
+            "judged": judged,
         },
-        "samples": {**before.get("samples", {}), **samples},
+        "samples": samples,
         "rules": rules,
     }
 
@@ -124,13 +133,30 @@ def _general_first(table: Table) -> tuple[bool, bool]:
     return table.dtype != "*", table.mode != "*"
 
 
-def _served(rule: Mapping[str, Any], table: Table, world: int) -> bool:
-    """Whether a rule of an earlier run is for what this table serves now."""
-    place = table.case.op, table.case.placement, [world, world]
-    if (rule["op"], rule.get("placement", "plain"), list(rule.get("world") or ())) != place:
-        return False
-    dtype, mode = rule.get("dtype", "*"), rule.get("mode", "*")
-    return any(mode == served_mode and served in ("*", dtype) for served, served_mode in table.serves)
+def _replaced(rules: Iterable[dict[str, Any]], tables: Sequence[Table], world: int) -> Iterator[dict[str, Any]]:
+    """Yield the rules whose types and modes new ones speak of, and those that were made because of them."""
+    for rule in rules:
+        here = [table for table in tables if table.case.op == rule["op"]]
+        if here and _modes(rule.get("mode", "*")) <= _covered(rule, here, world):
+            yield rule
+            yield from _exceptions(rule, here[0].case)
+
+
+def _covered(rule: Mapping[str, Any], tables: Iterable[Table], world: int) -> set[str]:
+    """Return the modes in which tables speak of this rule's type and ranks."""
+    covered: set[str] = set()
+    if list(rule.get("world") or ()) != [world, world] or "redop" in rule:
+        return covered
+    dtype = rule.get("dtype", "*")
+    for table in tables:
+        if table.case.placement == rule.get("placement", "plain"):
+            covered |= _modes(table.mode) if table.dtype == dtype else set()
+            covered |= {mode for served, mode in table.serves if served in ("*", dtype)}
+    return covered
+
+
+def _modes(mode: str) -> set[str]:
+    return {"eager", "graph"} if mode == "*" else {mode}
 
 
 def _placed(new: dict[str, Any], rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -148,6 +174,14 @@ def _keys(rule: Mapping[str, Any]) -> tuple[object, ...]:
     world = rule.get("world") or (1, None)
     optional = (rule.get(key, "*") for key in ("dtype", "redop", "mode"))
     return (rule["op"], rule.get("placement", "plain"), tuple(world), *optional)
+
+
+def _name(case: Case, world: int) -> str:
+    return f"{case}, {world} ranks"
+
+
+def _without(names: Container[str], found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in names}
 
 
 def _judged(verdict: Verdict) -> dict[str, Any]:

@@ -86,6 +86,43 @@ def test_a_type_that_needs_its_own_rule_no_more_loses_it() -> None:
     )
 
 
+def test_with_a_rule_goes_what_it_was_chosen_from() -> None:
+    first = made(
+        TABLE, replace(TABLE, case=replace(CASE, dtype=torch.bfloat16), dtype="bfloat16", mode="eager")
+    ).document
+    names = ["all_reduce float32 eager, 2 ranks", "all_reduce bfloat16 eager, 2 ranks"]
+    assert list(first["samples"]) == list(first["method"]["judged"]) == names
+    second = made(replace(TABLE, serves=(("bfloat16", "eager"),)), base=Plan(first, "first")).document
+    assert list(second["samples"]) == list(second["method"]["judged"]) == names[:1]
+
+
+def test_rules_of_both_modes_replace_those_of_one_and_the_other_way_round() -> None:
+    graph, eager = (replace(TABLE, mode=mode) for mode in ("graph", "eager"))
+    for before, after in (((TABLE,), (graph, eager)), ((graph, eager), (TABLE,))):
+        plan = made(*after, base=made(*before))
+        tuned = [rule for rule in plan.document["rules"] if rule.get("world") == [2, 2]]
+        assert [rule.get("mode", "*") for rule in tuned] == [table.mode for table in after][::-1]
+    half = [rule.get("mode", "*") for rule in made(graph, base=made(TABLE)).document["rules"]]
+    assert half[1:3] == ["graph", "*"]  # eager calls still need the older one
+
+
+def test_rules_for_what_an_algorithm_refuses_go_with_the_rule_they_were_made_for() -> None:
+    vendor = Option("nccl_direct")
+    found = Samples({size: {vendor: (1e-6,), ONESHOT: (2e-6,)} for size in (8, 16)})
+    case = replace(CASE, dtype=torch.bfloat16, mode="graph")
+    stretches = (Stretch(Option("lsa_ll_oneshot"), (8,), 8), Stretch(vendor, (16,)))
+    old = Table(case, "*", "graph", found, Choice(stretches), Verdict(0.0, 0.0, None))
+    first = made(old)
+    exceptions = [rule for rule in first.document["rules"] if rule.get("redop") or rule.get("dtype") == "int16"]
+    assert {rule.get("redop", "int16") for rule in exceptions} == {"band", "bor", "bxor", "int16"}
+    second = made(replace(old, mode="*", choice=Choice((Stretch(Option("lsa_ll_oneshot"), (8, 16)),))), base=first)
+    left = [rule for rule in second.document["rules"] if rule.get("world") == [2, 2] and rule.get("mode") == "graph"]
+    assert left == []
+    measured = replace(old, case=replace(case, dtype=torch.float16), dtype="float16")  # in a run that measured it, too
+    third = made(replace(old, mode="*"), base=made(measured))
+    assert [rule["mode"] for rule in third.document["rules"] if rule.get("dtype") == "float16"] == ["graph"]
+
+
 def test_modes_of_their_own_come_before_both() -> None:
     graph = replace(TABLE, mode="graph", choice=Choice((Stretch(TWOSHOT, (8, 16, 4096)),)))
     plan = made(TABLE, graph)

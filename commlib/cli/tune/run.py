@@ -173,12 +173,8 @@ class Tuning:
 
     def keeps(self, table: Table) -> bool:
         """Whether the plan in force is as good, also for the types and modes that the table serves."""
-        first = table.case
-        served = [
-            replace(first, dtype=first.dtype if dtype == "*" else getattr(torch, dtype), mode=mode)
-            for dtype, mode in table.serves
-        ]
-        return all(keeps(self.measured[case][0], self._now(case), table.choice) for case in [first, *served])
+        cases = [table.case, *table.served()]
+        return all(keeps(self.measured[case][0], self._now(case), table.choice) for case in cases)
 
     def _now(self, case: Case) -> Callable[[int], Option | None]:
         """Return what the plan in force runs, by size."""
