@@ -25,7 +25,8 @@ IMPORTERS = {
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",
-    "matplotlib": "commlib/cli/*.py",
+    "matplotlib": "commlib/*/plot.py",
+    "jsonschema": "commlib/report/document.py",
     "rich": "commlib/cli/*.py",
 }
 # Who reads variables that others set (launchers) or makes the environment of a child process.

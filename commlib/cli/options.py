@@ -1,15 +1,67 @@
-"""What options of several commands share."""
+"""What options of several commands share: sizes, lists of names, element types, files to write."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from commlib import env
+from commlib.report import files
+from commlib.report.plot import check_name
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+SHORT = {
+    **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
+    **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},
+    **{"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
-def read_bytes(ctx: click.Context, param: click.Parameter, value: str) -> int:
+def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Turn a size such as 4096, 64K, 8M or 1G into bytes: `callback=read_bytes` of an option."""
     try:
-        return env.parse_bytes(value)
+        return None if value is None else env.parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return the comma-separated names, each once; one that is not known is answered with those that are."""
+    return tuple(dict.fromkeys(known_name(name.strip(), known, what) for name in text.split(",")))
+
+
+def known_name(name: str, known: Iterable[str], what: str) -> str:
+    """Return a name that is known, or say which are."""
+    if name not in known:
+        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+    return name
+
+
+def read_dtypes(text: str) -> tuple[torch.dtype, ...]:
+    """Return the element types of comma-separated names, torch's or short ones; or all."""
+    import torch
+
+    from commlib.redops import DTYPES
+
+    names = DTYPES if text == "all" else [SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
+    valid = [*DTYPES, *SHORT]
+    return tuple(dict.fromkeys(getattr(torch, known_name(name, valid, "element type")) for name in names))
+
+
+def check_files(output: Path | None, picture: Path | None, option: str = "-o") -> None:
+    """Refuse what could not be written in the end; "-" is stdout."""
+    try:
+        check_name(picture)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    for name, path in ((option, output), ("--plot", picture)):
+        if path is not None and str(path) != "-" and (why := files.unwritable(path)):
+            raise click.UsageError(f"{name} {path}: {why}")

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from commlib.cli import main
-from commlib.cli.bench import progress as bench_progress
-from commlib.cli.bench.file import read
 from commlib.cli.bench.job import Job
+from commlib.cli.bench.rows import KIND
+from commlib.report import progress
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
@@ -42,7 +42,7 @@ def report(file: Path) -> tuple[str, dict[str, Any]]:
     words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,mpi", "-o", str(file))
     result = bench(*words, *FOUR_SIZES)
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout, read(file)
+    return result.stdout, KIND.read(file)
 
 
 def measured(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -242,7 +242,7 @@ def test_a_wrong_option_is_said_once_before_any_rank_starts(
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     """Return what the words of a command line ask for, without a rank."""
     jobs: list[Job] = []
-    monkeypatch.setattr("commlib.cli.bench.run.main", lambda job, output: jobs.append(job) or 0)
+    monkeypatch.setattr("commlib.cli.bench.run.main", lambda job, output, command: jobs.append(job) or 0)
 
     def job(*words: str) -> Job:
         with pytest.raises(SystemExit):
@@ -276,7 +276,7 @@ def test_a_world_of_one_is_told_how_to_get_more(capsys: pytest.CaptureFixture[st
 def test_without_matplotlib_the_rest_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("commlib.cli.bench.options.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("commlib.report.plot.importlib.util.find_spec", lambda name: None)
     picture, path = tmp_path / "curves.png", tmp_path / "report.csv"
     with pytest.raises(SystemExit) as end:
         main(["bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK])
@@ -288,7 +288,7 @@ def test_without_matplotlib_the_rest_is_done(
 
 @pytest.mark.parametrize(("done", "width"), [(0, 80), (5, 80), (12, 80), (5, 40), (5, 12)])
 def test_the_progress_line_fits_the_terminal(done: int, width: int) -> None:
-    text = bench_progress.line(done, 12, "reduce_scatterv of 67108864 B", 61.0, width)
+    text = progress.line(done, 12, "reduce_scatterv of 67108864 B", 61.0, width)
     assert len(text) < width
     assert text.startswith(f"{done}/12") or f"] {done}/12 1:01" in text
     if done == 5 and width == 80:
@@ -305,8 +305,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         "import os, sys\n"
         "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
         "    import commlib.cli.bench.document as document\n"
-        "    add = document.Report.add\n"
-        f"    document.Report.add = lambda self, group: (add(self, group), open({str(started)!r}, 'w').close())[0]\n"
+        "    add = document.BenchReport.add\n"
+        f"    done = lambda: open({str(started)!r}, 'w').close()\n"
+        "    document.BenchReport.add = lambda self, group: (add(self, group), done())[0]\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(
@@ -323,7 +324,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
         assert process.stdout is not None
         printed = process.stdout.read()
     assert process.returncode == 130
-    document = read(path)
+    document = KIND.read(path)
     assert (document["complete"], document["ended"]) == (False, "interrupted")
     assert document["rows"]
     assert [other.name for other in tmp_path.glob(".*")] == []

@@ -16,10 +16,11 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.bench import file
-from commlib.cli.bench.formats import FORMS, render
+from commlib.cli.bench.notes import closing, opening
+from commlib.cli.bench.rows import KIND
 from commlib.cli.bench.show import show
-from commlib.cli.bench.table import Table, closing, opening
+from commlib.cli.bench.view import BenchView
+from commlib.report import files
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 
 SCHEMA = json.loads((resources.files("commlib.cli.bench") / "schema.json").read_text(encoding="utf-8"))
@@ -29,6 +30,10 @@ def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
     """Return the document with figures of every measured row replaced."""
     found["rows"] = [row if "skipped" in row else {**row, **figures} for row in found["rows"]]
     return found
+
+
+def render(found: dict[str, Any], form: str, width: int) -> str:
+    return BenchView(found, width).render(form)
 
 
 def table(found: dict[str, Any], width: int) -> list[str]:
@@ -102,7 +107,7 @@ def test_the_speed_up_has_its_interval() -> None:
 
 def test_rows_as_they_come_give_the_lines_of_the_whole_document() -> None:
     found = document()
-    whole, live = table(found, 80), Table(80, found["config"])
+    whole, live = table(found, 80), BenchView(found, 80)
     for size in found["config"]["sizes"]:
         call = [row for row in found["rows"] if row["size"] == size]
         assert set(live.body(call)) <= set(whole)
@@ -179,13 +184,13 @@ def test_markdown_has_a_table_for_each_series_with_as_many_cells_in_each_line() 
 
 def test_show_prints_what_the_run_printed_in_every_form(tmp_path: Path) -> None:
     path = saved(tmp_path, document())
-    for form in FORMS:
+    for form in BenchView.forms:
         result = CliRunner().invoke(show, [str(path), "--format", form], env={"COLUMNS": "80"})
         assert (result.exit_code, result.stdout_bytes.decode()) == (0, render(document(), form, 80) + "\n")
     out = tmp_path / "out.csv"
     assert CliRunner().invoke(show, [str(path), "--format", "csv", "-o", str(out)]).output == ""
     assert out.read_bytes().decode() == render(document(), "csv", 80) + "\n"
-    assert file.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
+    assert KIND.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
 
 
 WHOLE = json.dumps(document(), indent=1)
@@ -230,10 +235,10 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, said in (("gone", "No such file"), ("", "Is a directory"), ("binary", "not a text file")):
         with pytest.raises(ValueError, match=said) as error:
-            file.read(tmp_path / name)
+            KIND.read(tmp_path / name)
         assert str(tmp_path / name) in str(error.value)
     with pytest.raises(ValueError, match="cannot write"):
-        file.write(tmp_path / "gone" / "x", "")
+        files.write(tmp_path / "gone" / "x", "")
 
 
 def test_what_a_newer_commlib_adds_to_rows_does_no_harm(tmp_path: Path) -> None:

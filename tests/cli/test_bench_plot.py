@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.bench.plot import SUFFIXES, plot
+from commlib.cli.bench.plot import plot
 from commlib.cli.bench.show import show
 from commlib.errors import Unsupported
+from commlib.report.plot import SUFFIXES
 from tests.cli.bench_documents import document, saved
 
 pytest.importorskip("matplotlib")
@@ -90,7 +91,7 @@ def test_without_matplotlib_show_says_what_is_missing_and_does_the_rest(
 
 def test_a_picture_that_cannot_be_drawn_is_named(tmp_path: Path) -> None:
     for path, found, said in (
-        (tmp_path / "x.pdf", document(), "ends in neither of .png, .svg"),
+        (tmp_path / "x.pdf", document(), "is no .png or .svg file; give it such a name"),
         (tmp_path / "gone" / "x.png", document(), "cannot write .*gone"),
         (tmp_path / "x.png", document(rows=[], fits=[]), "nothing to draw"),
     ):

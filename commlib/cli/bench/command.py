@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commlib.cli.bench.formats import FORMS
 from commlib.cli.bench.peers import PEERS
-from commlib.cli.options import read_bytes
+from commlib.cli.bench.view import BenchView
+from commlib.cli.options import FILE, read_bytes
 from commlib.cli.ranks import started
 
 BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
@@ -74,26 +73,18 @@ class _Bench(click.Group):
             formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
-def _size(*names: str, default: str | None, text: str) -> Callable[[Any], Any]:
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-        return None if value is None else read_bytes(ctx, param, value)
-
-    return click.option(*names, default=default, callback=read, show_default=default is not None, help=text)
-
-
-def _file(*names: str, text: str, exists: bool = False) -> Callable[[Any], Any]:
-    kind = click.Path(exists=exists, dir_okay=False, path_type=Path)
-    return click.option(*names, type=kind, help=text)
-
-
 _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", cls=_Ops, nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
-@_size("-b", "--min-bytes", default="8", text="Smallest size (K, M, G are binary).")
-@_size("-e", "--max-bytes", default=None, text=f"Largest size.  [default: {FULL[0]}, {BRIEF[0]} without OP]")
+@click.option(
+    "-b", "--min-bytes", default="8", show_default=True, callback=read_bytes, help="Smallest size (K, M, G are binary)."
+)
+@click.option(
+    "-e", "--max-bytes", callback=read_bytes, help=f"Largest size.  [default: {FULL[0]}, {BRIEF[0]} without OP]"
+)
 @click.option(
     "-f",
     "--factor",
@@ -124,10 +115,16 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
     "--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", show_default=True, help="Of ours."
 )
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
-@_file("--plan", exists=True, text="Plan file to run under instead of the one in force.")
-@click.option("--format", "form", type=click.Choice(FORMS), default="table", show_default=True)
-@_file("-o", "--output", text="Also write the results there, as JSON; as .csv, .md or .osu if it ends so.")
-@_file("--plot", text="Also draw the curves there: .png or .svg.")
+@click.option(
+    "--plan",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Plan file to run under instead of the one in force.",
+)
+@click.option("--format", "form", type=click.Choice(list(BenchView.forms)), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
+)
+@click.option("--plot", type=FILE, help="Also draw the curves there: .png or .svg.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
     """Time collectives, each algorithm of them, beside other libraries.
@@ -142,10 +139,11 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     code = started(ctx, "bench", ranks, bind)
     if code is not None:
         ctx.exit(code)
-    from commlib.cli.bench.run import Output, main
+    from commlib.cli.bench.run import main
+    from commlib.report.run import Output
 
-    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
-    ctx.exit(main(job, Output(command, options["form"], options["output"], options["plot"])))
+    output = Output(BenchView, options["form"], options["output"], options["plot"])
+    ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))
 
 
 def _reach(ops: tuple[str, ...], options: dict[str, Any]) -> tuple[int, float]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commlib.cli.bench import file
 from commlib.cli.bench.difference import Difference, difference
 from commlib.cli.bench.difference_text import markdown, table
+from commlib.cli.bench.rows import KIND
+from commlib.report.formats import json_text
+from commlib.report.run import terminal_width
 
 DEFAULT = "5%"
 
@@ -44,12 +44,12 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
 
 
 def _named(path: Path) -> tuple[str, dict[str, Any]]:
-    return path.name, file.read(path)
+    return path.name, KIND.read(path)
 
 
 def _text(found: Difference, form: str, every: bool) -> str:
     if form == "json":
-        return json.dumps(found.document(every), indent=1)
+        return json_text(found.document(every))
     if form == "md":
         return "\n".join(markdown(found, every))
-    return "\n".join(table(found, every, shutil.get_terminal_size().columns))
+    return "\n".join(table(found, every, terminal_width()))

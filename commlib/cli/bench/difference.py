@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from commlib.cli.bench.rows import Row, measured, median_us
+from commlib.cli.bench.rows import measured, median_us
+from commlib.report.document import Row
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
 SIDES = (("ours", True), ("others", False))

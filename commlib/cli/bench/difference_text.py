@@ -4,31 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commlib.cli.bench.columns import Column, Columns, fold
 from commlib.cli.bench.difference import SIDES, Difference, Pair, Summary
-from commlib.cli.bench.rows import Row, fitted, label, median_us, size_text, title
+from commlib.cli.bench.rows import label, median_us, title
+from commlib.report.document import Row
+from commlib.report.figures import fitted, size_text
+from commlib.report.formats import markdown_table
+from commlib.report.table import Column, Table, fold
+from commlib.report.view import grouped
 
 TIME = 8  # characters
 
 
 def table(found: Difference, every: bool, width: int) -> list[str]:
     """Return the lines for a terminal."""
-    columns = Columns(
-        [
-            Column("size", "size", 10, "(B)"),
-            Column("algorithm", "algorithm", 19, left=True),
-            Column("form", "form", 4, left=True, spare=2),
-            Column("a", "A", TIME, "(us)", spare=1),
-            Column("b", "B", TIME, "(us)", spare=1),
-            Column("ratio", "B/A", 6),
-            Column("verdict", "", 7, left=True),
-        ],
-        width,
-    )
+    shown = Table(COLUMNS, width)
     lines = fold([f"# A: {found.names[0]}", f"# B: {found.names[1]}", *_warned(found)], width)
     for pairs in _by_title(found.listed(every)):
-        lines += ["#", f"# {title(pairs[0].after)}"[:width], *columns.head()]
-        lines += [columns.line(_cells(pair)) for pair in pairs]
+        lines += [*shown.head(title(pairs[0].after)), *map(shown.line, pairs)]
     return [*lines, "#", *fold((f"# {line}" for line in summary(found)), width)]
 
 
@@ -37,9 +29,8 @@ def markdown(found: Difference, every: bool) -> list[str]:
     lines = [f"`{found.names[0]}` (A) and `{found.names[1]}` (B)", ""]
     lines += [f"- **warning**: {warning}" for warning in found.warnings] + [""] * bool(found.warnings)
     for pairs in _by_title(found.listed(every)):
-        lines += [f"### {title(pairs[0].after)}", "", "| size | algorithm | form | A, µs | B, µs | B/A | |"]
-        lines += ["|---:|:---|:---|---:|---:|---:|:---|"]
-        lines += [f"| {' | '.join(_cells(pair).values())} |".replace("*", "\\*") for pair in pairs] + [""]
+        table = markdown_table(COLUMNS, pairs)
+        lines += [f"### {title(pairs[0].after)}", "", *(line.replace("*", "\\*") for line in table), ""]
     return lines + [f"- {line}" for line in summary(found)]
 
 
@@ -64,27 +55,24 @@ def _warned(found: Difference) -> Iterator[str]:
 
 
 def _by_title(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    groups: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(title(pair.after), []).append(pair)
-    yield from groups.values()
+    return grouped(pairs, lambda pair: title(pair.after))
 
 
-def _cells(pair: Pair) -> dict[str, str]:
-    row = pair.after
-    return {
-        "size": size_text(row["size"]),
-        "algorithm": label(row),
-        "form": "in" if row["in_place"] else "out",
-        "a": fitted(median_us(pair.before), TIME),
-        "b": fitted(median_us(row), TIME),
-        "ratio": fitted(pair.ratio, 6),
-        "verdict": f"{row['wrong']} wrong"
-        if pair.verdict == "wrong"
-        else ""
-        if pair.verdict == "same"
-        else pair.verdict,
-    }
+def _verdict(pair: Pair) -> str:
+    if pair.verdict == "wrong":
+        return f"{pair.after['wrong']} wrong"
+    return "" if pair.verdict == "same" else pair.verdict
+
+
+COLUMNS = (
+    Column("size", lambda pair: size_text(pair.after["size"]), 10, "(B)"),
+    Column("algorithm", lambda pair: label(pair.after), 19, left=True),
+    Column("form", lambda pair: "in" if pair.after["in_place"] else "out", 4, left=True, spare=2),
+    Column("A", lambda pair: fitted(median_us(pair.before), TIME), TIME, "(us)", spare=1),
+    Column("B", lambda pair: fitted(median_us(pair.after), TIME), TIME, "(us)", spare=1),
+    Column("B/A", lambda pair: fitted(pair.ratio, 6), 6),
+    Column("", _verdict, 7, left=True),
+)
 
 
 def _content(rows: Sequence[Row]) -> str:

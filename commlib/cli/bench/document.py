@@ -1,44 +1,36 @@
-"""The document of a run: what `commlib bench` writes as JSON, and all that is shown is rendered from."""
+"""The document of a run: the rows of `commlib bench`, what follows from them, and how they were measured."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from commlib.cli.bench.file import SCHEMA, VERSION
+from commlib.cli.bench.rows import KIND, measured, median_us
 from commlib.collectives import COLLECTIVES
-from commlib.timing import (
-    Limit,
-    block_seconds,
-    environment,
-    fingerprint,
-    fit_latency_and_rate,
-    ratio_of_medians,
-)
+from commlib.report.document import Report, Row
+from commlib.report.measured import percentiles_us, ratio_row
+from commlib.report.view import grouped
+from commlib.timing import Limit, block_seconds, fit_latency_and_rate
 
 if TYPE_CHECKING:
-    from commlib.cli.bench.job import Bench, Group, Line
+    from commlib.cli.bench.measure import Bench, Group, Line
     from commlib.plan import Explanation
 
-Row = dict[str, Any]
-PERCENTILES = (0, 10, 50, 90, 100)
-LEAST_BLOCKS = 3  # of fewer, no interval can be had
-SERIES = ("op", "type", "redop", "algorithm", "placement", "in_place", "mode")
+WAY = ("op", "type", "redop", "algorithm", "placement", "in_place", "mode")
 
 
-class Report:
+class BenchReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
     def __init__(self, bench: Bench, limit: Limit, command: str, notes: Sequence[str] = ()) -> None:
-        self.rows: list[Row] = []
+        super().__init__(KIND, command)
         self.wrong = 0
-        self._bench, self._limit, self._notes, self._command = bench, limit, [*notes, *bench.notes()], command
-        self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._bench, self._limit = bench, limit
+        self.notes = [*notes, *bench.notes()]
         self.config = _config(bench)
 
     def add(self, group: Group) -> list[Row]:
@@ -48,24 +40,16 @@ class Report:
         self.wrong += sum(line.wrong() for line in group.lines)
         return rows
 
-    def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
-        """Return everything; `ended` says why it is not complete."""
+    def content(self) -> dict[str, Any]:
+        """Return how it was measured, the rows, and what follows from them."""
         plan = self._bench.comm.plan
         return {
-            "schema": SCHEMA,
-            "version": VERSION,
-            "command": self._command,
-            "created": self._created,
-            "complete": complete and not ended,
-            "ended": ended,
-            "fingerprint": fingerprint(),
-            "environment": environment(),
             "config": self.config,
             "plan": {"digest": plan.digest, "source": Path(plan.source).name},
             "limit": asdict(self._limit),
             "rows": self.rows,
             "fits": list(_fits(self.rows, self._bench.comm.size)),
-            "notes": self._notes,
+            "notes": self.notes,
             "out_of_bounds": {"count": self.wrong, "okay": not self.wrong},
             "average_bus_bandwidth": _averages(self.rows),
         }
@@ -95,14 +79,13 @@ class Report:
         result = line.found[in_place]
         algorithm = group.num_bytes / result.median_s / 1e9
         bus = algorithm * group.bus_factor
-        limited = self._limit.busbw is not None and group.num_bytes > 0
         return {
-            "time_us": {f"p{p}": round(result.percentile_s(p) * 1e6, 4) for p in PERCENTILES},
+            "time_us": percentiles_us(result.times_s),
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(algorithm, 6),
             "busbw": round(bus, 6),
-            "of_limit": round(bus / self._limit.busbw, 6) if limited and self._limit.busbw else None,
+            "of_limit": round(bus / self._limit.busbw, 6) if self._limit.busbw and group.num_bytes else None,
             "wrong": result.wrong,
             "speedup": self._speedup(group, line, in_place),
         }
@@ -110,13 +93,12 @@ class Report:
     def _speedup(self, group: Group, line: Line, in_place: bool) -> Row | None:
         """Compare with the baseline in the same form."""
         label = self.config["baseline"]
-        rivals = [other for other in group.lines if other.label == label and other is not line]
-        times = [other.found[in_place].times_s for other in rivals]
-        own = line.found[in_place].times_s
-        if not times or min(len(times[0]), len(own)) < LEAST_BLOCKS:
+        rival = next((other for other in group.lines if other.label == label and other is not line), None)
+        if rival is None:
             return None
-        found = ratio_of_medians(times[0], own, self._bench.job.protocol.seed)
-        return {"over": label, **{name: round(value, 4) for name, value in asdict(found).items()}}
+        times = rival.found[in_place].times_s, line.found[in_place].times_s
+        ratio = ratio_row(*times, self._bench.job.protocol.seed)
+        return None if ratio is None else {"over": label, **ratio}
 
 
 def _reason(why: Explanation) -> str:
@@ -148,18 +130,14 @@ def _config(bench: Bench) -> dict[str, Any]:
 
 def _fits(rows: Sequence[Row], ranks: int) -> Iterator[Row]:
     """Fit each way to make a call over its sizes."""
-    series: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if "skipped" not in row:
-            series.setdefault(tuple(row[key] for key in SERIES), []).append(row)
-    for key, of_key in series.items():
-        sizes, times = [row["size"] for row in of_key], [row["time_us"]["p50"] * 1e-6 for row in of_key]
-        fit = fit_latency_and_rate(sizes, times) if min(times) > 0 else None
+    for series in grouped(measured(rows), lambda row: tuple(row[key] for key in WAY)):
+        times = [median_us(row) * 1e-6 for row in series]
+        fit = fit_latency_and_rate([row["size"] for row in series], times) if min(times) > 0 else None
         if fit is None:
             continue
-        factor = COLLECTIVES[of_key[0]["op"]].bus_factor(ranks)
+        factor = COLLECTIVES[series[0]["op"]].bus_factor(ranks)
         yield {
-            **dict(zip(SERIES, key, strict=True)),
+            **{key: series[0][key] for key in WAY},
             "latency_us": round(fit.latency_s * 1e6, 4),
             "gbps": round(factor / fit.byte_s / 1e9, 6) if fit.byte_s and factor else None,
             "half_bytes": round(fit.latency_s / fit.byte_s) if fit.byte_s else None,
@@ -169,13 +147,10 @@ def _fits(rows: Sequence[Row], ranks: int) -> Iterator[Row]:
 
 def _averages(rows: Sequence[Row]) -> dict[str, Any]:
     """Average bus bandwidth as nccl-tests does: of the plan's choices on plain tensors, and of each peer."""
-    moving = [row for row in rows if "skipped" not in row and row["size"]]
+    moving = [row for row in measured(rows) if row["size"]]
     ours = [row["busbw"] for row in moving if row["chosen"] and row["placement"] == "plain"]
-    theirs: dict[str, list[float]] = {}
-    for row in moving:
-        if not row["ours"]:
-            theirs.setdefault(row["algorithm"], []).append(row["busbw"])
+    theirs = grouped((row for row in moving if not row["ours"]), lambda row: row["algorithm"])
     return {
         "plan": round(mean(ours), 6) if ours else None,
-        "peers": {label: round(mean(values), 6) for label, values in theirs.items()},
+        "peers": {of[0]["algorithm"]: round(mean(row["busbw"] for row in of), 6) for of in theirs},
     }

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench.rows import (
-    PLACES,
-    Row,
-    about,
-    by_call,
-    by_series,
-    fitted,
-    measured,
-    median_us,
-    size_text,
-    sizes_text,
-    title,
-)
+from commlib.cli.bench.rows import PLACES, by_call, measured, median_us, series_of, title
+from commlib.report.document import Row
+from commlib.report.figures import about, fitted, size_text, sizes_text
+from commlib.report.view import grouped
 
 FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
 
@@ -76,7 +67,7 @@ def _limit(limit: dict[str, Any] | None) -> Iterator[str]:
 def closing(document: dict[str, Any]) -> list[str]:
     """Return the lines below the table: the plan's choices, fits and what was skipped; nccl-tests' last two lines."""
     lines = []
-    series = list(by_series(document["rows"]))
+    series = list(grouped(document["rows"], series_of))
     for rows in series:
         said = [*_chosen(rows), *_faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
         if said and len(series) > 1:
@@ -135,9 +126,8 @@ def _pair(rows: Sequence[Row]) -> tuple[Row, Row] | None:
 
 
 def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
-    series = [rows[0][key] for key in ("op", "type", "redop", "mode")]
     shown = {(row["algorithm"], row["placement"]) for row in rows if row["chosen"] or not row["ours"]}
-    own = [fit for fit in fits if [fit[key] for key in ("op", "type", "redop", "mode")] == series]
+    own = [fit for fit in fits if series_of(fit) == series_of(rows[0])]
     form = min((bool(fit["in_place"]) for fit in own), default=False)
     lines = [fit for fit in own if fit["in_place"] == form and (fit["algorithm"], fit["placement"]) in shown]
     if lines:
@@ -147,7 +137,7 @@ def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
 
 def _fit(fit: Row) -> str:
     figures = [("latency_us", " us"), ("gbps", " GB/s")]
-    cells = [fitted(fit[key], 6) + unit if fit[key] is not None else "-" for key, unit in figures]
+    cells = [fitted(fit[key], 6) + (unit if fit[key] is not None else "") for key, unit in figures]
     cells += [about(fit["half_bytes"]) if fit["half_bytes"] is not None else "-"]
     cells += [f"{fit['error']:.0%}" if fit["error"] is not None else "-"]
     return f"{fit['algorithm']:<19} {cells[0]:>10} {cells[1]:>12} {cells[2]:>7} {cells[3]:>6}"

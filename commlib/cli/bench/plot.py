@@ -1,55 +1,29 @@
-"""Pictures of `commlib bench`: latency and bus bandwidth over size, with the limit; the only user of matplotlib."""
+"""Pictures of `commlib bench`: latency and bus bandwidth over size, with the limit."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from commlib.cli.bench.rows import Row, by_series, label, measured, median_us, title
-from commlib.errors import Unsupported
+from commlib.cli.bench.rows import label, measured, median_us, series_of, title
+from commlib.report.document import Row
+from commlib.report.plot import Line, Panel, draw, look
+from commlib.report.view import grouped
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-SUFFIXES = (".png", ".svg")
-WIDTH_IN, HEIGHT_IN, DPI = 12.0, 3.8, 100  # of the picture, of a series
-MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 TICKS = 9  # at most so many sizes are written on an axis
-Lines = dict[str, list[Row]]
-
-
-def check_name(path: Path) -> None:
-    """Refuse a picture whose name ends in none of SUFFIXES, before anything is measured or printed."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--plot {path} ends in neither of {', '.join(SUFFIXES)}; give it one")
+# Below the lines, thick: it shows on both sides of the one it follows.
+CHOICE: dict[str, Any] = {"color": "0.75", "linewidth": 7, "marker": "o", "markersize": 11, "zorder": 2}
+Looks = Mapping[str, dict[str, Any]]
+Figure = Callable[[Row], float]
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Draw a row of two axes for each series; without matplotlib Unsupported says how to get it."""
-    check_name(path)
+    """Draw a row of two axes for each series."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
-    series = [rows for rows in map(_drawn, by_series(timed)) if rows]
-    if not series:
-        raise ValueError(f"nothing to draw in {path}: no row has a time")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Unsupported("--plot needs matplotlib: pip install 'commlib[plot]'") from None
-    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN * len(series) + 0.6), dpi=DPI, layout="constrained")
-    figure.suptitle(_caption(document), fontsize=10)
-    grid = figure.subplots(len(series), 2, squeeze=False)
+    series = [rows for rows in map(_drawn, grouped(timed, series_of)) if rows]
     looks = _looks([row for rows in series for row in rows])
-    for rows, (left, right) in zip(series, grid, strict=True):
-        if any(row["size"] for row in rows):
-            _draw(rows, (left, right), looks, document["limit"])
-        else:  # a barrier moves no data: one time each
-            _bars(rows, left)
-            right.set_axis_off()
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    draw(path, _caption(document), [_panels(rows, looks, document["limit"]) for rows in series])
 
 
 def _caption(document: dict[str, Any]) -> str:
@@ -66,80 +40,69 @@ def _drawn(rows: Sequence[Row]) -> list[Row]:
     return next((rows for rows in found if rows), [])
 
 
-def _by_algorithm(rows: Sequence[Row]) -> Lines:
-    lines: Lines = {}
-    for row in sorted(rows, key=lambda row: int(row["size"])):
-        lines.setdefault(row["algorithm"], []).append(row)
-    return lines
-
-
-def _looks(rows: Sequence[Row]) -> Mapping[str, dict[str, Any]]:
+def _looks(rows: Sequence[Row]) -> Looks:
     """Give each algorithm one colour and marker in all axes; other libraries' lines are dashed."""
     ours = {row["algorithm"]: row["ours"] for row in rows}
     return {
-        name: {
-            "color": f"C{index % 10}",
-            "marker": MARKERS[index % len(MARKERS)],
-            "linestyle": "-" if own else "--",
-            "linewidth": 1.3,
-            "markersize": 5,
-            "zorder": 3,
-        }
-        for index, (name, own) in enumerate(ours.items())
+        name: look(at, linestyle="-" if own else "--", linewidth=1.3, zorder=3)
+        for at, (name, own) in enumerate(ours.items())
     }
 
 
-def _draw(
-    rows: Sequence[Row], axes: tuple[Axes, Axes], looks: Mapping[str, dict[str, Any]], limit: Mapping[str, Any]
-) -> None:
-    left, right = axes
+def _panels(rows: list[Row], looks: Looks, limit: Mapping[str, Any]) -> list[Panel]:
+    rows = sorted(rows, key=lambda row: int(row["size"]))
+    if not rows[-1]["size"]:  # a barrier moves no data: one time each
+        bars = {f"{label(row)}  {median_us(row):.3g} µs": median_us(row) for row in rows}
+        return [Panel(f"{title(rows[0])} (* the plan's choice)", "latency, µs", bars=bars)]
     rows = [row for row in rows if row["size"]]
-    chosen = [row for row in sorted(rows, key=lambda row: int(row["size"])) if row["chosen"]]
-    for axis, figure in ((left, median_us), (right, lambda row: float(row["busbw"]))):
-        if chosen:  # below the lines, thick: it shows on both sides of the one it follows
-            style: dict[str, Any] = {"color": "0.75", "linewidth": 7, "marker": "o", "markersize": 11, "zorder": 2}
-            over = [row["size"] for row in chosen]
-            axis.plot(over, [figure(row) for row in chosen], label="the plan's choice", **style)
-        for name, line in _by_algorithm(rows).items():
-            axis.plot([row["size"] for row in line], [figure(row) for row in line], label=name, **looks[name])
-    _limit_line(left, limit["latency_us"], "µs")
-    _limit_line(right, limit["busbw"], "GB/s")
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(_number)
-    low, high = left.get_ylim()
-    left.yaxis.set_minor_formatter(_number if high < 30 * low else "")  # over more decades they would cover each other
-    right.set_ylim(bottom=0)
     form = "in place" if rows[0]["in_place"] else "out of place"
     form += ", symmetric tensors" if rows[0]["placement"] == "symmetric" else ""
-    for axis, what in ((left, "latency, µs"), (right, "bus bandwidth, GB/s")):
-        _sizes(axis, sorted({row["size"] for row in rows}))
-        axis.set_ylabel(what)
-        axis.set_title(f"{title(rows[0])} ({form})", fontsize=10)
-        axis.grid(True, which="major", color="0.9")
-    _legend(left, right)
+    shared: dict[str, Any] = {"title": f"{title(rows[0])} ({form})", "ticks": _ticks(rows)}
+    latency, bandwidth = _limits(limit["latency_us"], "µs"), _limits(limit["busbw"], "GB/s")
+    return [
+        Panel(
+            **shared,
+            ylabel="latency, µs",
+            lines=_lines(rows, median_us, looks),
+            limits=latency,
+            log_y=True,
+            legend=False,
+        ),
+        Panel(
+            **shared,
+            ylabel="bus bandwidth, GB/s",
+            lines=_lines(rows, _busbw, looks),
+            limits=bandwidth,
+            y_range=(0, None),
+        ),
+    ]
 
 
-def _legend(left: Axes, right: Axes) -> None:
-    """Name every line of both axes once, beside them."""
-    entries: dict[str, Any] = {}
-    for axis in (left, right):
-        handles, labels = axis.get_legend_handles_labels()
-        entries |= dict(zip(labels, handles, strict=True))
-    options: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 3.0}
-    right.legend(entries.values(), entries.keys(), loc="upper left", bbox_to_anchor=(1.01, 1.02), **options)
+def _lines(rows: Sequence[Row], figure: Figure, looks: Looks) -> list[Line]:
+    chosen = [row for row in rows if row["chosen"]]
+    lines = [_line("the plan's choice", chosen, figure, CHOICE)] if chosen else []
+    by_algorithm = {of[0]["algorithm"]: of for of in grouped(rows, lambda row: row["algorithm"])}
+    return [
+        *lines,
+        *(_line(name, by_algorithm[name], figure, style) for name, style in looks.items() if name in by_algorithm),
+    ]
 
 
-def _limit_line(axis: Axes, value: float | None, unit: str) -> None:
-    if value:
-        label = f"limit: {value:.3g} {unit}"
-        axis.axhline(value, color="black", linestyle=(0, (6, 3)), linewidth=1.2, zorder=1, label=label)
+def _line(name: str, rows: Sequence[Row], figure: Figure, style: Mapping[str, Any]) -> Line:
+    return Line(name, [row["size"] for row in rows], [figure(row) for row in rows], style)
 
 
-def _sizes(axis: Axes, sizes: Sequence[int]) -> None:
-    axis.set_xscale("log", base=2)
-    step = -(-len(sizes) // TICKS)
-    axis.set_xticks(sizes[::step], [_size(size) for size in sizes[::step]], fontsize=8)
-    axis.set_xticks([], minor=True)
+def _limits(value: float | None, unit: str) -> list[tuple[float, str | None]]:
+    return [(value, f"limit: {value:.3g} {unit}")] if value else []
+
+
+def _busbw(row: Row) -> float:
+    return float(row["busbw"])
+
+
+def _ticks(rows: Sequence[Row]) -> dict[float, str]:
+    sizes = sorted({row["size"] for row in rows})
+    return {size: _size(size) for size in sizes[:: -(-len(sizes) // TICKS)]}
 
 
 def _size(num_bytes: int) -> str:
@@ -147,21 +110,3 @@ def _size(num_bytes: int) -> str:
         if num_bytes >= scale:
             return f"{num_bytes / scale:.3g}\n{unit}"
     return f"{num_bytes}\nB"
-
-
-def _bars(rows: Sequence[Row], axis: Axes) -> None:
-    times = [median_us(row) for row in rows]
-    bars = axis.barh([str(index) for index in range(len(rows))], times, color="0.75", edgecolor="black", height=0.6)
-    axis.bar_label(bars, [f"{label(row)}  {time:.3g} µs" for row, time in zip(rows, times, strict=True)], padding=4)
-    axis.set_xscale("log")
-    # From half of the shortest; as much room again, and a little more, for the names.
-    axis.set_xlim(min(times) / 2, max(times) * (2 * max(times) / min(times)) ** 1.3)
-    axis.xaxis.set_major_formatter(_number)
-    axis.set_yticks([])
-    axis.invert_yaxis()
-    axis.set_xlabel("latency, µs")
-    axis.set_title(f"{title(rows[0])} (* the plan's choice)", fontsize=10)
-
-
-def _number(value: float, position: float) -> str:
-    return f"{value:g}"

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import torch
 
-from commlib.cli.bench.options import read_dtypes
+from commlib.cli.options import read_dtypes
 from commlib.cli.profile import KERNELS, load
 from commlib.cli.profile.case import Case, Kernel
 from commlib.cli.profile.measure import Settings

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench.rows import about, ratio_text
 from commlib.cli.profile.case import OURS
 from commlib.cli.profile.document import Row
+from commlib.report.figures import about, ratio_text
 
 
 def title(row: Row, pattern: str | None = None) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from commlib.cli.bench import file as bench_file
-from commlib.cli.bench.columns import Column, Columns, fold
-from commlib.cli.bench.rows import fitted, ratio_text
 from commlib.kernels.prefix import prefix_match
 from commlib.radix import RadixCache
+from commlib.report import files
+from commlib.report.figures import fitted, ratio_text
+from commlib.report.table import Column, Table
 from commlib.timing import Alone, Protocol, Run, environment, fingerprint, measure_alone
 
 Row = dict[str, Any]
@@ -162,8 +163,8 @@ def main(command: str, seconds: float, leaves: int, seed: int, path: Path | None
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     machine = fingerprint("cpu")
     rows: list[Row] = []
-    title = f"# commlib {machine['commlib']} profile radix on {machine['cpu']}, one thread, called from Python"
-    _say(path, [*fold([title], width), "#", *columns.head()])
+    title = f"commlib {machine['commlib']} profile radix on {machine['cpu']}, one thread, called from Python"
+    _say(path, columns.head(title))
     threads, ended = torch.get_num_threads(), ""
     torch.set_num_threads(1)
     try:
@@ -182,7 +183,7 @@ def main(command: str, seconds: float, leaves: int, seed: int, path: Path | None
     if path == STDOUT:
         click.echo(json.dumps(document, indent=1))
     elif path is not None:
-        bench_file.write(path, json.dumps(document, indent=1))
+        files.write(path, json.dumps(document, indent=1))
     return 130 if ended else 0
 
 
@@ -208,16 +209,16 @@ def _measured(operation: Operation, budget_s: float, seed: int) -> list[Row]:
     ]
 
 
-def _columns(width: int) -> Columns:
-    return Columns(
+def _columns(width: int) -> Table:
+    return Table(
         [
-            Column("operation", " operation", 15, left=True),
-            Column("tokens", "tokens", 7),
-            Column("detail", "detail", 16, left=True, spare=2),
-            Column("candidate", "candidate", 15, left=True),
-            Column("time", "time", 8, "(us)"),
-            Column("rate", "rate", 6, "GB/s", spare=1),
-            Column("ratio", "ratio", 7, "to ours"),
+            Column(" operation", itemgetter("operation"), 15, left=True),
+            Column("tokens", itemgetter("tokens"), 7),
+            Column("detail", itemgetter("detail"), 16, left=True, spare=2),
+            Column("candidate", itemgetter("candidate"), 15, left=True),
+            Column("time", itemgetter("time"), 8, "(us)"),
+            Column("rate", itemgetter("rate"), 6, "GB/s", spare=1),
+            Column("ratio", itemgetter("ratio"), 7, "to ours"),
         ],
         width,
     )

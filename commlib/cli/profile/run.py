@@ -13,9 +13,6 @@ from typing import Any
 import click
 import torch
 
-from commlib.cli.bench import file as bench_file
-from commlib.cli.bench.columns import fold
-from commlib.cli.bench.progress import Progress
 from commlib.cli.profile.compiled import Compiler
 from commlib.cli.profile.document import Report, Row
 from commlib.cli.profile.external import External
@@ -25,6 +22,9 @@ from commlib.cli.profile.notes import opening
 from commlib.cli.profile.plot import plot
 from commlib.cli.profile.table import Table, ending, series
 from commlib.errors import CommError
+from commlib.report import files
+from commlib.report.progress import Progress
+from commlib.report.table import fold
 
 INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
 STDOUT = Path("-")
@@ -58,7 +58,7 @@ class Output:
         if self.path == STDOUT:
             click.echo(json.dumps(document, indent=1))
         elif self.path is not None:
-            bench_file.write(self.path, json.dumps(document, indent=1))
+            files.write(self.path, json.dumps(document, indent=1))
         if self.picture is not None and document["rows"]:
             try:
                 plot(document, self.picture)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from commlib.cli.bench.columns import Column, Columns, fold
-from commlib.cli.bench.rows import fitted, percent_text, ratio_text
 from commlib.cli.profile.case import OURS
 from commlib.cli.profile.document import SERIES, Row
 from commlib.cli.profile.notes import closing, opening, title
+from commlib.report.figures import fitted, percent_text, ratio_text
+from commlib.report.table import Column, fold
+from commlib.report.table import Table as Columns
 
 N, CANDIDATE, TIME, RATE, SHARE, RATIO = 6, 19, 7, 6, 5, 17  # characters
 
@@ -22,23 +25,23 @@ class Table:
         self.width = width
         self.columns = Columns(
             [
-                Column("n", "n", N),
-                Column("dim", "dim", 5, spare=8),
-                Column("pattern", "pattern", 10, left=True, spare=9),
-                Column("candidate", "candidate", CANDIDATE, left=True),
-                Column("time", "time", TIME, "(us)"),
-                Column("rate", "rate", RATE, "GB/s"),
-                Column("copy", "%copy", SHARE),
-                Column("host", "host", RATE, "(us)", spare=6),
-                Column("wall", "wall", RATE, "(us)", spare=5),
-                Column("ratio", "ratio", RATIO, "to ours", spare=4),
+                Column("n", itemgetter("n"), N),
+                Column("dim", itemgetter("dim"), 5, spare=8),
+                Column("pattern", itemgetter("pattern"), 10, left=True, spare=9),
+                Column("candidate", itemgetter("candidate"), CANDIDATE, left=True),
+                Column("time", itemgetter("time"), TIME, "(us)"),
+                Column("rate", itemgetter("rate"), RATE, "GB/s"),
+                Column("%copy", itemgetter("copy"), SHARE),
+                Column("host", itemgetter("host"), RATE, "(us)", spare=6),
+                Column("wall", itemgetter("wall"), RATE, "(us)", spare=5),
+                Column("ratio", itemgetter("ratio"), RATIO, "to ours", spare=4),
             ],
             width,
         )
 
     def head(self, row: Row) -> list[str]:
         """Return what stands above the first case of a series."""
-        return ["#", f"# {title(row)}"[: self.width], *self.columns.head()]
+        return self.columns.head(title(row))
 
     def body(self, rows: Sequence[Row]) -> list[str]:
         """Return the lines of one case: whoever has a figure."""
@@ -78,15 +81,15 @@ def side_by_side(rows: Sequence[Row], width: int) -> list[str]:
 
 def _beside(lines: dict[tuple[int, str], dict[str, Row]], width: int) -> Iterator[str]:
     patterns = list(dict.fromkeys(pattern for found in lines.values() for pattern in found))
-    columns = [Column("n", "n", N), Column("candidate", "candidate", CANDIDATE, left=True)]
+    columns = [Column("n", itemgetter("n"), N), Column("candidate", itemgetter("candidate"), CANDIDATE, left=True)]
     for pattern in patterns:
-        columns += [Column(f"{pattern}.time", "time", TIME, "(us)", pattern)]
-        columns += [Column(f"{pattern}.copy", "%copy", SHARE, "", pattern)]
+        columns += [Column("time", itemgetter(f"{pattern}.time"), TIME, "(us)", pattern)]
+        columns += [Column("%copy", itemgetter(f"{pattern}.copy"), SHARE, "", pattern)]
     table = Columns(columns, width)
     first = next(iter(next(iter(lines.values())).values()))
-    yield from ("#", f"# {title(first, pattern='')}"[:width], *table.head())
+    yield from table.head(title(first, pattern=""))
     for (n, candidate), found in lines.items():
-        cells = {"n": str(n), "candidate": candidate}
+        cells = defaultdict(lambda: "-", n=str(n), candidate=candidate)
         for pattern, row in found.items():
             cells |= {f"{pattern}.time": _time(row), f"{pattern}.copy": percent_text(row["of_copy"])}
         yield table.line(cells)

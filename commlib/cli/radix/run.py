@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from commlib.cli.bench import file as bench_file
-from commlib.cli.bench.progress import Progress
 from commlib.cli.radix.document import Report, Settings
 from commlib.cli.radix.plot import plot
 from commlib.cli.radix.simulate import Simulation
 from commlib.cli.radix.table import opening, table
 from commlib.cli.radix.trace import Trace
 from commlib.errors import CommError
+from commlib.report import files
+from commlib.report.progress import Progress
 
 INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
 STDOUT = Path("-")
@@ -45,7 +45,7 @@ class Output:
         if self.path == STDOUT:
             click.echo(json.dumps(document, indent=1))
         elif self.path is not None:
-            bench_file.write(self.path, json.dumps(document, indent=1))
+            files.write(self.path, json.dumps(document, indent=1))
         if self.picture is not None and document["traces"]:
             try:
                 plot(document, self.picture)

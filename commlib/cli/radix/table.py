@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
-from commlib.cli.bench.columns import Column, Columns, fold
 from commlib.cli.radix.document import label
+from commlib.report.table import Column, Table, fold
 
 
 def opening(document: dict[str, Any], width: int) -> list[str]:
@@ -23,23 +24,23 @@ def opening(document: dict[str, Any], width: int) -> list[str]:
 def table(document: dict[str, Any], trace: dict[str, Any], width: int) -> list[str]:
     """Return the lines of one trace."""
     several = len(document["config"]["evictions"]) > 1
-    columns = Columns(
+    columns = Table(
         [
-            Column("capacity", "capacity", 9, "tokens"),
-            Column("policy", "policy", 14, left=True),
-            Column("hit", "hit rate", 9, "%"),
-            Column("limit", "of limit", 9, "%", spare=2),
-            Column("evicted", "evicted", 9, "tokens", spare=3),
-            Column("large", "too large", 9, "requests", spare=4),
-            Column("rate", "speed", 9, "req/s", spare=1),
+            Column("capacity", itemgetter("capacity"), 9, "tokens"),
+            Column("policy", itemgetter("policy"), 14, left=True),
+            Column("hit rate", itemgetter("hit"), 9, "%"),
+            Column("of limit", itemgetter("limit"), 9, "%", spare=2),
+            Column("evicted", itemgetter("evicted"), 9, "tokens", spare=3),
+            Column("too large", itemgetter("large"), 9, "requests", spare=4),
+            Column("speed", itemgetter("rate"), 9, "req/s", spare=1),
         ],
         width,
     )
     title = (
-        f"# {trace['trace']}: {trace['requests']} requests, {short(trace['prompt_tokens'])} prompt tokens, "
+        f"{trace['trace']}: {trace['requests']} requests, {short(trace['prompt_tokens'])} prompt tokens, "
         f"limit {100 * trace['hit_rate']:.1f} %"
     )
-    lines = ["#", title[:width], *columns.head()]
+    lines = columns.head(title)
     for row in trace["rows"]:
         limit = row["hit_rate"] / trace["hit_rate"] if trace["hit_rate"] else 1.0
         cells = {

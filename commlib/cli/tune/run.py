@@ -16,9 +16,9 @@ import torch
 
 import commlib
 from commlib import env
-from commlib.cli.bench.columns import fold
 from commlib.cli.tune.table import closing, opening, table_lines
 from commlib.plan import Plan, user_path
+from commlib.report.table import fold
 from commlib.timing import Protocol, fingerprint
 from commlib.tuner import Case, Effort, Option, Settings, Store, Survey, cases_of, choose, document, judge
 from commlib.tuner.judge import keeps

@@ -1,11 +1,9 @@
-"""The line that says how far a run is: a bar, the call under way, the time gone and left; for a person only."""
+"""The line that says how far a run is: a bar, the part under way, the time gone and left; for a person only."""
 
 from __future__ import annotations
 
 import sys
 import time
-
-import click
 
 BAR = (8, 24)  # characters
 CLEAR = "\r\033[K"
@@ -16,25 +14,29 @@ class Progress:
 
     def __init__(self, total: int, width: int, speaks: bool = True) -> None:
         self.total, self.width = total, width
-        self.done = 0
         self._started = time.monotonic()
         self._speaks = speaks and sys.stderr.isatty()
 
     def show(self, done: int, what: str) -> None:
-        """Say that so many calls are done, and which one is under way."""
-        self.done = done
-        if self._speaks:
-            spent_s = time.monotonic() - self._started
-            click.echo(CLEAR + line(done, self.total, what, spent_s, self.width), err=True, nl=False)
+        """Say that so many parts are done, and which one is under way."""
+        self._draw(line(done, self.total, what, time.monotonic() - self._started, self.width))
+
+    def say(self, text: str) -> None:
+        """Show a text where there is nothing to count."""
+        self._draw(text[: self.width - 1])
 
     def clear(self) -> None:
         """Take the line away."""
+        self._draw("")
+
+    def _draw(self, text: str) -> None:
         if self._speaks:
-            click.echo(CLEAR, err=True, nl=False)
+            sys.stderr.write(CLEAR + text)
+            sys.stderr.flush()
 
 
 def line(done: int, total: int, what: str, spent_s: float, width: int) -> str:
-    """Return the line, narrower than the terminal: the bar gives way first, then the name of the call."""
+    """Return the line, narrower than the terminal: the bar gives way first, then the name of the part."""
     left = f", {_clock(spent_s / done * (total - done))} left" if done else ""
     figures = f"{done}/{total} {_clock(spent_s)}{left}"
     room = width - 1 - len(figures)

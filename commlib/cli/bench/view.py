@@ -1,0 +1,103 @@
+"""How a document of `commlib bench` is shown: the table, OSU's layout, markdown, CSV, JSON, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from commlib.cli.bench import columns, notes
+from commlib.cli.bench.plot import plot
+from commlib.cli.bench.rows import PLACES, by_call, by_way, measured, series_of, title, type_text
+from commlib.report.document import Row
+from commlib.report.formats import csv_text, markdown_list, markdown_table
+from commlib.report.table import fold, widest_that_fits
+from commlib.report.view import View, as_json, grouped
+
+WIDE = 120  # columns from which both forms fit on a line
+
+
+class BenchView(View):
+    """nccl-tests' table, one line per algorithm."""
+
+    def __init__(self, document: dict[str, Any], width: int) -> None:
+        super().__init__(document, width)
+        self.wide = width >= WIDE
+        layouts = (columns.wide if self.wide else columns.narrow)(document["config"])
+        self.table = widest_that_fits(layouts, width)
+
+    def opening(self) -> list[str]:
+        """Say what is measured, and where."""
+        return notes.opening(self.document)
+
+    def closing(self) -> list[str]:
+        """Say what follows from it."""
+        return notes.closing(self.document)
+
+    def series(self, row: Row) -> tuple[Any, ...]:
+        """Return operation, type, reduction and mode."""
+        return series_of(row)
+
+    def head(self, rows: Sequence[Row]) -> list[str]:
+        """Return what stands above the first call of a series."""
+        graph = ", CUDA graph" if rows[0]["mode"] == "graph" else ""
+        return self.table.head(f"{rows[0]['op']}{graph}" if self.wide else title(rows[0]))
+
+    def body(self, rows: Sequence[Row]) -> list[str]:
+        """Return the lines of whole calls."""
+        ways = [way for call in by_call(rows) for way in by_way(measured(call))]
+        items = ways if self.wide else [way[place] for way in ways for place in sorted(way)]
+        return [self.table.line(item) for item in items]
+
+    def plot(self, path: Path) -> None:
+        """Draw the curves."""
+        plot(self.document, path)
+
+    def markdown(self) -> str:
+        """Return a list of what is measured, a table for each series, and a list of what follows."""
+        lines = markdown_list(self.opening())
+        shown = columns.markdown(self.document["config"]["baseline"])
+        for rows in self.by_series():
+            ways = [way for call in by_call(rows) for way in by_way(measured(call))]
+            lines += ["", f"### {title(rows[0])}", "", *markdown_table(shown, ways)]
+        return "\n".join([*lines, "", *markdown_list(self.closing())])
+
+    def csv(self) -> str:
+        """Return a line for each row."""
+        return csv_text(columns.CSV, self.rows())
+
+    def osu(self) -> str:
+        """Return OSU's columns, one table for each algorithm in each form."""
+        lines: list[str] = []
+        for series in self.by_series():
+            for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
+                lines += ["", *fold(_osu_head(way[0]), self.width), *(_osu_line(row)[: self.width] for row in way)]
+        return "\n".join([*fold(self.opening(), self.width), *lines])
+
+    forms: ClassVar = {"table": View.text, "osu": osu, "md": markdown, "csv": csv, "json": as_json}
+
+
+def _osu_head(row: Row) -> list[str]:
+    op = row["op"].replace("_", "") if row["op"].startswith("all_") else row["op"]
+    return [
+        f"# commlib {op.capitalize()} Latency Test",
+        f"# Datatype: {type_text(row['type'])}.",
+        f"# Algorithm: {', '.join(_osu_words(row))}.",
+        "# Avg is the median of the blocks, Min and Max are the fastest and the slowest.",
+        f"{'# Size':<10}{'Avg Latency(us)':>18}{'Min Latency(us)':>18}{'Max Latency(us)':>18}{'Iterations':>12}",
+    ]
+
+
+def _osu_words(row: Row) -> Iterator[str]:
+    yield f"{row['algorithm']} on {row['placement']} tensors, {PLACES[row['in_place']]}"
+    if row["redop"]:
+        yield row["redop"]
+    if row["root"] is not None:
+        yield f"root {row['root']}"
+    if row["mode"] == "graph":
+        yield "CUDA graph"
+
+
+def _osu_line(row: Row) -> str:
+    times = "".join(f"{row['time_us'][name]:>18.2f}" for name in ("p50", "p0", "p100"))
+    return f"{row['size']:<10}{times}{row['iterations'] * row['blocks']:>12}"

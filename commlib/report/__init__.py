@@ -1,0 +1,1 @@
+"""What every command that measures shares: documents and their schemas, tables, formats, pictures, progress, files."""

@@ -1,0 +1,120 @@
+"""Documents: what a command writes as JSON and shows; a Kind has their schema, a Report makes one of a run."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from commlib.report.files import read_json
+
+Row = dict[str, Any]  # a row of a document: its schema says what is in it
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Documents of one command: `name` and `version` stand in each, the schema beside the command's modules."""
+
+    name: str
+    version: int
+    command: str  # that writes them
+    package: str  # that has the schema
+    file: str = "schema.json"
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON Schema."""
+        text = (resources.files(self.package) / self.file).read_text(encoding="utf-8")
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """Read a document; every fault is a ValueError that names the file, the place in it and the remedy.
+
+        What is there beyond the schema does no harm, and a newer commlib may add it.
+        """
+        document = read_json(path, self.command)
+        if not isinstance(document, dict) or document.get("schema") != self.name:
+            found = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
+            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {found}, not "{self.name}"')
+        if document.get("version") != self.version:
+            raise ValueError(f"{path} {self._other_version(document.get('version'))}")
+        if fault := next(self.faults(document), None):
+            raise ValueError(f"{path}: {fault}; it was changed, or written by another commlib: measure again")
+        return document
+
+    def faults(self, document: Any) -> Iterator[str]:
+        """Yield what a rendering would stumble over."""
+        import jsonschema
+
+        checker = jsonschema.Draft202012Validator(_open_to_more(self.schema()))
+        return map(_said, checker.iter_errors(document))
+
+    def _other_version(self, version: object) -> str:
+        newer = isinstance(version, int) and version > self.version
+        remedy = "upgrade commlib" if newer else "measure again"
+        return f"has version {version!r}, but this commlib reads version {self.version}: {remedy}"
+
+
+class Report(ABC):
+    """Collects what a run measures and makes the document of what is there so far."""
+
+    def __init__(self, kind: Kind, command: str, device: str = "") -> None:
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self._kind, self._command, self._device = kind, command, device
+        self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
+        """Return everything; `ended` says why it is not complete."""
+        from commlib.timing import environment, fingerprint
+
+        return {
+            "schema": self._kind.name,
+            "version": self._kind.version,
+            "command": self._command,
+            "created": self._created,
+            "complete": complete and not ended,
+            "ended": ended,
+            "fingerprint": fingerprint(self._device),
+            "environment": environment(),
+            **self.content(),
+        }
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """Return what this kind has beside that."""
+
+
+def _open_to_more(rule: Any) -> Any:
+    """Return the schema without the word that keys it does not name are wrong."""
+    if isinstance(rule, list):
+        return [_open_to_more(part) for part in rule]
+    if not isinstance(rule, dict):
+        return rule
+    return {key: _open_to_more(part) for key, part in rule.items() if (key, part) != ("additionalProperties", False)}
+
+
+def _said(error: Any) -> str:
+    """Say what a validator found, with the place as one would write it in Python."""
+    if error.context:  # of the choices that all fail, the last: it is the fullest
+        last = error.context[-1].schema_path[0]
+        return _said(next(part for part in error.context if part.schema_path[0] == last))
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
+    place = "".join(steps).removeprefix(".") or "the document"
+    wanted, value = error.validator_value, error.instance
+    if error.validator == "required":
+        return f'{place} has no "{next(key for key in wanted if key not in value)}"'
+    if error.validator == "minimum":
+        return f"{place} is {value}, less than {wanted}"
+    if error.validator in ("minItems", "maxItems"):
+        return f"{place} has {len(value)} items, not {wanted}"
+    allowed = {"type": " or ", "enum": ", "}.get(error.validator)
+    if allowed is None:
+        return f"{place}: {error.message}"
+    names = allowed.join(map(str, [wanted] if isinstance(wanted, str) else wanted))
+    return f"{place} is {json.dumps(value)[:40]}, not {'one of ' if error.validator == 'enum' else ''}{names}"

@@ -1,0 +1,84 @@
+"""How figures are written: sizes, times, ratios with their intervals, shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_BINARY = (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
+_DECIMAL = (("G", 1e9), ("M", 1e6), ("k", 1e3))
+
+
+def size_text(num_bytes: float) -> str:
+    """Write a size as the options take it: 4096 is 4K; what is no whole number of units is written in bytes."""
+    for unit, scale in _BINARY:
+        if num_bytes >= scale and num_bytes % scale == 0:
+            return f"{int(num_bytes) // scale}{unit}"
+    return f"{num_bytes:.0f}"
+
+
+def about(num_bytes: float) -> str:
+    """Write a size that was computed: to three digits."""
+    for unit, scale in _BINARY:
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g}{unit}"
+    return f"{num_bytes:.0f}"
+
+
+def sizes_text(low: int, high: int) -> str:
+    """Write a range of sizes, or the size that it is."""
+    return size_text(low) if low == high else f"{size_text(low)}–{size_text(high)}"
+
+
+def whole_text(number: int, digits: int) -> str:
+    """Write a whole number in full, or as a size where it has too many digits."""
+    texts = (str(number), size_text(number), about(number))
+    return next((text for text in texts if len(text) <= digits), texts[-1])
+
+
+def count_text(count: float) -> str:
+    """Write a count with three digits: 123, 45.6k, 1.2M."""
+    for unit, scale in _DECIMAL:
+        if count >= 0.9995 * scale:
+            return f"{count / scale:.3g}{unit}"
+    return f"{count:.3g}"
+
+
+def fitted(value: float | None, width: int) -> str:
+    """Write a figure with about four digits, as the rest is noise, and fewer where they do not fit."""
+    if value is None:
+        return "-"
+    for below, decimals in ((100, 2), (10_000, 1), (float("inf"), 0)):
+        text = f"{value:.{decimals}f}"
+        if value < below and len(text) <= width:
+            return text
+    return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
+
+
+def percent_text(fraction: float | None) -> str:
+    """Write a share in percent, without the sign."""
+    return "-" if fraction is None else f"{fraction * 100:.1f}" if fraction < 0.0995 else f"{fraction * 100:.0f}"
+
+
+def ratio_text(value: float) -> str:
+    """Write a ratio with about three digits."""
+    return f"{value:.{_decimals(value)}f}" if value < 9999.5 else f"{value / 1000:.0f}k"
+
+
+def interval_text(ratio: dict[str, Any] | None) -> str:
+    """Write a ratio and its interval: 2.31 [2.20–2.41]."""
+    if ratio is None:
+        return "-"
+    return f"{ratio_text(ratio['ratio'])} [{ratio_text(ratio['low'])}–{ratio_text(ratio['high'])}]"
+
+
+def plus_minus_text(ratio: dict[str, Any] | None) -> str:
+    """Write a ratio and the farther end of its interval: 2.31x ±0.11."""
+    if ratio is None:
+        return "-"
+    value = ratio["ratio"]
+    error = max(value - ratio["low"], ratio["high"] - value, 0.0)
+    return f"{ratio_text(value)}x ±{error:.{_decimals(value)}f}"
+
+
+def _decimals(ratio: float) -> int:
+    return 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0

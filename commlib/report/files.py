@@ -1,0 +1,65 @@
+"""Files of results: whether one can be written, reading with every fault named, writing it whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def unwritable(path: Path) -> str:
+    """Say what keeps a file from being written in the end, "" for nothing."""
+    if _is_special(path):  # a pipe or a device is written into
+        return "" if os.access(path, os.W_OK) else f"{path} cannot be written to; name another file"
+    if not os.access(path.parent, os.W_OK):
+        return f"there is no folder {path.parent} to write to; make it first"
+    return ""
+
+
+def write(path: Path, text: str) -> None:
+    """Write so that a reader finds the old file or the whole new one; a place that cannot be written is a ValueError.
+
+    What is no regular file (a pipe, /dev/null) is written into: to put a file in its place would take it away.
+    """
+    text = text if text.endswith("\n") else text + "\n"
+    try:
+        if _is_special(path):
+            path.write_text(text, encoding="utf-8", newline="")
+        else:
+            _replace(path.resolve(), text)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_special(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read_json(path: Path, command: str) -> Any:
+    """Return what a file has that this command wrote; a fault is a ValueError that names file, line and remedy."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file; give the JSON that `{command} -o` writes") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        whole = text.strip()
+        # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
+        if whole.startswith("{") and (error.pos >= len(text.rstrip()) or not whole.endswith("}")):
+            raise ValueError(f"{path} ends in line {error.lineno}, in the middle: copy or measure it again") from None
+        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deep to be from `{command}`") from None

@@ -1,0 +1,87 @@
+"""Documents and rows as text for programs and for other people's tools: JSON, CSV, markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from commlib.report.table import Column
+
+LINE = 120  # characters of an object that stands on one line wherever it is
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Write a document so that a person can read it and a tool can compare it: one line for a row."""
+    return _json(document, 0)
+
+
+def _json(value: Any, depth: int) -> str:
+    """Write a value; an object of a list is one line unless it has a list of objects itself."""
+    whole = json.dumps(value)
+    if isinstance(value, Mapping) and (len(whole) > LINE or depth == 0 or _nested(value)):
+        parts = [f"{json.dumps(key)}: {_json(item, depth + 1)}" for key, item in value.items()]
+        return _block("{}", parts, depth)
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        parts = [_json(item, depth + 1) if _nested(item) else json.dumps(item) for item in value]
+        return _block("[]", parts, depth)
+    return whole
+
+
+def _nested(value: Any) -> bool:
+    lists = [part for part in value.values() if isinstance(part, list)] if isinstance(value, Mapping) else []
+    return any(isinstance(item, Mapping) for part in lists for item in part)
+
+
+def _block(brackets: str, parts: Sequence[str], depth: int) -> str:
+    indent = "\n" + " " * (depth + 1)
+    return brackets[0] + indent + f",{indent}".join(parts) + "\n" + " " * depth + brackets[1]
+
+
+def csv_text(fields: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Write RFC 4180: one header, one line for each row, nothing for what a row does not have.
+
+    `fields` gives each column the place of its value in a row: "speedup.low" is in a part of it.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(fields)
+    for row in rows:
+        writer.writerow([_plain(_at(row, place)) for place in fields.values()])
+    return text.getvalue().removesuffix("\r\n")
+
+
+def _at(row: Any, place: str) -> Any:
+    for key in place.split("."):
+        row = (row or {}).get(key)
+    return row
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())  # a row is a line, also for readers that know no quotes
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]:
+    """Return the lines of a table in markdown."""
+    names = [f"{column.name}, {column.unit}" if column.unit else column.name for column in columns]
+    sides = [":---" if column.left else "---:" for column in columns]
+    return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
+
+
+def markdown_list(lines: Iterable[str]) -> list[str]:
+    """Return # lines as a list in markdown."""
+    texts = (line.removeprefix("#").strip() for line in lines)
+    return [f"- {escaped(text)}" for text in texts if text]
+
+
+def escaped(text: str) -> str:
+    """Take their meaning in markdown from the characters of a text."""
+    return text.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<").replace("#", "\\#")
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

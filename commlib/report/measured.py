@@ -1,0 +1,25 @@
+"""What rows say of blocks: percentiles of a call's time, and a ratio of two medians with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+PERCENTILES = (0, 10, 50, 90, 100)
+LEAST_BLOCKS = 3  # of fewer, no interval can be had
+
+
+def percentiles_us(times_s: Sequence[float]) -> dict[str, float]:
+    """Return p0 to p100 in microseconds."""
+    ranked = sorted(times_s)
+    return {f"p{p}": round(ranked[round(p / 100 * (len(ranked) - 1))] * 1e6, 4) for p in PERCENTILES}
+
+
+def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict[str, Any] | None:
+    """Return how many times as long as `below` the blocks of `above` take; None where there are too few."""
+    from commlib.timing import ratio_of_medians
+
+    if min(len(above), len(below)) < LEAST_BLOCKS:
+        return None
+    return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below, seed)).items()}

@@ -1,0 +1,72 @@
+"""Tables on a terminal: columns that say how an item is read, of which those that fit are shown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its name and unit, and `read`, which writes an item's cell."""
+
+    name: str
+    read: Callable[[Any], str]
+    width: int = 0  # of a terminal's column; markdown has no need of it
+    unit: str = ""
+    group: str = ""  # stands over neighbours that share it
+    left: bool = False
+    spare: int = 0  # of the columns that do not fit, the one with the highest goes first
+
+    def fit(self, text: str) -> str:
+        """Cut and align a text."""
+        text = text if len(text) <= self.width else text[: self.width - 1] + "…"
+        return f"{text:<{self.width}}" if self.left else f"{text:>{self.width}}"
+
+
+class Table:
+    """Columns side by side, no wider than the terminal."""
+
+    def __init__(self, columns: Sequence[Column], width: int) -> None:
+        kept = list(columns)
+        while _breadth(kept) > width and len(kept) > 1:
+            kept.remove(max(kept, key=lambda column: column.spare))
+        self.columns, self.width = tuple(kept), width
+
+    def head(self, title: str) -> list[str]:
+        """Return what stands above the lines: the title, groups and units if there are any, names."""
+        groups = [(group, _breadth(list(of_group))) for group, of_group in groupby(self.columns, lambda c: c.group)]
+        lines = [" ".join(f"{group:^{breadth}}" for group, breadth in groups)]
+        lines += [self._joined(column.name for column in self.columns)]
+        lines += [self._joined(column.unit for column in self.columns)]
+        shown = [("#" + line[1:]).rstrip()[: self.width] for line in lines if line.strip()]
+        return ["#", f"# {title}"[: self.width], *shown]
+
+    def line(self, item: Any) -> str:
+        """Return the line of an item."""
+        return self._joined(column.read(item) for column in self.columns).rstrip()
+
+    def _joined(self, cells: Iterable[str]) -> str:
+        fitting = (column.fit(cell) for column, cell in zip(self.columns, cells, strict=True))
+        return " ".join(fitting)[: self.width]
+
+
+def widest_that_fits(layouts: Sequence[Sequence[Column]], width: int) -> Table:
+    """Return the first layout that keeps all of its columns; the last one drops what does not fit."""
+    tables = [Table(columns, width) for columns in layouts]
+    whole = (table for table, columns in zip(tables, layouts, strict=True) if len(table.columns) == len(columns))
+    return next(whole, tables[-1])
+
+
+def _breadth(columns: Sequence[Column]) -> int:
+    return sum(column.width + 1 for column in columns) - 1
+
+
+def fold(lines: Iterable[str], width: int) -> list[str]:
+    """Break # lines that are wider than the terminal; what is broken off is indented."""
+    room = max(width, 8)
+    pieces = (textwrap.wrap(line, room, subsequent_indent="#   ", break_on_hyphens=False) for line in lines)
+    return [piece[:width] for of_line in pieces for piece in of_line]

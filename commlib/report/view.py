@@ -1,0 +1,80 @@
+"""View: how the documents of one command are shown, while they grow and when they are read again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from commlib.report.document import Row
+from commlib.report.formats import json_text
+from commlib.report.table import fold
+
+Item = TypeVar("Item")
+
+
+class View(ABC):
+    """A command says what stands above and below, what rows share a head, and how a row is a line."""
+
+    forms: ClassVar[Mapping[str, Callable[[Any], str]]]  # name → what renders a view; "table" and "json" among them
+
+    def __init__(self, document: dict[str, Any], width: int) -> None:
+        self.document, self.width = document, width
+
+    @abstractmethod
+    def opening(self) -> list[str]:
+        """Return the # lines above the rows; the document may have none yet."""
+
+    @abstractmethod
+    def closing(self) -> list[str]:
+        """Return the # lines below the rows."""
+
+    @abstractmethod
+    def series(self, row: Row) -> Hashable:
+        """Return what the rows below one head share."""
+
+    @abstractmethod
+    def head(self, rows: Sequence[Row]) -> list[str]:
+        """Return what stands above the rows of a series."""
+
+    @abstractmethod
+    def body(self, rows: Sequence[Row]) -> list[str]:
+        """Return the lines of some rows of a series."""
+
+    @abstractmethod
+    def plot(self, path: Path) -> None:
+        """Draw the document."""
+
+    def rows(self) -> list[Row]:
+        """Return the rows."""
+        found: list[Row] = self.document["rows"]
+        return found
+
+    def by_series(self) -> Iterator[list[Row]]:
+        """Yield the rows of each series."""
+        return grouped(self.rows(), self.series)
+
+    def text(self) -> str:
+        """Return the whole of what a run prints."""
+        lines = fold(self.opening(), self.width)
+        for rows in self.by_series():
+            lines += [*self.head(rows), *self.body(rows)]
+        return "\n".join([*lines, *fold(self.closing(), self.width)])
+
+    def render(self, form: str) -> str:
+        """Return the document as one of the forms, without a newline at the end."""
+        return self.forms[form](self)
+
+
+def as_json(view: View) -> str:
+    """Return the document itself."""
+    return json_text(view.document)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
+    """Yield the items that share a key, in the order in which the keys come first."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    yield from groups.values()

@@ -1,0 +1,210 @@
+"""What commands share: files that are whole or untouched, a line for a row, faults and their place, how a run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from commlib.cli.bench.rows import KIND
+from commlib.errors import CommError
+from commlib.report import files
+from commlib.report.document import Report
+from commlib.report.figures import count_text, fitted, interval_text, plus_minus_text, size_text, whole_text
+from commlib.report.formats import csv_text, json_text, markdown_table
+from commlib.report.run import Output, until_it_ends
+from commlib.report.table import Column, Table, widest_that_fits
+from commlib.report.view import View, as_json, grouped
+
+ROWS = [{"op": "all_reduce", "size": 8, "time": {"p50": 1.25}}, {"op": "barrier", "size": 0, "time": None}]
+COLUMNS = [
+    Column("op", lambda row: row["op"], 10, left=True),
+    Column("size", lambda row: size_text(row["size"]), 4, "(B)", spare=1),
+]
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    files.write(link, "new")
+    assert (path.read_text(), link.is_symlink()) == ("new\n", True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.json", "report.json"]
+
+
+def test_what_is_no_regular_file_is_written_into_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert files.unwritable(pipe) == ""
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    files.write(pipe, "rows")
+    reader.join(10)
+    assert found == ["rows\n"]
+    assert pipe.is_fifo()
+
+
+def test_the_null_device_takes_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: object) -> None:
+        raise AssertionError(f"{target} would be replaced")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    assert files.unwritable(Path(os.devnull)) == ""
+    files.write(Path(os.devnull), "rows")
+    assert Path(os.devnull).is_char_device()
+
+
+def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
+    assert "there is no folder" in files.unwritable(tmp_path / "gone" / "x.json")
+    assert files.unwritable(tmp_path / "x.json") == ""
+    with pytest.raises(ValueError, match="cannot write"):
+        files.write(tmp_path, "a folder")
+
+
+def test_json_has_a_line_for_a_row() -> None:
+    document = {"schema": "x", "config": {"sizes": list(range(80)), "baseline": None}, "rows": ROWS, "empty": []}
+    text = json_text(document)
+    assert json.loads(text) == document
+    assert all(json.dumps(row) in (line.strip(" ,") for line in text.splitlines()) for row in ROWS)
+    nested = {"traces": [{"trace": "a", "rows": ROWS}, {"trace": "b", "rows": ROWS}]}
+    assert json.loads(json_text(nested)) == nested
+    assert json_text(nested).count(json.dumps(ROWS[0])) == 2
+    assert all(line.count('"op"') <= 1 for line in json_text(nested).splitlines())
+
+
+def test_csv_reads_parts_of_a_row_and_markdown_escapes_bars() -> None:
+    assert csv_text({"op": "op", "us": "time.p50"}, ROWS).splitlines() == ["op,us", "all_reduce,1.25", "barrier,"]
+    table = markdown_table([Column("a|b", lambda row: row["op"] + "|"), Column("s", lambda row: "x", unit="B")], ROWS)
+    assert table[0] == "| a\\|b | s, B |"
+    assert table[2] == "| all_reduce\\| | x |"
+
+
+def test_columns_that_do_not_fit_go_by_their_rank() -> None:
+    assert Table(COLUMNS, 80).head("calls") == ["#", "# calls", "#p         size", "#           (B)"]
+    assert Table(COLUMNS, 80).line(ROWS[0]) == "all_reduce    8"
+    assert Table(COLUMNS, 12).line(ROWS[0]) == "all_reduce"
+    assert len(widest_that_fits([COLUMNS, COLUMNS[:1]], 12).columns) == 1
+    assert Table(COLUMNS, 6).line({"op": "a long name", "size": 1 << 40}) == "a long"
+
+
+def test_figures_have_as_many_digits_as_say_something() -> None:
+    assert [size_text(n) for n in (8, 4096, 5000, 3 << 20)] == ["8", "4K", "5000", "3M"]
+    assert [whole_text(1 << 40, 8), whole_text(123456789, 8), whole_text(12, 8)] == ["1024G", "118M", "12"]
+    assert [count_text(n) for n in (123, 45_600, 1_200_000)] == ["123", "45.6k", "1.2M"]
+    assert [fitted(n, 6) for n in (None, 1.234, 1234.56, 123456.7, 1e9)] == ["-", "1.23", "1234.6", "123457", "1.00e9"]
+    ratio = {"ratio": 2.31, "low": 2.2, "high": 2.4}
+    assert (interval_text(ratio), plus_minus_text(ratio), interval_text(None)) == (
+        "2.31 [2.20–2.40]",
+        "2.31x ±0.11",
+        "-",
+    )
+
+
+class Plain(View):
+    """The least that a view can be."""
+
+    forms: ClassVar = {"table": View.text, "json": as_json}
+
+    def opening(self) -> list[str]:
+        return ["# opening"]
+
+    def closing(self) -> list[str]:
+        return [f"# {self.document['ended'] or 'all'}"]
+
+    def series(self, row: dict[str, Any]) -> str:
+        return str(row["op"])
+
+    def head(self, rows: Any) -> list[str]:
+        return [f"# {rows[0]['op']}"]
+
+    def body(self, rows: Any) -> list[str]:
+        return [str(row["size"]) for row in rows]
+
+    def plot(self, path: Path) -> None:
+        raise ValueError("no line to draw")
+
+
+class Sizes(Report):
+    """A report of rows alone."""
+
+    def __init__(self) -> None:
+        super().__init__(KIND, "commlib bench", "cpu")
+
+    def content(self) -> dict[str, Any]:
+        return {"rows": self.rows}
+
+
+def run(output: Output, *rows: dict[str, Any], ends: BaseException | None = None) -> int:
+    report = Sizes()
+
+    def measure() -> None:
+        output.open(report, len(rows))
+        for row in rows:
+            report.rows.append(row)
+            output.rows([row])
+        if ends is not None:
+            raise ends
+
+    return until_it_ends(measure, output.finish)
+
+
+def test_a_run_prints_as_it_goes_what_the_whole_document_gives(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "x.json"
+    assert run(Output(Plain, path=path), *ROWS) == 0
+    printed = capsys.readouterr().out
+    assert printed == "# opening\n# all_reduce\n8\n# barrier\n0\n# all\n"
+    assert Plain(json.loads(path.read_text()), 80).text() + "\n" == printed
+
+
+def test_ctrl_c_keeps_what_was_measured_and_a_second_one_waits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing = Plain.closing
+
+    def impatient(self: Plain) -> list[str]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return closing(self)
+
+    monkeypatch.setattr(Plain, "closing", impatient)
+    assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
+    assert capsys.readouterr().out.endswith("8\n# interrupted\n")
+
+
+def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(CommError, match="rank 1 died"):
+        run(Output(Plain), ROWS[0], ends=CommError("rank 1 died"))
+    assert capsys.readouterr().out.endswith("# rank 1 died\n")
+    assert run(Output(Plain, form="json"), ends=KeyboardInterrupt()) == 130
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "commlib: interrupted before anything was measured\n")
+
+
+def test_json_on_stdout_stands_alone_and_a_silent_rank_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Output(Plain, path=Path("-")), *ROWS)
+    assert json.loads(capsys.readouterr().out)["rows"] == ROWS
+    run(Output(Plain, speaks=False), *ROWS)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_picture_that_fails_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    run(Output(Plain, picture=Path("x.png")), *ROWS)
+    assert capsys.readouterr().err == "commlib: no x.png: no line to draw\n"
+
+
+def test_grouped_items_keep_the_order_of_their_first() -> None:
+    assert list(grouped([3, 1, 5, 2], lambda n: n % 2)) == [[3, 1, 5], [2]]
+
+
+def test_the_first_fault_has_its_place() -> None:
+    assert next(KIND.faults({"schema": "commlib.bench"})) == 'the document has no "version"'
