@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 _WIDE = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
-_UNSIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
 _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
@@ -18,6 +21,16 @@ _STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "band": torch.bitwise_and,
     "bor": torch.bitwise_or,
     "bxor": torch.bitwise_xor,
+}
+_UNSIGNED_STEPS: dict[str, Callable[..., Any]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
 }
 
 
@@ -72,22 +85,7 @@ def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
 
 
 def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
-    """Torch has few operations on wide unsigned integers: go through Python's integers."""
-    dtype = inputs[0].dtype
-    mask = (1 << (8 * dtype.itemsize)) - 1
-    step: dict[str, Callable[[int, int], int]] = {
-        "sum": lambda a, b: (a + b) & mask,
-        "avg": lambda a, b: (a + b) & mask,
-        "prod": lambda a, b: (a * b) & mask,
-        "min": min,
-        "max": max,
-        "band": lambda a, b: a & b,
-        "bor": lambda a, b: a | b,
-        "bxor": lambda a, b: a ^ b,
-    }
-    totals = inputs[0].tolist()
-    for x in inputs[1:]:
-        totals = [step[redop](a, b) for a, b in zip(totals, x.tolist(), strict=True)]
-    if redop == "avg":
-        totals = [a // len(inputs) for a in totals]
-    return torch.tensor(totals, dtype=dtype)
+    """Go through numpy: torch has few operations on wide unsigned integers."""
+    first, *others = (x.cpu().numpy() for x in inputs)
+    total = functools.reduce(_UNSIGNED_STEPS[redop], others, first.copy())
+    return torch.from_numpy(np.asarray(total // len(inputs) if redop == "avg" else total))

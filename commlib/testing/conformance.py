@@ -10,6 +10,7 @@ import itertools
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -100,27 +101,48 @@ def _cases(
             yield call, True
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a call takes and gives: every rank's input, this rank's output, and how far that is from float64's."""
+
+    inputs: list[torch.Tensor]
+    output: torch.Tensor | None
+    exact: torch.Tensor | None
+    rounding: str
+
+
+@lru_cache(maxsize=16)  # a collective's sizes: its next algorithm is given the same, and in place follows out of place
+def _known(name: str, call: Call) -> Known:
+    collective = COLLECTIVES[name]
+    calls = [replace(call, rank=rank) for rank in range(call.size)]
+    inputs = [_input(c.rank, c.count, c.dtype, collective.shapes(c)[0]) for c in calls]
+    output = collective.reference(call, inputs, ordered)
+    if output is None or not (collective.reduces and call.dtype.is_floating_point):
+        return Known(inputs, output, None, "")
+    reference = collective.reference(call, inputs, exact)
+    assert reference is not None
+    return Known(inputs, output, reference, _deviates(output.view(-1), reference, call))
+
+
 def _run(
     comm: Communicator, collective: Collective, algorithm: Algorithm, call: Call, in_place: bool
 ) -> tuple[str, torch.Tensor]:
-    inputs = [_input(collective, replace(call, rank=rank)) for rank in range(call.size)]
+    known = _known(collective.name, call)
     x, out = _buffers(comm, collective, algorithm, call, in_place)
     _raw_view(out).fill_(POISON)  # an output that nobody writes must not look right
-    x.copy_(inputs[call.rank])
+    x.copy_(known.inputs[call.rank])
     collective.invoke(comm, x, out, call)
-    expected = collective.reference(call, inputs, ordered)
-    if expected is None:
+    if known.output is None:
         # A rank that receives nothing keeps its input (in place or not).
-        return _differs(x, inputs[call.rank], collective, algorithm, call), x
-    if algorithm.ordered or not collective.reduces:
-        text = _differs(out, expected, collective, algorithm, call)
+        out, text = x, _differs(x, known.inputs[call.rank])
+    elif algorithm.ordered or not collective.reduces:
+        text = _differs(out, known.output) or known.rounding
     else:
-        text = _deviates(out, expected, collective, algorithm, call)
-    if not text and collective.reduces and call.dtype.is_floating_point:
-        reference = collective.reference(call, inputs, exact)
-        assert reference is not None
-        text = _deviates(out, reference, collective, algorithm, call)
-    return text, out
+        text = _deviates(out, known.output, call)
+        if not text and known.exact is not None:
+            text = _deviates(out, known.exact, call)
+    case = f"{collective.name} {algorithm.name} {call.dtype} {call.redop} count={call.count} root={call.root}"
+    return text and f"{case}: {text}", out
 
 
 def _buffers(
@@ -140,23 +162,20 @@ def _buffers(
     return allocate(elements_in + 1)[1:], allocate(elements_out + 1)[1:]
 
 
-def _input(collective: Collective, call: Call) -> torch.Tensor:
-    """Return the input of rank `call.rank`: seeded by rank, so that every rank knows everyone's."""
-    elements = collective.shapes(call)[0]
-    generator = torch.Generator().manual_seed(1000 * call.rank + call.count % 997)
-    if call.dtype == torch.bool:
+@lru_cache(maxsize=64)
+def _input(rank: int, count: int, dtype: torch.dtype, elements: int) -> torch.Tensor:
+    """Return the input of a rank: seeded by it, so that every rank knows everyone's."""
+    generator = torch.Generator().manual_seed(1000 * rank + count % 997)
+    if dtype == torch.bool:
         return torch.randint(0, 2, (elements,), generator=generator, dtype=torch.uint8).bool()
-    if call.dtype.is_floating_point or call.dtype.is_complex:
-        parts = 2 if call.dtype.is_complex else 1
-        wide = torch.randn(elements * parts, generator=generator, dtype=torch.float64)
-        scale = torch.randint(-6, 7, (elements * parts,), generator=generator)
-        wide = torch.ldexp(wide, scale)
-        if parts == 2:
-            return torch.view_as_complex(wide.view(-1, 2)).to(call.dtype)
-        return wide.to(call.dtype)
-    size = call.dtype.itemsize
-    raw = torch.randint(0, 256, (elements * size,), generator=generator, dtype=torch.uint8)
-    return raw.view(call.dtype) if elements else torch.empty(0, dtype=call.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        parts = 2 if dtype.is_complex else 1
+        wide = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+        drawn = torch.randn(elements * parts, generator=generator, dtype=wide)
+        drawn = torch.ldexp(drawn, torch.randint(-6, 7, (elements * parts,), generator=generator))
+        return (torch.view_as_complex(drawn.view(-1, 2)) if parts == 2 else drawn).to(dtype)
+    raw = torch.randint(0, 256, (elements * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype) if elements else torch.empty(0, dtype=dtype)
 
 
 def _raw_view(x: torch.Tensor) -> torch.Tensor:
@@ -167,51 +186,39 @@ def _raw(x: torch.Tensor) -> bytes:
     return _raw_view(x.contiguous().view(-1).cpu()).numpy().tobytes()
 
 
-def _differs(
-    out: torch.Tensor, expected: torch.Tensor, collective: Collective, algorithm: Algorithm, call: Call
-) -> str:
+def _differs(out: torch.Tensor, expected: torch.Tensor) -> str:
     """Compare bits; any NaN equals any other."""
     out, expected = out.cpu(), expected.view(-1)
     if _raw(out) == _raw(expected):
         return ""
-    same = _raw_view(out).view(-1, call.dtype.itemsize) == _raw_view(expected).view(-1, call.dtype.itemsize)
-    equal = same.all(dim=1)
-    if call.dtype.is_floating_point or call.dtype.is_complex:
-        wide = torch.complex128 if call.dtype.is_complex else torch.float64
+    size = out.dtype.itemsize
+    equal = (_raw_view(out).view(-1, size) == _raw_view(expected).view(-1, size)).all(dim=1)
+    if out.dtype.is_floating_point or out.dtype.is_complex:
+        wide = torch.complex128 if out.dtype.is_complex else torch.float64
         equal = equal | (out.to(wide).isnan() & expected.to(wide).isnan())
-    return _first(equal, out, expected, collective, algorithm, call)
+    return _first(equal, out, expected)
 
 
-def _deviates(
-    out: torch.Tensor, expected: torch.Tensor, collective: Collective, algorithm: Algorithm, call: Call
-) -> str:
+def _deviates(out: torch.Tensor, expected: torch.Tensor, call: Call) -> str:
     """Compare within the rounding of `size` operations; what overflows the type is not judged."""
     if not (call.dtype.is_floating_point or call.dtype.is_complex):
-        return _differs(out, expected, collective, algorithm, call)
+        return _differs(out, expected)
     info = torch.finfo(call.dtype)
     wide = torch.complex128 if call.dtype.is_complex else torch.float64
     got, want = out.cpu().to(wide), expected.to(wide).view(-1)
     # Cancelling terms leave an error of the size of the largest of them, here below 2^8.
     slack = 2 * call.size * info.eps * (want.abs() + (256 if call.redop in ("sum", "avg") else 0)) + info.tiny
     close = ((got - want).abs() <= slack) | (want.abs() > info.max / 2) | ~got.isfinite()
-    return _first(close, got, want, collective, algorithm, call)
+    return _first(close, got, want)
 
 
-def _first(
-    good: torch.Tensor,
-    out: torch.Tensor,
-    expected: torch.Tensor,
-    collective: Collective,
-    algorithm: Algorithm,
-    call: Call,
-) -> str:
+def _first(good: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> str:
     bad = (~good).nonzero().view(-1)
     if not len(bad):
         return ""
     at = int(bad[0])
-    case = f"{collective.name} {algorithm.name} {call.dtype} {call.redop} count={call.count} root={call.root}"
     got, want = out[at].item(), expected[at].item()
-    return f"{case}: {len(bad)} of {len(good)} elements are wrong, the first at {at}: {got}, expected {want}"
+    return f"{len(bad)} of {len(good)} elements are wrong, the first at {at}: {got}, expected {want}"
 
 
 def agree(verdicts: Sequence[Verdict]) -> bool:

@@ -8,7 +8,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.testing import Ranks
 from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
 
-WORLDS = (1, 2, 3, 4)
+WORLDS = (1, 2, 3, 4)  # the outer loop: algorithms of one collective follow each other and share what is expected
 
 
 def algorithms(backend: str) -> list[tuple[str, str]]:
@@ -24,22 +24,22 @@ def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> 
         assert agree(verdicts), "ranks hold different bits"
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
+@pytest.mark.parametrize("world", WORLDS)
 def test_shm_gives_the_reference_for_every_type_and_reduction(
     shm_ranks: Ranks, name: str, algorithm: str, world: int
 ) -> None:
     check(shm_ranks, world, name, algorithm, EVERY_TYPE)
 
 
-@pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
+@pytest.mark.parametrize("world", WORLDS)
 def test_shm_gives_the_reference_for_every_size(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     check(shm_ranks, world, name, algorithm, EVERY_SIZE)
 
 
-@pytest.mark.parametrize("world", (1, 2, 4))
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("torch"))
+@pytest.mark.parametrize("world", (1, 2, 4))
 def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     few = Scope((0, 1, 33), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
     check(torch_ranks, world, name, algorithm, few)
