@@ -18,10 +18,10 @@ from placement import Probe
 
 import commlib
 from commlib.bootstrap.world import SingleWorld
-from commlib.cli.bench.peers.torch import CALLS, Torch
 from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
+from commlib.peers.torch import CALLS, Torch
 from commlib.timing import Candidate, Measurement, Protocol, cpu_share, measure, public_call
 
 K, M = 1 << 10, 1 << 20

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -65,3 +67,21 @@ def check_files(output: Path | None, picture: Path | None, option: str = "-o") -
     for name, path in ((option, output), ("--plot", picture)):
         if path is not None and str(path) != "-" and (why := files.unwritable(path)):
             raise click.UsageError(f"{name} {path}: {why}")
+
+
+def python_file(path: Path, function: str, option: str = "--peer") -> Any:
+    """Return the module that a Python file of the caller's is; it must have the function."""
+    spec = importlib.util.spec_from_file_location(f"commlib_peer_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise click.UsageError(f"{option} {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise click.UsageError(f"{option} {path}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    if not callable(getattr(module, function, None)):
+        raise click.UsageError(f"{option} {path} has no function {function}()")
+    return module

@@ -145,6 +145,8 @@ def block(comm: World, entry: Entry, iterations: int) -> float:
     runs = entry.following(iterations)
     comm.barrier()
     comm.barrier()
+    if comm.device.type == "cuda":
+        torch.cuda.synchronize(comm.device)  # there a barrier is only enqueued: now the hosts are in line, too
     start = time.perf_counter()
     for run in runs:
         run()

@@ -36,7 +36,8 @@ def plain_on(device: torch.device) -> Empty:
 class Candidate:
     """One way to make a call: `prepare(x, out, call)` returns what is timed or raises Unsupported.
 
-    `enter` runs before each block, outside the clock: it switches plans. `empty` allocates the tensors.
+    `enter` runs before each block, outside the clock: it switches plans. `empty` allocates the tensors. What is not
+    `checked` is a probe: it gives no values to compare.
     """
 
     label: str
@@ -44,6 +45,7 @@ class Candidate:
     in_place: bool = False
     empty: Empty = plain
     enter: Callable[[], object] = lambda: None
+    checked: bool = True
 
 
 def public_call(comm: Communicator, collective: Collective) -> Prepare:

@@ -66,6 +66,8 @@ def measure(
                 run_graphs(comm, quick, protocol, (started, name))
             else:
                 run_blocks(comm, quick, protocol, (started, name))
+        if protocol.graph:
+            _check_replays(comm, quick, truth)
         _check(comm, quick, truth, slice(1))
         _combine(comm, ready)
     return [entry.result for entry in entries]
@@ -114,7 +116,7 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth | None, wh
         start = time.perf_counter()
         try:
             for (x, out), run in list(zip(entry.pairs, entry.runs, strict=True))[which]:
-                if truth is None:
+                if truth is None or not entry.candidate.checked:
                     run()
                 else:
                     entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, run)
@@ -128,10 +130,25 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth | None, wh
     agree(comm, entries)
 
 
+def _check_replays(comm: Communicator, entries: Sequence[Entry], truth: Truth | None) -> None:
+    """Check each call once more out of a graph of its own: replays may go wrong where eager calls are right."""
+    for entry in entries:
+        if entry.result.skipped or not entry.candidate.checked or truth is None:
+            continue
+        entry.candidate.enter()
+        for (x, out), run in zip(entry.pairs, entry.runs, strict=True):
+            replayed = graph.capture([run])
+            entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, replayed.replay)
+            torch.cuda.synchronize(comm.device)
+            replayed.reset()
+    comm.barrier()
+
+
 def _combine(comm: Communicator, entries: Sequence[Entry]) -> None:
     """Make every rank's times the slowest rank's, and its wrong elements everybody's."""
-    everyone = comm.all_gather_object([(entry.result.times_s, entry.result.wrong) for entry in entries])
+    everyone = comm.all_gather_object([(e.result.times_s, e.result.issue_s, e.result.wrong) for e in entries])
     for at, entry in enumerate(entries):
-        times, wrong = zip(*(of_rank[at] for of_rank in everyone), strict=True)
+        times, issued, wrong = zip(*(of_rank[at] for of_rank in everyone), strict=True)
         entry.result.times_s = [max(block) for block in zip(*times, strict=True)]
+        entry.result.issue_s = [max(block) for block in zip(*issued, strict=True)]
         entry.result.wrong = None if wrong[0] is None else sum(wrong)

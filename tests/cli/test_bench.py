@@ -212,6 +212,10 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
         (("all_reduce", "--backend", "shm", "--algorithms", "nccl_direct"), "there are all, auto, shm_oneshot, "),
         (("--peers", "gloo"), "no peer 'gloo'; there are torch, mpi, nccl, symm"),
         (("--baseline", "magic"), "no baseline 'magic'; there are "),
+        (("--peer", "nowhere.py"), "'nowhere.py' does not exist"),
+        (("--peer", __file__), "has no function make()"),
+        (("all_reduce", "--params", "magic=1"), "no parameter 'magic'; there are "),
+        (("all_reduce", "--params", "chunk_bytes=many"), "write blocks=8,16"),
         (("--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),
@@ -264,6 +268,60 @@ def test_names_may_be_words_lists_and_short(asked: Callable[..., Job]) -> None:
     assert job.dtypes == (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
     assert len(job.redops) == 8
     assert asked("--peers", "none").peers == ()
+
+
+def test_values_of_parameters_are_measured_each_with_each_beside_the_plans_own(tmp_path: Path) -> None:
+    path = tmp_path / "swept.json"
+    words = ("all_reduce", "-n", "2", "--algorithms", "shm_twoshot,shm_symmetric", "--peers", "none", "-o", str(path))
+    result = bench(*words, "--params", "chunk_bytes=64K,128K", "--params", "hot=0", *QUICK, width=120)
+    assert (result.returncode, result.stderr) == (0, "")
+    document = KIND.read(path)
+    of_twoshot = ["shm_twoshot", "shm_twoshot chunk_bytes=65536,hot=0", "shm_twoshot chunk_bytes=131072,hot=0"]
+    labels = list(dict.fromkeys(row["algorithm"] for row in document["rows"]))
+    assert labels == [*of_twoshot, "shm_symmetric"]
+    assert document["config"]["params"] == {"chunk_bytes": [65536, 131072], "hot": [0]}
+    assert not any(row["chosen"] for row in document["rows"] if "=" in row["algorithm"])
+    assert {row["wrong"] for row in document["rows"]} == {0}
+    for label in of_twoshot:
+        assert label in result.stdout
+
+
+PEER = """
+from commlib.peers import CallTable
+from commlib.timing import Candidate
+
+
+class Late(CallTable):
+    name, labels = "late", ("late", "probe")
+
+    def join(self, comm):
+        self.comm = comm
+        Late.calls = {"all_reduce": lambda x, out, call: lambda: comm.all_reduce(x, out=out)}
+
+    def candidates(self, comm, collective, in_place):
+        probe = Candidate("probe", lambda x, out, call: comm.barrier, in_place, checked=False)
+        return [*super().candidates(comm, collective, in_place), probe]
+
+
+def make():
+    return Late()
+"""
+
+
+def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(tmp_path: Path) -> None:
+    file, path = tmp_path / "late.py", tmp_path / "report.json"
+    file.write_text(PEER)
+    words = ("all_reduce", "barrier", "-n", "2", "--algorithms", "auto", "--peers", "none", "--peer", str(file))
+    result = bench(*words, "--baseline", "best", "-o", str(path), "--in-place", "out", *QUICK)
+    assert (result.returncode, result.stderr) == (0, "")
+    document = KIND.read(path)
+    wrong = {(row["op"], row["algorithm"]): row["wrong"] for row in measured(document)}
+    assert (wrong["all_reduce", "late"], wrong["all_reduce", "probe"]) == (0, None)
+    skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
+    assert skipped == {("barrier", "late"): "late has no barrier"}
+    ours = [row for row in measured(document) if row["ours"] and row["op"] == "all_reduce"]
+    assert {row["speedup"]["over"] for row in ours} == {"late"}  # the probe is nobody's rival
+    assert (document["config"]["peers"], document["config"]["baseline"]) == (["late"], "best")
 
 
 def test_a_world_of_one_is_told_how_to_get_more(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from commlib.cli.bench.peers import LABELS, PEERS, load
-from commlib.cli.bench.peers.peer import Peer
 from commlib.collectives import COLLECTIVES, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
+from commlib.peers import LABELS, PEERS, load
+from commlib.peers.peer import Peer
 from commlib.testing import Ranks
 from commlib.timing import Candidate
 
@@ -35,7 +35,7 @@ def mpich() -> Iterator[None]:
 
 
 def test_the_table_is_the_folder() -> None:
-    folder = Path(sys.modules["commlib.cli.bench.peers"].__file__ or "").parent
+    folder = Path(sys.modules["commlib.peers"].__file__ or "").parent
     assert {path.stem for path in folder.glob("*.py")} - {"__init__", "peer"} == set(PEERS)
     for name, (labels, _) in PEERS.items():
         peer = load(name)

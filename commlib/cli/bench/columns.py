@@ -24,7 +24,7 @@ CSV = {
         )
     },
     **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
-    **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong")},
+    **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
     "speedup_over": "speedup.over",
     "speedup": "speedup.ratio",
     "speedup_low": "speedup.low",
@@ -37,12 +37,13 @@ def narrow(config: dict[str, Any]) -> list[list[Column]]:
     return [
         [
             Column("size", lambda row: whole_text(row["size"], FEW_DIGITS), FEW_DIGITS, "(B)"),
-            Column("algorithm", label, ALGORITHM, left=True),
+            Column("algorithm", label, _algorithm_width(config), left=True),
             Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2),
             Column("time", _time, TIME, "(us)"),
             Column("busbw", _busbw, WIDTH, "GB/s", spare=1),
             Column("%lim", _limit, 4, spare=5),
             Column("#wrong", _wrong, WRONG, spare=3),
+            *_host(config, lambda row: row),
             *_speedup(config["baseline"], 16, interval_text, lambda row: row),
         ]
     ]
@@ -54,10 +55,10 @@ def wide(config: dict[str, Any]) -> list[list[Column]]:
     whole = [column for in_place in PLACES for column in _half(in_place)]
     merged = [column for column in whole if column.name != "#wrong"]
     merged.append(Column("#wrong", _both_wrong, WRONG))
-    limit = Column("%lim", _of_first(_limit), 4, spare=5)
-    full, few = _lead(min(longest, MOST_DIGITS)), _lead(min(longest, FEW_DIGITS))
-    long = [limit, *_speedup(config["baseline"], 16, interval_text, _first)]
-    short = [limit, *_speedup(config["baseline"], 11, plus_minus_text, _first)]
+    limits = [*_host(config, _first), Column("%lim", _of_first(_limit), 4, spare=5)]
+    full, few = (_lead(min(longest, digits), _algorithm_width(config)) for digits in (MOST_DIGITS, FEW_DIGITS))
+    long = [*limits, *_speedup(config["baseline"], 16, interval_text, _first)]
+    short = [*limits, *_speedup(config["baseline"], 11, plus_minus_text, _first)]
     return [[*full, *whole, *long], [*full, *merged, *short], [*few, *merged, *short]]
 
 
@@ -84,14 +85,14 @@ def markdown(baseline: str | None) -> list[Column]:
     ]
 
 
-def _lead(digits: int) -> list[Column]:
+def _lead(digits: int, algorithm: int) -> list[Column]:
     return [
         Column("size", _of_first(lambda row: whole_text(row["size"], digits)), digits, "(B)"),
         Column("count", _of_first(lambda row: whole_text(row["count"], digits)), digits, "(elts)"),
         Column("type", _of_first(lambda row: type_text(row["type"])), TYPE_WIDTH),
         Column("redop", _of_first(lambda row: row["redop"] or "none"), 5),
         Column("root", _of_first(lambda row: str(-1 if row["root"] is None else row["root"])), 4),
-        Column("algorithm", _of_first(label), ALGORITHM, left=True),
+        Column("algorithm", _of_first(label), algorithm, left=True),
     ]
 
 
@@ -111,6 +112,18 @@ def _speedup(
     if not baseline:
         return []
     return [Column("speed-up", lambda item: write(row_of(item)["speedup"]), width, f"x {baseline}", spare=4)]
+
+
+def _host(config: dict[str, Any], row_of: Callable[[Any], Row]) -> list[Column]:
+    """Return the column of what a call takes the host, where that is not all of it."""
+    if config["backend"] != "nccl" or config["mode"] == "graph":
+        return []
+    return [Column("host", lambda item: fitted(row_of(item).get("host_us"), WIDTH), WIDTH, "(us)", spare=6)]
+
+
+def _algorithm_width(config: dict[str, Any]) -> int:
+    values = config.get("params") or {}
+    return ALGORITHM + sum(len(name) + 2 + max(map(len, map(str, of_name))) for name, of_name in values.items())
 
 
 def _first(way: Way) -> Row:

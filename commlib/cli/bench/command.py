@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from commlib.cli.bench.peers import PEERS
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import FILE, read_bytes
 from commlib.cli.ranks import started
+from commlib.peers import PEERS
 
 BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
 FULL = ("64M", 8)
@@ -96,7 +96,14 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", show_default=True, help="all, auto (the plan's choice) or names: a,b.")
 @click.option("--peers", default="torch", show_default=True, help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
-@click.option("--baseline", help="What speed-ups are over, as the table names it.  [default: the first peer]")
+@click.option(
+    "--peer",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    help="File whose make() returns one more peer.",
+)
+@click.option("--params", multiple=True, metavar="NAME=A,B", help="Ours with these values, too, each with each.")
+@click.option("--baseline", help="What speed-ups are over: a label of the table, or best.  [default: the first peer]")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both", show_default=True)
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")

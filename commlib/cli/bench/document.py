@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from commlib.cli.bench.job import BEST
 from commlib.cli.bench.rows import KIND, measured, median_us
 from commlib.collectives import COLLECTIVES
 from commlib.report.document import Report, Row
@@ -31,6 +32,7 @@ class BenchReport(Report):
         self.wrong = 0
         self._bench, self._limit = bench, limit
         self.notes = [*notes, *bench.notes()]
+        self._on_gpu = bench.comm.device.type == "cuda"
         self.config = _config(bench)
 
     def add(self, group: Group) -> list[Row]:
@@ -87,18 +89,27 @@ class BenchReport(Report):
             "busbw": round(bus, 6),
             "of_limit": round(bus / self._limit.busbw, 6) if self._limit.busbw and group.num_bytes else None,
             "wrong": result.wrong,
+            "host_us": round(median(result.issue_s) * 1e6, 4) if self._on_gpu and result.issue_s else None,
             "speedup": self._speedup(group, line, in_place),
         }
 
     def _speedup(self, group: Group, line: Line, in_place: bool) -> Row | None:
         """Compare with the baseline in the same form."""
-        label = self.config["baseline"]
-        rival = next((other for other in group.lines if other.label == label and other is not line), None)
-        if rival is None:
+        rival = self._rival(group, in_place)
+        if rival is None or rival is line:
             return None
         times = rival.found[in_place].times_s, line.found[in_place].times_s
         ratio = ratio_row(*times, self._bench.job.protocol.seed)
-        return None if ratio is None else {"over": label, **ratio}
+        return None if ratio is None else {"over": rival.label, **ratio}
+
+    def _rival(self, group: Group, in_place: bool) -> Line | None:
+        """Return the baseline; as the best, the fastest of the peers whose values are right."""
+        label = self.config["baseline"]
+        if label != BEST:
+            return next((line for line in group.lines if line.label == label), None)
+        peers = [line for line in group.lines if not line.ours and line.found[in_place].wrong == 0]
+        timed = [line for line in peers if line.found[in_place].times_s]
+        return min(timed, key=lambda line: line.found[in_place].median_s, default=None)
 
 
 def _reason(why: Explanation) -> str:
@@ -123,7 +134,8 @@ def _config(bench: Bench) -> dict[str, Any]:
         "seed": protocol.seed,
         "check": protocol.check,
         "seconds": job.seconds,
-        "peers": list(job.peers),
+        "peers": [peer.name for peer in job.peers],
+        "params": {name: list(values) for name, values in job.params.items()},
         "baseline": bench.baseline,
     }
 

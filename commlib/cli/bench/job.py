@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.collectives import COLLECTIVES, Call, Collective
+from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import reducible
 from commlib.timing import Protocol
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
+    from commlib.peers import Peer
 
+BEST = "best"  # the baseline that is the fastest of the peers, call by call
+PROBE_SIZES = tuple(1 << shift for shift in range(3, 31, 3))
 PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
 
 
@@ -30,8 +33,9 @@ class Job:
     redops: tuple[str, ...]
     root: int
     algorithms: tuple[str, ...]  # "all", "auto" (the plan's choice), and names
-    peers: tuple[str, ...]
-    baseline: str | None  # None: the first peer
+    params: Mapping[str, tuple[int, ...]]  # values that ours are measured with beside the plan's own
+    peers: tuple[Peer, ...]
+    baseline: str | None  # None: the first peer; "best": whoever is the fastest of them
     places: tuple[bool, ...]  # out of place is False
     backend: str
     plan: Path | None  # None: the one in force
@@ -96,3 +100,19 @@ def forms(job: Job, collective: Collective) -> list[bool]:
     """Return those forms asked for that the collective has."""
     has = {False: collective.out_of_place, True: collective.in_place is not None}
     return [place for place in job.places if has[place]]
+
+
+def params_of(algorithm: Algorithm) -> set[str]:
+    """Return the names of an algorithm's parameters."""
+    return {name for size in PROBE_SIZES for variant in algorithm.variants(size) for name in variant}
+
+
+def combinations(job: Job, algorithm: Algorithm) -> list[dict[str, int]]:
+    """Return the values of --params that the algorithm has, each with each; none where it has none of them."""
+    own = {name: values for name, values in job.params.items() if name in params_of(algorithm)}
+    return [dict(zip(own, values, strict=True)) for values in itertools.product(*own.values())] if own else []
+
+
+def params_text(params: Mapping[str, int]) -> str:
+    """Write parameters as --params takes them."""
+    return ",".join(f"{name}={value}" for name, value in params.items())

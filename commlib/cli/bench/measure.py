@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.cli.bench import peers
-from commlib.cli.bench.job import Job, calls, forms, left_out
+from commlib.cli.bench.job import BEST, Job, calls, combinations, forms, left_out, params_text
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.errors import Unsupported
@@ -20,7 +19,6 @@ from commlib.plan import Explanation, Plan
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 
 if TYPE_CHECKING:
-    from commlib.cli.bench.peers.peer import Peer
     from commlib.communicator import Communicator
 
 WARMUP_S = 0.3
@@ -70,7 +68,7 @@ class Bench:
         assert twin is not None
         self.twin = twin
         self.calls = list(calls(comm, job))
-        self.peers: list[Peer] = [peers.load(name) for name in job.peers]
+        self.peers = job.peers
         for peer in self.peers:
             peer.start(comm, job.protocol.graph)
 
@@ -78,6 +76,8 @@ class Bench:
     def baseline(self) -> str | None:
         """The label that speed-ups are over: the first peer that makes calls, unless the job names one."""
         running = [label for peer in self.peers if not peer.reason for label in peer.labels]
+        if self.job.baseline == BEST and not running:
+            return None
         return self.job.baseline or next(iter(running), None)
 
     def notes(self) -> list[str]:
@@ -115,9 +115,12 @@ class Bench:
         lines: list[Line] = []
         candidates: list[Candidate] = []
         for algorithm in self._algorithms(collective, why):
-            chosen = why[algorithm.placement].algorithm == algorithm.name
-            lines.append(Line(algorithm.name, algorithm.placement, True, chosen, {}))
-            candidates += [self._pinned(collective, algorithm, call, place) for place in places]
+            for params in (None, *combinations(self.job, algorithm)):
+                label = algorithm.name if params is None else f"{algorithm.name} {params_text(params)}"
+                chosen = params is None and why[algorithm.placement].algorithm == algorithm.name
+                lines.append(Line(label, algorithm.placement, True, chosen, {}))
+                plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan, params=params)
+                candidates += [self._pinned(collective, algorithm, plan, place) for place in places]
         for peer in self.peers:
             lines += [Line(label, "plain", False, False, {}) for label in peer.labels]
             in_forms = [peer.lines(self.comm, collective, place) for place in places]
@@ -144,9 +147,8 @@ class Bench:
         chosen = [a for a in ours if why[a.placement].algorithm == a.name] if "auto" in wanted else []
         return [a for a in ours if a in chosen or a.name in wanted]
 
-    def _pinned(self, collective: Collective, algorithm: Algorithm, call: Call, in_place: bool) -> Candidate:
+    def _pinned(self, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool) -> Candidate:
         """Return the candidate that makes the public call under a plan that leaves no choice."""
-        plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan)
         make = public_call(self.twin, collective)
 
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:

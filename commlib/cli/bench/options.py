@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from commlib.cli.bench.job import Job, left_out, series
-from commlib.cli.bench.peers import LABELS, PEERS
-from commlib.cli.options import check_files, known_name, read_dtypes, read_names
+from commlib.cli.bench.job import BEST, Job, left_out, params_of, series
+from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
+from commlib.env import parse_bytes
+from commlib.peers import LABELS, PEERS, Peer, load
 from commlib.plan import Plan
 from commlib.timing import Protocol
 
@@ -21,7 +23,7 @@ MOST_SIZES = 1000
 def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -> Job:
     """Turn options into a job, or raise what is wrong with them."""
     wanted = read_names(",".join(ops), COLLECTIVES, "collective") if ops else tuple(COLLECTIVES)
-    peers = () if options["peers"] == "none" else read_names(options["peers"], PEERS, "peer")
+    peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
     check_files(options["output"], options["plot"])
     job = Job(
@@ -31,6 +33,7 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         redops=REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
         root=options["root"],
         algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
+        params=_params(options["params"], wanted),
         peers=peers,
         baseline=_baseline(options["baseline"], wanted, peers),
         places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
@@ -70,13 +73,41 @@ def _algorithms(text: str, ops: tuple[str, ...], backend: str) -> tuple[str, ...
     return read_names(text, dict.fromkeys(["all", "auto", *here]), "algorithm")
 
 
-def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[str, ...]) -> str | None:
+def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
+    """Make the peers of these names and files; none is started yet."""
+    named = () if names == "none" else read_names(names, PEERS, "peer")
+    peers = (*map(load, named), *(python_file(path, "make").make() for path in files))
+    for peer, path in zip(peers[len(named) :], files, strict=True):
+        if not isinstance(peer, Peer):
+            raise click.UsageError(f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.peers.Peer")
+    labels = [label for peer in peers for label in peer.labels]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise click.UsageError(f"two peers have the label {', '.join(sorted(twice))}; give one another")
+    return peers
+
+
+def _params(texts: tuple[str, ...], ops: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return the values of each name of texts such as blocks=8,16."""
+    known = sorted({name for op in ops for algorithm in COLLECTIVES[op].algorithms for name in params_of(algorithm)})
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        try:
+            numbers = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
+        except ValueError:
+            raise click.UsageError(f"--params {text!r} is no name with whole numbers; write blocks=8,16") from None
+        found[known_name(name, known, "parameter")] = numbers
+    return found
+
+
+def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[Peer, ...]) -> str | None:
     if label is None:
         return None
     ours = dict.fromkeys(algorithm.name for op in ops for algorithm in COLLECTIVES[op].algorithms)
-    known_name(label, [*ours, *LABELS], "baseline")
-    if label in LABELS and LABELS[label] not in peers:
-        words = ",".join([*peers, LABELS[label]])
+    here = [label for peer in peers for label in peer.labels]
+    known_name(label, dict.fromkeys([*ours, BEST, *here, *LABELS]), "baseline")
+    if label in LABELS and label not in here:
+        words = ",".join([*(peer.name for peer in peers if peer.name in PEERS), LABELS[label]])
         raise click.UsageError(f"--baseline {label} is not measured; add it: --peers {words}")
     return label
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -46,11 +47,10 @@ class Peer(ABC):
             return [Candidate(label, refusing(self.reason), in_place) for label in self.labels]
         return self.candidates(comm, collective, in_place)
 
-    @abstractmethod
     def lacks(self, comm: Communicator) -> str:
         """Say what this rank lacks for it, "" for nothing; talks to nobody."""
+        return ""
 
-    @abstractmethod
     def join(self, comm: Communicator) -> None:
         """Start together with the other ranks."""
 
@@ -58,13 +58,14 @@ class Peer(ABC):
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return its ways to make the calls of a collective."""
 
-    @abstractmethod
     def stop(self) -> None:
         """Leave; what was not started is left as it is."""
 
 
 class CallTable(Peer):
-    """A peer with one function for each collective that it has, on plain tensors."""
+    """A peer with one function for each collective that it has: on plain tensors (x, out, call) it returns the call."""
+
+    calls: Mapping[str, Prepare] = {}  # read only
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return the one candidate, which refuses what the library lacks before it is called."""
@@ -74,9 +75,9 @@ class CallTable(Peer):
         """Return what allocates its tensors: the function of ours, so that all share them."""
         return plain_on(comm.device)
 
-    @abstractmethod
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
         """Return what makes a call ready, or raises Unsupported."""
+        return self.calls.get(collective.name) or refusing(f"{self.name} has no {collective.name}")
 
 
 def in_turn(*steps: Run) -> Run:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.backends.nccl_control import within
-from commlib.cli.bench.peers.peer import START_S, CallTable, in_turn
 from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.errors import CommError, Unsupported
+from commlib.peers.peer import START_S, CallTable, in_turn
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from commlib.cli.bench.peers.peer import Peer
+    from commlib.peers.peer import Peer
 
 # Name → (labels of its rows, help); the module of a peer is loaded when it is asked for.
 PEERS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -16,12 +16,20 @@ PEERS: dict[str, tuple[tuple[str, ...], str]] = {
     "symm": (("symm_oneshot", "symm_twoshot"), "torch's symmetric memory, on GPUs"),
 }
 LABELS: dict[str, str] = {label: name for name, (labels, _) in PEERS.items() for label in labels}
+_MAKERS = ("CallTable", "Peer")
 
 
 def load(name: str) -> Peer:
     """Make the peer of that name; nothing is started yet."""
-    peer: Peer = import_module(f"commlib.cli.bench.peers.{name}").make()
+    peer: Peer = import_module(f"commlib.peers.{name}").make()
     return peer
 
 
-__all__ = ["LABELS", "PEERS", "load"]
+def __getattr__(name: str) -> Any:
+    """Load what a peer is made from when it is asked for: the table needs no torch."""
+    if name in _MAKERS:
+        return getattr(import_module("commlib.peers.peer"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["LABELS", "PEERS", "CallTable", "Peer", "load"]

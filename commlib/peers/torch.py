@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from commlib.cli.bench.peers.peer import START_S, CallTable, averaged, in_turn
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
+from commlib.peers.peer import START_S, CallTable, averaged, in_turn
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:

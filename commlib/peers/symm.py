@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from commlib.cli.bench.peers.peer import Peer, refusing
-from commlib.cli.bench.peers.torch import join_default_group
 from commlib.errors import Unsupported
+from commlib.peers.peer import Peer, refusing
+from commlib.peers.torch import join_default_group
 from commlib.timing import Candidate, Prepare, Run, plain_on
 
 if TYPE_CHECKING:

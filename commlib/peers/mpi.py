@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.bootstrap import mpi as launcher
-from commlib.cli.bench.peers.peer import CallTable, averaged
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
+from commlib.peers.peer import CallTable, averaged
 from commlib.timing import Empty, Prepare, Run, plain
 
 if TYPE_CHECKING:
@@ -51,12 +51,6 @@ class Mpi(CallTable):
         if (world.rank, world.size) != (comm.rank, comm.size):
             return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
         return ""
-
-    def join(self, comm: Communicator) -> None:
-        """Nothing to do: mpirun did."""
-
-    def stop(self) -> None:
-        """Nothing to do: MPI ends with the process."""
 
     def empty(self, comm: Communicator) -> Empty:
         """Return what allocates on the CPU, whatever device ours work on."""
