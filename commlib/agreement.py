@@ -115,8 +115,9 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
         for key, valid in keys.items():
             if (value := getattr(rule, key)) not in valid:
                 raise ValueError(f"{rule.where}: no {key} {value!r}; there are {', '.join(valid)}")
-        for at, entry in enumerate(rule.ranges):
-            if entry.algorithm not in algorithms[rule.op]:
-                names = ", ".join(algorithms[rule.op]) or "none"
-                where = f"{rule.where_of(at)}: {rule.op} has no algorithm"
-                raise ValueError(f"{where} {entry.algorithm!r}{on}; it has {names}")
+        for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
+            for at, entry in enumerate(entries):
+                if entry.algorithm not in algorithms[rule.op]:
+                    names = ", ".join(algorithms[rule.op]) or "none"
+                    where = f"{rule.where_of(part, at)}: {rule.op} has no algorithm"
+                    raise ValueError(f"{where} {entry.algorithm!r}{on}; it has {names}")

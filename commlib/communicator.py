@@ -18,8 +18,9 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, entry
 from commlib.collectives.all_to_all import agree_splits, row_splits
+from commlib.collectives.facts import FACTS, flat
 from commlib.errors import Closed
-from commlib.plan import Explanation, Plan
+from commlib.plan import Explanation, Plan, Query
 from commlib.redops import redop_code
 from commlib.subworld import Subworld
 from commlib.work import Lanes, StreamLanes, StreamWork, Work
@@ -280,14 +281,14 @@ class Communicator:
         """Say which algorithm would run, by which rule of which plan."""
         if op not in COLLECTIVES:
             raise ValueError(f"unknown collective {op!r}; known: {', '.join(COLLECTIVES)}")
-        name = str(dtype).removeprefix("torch.")
-        return self.plan.explain(op, num_bytes, name, redop, world=self.size, placement=placement, mode=mode)
+        call = Query(op, num_bytes, str(dtype).removeprefix("torch."), redop, self.size, placement, mode)
+        return self.plan.explained(call, FACTS)
 
     def use(self, plan: Plan) -> None:
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
         self._lanes.drain("collectives")
-        self._backend.set_plan(plan)
+        self._backend.set_plan(flat(plan, self.size))
         self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------

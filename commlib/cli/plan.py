@@ -96,6 +96,7 @@ def explain(
 ) -> None:
     """Say which algorithm a call of OP gets, by which rule, for which sizes, and what it gains."""
     from commlib.collectives import COLLECTIVES, REDOPS
+    from commlib.collectives.facts import FACTS
     from commlib.redops import DTYPES
 
     _one_of("collective", op, COLLECTIVES)
@@ -103,7 +104,7 @@ def explain(
     name = TYPES.get(dtype, dtype)
     _one_of("element type", name, (*DTYPES, *TYPES))
     chosen = _read(plan, backend, world)
-    why = str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode))
+    why = str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode, facts=FACTS))
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from commlib.plan.plan import Plan
-from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Range, Rule, span_text
+from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Rule, keys_text, span_text
 
 NOTHING = "no rule"
 
@@ -26,7 +26,7 @@ class Difference:
 
     def __str__(self) -> str:
         """Return the calls on a line, and below them a line for each span of sizes."""
-        keys = Rule(self.op, (), self.dtype, self.redop, self.placement, self.mode, self.world).keys
+        keys = keys_text(self.op, self.placement, self.dtype, self.redop, self.mode, self.world)
         told = (f"  {span_text(above, up_to)}: {one} → {other}" for above, up_to, one, other in self.spans)
         return "\n".join([keys, *told])
 
@@ -77,14 +77,14 @@ def _by_world(call: Difference, sides: list[list[Rule]], rules: list[Rule]) -> l
     return [difference for difference in found if difference.spans]
 
 
-def _deciding(rules: Iterable[Rule], call: Difference, world: int) -> tuple[Range, ...]:
-    keys = call.dtype, call.redop, call.placement, call.mode, world
-    return next((rule.ranges for rule in rules if rule.covers(*keys)), ())
+def _deciding(rules: Iterable[Rule], call: Difference, world: int) -> list[Rule]:
+    return [rule for rule in rules if rule.covers(call.dtype, call.redop, call.placement, call.mode, world)]
 
 
-def _spans(one: tuple[Range, ...], other: tuple[Range, ...]) -> Iterator[tuple[int | None, int | None, str, str]]:
+def _spans(one: list[Rule], other: list[Rule]) -> Iterator[tuple[int | None, int | None, str, str]]:
     """Yield (above, up to, what runs in one, in the other) where these differ; neighbours that agree are one."""
-    ends = sorted({entry.max_bytes for entry in (*one, *other) if entry.max_bytes is not None})
+    entries = [entry for rule in (*one, *other) for entry in rule.ranges]
+    ends = sorted({entry.max_bytes for entry in entries if entry.max_bytes is not None})
     open_span: tuple[int | None, int | None, str, str] | None = None
     above: int | None = None
     for end in (*ends, None):
@@ -100,9 +100,12 @@ def _spans(one: tuple[Range, ...], other: tuple[Range, ...]) -> Iterator[tuple[i
         yield open_span
 
 
-def _choice(ranges: tuple[Range, ...], up_to: int | None) -> str:
-    """Return what runs at the largest size of a span."""
-    for entry in ranges:
-        if entry.max_bytes is None or (up_to is not None and up_to <= entry.max_bytes):
-            return entry.choice
+def _choice(rules: list[Rule], up_to: int | None) -> str:
+    """Return what runs at the largest size of a span: the first range there is, and what stands in for it."""
+    for rule in rules:
+        for entry in rule.ranges:
+            if entry.max_bytes is None or (up_to is not None and up_to <= entry.max_bytes):
+                return ", else ".join(
+                    each.choice for each in (entry, *rule.fallback) if each is entry or each.choice != entry.choice
+                )
     return NOTHING

@@ -56,6 +56,7 @@ class Explanation:
     low_ci_bytes: tuple[int, int] | None = None  # where the lower end may lie
     match: str = ""
     pinned_by: str = ""
+    passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
         """Return lines a person can act on: what runs, for which sizes, how much better, says who."""
@@ -69,6 +70,7 @@ class Explanation:
         ]
         if self.pinned_by:
             lines[2] = f"  pinned by {self.pinned_by}"
+        lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 
     def _sizes(self) -> str:

@@ -1,4 +1,4 @@
-"""Lines: where each part of a JSON text stands, which json.loads does not tell."""
+"""Lines: where each part of a JSON text stands, which json.loads does not tell: for errors alone, as it takes long."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ Path = tuple[str | int, ...]
 Lines = dict[Path, int]
 
 _TOKEN = re.compile(r'[{}\[\],:]|"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+')
+
+
+def line_of(text: str | None, path: Path) -> str:
+    """Return the line of a part of a text as an error says it: ", line 7"; nothing where it is not known."""
+    lines = {} if text is None else lines_of(text)
+    while path and path not in lines:
+        path = path[:-1]
+    return f", line {lines[path]}" if path in lines else ""
 
 
 def lines_of(text: str) -> Lines:

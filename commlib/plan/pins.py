@@ -25,15 +25,12 @@ def pins(
 def _pins_of(
     op: str, algorithm: str, base: Sequence[Rule], params: Mapping[str, int] | None
 ) -> Iterator[dict[str, Any]]:
-    # A symmetric algorithm has no say over plain tensors: the base plan's choice stands there. Any other one runs
-    # symmetric tensors as the plain rules say, so only those need its parameters.
-    zero_copy = algorithm.endswith("_symmetric")
-    rules = [rule for rule in base if rule.op == op and (rule.placement == "symmetric") == zero_copy]
-    if params is None and any(entry.params for _, _, entry in _spans(rules, algorithm)):
-        yield from (_same_keys(rule, _tuned(rule, algorithm, rules)) for rule in rules)
+    # Each stands in both tables, and only one can serve: where it cannot, the base plan's choice stands.
     for placement in PLACEMENTS:
-        if placement == "symmetric" or not zero_copy:
-            yield {"op": op, "placement": placement, "ranges": [range_of(None, algorithm, params)]}
+        rules = [rule for rule in base if (rule.op, rule.placement) == (op, placement)]
+        if params is None and any(entry.params for _, _, entry in _spans(rules, algorithm)):
+            yield from (_same_keys(rule, _tuned(rule, algorithm, rules)) for rule in rules)
+        yield {"op": op, "placement": placement, "ranges": [range_of(None, algorithm, params)]}
 
 
 def _same_keys(rule: Rule, ranges: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,53 +1,63 @@
-"""Plan: which algorithm runs at which size; an immutable list of rules, the first of which that fits decides."""
+"""Plan: which algorithm runs at which size; an immutable list of rules, the first of which that can serve decides."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from commlib import env
-from commlib.plan.check import SCHEMA, VERSION, check, read
+from commlib.plan.decide import ALL_SERVE, Decision, Facts, Query, decide
 from commlib.plan.explanation import Explanation, Match
-from commlib.plan.lines import Lines
+from commlib.plan.faults import SCHEMA, VERSION
 from commlib.plan.pins import pins, range_of
-from commlib.plan.rules import Rule, read_rules, size_text
+from commlib.plan.read import MAX_RULES, parse, read_rules
+from commlib.plan.rules import Rule, size_text
 
-
-@dataclass(frozen=True)
-class _Origin:
-    """Where the rules come from, and what was found out on the way: no part of the digest."""
-
-    lines: Lines | None = None  # of a text that was read, and checked then
-    rules: tuple[Rule, ...] | None = None
-    fit: Match = field(default_factory=Match)
-    pinned: Mapping[str, str] = field(default_factory=dict)  # by the environment: collective → algorithm
+WIDTH = 120  # of a line of a plan file
 
 
 class Plan:
-    """An immutable set of rules; the first rule that covers a call and has a range for its size decides."""
+    """An immutable set of rules; the first that covers a call and names something that can serve it decides.
 
-    def __init__(self, document: Mapping[str, Any], source: str, origin: _Origin | None = None) -> None:
+    `fit` is how well the fingerprint matches the machine on which the plan was taken, `pinned` what the environment
+    pins: collective → algorithm. Neither is part of the digest.
+    """
+
+    def __init__(self, document: Mapping[str, Any], source: str) -> None:
         # Through JSON: nobody else holds parts of the document, and tuples are lists.
-        self.document: dict[str, Any] = json.loads(json.dumps(document))
-        self.source = source
-        self._origin = origin or _Origin()
-        if self._origin.rules is None:
-            if self._origin.lines is None:
-                check(self.document, source)
-            self.rules = tuple(read_rules(self.document["rules"], source, self._origin.lines))
-        else:
-            self.rules = self._origin.rules
+        copy = json.loads(json.dumps(document))
+        self._take(copy, source, read_rules(copy, source))
+
+    def _take(self, document: dict[str, Any], source: str, rules: tuple[Rule, ...]) -> None:
+        if len(rules) > MAX_RULES:
+            raise ValueError(f"plan {source} has {len(rules)} rules; a plan has at most {MAX_RULES}")
+        self.document, self.source, self.rules = document, source, rules
+        self.fit = Match()
+        self.pinned: Mapping[str, str] = {}
+
+    def _with(self, rules: tuple[Rule, ...] | None = None, **changes: Any) -> Plan:
+        """Return a copy with other rules, which stand in the document too, or with other attributes."""
+        made = object.__new__(Plan)
+        made.__dict__.update({key: value for key, value in self.__dict__.items() if key not in ("text", "digest")})
+        if rules is not None:
+            made._take({**self.document, "rules": changes.pop("texts")}, self.source, rules)
+            made.fit, made.pinned = self.fit, self.pinned
+        made.__dict__.update(changes)
+        return made
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file; every fault is a ValueError that names the file and the line."""
         try:
+            if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
+                raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot read plan {path}: {error}") from None
@@ -56,8 +66,10 @@ class Plan:
     @classmethod
     def parse(cls, text: str, source: str) -> Plan:
         """Read a plan from its text."""
-        document, lines = read(text, source)
-        return cls(document, source, _Origin(lines=lines))
+        document = parse(text, source)
+        made = object.__new__(cls)
+        made._take(document, source, read_rules(document, source, text))
+        return made
 
     @classmethod
     def auto(
@@ -105,41 +117,25 @@ class Plan:
         own = cls({"schema": SCHEMA, "version": VERSION, "rules": rules}, source)
         if base is None:
             return own
-        document = {**base.document, "rules": [*rules, *base.document["rules"]]}
-        return cls(document, source, replace(base._origin, rules=own.rules + base.rules))
+        return base._with(own.rules + base.rules, texts=rules + base.document["rules"], source=source)
 
     def overridden(self, algorithms: Mapping[str, str]) -> Plan:
         """Return this plan with collectives pinned by the environment, which explain then says."""
-        made = Plan.only(algorithms, base=self)
-        return Plan(made.document, self.source, replace(made._origin, pinned=dict(algorithms)))
+        return Plan.only(algorithms, base=self)._with(source=self.source, pinned=dict(algorithms))
 
-    def completed(self, base: Plan, world: int | None) -> Plan:
-        """Return this plan with the rules of `base`, as the last ones, for collectives that it does not cover."""
-        whole = {r.op for r in self.rules_of(world) if (r.placement, r.dtype, r.redop, r.mode) == ("plain", *"***")}
-        more = [(rule, base.document["rules"][at]) for at, rule in enumerate(base.rules) if rule.op not in whole]
-        if not more:
-            return self
-        document = {**self.document, "rules": [*self.document["rules"], *(text for _, text in more)]}
-        rules = (*self.rules, *(rule for rule, _ in more))
-        return Plan(document, self.source, replace(self._origin, rules=rules))
+    def completed(self, base: Plan) -> Plan:
+        """Return this plan with the rules of `base` as the last ones, for what its own do not cover or cannot serve."""
+        more = [at for at, rule in enumerate(base.rules) if rule not in self.rules]
+        texts = [*self.document["rules"], *(base.document["rules"][at] for at in more)]
+        return self._with((*self.rules, *(base.rules[at] for at in more)), texts=texts)
 
     def fitted(self, fingerprint: Mapping[str, Any]) -> Plan:
         """Return this plan with what its fingerprint has in common with this machine's, for explain."""
-        return Plan(self.document, self.source, replace(self._origin, rules=self.rules, fit=self.match(fingerprint)))
+        return self._with(fit=self.match(fingerprint))
 
     def match(self, fingerprint: Mapping[str, Any]) -> Match:
-        """Compare where the plan was measured with a machine's fingerprint."""
+        """Compare the fingerprint with that of a machine."""
         return Match.of(self.document.get("fingerprint", {}), fingerprint)
-
-    @property
-    def fit(self) -> Match:
-        """How well the fingerprint matches the machine on which the plan was taken."""
-        return self._origin.fit
-
-    @property
-    def pinned(self) -> Mapping[str, str]:
-        """The collectives that the environment pins, and to which algorithms."""
-        return self._origin.pinned
 
     @cached_property
     def text(self) -> str:
@@ -153,27 +149,29 @@ class Plan:
 
     @property
     def file_text(self) -> str:
-        """The text to keep in a file: a line for each rule."""
-        rows = ",\n".join(f"  {json.dumps(rule)}" for rule in self.document["rules"])
+        """The text to keep in a file: a line for each range, and for each fallback."""
+        rows = ",\n".join(_rule_text(rule) for rule in self.document["rules"])
         head = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in self.document.items() if key != "rules"]
         return "{\n" + ",\n".join([*head, f' "rules": [\n{rows}\n ]']) + "\n}\n"
 
     def packed(self) -> str:
         """Return what rank 0 sends to the others: the document, and where its rules come from."""
-        origins = [[rule.source, rule.number, rule.line] for rule in self.rules]
+        origins = [[rule.source, rule.number] for rule in self.rules]
+        texts = {rule.source: rule.text for rule in self.rules}
         fit = [self.fit.score, self.fit.total, self.fit.differences]
-        return json.dumps([self.document, self.source, origins, fit, dict(self.pinned)])
+        return json.dumps([self.document, self.source, origins, texts, fit, dict(self.pinned)])
 
     @classmethod
-    def unpacked(cls, text: str) -> Plan:
+    def unpacked(cls, packed: str) -> Plan:
         """Return the plan that rank 0 packed."""
-        document, source, origins, (score, total, differences), pinned = json.loads(text)
+        document, source, origins, texts, (score, total, differences), pinned = json.loads(packed)
         rules = tuple(
-            replace(rule, source=file, number=number, line=line)
-            for rule, (file, number, line) in zip(read_rules(document["rules"], source), origins, strict=True)
+            replace(rule, source=file, number=number, text=texts[file])
+            for rule, (file, number) in zip(read_rules(document, source), origins, strict=True)
         )
-        fit = Match(score, total, tuple(differences))
-        return cls(document, source, _Origin(rules=rules, fit=fit, pinned=pinned))
+        made = object.__new__(cls)
+        made._take(document, source, rules)
+        return made._with(fit=Match(score, total, tuple(differences)), pinned=pinned)
 
     def rules_of(self, world: int | None) -> list[Rule]:
         """Return the rules that speak of such a world; all of them without one."""
@@ -193,46 +191,43 @@ class Plan:
         world: int,
         placement: str = "plain",
         mode: str = "eager",
+        facts: Facts = ALL_SERVE,
     ) -> Explanation:
-        """Say which algorithm runs such a call, by which rule of which file."""
-        rule, at = self.decide(op, num_bytes, (dtype, redop, placement, mode, world))
-        before, entry = rule.ranges[at - 1] if at else None, rule.ranges[at]
+        """Say which algorithm runs such a call, by which rule of which file, and what was passed over before it."""
+        return self.explained(Query(op, num_bytes, dtype, redop, world, placement, mode), facts)
+
+    def explained(self, call: Query, facts: Facts) -> Explanation:
+        """Say the same of a call that is there as one."""
+        found = self.decide(call, facts)
+        rule, entry = found.rule, found.entry
+        before, here = rule.ranges[found.at - 1] if found.at else None, rule.ranges[found.at]
         return Explanation(
-            op=op,
-            num_bytes=num_bytes,
+            op=call.op,
+            num_bytes=call.num_bytes,
             algorithm=entry.algorithm,
-            rule=f"rules[{rule.number}][{at}]",
+            rule=found.place,
             source=rule.source,
             low_bytes=(before.max_bytes or 0) + 1 if before else 0,
-            high_bytes=entry.max_bytes,
+            high_bytes=here.max_bytes,
             gain=entry.gain,
             runner_up=entry.runner_up,
             digest=self.digest,
             params=entry.params,
             confidence=entry.confidence,
-            ci_bytes=entry.ci_bytes,
+            ci_bytes=here.ci_bytes,
             low_ci_bytes=before.ci_bytes if before else None,
             match=str(self.fit) if rule.source == self.source else "",
-            pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
+            pinned_by=env.ALGORITHM.name if self.pinned.get(call.op) == entry.algorithm else "",
+            passed=found.passed,
         )
 
-    def decide(self, op: str, num_bytes: int, keys: tuple[str, str, str, str, int]) -> tuple[Rule, int]:
-        """Find the range for (dtype, redop, placement, mode, world).
-
-        Symmetric rules only say where zero-copy pays; elsewhere the plain choice stands.
-        """
-        dtype, redop, placement, mode, world = keys
-        for rule in self.rules:
-            if rule.op == op and rule.covers(dtype, redop, placement, mode, world):
-                at = rule.at(num_bytes)
-                if at is None:
-                    break
-                if placement == "symmetric" and not rule.ranges[at].algorithm.endswith("_symmetric"):
-                    break
-                return rule, at
-        if placement == "symmetric":
-            return self.decide(op, num_bytes, (dtype, redop, "plain", mode, world))
-        raise ValueError(f"plan {self.source} has no rule for {op} of {num_bytes} B of {dtype} on {world} ranks")
+    def decide(self, query: Query, facts: Facts = ALL_SERVE) -> Decision:
+        """Find what runs a call; a ValueError where no rule has anything that can."""
+        found = decide(self.rules, query, facts)
+        if found is None:
+            call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {query.world} ranks"
+            raise ValueError(f"plan {self.source} has no rule for {call}")
+        return found
 
     def __str__(self) -> str:
         """Return the rules as a table."""
@@ -242,4 +237,19 @@ class Plan:
             for entry in rule.ranges:
                 limit = "rest" if entry.max_bytes is None else f"≤ {size_text(entry.max_bytes)}"
                 lines.append(f"  {limit:>14}  {entry.choice}")
+            lines += [f"  {'fallback':>14}  {entry.choice}" for entry in rule.fallback]
         return "\n".join(lines)
+
+
+def _rule_text(rule: Mapping[str, Any]) -> str:
+    """Return a rule as it stands in a file: one line, or its keys and then a line for each range and fallback."""
+    whole = f"  {json.dumps(rule)}"
+    parts = {part: rule[part] for part in ("ranges", "fallback") if part in rule}
+    if sum(map(len, parts.values())) == 1 and len(whole) <= WIDTH:
+        return whole
+    lines = ["  {" + ", ".join(f"{json.dumps(key)}: {json.dumps(rule[key])}" for key in rule if key not in parts)]
+    for part, entries in parts.items():
+        lines[-1] += f', "{part}": ['
+        lines += [f"   {json.dumps(entry)}," for entry in entries]
+        lines[-1] = lines[-1].removesuffix(",") + "]"
+    return "\n".join(lines) + "}"

@@ -1,29 +1,61 @@
-"""Rules: what a plan is made of, read from a checked document."""
+"""Rules: what a plan is made of. They check what they are made from; the schema says it in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from commlib.plan.lines import Lines
+from commlib.plan.lines import Path, line_of
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
+MAX_BYTES = (1 << 62) - 1
+
+
+class Fault(ValueError):
+    """What is wrong with a part of a document, and which part."""
+
+    def __init__(self, text: str, *path: str | int) -> None:
+        super().__init__(text)
+        self.path: Path = path
+
+    def inside(self, *path: str | int) -> Fault:
+        """Return the same fault, of a part that lies deeper."""
+        return Fault(str(self), *path, *self.path)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Sizes up to and including `max_bytes` (None: all that are left) and what runs there."""
+    """Sizes up to and including `max_bytes` (None: all that are left) and what runs there.
 
-    max_bytes: int | None
+    An entry of a fallback is one, too: without a size.
+    """
+
     algorithm: str
+    max_bytes: int | None = None
     params: Mapping[str, int] = field(default_factory=dict)
+    align: int = 1  # for calls whose pointers and bytes are multiples of it
     ci_bytes: tuple[int, int] | None = None
     gain: float | None = None
     runner_up: str | None = None
     confidence: float | None = None
-    line: int | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.ci_bytes is not None:
+            _require(isinstance(self.ci_bytes, Sequence) and list(map(_whole, self.ci_bytes)) == [True] * 2, "ci_bytes")
+            object.__setattr__(self, "ci_bytes", tuple(self.ci_bytes))
+            low, high = self.ci_bytes
+            if low > high:
+                raise Fault("ci_bytes ends below its start")
+        _require(_named(self.algorithm), "algorithm")
+        _require(self.max_bytes is None or _whole(self.max_bytes), "max_bytes")
+        _require(isinstance(self.params, Mapping) and all(map(_whole, self.params.values())), "params")
+        _require(_whole(self.align) and self.align > 0, "align")
+        _require(self.gain is None or _number(self.gain), "gain")
+        _require(self.runner_up is None or isinstance(self.runner_up, str), "runner_up")
+        _require(self.confidence is None or (_number(self.confidence) and 0 <= self.confidence <= 1), "confidence")
 
     @property
     def choice(self) -> str:
@@ -37,6 +69,7 @@ class Rule:
 
     op: str
     ranges: tuple[Range, ...]
+    fallback: tuple[Range, ...] = ()  # what runs where the range for a size cannot: the first that can
     dtype: str = "*"
     redop: str = "*"
     placement: str = "plain"
@@ -44,23 +77,37 @@ class Rule:
     world: tuple[int, int] = (1, MAX_WORLD)
     source: str = field(default="plan", compare=False)
     number: int = field(default=0, compare=False)
-    line: int | None = field(default=None, compare=False)
+    text: str | None = field(default=None, compare=False, repr=False)  # of the file, where there is one
 
-    @property
+    def __post_init__(self) -> None:
+        _require(all(map(_named, (self.op, self.dtype, self.redop))), "op")
+        _require(self.placement in PLACEMENTS, "placement")
+        _require(self.mode in ("*", *MODES), "mode")
+        _require(bool(self.ranges), "ranges")
+        for number, entry in enumerate(self.fallback):
+            _require(entry.max_bytes is None, "fallback", number, "max_bytes")
+        last = -1
+        for number, entry in enumerate(self.ranges):
+            if entry.max_bytes is None and number + 1 < len(self.ranges):
+                raise Fault("only the last range may have no max_bytes", "ranges", number)
+            if entry.max_bytes is not None and entry.max_bytes <= last:
+                raise Fault(f"max_bytes {entry.max_bytes} is not a number above {last}", "ranges", number)
+            last = entry.max_bytes or 0
+
+    @cached_property
     def where(self) -> str:
         """Where it stands: the file, the line where that is known, the number."""
-        return f"plan {self.source}{_line(self.line)}: rules[{self.number}]"
+        return f"plan {self.source}{line_of(self.text, ('rules', self.number))}: rules[{self.number}]"
 
-    def where_of(self, at: int) -> str:
-        """Where one of its ranges stands."""
-        return f"plan {self.source}{_line(self.ranges[at].line)}: rules[{self.number}].ranges[{at}]"
+    def where_of(self, part: str, at: int) -> str:
+        """Where one of its ranges, or of its fallback, stands."""
+        line = line_of(self.text, ("rules", self.number, part, at))
+        return f"plan {self.source}{line}: rules[{self.number}].{part}[{at}]"
 
     @property
     def keys(self) -> str:
-        """What it speaks of, in words; keys that mean everything are left out."""
-        named = (("dtype", self.dtype), ("redop", self.redop), ("mode", self.mode))
-        words = [self.op, self.placement, *(f"{key}={value}" for key, value in named if value != "*")]
-        return " ".join([*words, f"world={world_text(self.world)}"])
+        """What it speaks of, in words."""
+        return keys_text(self.op, self.placement, self.dtype, self.redop, self.mode, self.world)
 
     def covers(self, dtype: str, redop: str, placement: str, mode: str, world: int) -> bool:
         """Whether the rule speaks of such a call."""
@@ -76,40 +123,61 @@ class Rule:
         return None
 
 
-def read_rules(rules: Sequence[Mapping[str, Any]], source: str, lines: Lines | None = None) -> Iterator[Rule]:
-    """Yield the rules of a checked document."""
-    places: Lines = lines or {}
-    for number, rule in enumerate(rules):
-        low, high = rule.get("world", (1, None))
-        named = {key: rule[key] for key in ("dtype", "redop", "placement", "mode") if key in rule}
-        place = ("rules", number, "ranges")
-        yield Rule(
-            op=rule["op"],
-            ranges=tuple(_range(entry, places.get((*place, at))) for at, entry in enumerate(rule["ranges"])),
-            world=(low, MAX_WORLD if high is None else high),
-            source=source,
-            number=number,
-            line=places.get(("rules", number)),
-            **named,
-        )
+def read_rule(rule: Mapping[str, Any], number: int, source: str, text: str | None = None) -> Rule:
+    """Return one rule of a document; a Fault says what is wrong with it."""
+    _require(isinstance(rule, Mapping) and {"op", "ranges"} <= rule.keys() <= _RULE_KEYS)
+    given = {key: value for key, value in rule.items() if key not in _PARTS}
+    for part in ("ranges", "fallback"):
+        entries = rule.get(part, [])
+        _require(isinstance(entries, list), part)
+        given[part] = tuple(_range(entry, part, at) for at, entry in enumerate(entries))
+    return Rule(world=_world(rule.get("world", (1, None))), source=source, number=number, text=text, **given)
 
 
-def _range(entry: Mapping[str, Any], line: int | None) -> Range:
-    interval = entry.get("ci_bytes")
-    return Range(
-        max_bytes=entry.get("max_bytes"),
-        algorithm=entry["algorithm"],
-        params=entry.get("params", {}),
-        ci_bytes=(interval[0], interval[1]) if interval else None,
-        gain=entry.get("gain"),
-        runner_up=entry.get("runner_up"),
-        confidence=entry.get("confidence"),
-        line=line,
-    )
+_RULE_KEYS = {"op", "ranges", "fallback", "dtype", "redop", "placement", "mode", "world"}
+_PARTS = {"ranges", "fallback", "world"}
 
 
-def _line(number: int | None) -> str:
-    return "" if number is None else f", line {number}"
+def _range(entry: Any, part: str, at: int) -> Range:
+    try:
+        return Range(**entry)
+    except Fault as fault:
+        raise fault.inside(part, at) from None
+    except TypeError:  # keys that are not known, or lacking
+        raise Fault("is not a range", part, at) from None
+
+
+def _world(world: Any) -> tuple[int, int]:
+    _require(isinstance(world, Sequence) and len(world) == 2, "world")
+    low, high = world[0], MAX_WORLD if world[1] is None else world[1]
+    _require(_whole(low) and _whole(high) and 1 <= low <= MAX_WORLD >= high >= 1, "world")
+    if high < low:
+        raise Fault(f"world ends at {high}, below its start {low}")
+    return low, high
+
+
+def _require(right: bool, *path: str | int) -> None:
+    if not right:
+        raise Fault("is not as commlib/plan/schema.json wants it", *path)
+
+
+def _whole(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_BYTES
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float)
+
+
+def _named(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def keys_text(op: str, placement: str, dtype: str, redop: str, mode: str, world: tuple[int, int]) -> str:
+    """Return the keys of a rule in words; those that mean everything are left out."""
+    named = (("dtype", dtype), ("redop", redop), ("mode", mode))
+    words = [op, placement, *(f"{key}={value}" for key, value in named if value != "*")]
+    return " ".join([*words, f"world={world_text(world)}"])
 
 
 def world_text(world: tuple[int, int]) -> str:

@@ -67,7 +67,7 @@ def find(
         if fit := plan.fit.differences:
             score = f"{plan.fit.score}/{plan.fit.total}"
             _say(logging.INFO, f"plan {source} was tuned for {'; '.join(fit)} (match {score})")
-        return plan.completed(default, world)
+        return plan.completed(default)
     return default
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.facts import FACTS
 from commlib.collectives.reference import ordered
 from commlib.errors import Unsupported
-from commlib.plan import Plan
+from commlib.plan import Plan, Query
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.samples import Samples, Store, Times
@@ -152,12 +153,12 @@ def incumbent(plan: Plan, case: Case, num_bytes: int, world: int) -> Option | No
     """Return what a plan runs there, PLAIN where its plain rules decide, or None where it has no rule."""
     dtype = str(case.dtype).removeprefix("torch.")
     try:
-        why = plan.explain(case.op, num_bytes, dtype, case.redop, world=world, placement=case.placement, mode=case.mode)
+        found = plan.decide(Query(case.op, num_bytes, dtype, case.redop, world, case.placement, case.mode), FACTS)
     except ValueError:
         return None
-    if case.placement == "symmetric" and not why.algorithm.endswith("_symmetric"):
+    if case.placement != found.rule.placement:
         return PLAIN
-    return Option.of(why.algorithm, why.params or {})
+    return Option.of(found.entry.algorithm, found.entry.params)
 
 
 def _hopeless(found: Samples) -> set[Option]:

@@ -16,10 +16,8 @@ namespace commlib::nccl {
 
 class Fault {
  public:
-  // `describe` turns Job::what into words; `waiting` tells of other communicators' calls that wait
-  // for this one's.
-  Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe,
-        std::function<std::string()> waiting);
+  // `describe` turns Job::what into words.
+  Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe);
   Fault(const Fault&) = delete;
   Fault& operator=(const Fault&) = delete;
 
@@ -53,7 +51,6 @@ class Fault {
   const int rank_;
   const double timeout_s_;
   const std::function<std::string(uint64_t)> describe_;
-  const std::function<std::string()> waiting_;
   Report* report_ = nullptr;
   std::atomic<bool> ended_{false};
   std::atomic<bool> closed_{false};

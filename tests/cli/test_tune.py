@@ -131,7 +131,7 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
     for factor, kept in ((1.0, True), (1.5, False)):
         of_type = Samples({1024: {quick: (1e-6,) * 5, slow: (factor * 1e-6,) * 5}})
         table = Table(wide, "*", "*", of_type, choice, Verdict(0.0, 0.0, None), (("bfloat16", "eager"),))
-        plan = Plan({"schema": "commlib.plan", "version": 1, "rules": [*older, *ours]}, "in force")
+        plan = Plan({"schema": "commlib.plan", "version": 2, "rules": [*older, *ours]}, "in force")
         with commlib.init(backend="shm", plan=plan) as comm:
             tuning = Tuning(comm, order, 0.0)
             tuning.measured = {wide: (of_type, choice), narrow: (of_type, choice)}

@@ -20,7 +20,7 @@ TABLE = Table(CASE, "*", "*", SAMPLES, CHOICE, Verdict(0.001, 0.01, 0.1))
 BASE = Plan(
     {
         "schema": "commlib.plan",
-        "version": 1,
+        "version": 2,
         "rules": [
             {"op": "all_reduce", "dtype": "bool", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},
             {"op": "all_reduce", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},

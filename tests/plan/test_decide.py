@@ -1,0 +1,178 @@
+"""What a plan decides: ranges, rules, fallbacks, pins, thresholds, and where two plans differ."""
+
+from __future__ import annotations
+
+import pytest
+
+from commlib.collectives.facts import FACTS
+from commlib.plan import Facts, Match, Plan, differences, shipped_plan
+from tests.plan.documents import HEAD, plan_of
+
+
+def test_a_range_covers_sizes_up_to_its_own() -> None:
+    ranges = [{"max_bytes": 100, "algorithm": "a"}, {"max_bytes": 200, "algorithm": "b"}, {"algorithm": "a"}]
+    plan = plan_of({"op": "all_reduce", "ranges": ranges})
+    chosen = [plan.explain("all_reduce", n, world=2).algorithm for n in (0, 100, 101, 200, 201, 1 << 40)]
+    assert chosen == ["a", "a", "b", "b", "a", "a"]
+    said = plan.explain("all_reduce", 150, world=2)
+    assert (said.low_bytes, said.high_bytes) == (101, 200)
+
+
+def test_the_first_rule_that_covers_decides() -> None:
+    plan = plan_of(
+        {"op": "reduce", "dtype": "bfloat16", "ranges": [{"algorithm": "for_bf16"}]},
+        {"op": "reduce", "redop": "max", "ranges": [{"algorithm": "for_max"}]},
+        {"op": "reduce", "world": [3, None], "ranges": [{"algorithm": "for_many"}]},
+        {"op": "reduce", "ranges": [{"algorithm": "rest"}]},
+    )
+    assert plan.explain("reduce", 1, "bfloat16", "max", world=4).algorithm == "for_bf16"
+    assert plan.explain("reduce", 1, "float32", "max", world=4).algorithm == "for_max"
+    assert plan.explain("reduce", 1, world=3).algorithm == "for_many"
+    assert plan.explain("reduce", 1, world=2).algorithm == "rest"
+
+
+def test_an_explanation_tells_crossovers_with_intervals_gain_rule_file_and_match() -> None:
+    small = {"max_bytes": 8192, "algorithm": "slow", "ci_bytes": [6144, 12288]}
+    middle = {
+        **{"max_bytes": 65536, "algorithm": "fast", "params": {"blocks": 8}, "ci_bytes": [49152, 81920]},
+        **{"gain": 0.31, "runner_up": "slow", "confidence": 0.99},
+    }
+    rule = {"op": "all_reduce", "ranges": [small, middle, {"algorithm": "slow"}]}
+    document = {**HEAD, "fingerprint": {"backend": "nccl", "device": "H", "nccl": "2.28.9"}, "rules": [rule]}
+    plan = Plan(document, "p.json").fitted({"backend": "nccl", "device": "H", "nccl": "2.30.7"})
+    assert str(plan.explain("all_reduce", 1 << 14, world=2)).splitlines() == [
+        "all_reduce of 16K runs fast blocks=8",
+        "  for sizes above 8K [6K–12K], up to 64K [48K–80K]",
+        "  measured 31% faster than slow (confidence 99%)",
+        f"  rules[0][1] of p.json (plan {plan.digest}, match 2/3: NCCL 2.28.9, here 2.30.7)",
+    ]
+
+
+def test_a_match_counts_the_keys_that_the_plan_has() -> None:
+    assert str(Match.of({}, {"cpu": "x"})) == "no fingerprint"
+    assert Match.of({"cpu": "x", "torch": None, "commlib": "0"}, {"cpu": "x", "torch": "2"}) == Match(1, 1)
+
+
+def facts_of(refused: dict[str, str], plain: str = "") -> Facts:
+    """Algorithms that refuse a type each, and those that are for ordinary tensors."""
+    return Facts(
+        lambda query, name: f"cannot reduce {query.dtype}" if refused.get(name) == query.dtype else None,
+        lambda op, name: name not in plain.split(),
+    )
+
+
+def test_what_cannot_serve_a_call_is_passed_over_for_the_fallback_then_for_the_next_rule() -> None:
+    first = {
+        **{"op": "reduce", "ranges": [{"max_bytes": 64, "algorithm": "small"}, {"algorithm": "vendor"}]},
+        **{"fallback": [{"algorithm": "small", "params": {"blocks": 4}}, {"algorithm": "any"}]},
+    }
+    plan = plan_of(first, {"op": "reduce", "ranges": [{"algorithm": "last"}]})
+    none, one, two, all_three = {}, {"vendor": "bool"}, {"vendor": "bool", "small": "bool"}, {"any": "bool"}
+    for refused, expected in (
+        (none, ("vendor", "rules[0][1]", 0)),
+        (one, ("small", "rules[0].fallback[0]", 1)),
+        (two, ("any", "rules[0].fallback[1]", 2)),
+        ({**two, **all_three}, ("last", "rules[1][0]", 3)),
+    ):
+        why = plan.explain("reduce", 100, "bool", world=2, facts=facts_of(refused))
+        assert (why.algorithm, why.rule, len(why.passed)) == expected
+    why = plan.explain("reduce", 100, "bool", world=2, facts=facts_of(one))
+    assert (why.params, why.low_bytes, why.high_bytes) == ({"blocks": 4}, 65, None)
+    assert "  passed over vendor: cannot reduce bool" in str(why).splitlines()
+    assert plan.explain("reduce", 100, world=2, facts=facts_of(one)).algorithm == "vendor"  # float32 goes there
+    with pytest.raises(ValueError, match="no rule for reduce of 100 B of bool"):
+        plan.explain("reduce", 100, "bool", world=2, facts=facts_of({**two, **all_three, "last": "bool"}))
+
+
+def test_sizes_that_a_rule_leaves_out_are_the_next_rules() -> None:
+    plan = plan_of(
+        {"op": "reduce", "ranges": [{"max_bytes": 64, "algorithm": "a"}]},
+        {"op": "reduce", "ranges": [{"algorithm": "b"}]},
+    )
+    assert [plan.explain("reduce", n, world=2).algorithm for n in (64, 65)] == ["a", "b"]
+
+
+def test_an_entry_for_aligned_calls_is_passed_over_for_others() -> None:
+    ranges = [{"algorithm": "lines", "align": 16}]
+    plan = plan_of({"op": "reduce", "ranges": ranges, "fallback": [{"algorithm": "packets"}]})
+    assert [plan.explain("reduce", n, world=2).algorithm for n in (32, 36)] == ["lines", "packets"]
+    assert plan.explain("reduce", 36, world=2).passed == ("lines: 36 bytes are no multiple of 16",)
+
+
+def test_a_symmetric_rule_leaves_to_the_plain_ones_what_it_gives_to_an_algorithm_of_theirs() -> None:
+    ranges = [{"max_bytes": 64, "algorithm": "plain_one"}, {"algorithm": "zero_copy"}]
+    plan = plan_of(
+        {"op": "x", "placement": "symmetric", "ranges": ranges},
+        {"op": "x", "placement": "symmetric", "ranges": [{"algorithm": "other"}]},
+        {"op": "x", "ranges": [{"algorithm": "plain_one", "params": {"hot": 1}}]},
+    )
+    facts = facts_of({"zero_copy": "bool"}, plain="plain_one")
+
+    def said(num_bytes: int, dtype: str = "float32") -> tuple[str, str]:
+        why = plan.explain("x", num_bytes, dtype, world=2, placement="symmetric", facts=facts)
+        return why.algorithm, why.rule
+
+    assert said(64) == ("plain_one", "rules[2][0]")
+    assert said(65) == ("zero_copy", "rules[0][1]")
+    assert said(65, "bool") == ("other", "rules[1][0]")
+
+
+def test_threshold_is_the_classic_pair() -> None:
+    plan = Plan.threshold(8 << 20, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm"))
+    chosen = [plan.explain("all_reduce", n, world=2).algorithm for n in (8 << 20, (8 << 20) + 1)]
+    assert chosen == ["shm_oneshot", "shm_twoshot"]
+    assert plan.explain("barrier", 0, world=2).source == "plans/shm.json"
+
+
+def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
+    plan = Plan.only({"all_reduce": "shm_symmetric"}, base=shipped_plan("shm"))
+    assert plan.explain("all_reduce", 8, world=2, placement="symmetric", facts=FACTS).algorithm == "shm_symmetric"
+    assert plan.explain("all_reduce", 8, world=2, facts=FACTS).algorithm == "shm_oneshot"
+
+
+def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:
+    ranges = [
+        {"max_bytes": 1024, "algorithm": "a", "params": {"blocks": 1}},
+        {"max_bytes": 2048, "algorithm": "b"},
+        {"max_bytes": 1 << 20, "algorithm": "b", "params": {"blocks": 9}},
+        {"max_bytes": 1 << 21, "algorithm": "a", "params": {"blocks": 2}},
+    ]
+    base = plan_of({"op": "x", "world": [1, 2], "ranges": ranges}, {"op": "x", "ranges": [{"algorithm": "c"}]})
+    pinned = Plan.only({"x": "a"}, base=base)
+    sizes = (8, 2048, 4096, 1 << 21, 1 << 30)
+    assert [pinned.explain("x", n, world=2).params.get("blocks") for n in sizes] == [1, 1, 2, 2, 2]
+    assert {pinned.explain("x", n, world=2).algorithm for n in sizes} == {"a"}
+    # The rule for more ranks names it nowhere, and overlaps with one that does.
+    assert pinned.explain("x", 8, world=7).params == {"blocks": 1}
+    assert Plan.only({"x": "a"}, base=base, params={}).explain("x", 8, world=2).params == {}
+    assert Plan.only({"x": "c"}, base=base).explain("x", 8, world=2).params == {}
+
+
+def test_the_digest_follows_the_content_not_the_spelling() -> None:
+    rule = {"op": "reduce", "ranges": [{"algorithm": "a"}]}
+    swapped = dict(reversed(list(rule.items())))
+    assert plan_of(rule).digest == plan_of(swapped).digest
+    assert plan_of(rule).digest != plan_of({**rule, "dtype": "float32"}).digest
+    assert Plan.parse(plan_of(rule).file_text, "x").digest == plan_of(rule).digest
+
+
+def test_differences_are_by_call_and_size() -> None:
+    one, other = (
+        shipped_plan("shm"),
+        Plan.threshold(64 << 10, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm")),
+    )
+    assert differences(one, one) == []
+    found = differences(one, other)
+    assert {(d.op, d.placement) for d in found} == {("all_reduce", "plain")}
+    of_two = next(str(d) for d in found if d.world == (1, 2))
+    assert "  above 8K, up to 64K: shm_twoshot chunk_bytes=262144 → shm_oneshot" in of_two.splitlines()
+
+
+def test_a_type_that_differs_alone_is_named_and_modes_that_agree_are_one() -> None:
+    usual = {"op": "x", "ranges": [{"algorithm": "a"}]}
+    special = {"op": "x", "dtype": "bool", "mode": "graph", "ranges": [{"algorithm": "b"}]}
+    (found,) = differences(plan_of(usual), plan_of(special, usual))
+    assert (found.dtype, found.mode, found.spans) == ("bool", "graph", ((None, None, "a", "b"),))
+    both = [{**usual, "mode": mode, "ranges": [{"algorithm": "b"}]} for mode in ("eager", "graph")]
+    (merged,) = differences(plan_of(usual), plan_of(*both))
+    assert (merged.mode, merged.spans) == ("*", ((None, None, "a", "b"),))

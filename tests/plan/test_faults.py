@@ -1,0 +1,150 @@
+"""Faulty plans: each fault is named with its file and line, and the schema agrees with what reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from commlib.agreement import find_plan
+from commlib.plan import Plan, shipped, shipped_plan
+from commlib.plan.faults import schema
+from commlib.plan.read import MAX_RULES, read_rules
+from tests.plan.documents import HEAD, Rule, plan_of, tuned
+
+BAD = {
+    "a truncated file": ('{"schema": "commlib.plan",\n "version"', "line 2: the file ends here, in the middle"),
+    "an empty file": ("", "line 1: the file ends here"),
+    "no JSON": ("{\n x}", "line 2: Expecting property name"),
+    "a list": ("[]", r"line 1: not a plan file \(a plan is an object\)"),
+    "a foreign file": ('{\n"schema": "other"}', 'line 2: not a plan file .its "schema" is not "commlib.plan"'),
+    "a newer file": ('{"schema": "commlib.plan",\n"version": 9}', "line 2: version 9 is newer than the 2 that"),
+    "an older file": (
+        '{"schema": "commlib.plan",\n"version": 1}',
+        "line 2: version 1 is older .* `commlib tune` again",
+    ),
+    "a version in quotes": ('{"schema": "commlib.plan", "version": "2"}', 'version is "2", expected 2'),
+    "an odd key": ('{"schema": "commlib.plan",\n"a\\nb": 1}', r"line 2: a\\nb is not known here; known: schema"),
+    "no rules": ('{"schema": "commlib.plan", "version": 2}', 'the plan needs "rules"'),
+    "a number JSON has not": ('{"schema": "commlib.plan",\n"version": NaN}', "line 2: NaN is not a number"),
+    "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', r'line 2: "schema" is there twice, first on line 1'),
+}
+BAD_RULES: dict[str, tuple[Rule, str]] = {
+    "no op": ({}, r'line 2: rules\[0\] needs "op"'),
+    "an unknown key of a fallback": (
+        {"op": "x", "ranges": [{"algorithm": "a"}], "fallback": [{"algorithm": "a", "max_bytes": 8}]},
+        r"rules\[0\].fallback\[0\].max_bytes is not known here; known: algorithm, params",
+    ),
+    "no ranges": ({"op": "x"}, r'rules\[0\] needs "ranges"'),
+    "empty ranges": ({"op": "x", "ranges": []}, r"ranges is \[\], expected a list of at least one range"),
+    "a misspelt key": ({"op": "x", "dtyp": 1}, r"rules\[0\].dtyp is not known here; known: op, dtype, redop"),
+    "another mode": ({"op": "x", "mode": "lazy"}, r'mode is "lazy", expected "eager", "graph" or'),
+    "a world of 0": ({"op": "x", "world": [0, 2]}, r"world\[0\] is 0, expected a number of ranks"),
+    "half a world": ({"op": "x", "world": [1]}, r"world is \[1\], expected \[least, most\]"),
+}
+BAD_RANGES: dict[str, tuple[list[Rule], str]] = {
+    "no algorithm": ([{"max_bytes": 9}], r'line 2: rules\[0\].ranges\[0\] needs "algorithm"'),
+    "a size in words": ([{"algorithm": "a", "max_bytes": "8M"}], r'max_bytes is "8M", expected a whole number'),
+    "a size that is true": ([{"algorithm": "a", "max_bytes": True}], r"max_bytes is true, expected"),
+    "a negative size": ([{"algorithm": "a", "max_bytes": -1}], r"max_bytes is -1, expected"),
+    "a param in words": ([{"algorithm": "a", "params": {"blocks": "8"}}], r'params.blocks is "8", expected'),
+    "no alignment": ([{"algorithm": "a", "align": 0}], r"align is 0, expected a whole number of bytes, at least 1"),
+    "half an interval": ([{"algorithm": "a", "ci_bytes": [1]}], r"ci_bytes is \[1\], expected \[low, high\]"),
+    "too sure": ([{"algorithm": "a", "confidence": 2}], r"confidence is 2, expected a number from 0 to 1"),
+}
+BAD_ORDER: dict[str, tuple[list[Rule], str]] = {
+    "sizes that do not rise": (
+        [{"max_bytes": 9, "algorithm": "a"}, {"max_bytes": 9, "algorithm": "b"}],
+        r"rules\[0\].ranges\[1\]: max_bytes 9 is not a number above 9",
+    ),
+    "a rest before the end": (
+        [{"algorithm": "a"}, {"algorithm": "b"}],
+        r"rules\[0\].ranges\[0\]: only the last range may have no max_bytes",
+    ),
+    "an interval backwards": ([{"algorithm": "a", "ci_bytes": [2, 1]}], r"ci_bytes ends below its start"),
+}
+
+
+def text_of(rule: Rule) -> str:
+    return f'{{"schema": "commlib.plan", "version": 2, "rules": [\n{json.dumps(rule)}]}}'
+
+
+def faulty() -> dict[str, tuple[str, str]]:
+    rules = {name: (text_of(rule), message) for name, (rule, message) in BAD_RULES.items()}
+    ranges = {**BAD_RANGES, **BAD_ORDER}
+    return {**BAD, **rules, **{n: (text_of({"op": "x", "ranges": r}), m) for n, (r, m) in ranges.items()}}
+
+
+@pytest.mark.parametrize(("text", "message"), faulty().values(), ids=faulty())
+def test_a_faulty_file_is_a_value_error_that_names_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"^plan .*p\.json, (?=line \d+: ).*{message}"):
+        Plan.load(path)
+
+
+def test_every_cut_of_a_plan_is_refused_with_a_line() -> None:
+    text = shipped()["shm"]
+    for end in range(0, len(text) - 3, 97):
+        with pytest.raises(ValueError, match=r"^plan cut, line \d+: "):
+            Plan.parse(text[:end], "cut")
+
+
+def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for name in ("absent", "binary", "."):
+        with pytest.raises(ValueError, match="cannot read plan"):
+            Plan.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("through", [Plan.load, lambda path: find_plan("shm", path, 2)])
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, through: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/null")):
+        with pytest.raises(ValueError, match=f"cannot read plan {path}: it is no regular file"):
+            through(path)
+
+
+def test_more_rules_than_the_native_tables_count_are_refused() -> None:
+    rule = {"op": "barrier", "ranges": [{"algorithm": "shm_oneshot"}]}
+    many = Plan({**HEAD, "rules": [rule] * MAX_RULES}, "here")
+    with pytest.raises(ValueError, match="plan here has 65536 rules; a plan has at most 65535"):
+        Plan({**HEAD, "rules": [rule] * (MAX_RULES + 1)}, "here")
+    with pytest.raises(ValueError, match="has 65536 rules"):
+        many.completed(plan_of({**rule, "op": "reduce"}))
+    with pytest.raises(ValueError, match="has 65537 rules"):
+        Plan.only({"barrier": "shm_oneshot"}, base=many)
+
+
+def good_documents() -> dict[str, Any]:
+    written = {name: json.loads(text) for name, text in shipped().items()}
+    made = Plan.threshold(8, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm"))
+    rules = [{"op": "x", "world": [1, None], "ranges": [{"max_bytes": None, "algorithm": "a", "gain": None}]}]
+    return {**written, "tuned": json.loads(tuned()), "made": made.document, "small": {**HEAD, "rules": rules}}
+
+
+def documents() -> dict[str, tuple[Any, bool]]:
+    bad = {name: text_of(rule) for name, (rule, _) in BAD_RULES.items()}
+    bad |= {name: text_of({"op": "x", "ranges": ranges}) for name, (ranges, _) in BAD_RANGES.items()}
+    lacking = {"no rules": HEAD, "another schema": {**HEAD, "schema": "x", "rules": []}, "a list": []}
+    lacking["no device"] = {**HEAD, "rules": [], "fingerprint": {"backend": "shm"}}
+    lacking["a newer one"] = {**HEAD, "rules": [], "version": 3}
+    good = {name: (document, True) for name, document in good_documents().items()}
+    return good | {n: (json.loads(t), False) for n, t in bad.items()} | {n: (d, False) for n, d in lacking.items()}
+
+
+@pytest.mark.parametrize(("document", "right"), documents().values(), ids=documents())
+def test_rules_check_themselves_as_the_json_schema_does(document: Any, right: bool) -> None:
+    def ours() -> bool:
+        try:
+            read_rules(document, "here")
+        except ValueError:
+            return False
+        return True
+
+    jsonschema.Draft202012Validator.check_schema(schema())
+    assert (ours(), jsonschema.Draft202012Validator(schema()).is_valid(document)) == (right, right)

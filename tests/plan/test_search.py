@@ -1,0 +1,154 @@
+"""Which plan is taken, what ships, and what the environment pins."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from commlib.agreement import check_names, find_plan, override, usable
+from commlib.collectives import COLLECTIVES, algorithm_names
+from commlib.collectives.facts import FACTS
+from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
+from commlib.plan.faults import error_of
+from commlib.timing import fingerprint
+from commlib.timing.machine import driver_of
+from tests.plan.documents import HEAD, tuned
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the plan of this user for this machine and two ranks on shm is looked for."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("COMMLIB_PLAN", raising=False)
+    path = user_path("shm", fingerprint("shm")["device"], 2)
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize("backend", ["shm", "torch"])
+@pytest.mark.parametrize("world", [1, 2, 3, 8, 64])
+def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world: int) -> None:
+    plan, known = shipped_plan(backend), algorithm_names(backend)
+    for op in COLLECTIVES:
+        for placement in ("plain", "symmetric"):
+            for num_bytes in (0, 1, 8192, 8193, 1 << 20, 1 << 40):
+                chosen = plan.explain(op, num_bytes, world=world, placement=placement, facts=FACTS).algorithm
+                assert chosen in known[op]
+
+
+def test_a_plan_of_the_users_is_found_by_backend_device_and_world(mine: Path) -> None:
+    assert mine.name == f"shm-{slug(fingerprint('shm')['device'])}-2.json"
+    mine.write_text(tuned())
+    found = find_plan("shm", "auto", 2)
+    assert found.explain("all_reduce", 8, world=2).source == str(mine)
+    assert found.explain("barrier", 0, world=2).source == "plans/shm.json"  # what it does not cover
+    assert (found.fit.score, found.fit.differences) == (found.fit.total, ())
+    assert find_plan("shm", "auto", 3).source == "plans/shm.json"
+    assert Plan.auto("shm").source == "plans/shm.json"
+
+
+def test_the_order_is_argument_variable_user_shipped(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine.write_text(tuned())
+    named, passed = tmp_path / "named.json", tmp_path / "passed.json"
+    for path in (named, passed):
+        path.write_text(tuned())
+    assert find_plan("shm", "auto", 2).source == str(mine)
+    monkeypatch.setenv("COMMLIB_PLAN", str(named))
+    assert find_plan("shm", "auto", 2).source == str(named)
+    assert find_plan("shm", str(passed), 2).source == str(passed)
+
+
+UNFIT: dict[str, tuple[Any, str]] = {
+    "truncated": (lambda: tuned()[:200], "the file ends here"),
+    "foreign": (lambda: '{"schema": "x"}', "not a plan file"),
+    "newer": (lambda: tuned().replace('"version": 2', '"version": 3'), "version 3 is newer"),
+    "of another device": (lambda: tuned(device="Z80"), "was tuned for device Z80, here is"),
+    "of another backend": (lambda: tuned(backend="nccl"), "was tuned for backend nccl, here is shm"),
+    "for other ranks": (lambda: tuned().replace("2,\n    2", "3,\n    3"), "has no rule for 2 ranks"),
+    "with an unknown algorithm": (lambda: tuned().replace("shm_twoshot", "shm_magic"), "it has shm_oneshot"),
+    "with an unknown op": (lambda: tuned().replace("all_reduce", "all_reduse"), "no op 'all_reduse'; there are all_"),
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), UNFIT.values(), ids=UNFIT)
+def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_asked_for(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: Any, reason: str
+) -> None:
+    mine.write_text(text())
+    with caplog.at_level(logging.INFO, "commlib"):
+        assert [find_plan("shm", "auto", 2).source for _ in range(2)] == ["plans/shm.json"] * 2
+    (record,) = caplog.records  # once, however often it is found
+    assert record.levelname == "WARNING"
+    assert str(mine) in record.message and reason in record.message
+    with pytest.raises(ValueError, match=reason):
+        find_plan("shm", mine, 2)
+    monkeypatch.setenv("COMMLIB_PLAN", str(mine))
+    with pytest.raises(ValueError, match=reason):
+        find_plan("shm", "auto", 2)
+
+
+def test_soft_keys_that_differ_are_told_once(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
+    mine.write_text(tuned(torch="1.0"))
+    with caplog.at_level(logging.INFO, "commlib"):
+        assert [find_plan("shm", "auto", 2).source for _ in range(2)] == [str(mine)] * 2
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert f"plan {mine} was tuned for torch 1.0, here {fingerprint()['torch']} (match 5/6)" == record.message
+
+
+def test_a_variant_of_a_backend_takes_no_plan_of_the_backend(mine: Path) -> None:
+    device = fingerprint("nccl")["device"]
+    rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
+    for name in ("nccl", "nccl_direct"):
+        document = {**HEAD, "fingerprint": {"backend": name, "device": device}, "rules": [rule]}
+        user_path(name, device, 2).write_text(json.dumps(document))
+    assert find_plan("nccl", "auto", 2).source == str(user_path("nccl", device, 2))
+    assert find_plan("nccl_direct", "auto", 2).source == "plans/nccl_direct.json"
+
+
+def test_the_device_is_the_gpu_where_the_backend_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"is_available": True, "get_device_name": "NVIDIA H200", "device_count": 8}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
+    of_gpus = fingerprint("nccl_direct")
+    assert (of_gpus["backend"], slug(of_gpus["device"]), of_gpus["nccl"]) == ("nccl_direct", "nvidia-h200", "2.28.9")
+    assert error_of({**HEAD, "fingerprint": of_gpus, "rules": []}, "here") is None
+    of_cpus = fingerprint("shm")
+    assert (of_cpus["device"], "gpu" in of_cpus, "nccl" in of_cpus) == (of_cpus["cpu"], False, False)
+
+
+@pytest.mark.parametrize("kind", ["Open Kernel Module for x86_64", "x86_64 Kernel Module"])
+def test_the_driver_is_read_from_either_kernel_module(kind: str) -> None:
+    assert driver_of(f"NVRM version: NVIDIA UNIX {kind}  580.95.05  Tue Sep 23\nGCC version: 12.2.0\n") == "580.95.05"
+    assert driver_of("") is None
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_shipped_plans_name_what_there_is(name: str) -> None:
+    plan = shipped_plan(name)
+    backend = plan.document.get("fingerprint", {}).get("backend", name)
+    check_names(plan, usable(backend), backend)
+
+
+@pytest.mark.parametrize(
+    ("pins", "reason"),
+    [
+        ("all_reduce", "expected collective:algorithm"),
+        ("all_reduce:a,all_reduce:b", "named twice"),
+        ("all_reduse:shm_oneshot", "no collective 'all_reduse'; there are all_reduce"),
+        ("all_reduce:lsa_oneshot", "all_reduce has no algorithm 'lsa_oneshot' on shm; it has shm_oneshot"),
+    ],
+)
+def test_a_wrong_pin_is_refused_with_the_valid_names(monkeypatch: pytest.MonkeyPatch, pins: str, reason: str) -> None:
+    monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
+    with pytest.raises(ValueError, match=reason):
+        override(shipped_plan("shm"), "shm")
