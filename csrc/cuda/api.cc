@@ -45,6 +45,7 @@ CudaApi load() {
   bind(library, "cuDevicePrimaryCtxRelease_v2", api.cuDevicePrimaryCtxRelease);
   bind(library, "cuCtxSetCurrent", api.cuCtxSetCurrent);
   bind(library, "cuCtxGetCurrent", api.cuCtxGetCurrent);
+  bind(library, "cuCtxGetDevice", api.cuCtxGetDevice);
   bind(library, "cuCtxSynchronize", api.cuCtxSynchronize);
 
   bind(library, "cuStreamCreate", api.cuStreamCreate);
@@ -85,6 +86,8 @@ CudaApi load() {
   bind(library, "cuModuleGetGlobal_v2", api.cuModuleGetGlobal);
   bind(library, "cuFuncGetAttribute", api.cuFuncGetAttribute);
   bind(library, "cuFuncSetAttribute", api.cuFuncSetAttribute);
+  bind(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+       api.cuOccupancyMaxActiveBlocksPerMultiprocessor);
   bind(library, "cuLaunchKernel", api.cuLaunchKernel);
   bind(library, "cuLaunchKernelEx", api.cuLaunchKernelEx);
 

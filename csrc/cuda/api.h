@@ -27,6 +27,7 @@ struct CUuuid {
 
 constexpr CUresult kCudaSuccess = 0;
 constexpr CUresult kCudaErrorInvalidValue = 1;
+constexpr CUresult kCudaErrorDeinitialized = 4;  // the process ends
 constexpr CUresult kCudaErrorNotReady = 600;
 
 constexpr unsigned kStreamNonBlocking = 1;
@@ -91,6 +92,7 @@ struct CudaApi {
   CUresult (*cuDevicePrimaryCtxRelease)(CUdevice);
   CUresult (*cuCtxSetCurrent)(CUcontext);
   CUresult (*cuCtxGetCurrent)(CUcontext*);
+  CUresult (*cuCtxGetDevice)(CUdevice*);
   CUresult (*cuCtxSynchronize)();
 
   CUresult (*cuStreamCreate)(CUstream*, unsigned flags);
@@ -131,6 +133,8 @@ struct CudaApi {
   CUresult (*cuModuleGetGlobal)(CUdeviceptr*, size_t* bytes, CUmodule, const char* name);
   CUresult (*cuFuncGetAttribute)(int* value, CUfunctionAttribute, CUfunction);
   CUresult (*cuFuncSetAttribute)(CUfunction, CUfunctionAttribute, int value);
+  CUresult (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, CUfunction, int threads,
+                                                          size_t shared_bytes);
   CUresult (*cuLaunchKernel)(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                              unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared_bytes, CUstream, void** parameters, void** extra);

@@ -26,8 +26,6 @@ constexpr int kPacketThreads = N > 4 ? 256 : 512;
 template <int N>
 constexpr int kPeers = N > 1 ? N - 1 : 1;  // length of what is there for each of them
 
-constexpr u32 kSmallBlock = 128;  // threads; of their grids several fit a GPU
-
 // What a warp moves at once is a step: a packet of each lane. `load` and `store` say where in a
 // tensor a lane's words of a step lie.
 

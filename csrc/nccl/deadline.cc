@@ -1,6 +1,7 @@
 #include "nccl/deadline.h"
 
 #include <ctime>
+#include <utility>
 
 namespace commlib::nccl {
 
@@ -19,7 +20,8 @@ uint64_t capture_of(CUstream stream) {
 
 Deadline::Deadline(ncclComm_t comm, int rank, double timeout_s, Fault& fault)
     : comm_(comm), rank_(rank), timeout_s_(timeout_s), fault_(fault) {
-  check(cuda().cuEventCreate(&event_, kEventDisableTiming), "cuEventCreate");
+  check(cuda().cuEventCreate(&followed_, kEventDisableTiming), "cuEventCreate");
+  check(cuda().cuEventCreate(&newest_, kEventDisableTiming), "cuEventCreate");
 }
 
 void Deadline::enter(const Call& call, const char* algorithm) {
@@ -31,11 +33,14 @@ void Deadline::enter(const Call& call, const char* algorithm) {
 }
 
 void Deadline::leave(bool made, CUstream stream) {
+  if (made) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    check(cuda().cuEventRecord(following_ ? newest_ : followed_, stream), "cuEventRecord");
+    newer_ = following_;
+    if (!following_) since_ = seconds();
+    following_ = true;
+  }
   entered_.store(0, std::memory_order_release);
-  if (!made) return;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++made_;
-  stream_ = stream;
 }
 
 void Deadline::check_entered() {
@@ -49,15 +54,13 @@ void Deadline::check_entered() {
 
 bool Deadline::check_made() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!pending_ && made_ != followed_) {
-    if (capture_of(stream_) != 0) return true;
-    if (cuda().cuEventRecord(event_, stream_) != kCudaSuccess) return true;
-    pending_ = true;
+  if (following_ && cuda().cuEventQuery(followed_) != kCudaErrorNotReady) {
+    std::swap(followed_, newest_);
+    following_ = newer_;
+    newer_ = false;
     since_ = seconds();
-    followed_ = made_;
   }
-  if (pending_ && cuda().cuEventQuery(event_) != kCudaErrorNotReady) pending_ = false;
-  if (!pending_ || seconds() - since_ < timeout_s_) return true;
+  if (!following_ || seconds() - since_ < timeout_s_) return true;
   overdue();
   return false;
 }
@@ -73,6 +76,9 @@ void Deadline::revoke() {
   if (nccl().ncclCommRevoke) nccl().ncclCommRevoke(comm_, 0);
 }
 
-void Deadline::close() { cuda().cuEventDestroy(event_); }
+void Deadline::close() {
+  cuda().cuEventDestroy(followed_);
+  cuda().cuEventDestroy(newest_);
+}
 
 }  // namespace commlib::nccl

@@ -2,8 +2,8 @@
 //
 // One never asks the driver, since a call that finds the queue full waits inside with a lock of the
 // driver's; it lets everything go when a peer dies or a call is stuck. The other follows calls that
-// were made, by an event behind the newest, so that calls themselves pay nothing. Calls in a graph
-// are not followed.
+// were made, by events behind them. Neither touches a stream of the caller's, which may be captured
+// at any moment. Calls in a graph are not followed.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ class Deadline {
   Deadline(const Deadline&) = delete;
   Deadline& operator=(const Deadline&) = delete;
 
-  // Around a call. `made`: it is on the stream, and not in a graph.
+  // Around a call, on the caller's thread. `made`: it is on the stream, and not in a graph.
   void enter(const Call& call, const char* algorithm);
   void leave(bool made, CUstream stream);
 
@@ -53,14 +53,14 @@ class Deadline {
   std::atomic<const char*> algorithm_{""};
   std::atomic<double> entered_{0};
 
-  // Eager calls that were made; of them `followed_` are known to be over, or are pending.
+  // Events behind eager calls, each recorded by the thread that made the call: the one that is
+  // followed, and the one behind the newest call since.
   std::mutex mutex_;
-  uint64_t made_ = 0;
-  uint64_t followed_ = 0;
-  CUstream stream_ = nullptr;
-  bool pending_ = false;
+  CUevent followed_ = nullptr;
+  CUevent newest_ = nullptr;
+  bool following_ = false;
+  bool newer_ = false;
   double since_ = 0;
-  CUevent event_ = nullptr;
 };
 
 // The capture that a stream is part of; 0: none.

@@ -4,10 +4,12 @@
 
 namespace commlib::nccl {
 
-Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe)
+Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe,
+             std::function<std::string()> waiting)
     : rank_(rank),
       timeout_s_(timeout_s),
       describe_(std::move(describe)),
+      waiting_(std::move(waiting)),
       dead_(static_cast<size_t>(world)) {}
 
 void Fault::release() {
@@ -64,13 +66,20 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
   if ((report.kind & 0xff) == static_cast<u64>(Ending::by_peer))
     return reason_of_peer(report.kind, kind);
   switch (static_cast<Ending>(report.kind)) {
-    case Ending::timeout:
+    case Ending::timeout: {
       *kind = gone ? "PeerLost" : "CommTimeout";
+      const std::string others = gone ? "" : waiting_();
       return text("rank ", rank_, ": ", record(report.mine), " waited ", timeout_s_, " s for rank ",
                   report.peer, ", which ", gone ? "died" : "did not come", "; it has finished ",
                   report.theirs.number, " calls",
                   report.theirs.what ? text(" and waited last in ", record(report.theirs)) : "",
+                  others.empty() ? ""
+                                 : text(". It is of ", others, ": if rank ", report.peer,
+                                        " called them in another order, each waits for the "
+                                        "other there; call communicators in one order on "
+                                        "every rank"),
                   ". Make the same calls on every rank, or raise timeout_s");
+    }
     case Ending::mismatch:
       *kind = "CommError";
       return text("ranks disagree: rank ", rank_, " called ", record(report.mine), ", rank ",

@@ -16,8 +16,10 @@ namespace commlib::nccl {
 
 class Fault {
  public:
-  // `describe` turns Job::what into words.
-  Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe);
+  // `describe` turns Job::what into words; `waiting` tells of other communicators' calls that wait
+  // for this one's.
+  Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe,
+        std::function<std::string()> waiting);
   Fault(const Fault&) = delete;
   Fault& operator=(const Fault&) = delete;
 
@@ -51,6 +53,7 @@ class Fault {
   const int rank_;
   const double timeout_s_;
   const std::function<std::string(uint64_t)> describe_;
+  const std::function<std::string()> waiting_;
   Report* report_ = nullptr;
   std::atomic<bool> ended_{false};
   std::atomic<bool> closed_{false};

@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kVendor = 1 << 16;  // algorithms from here on are NCCL's own
 constexpr int kTickMs = 100;
+constexpr double kLeaveS = 2;  // for our threads, when the process ends
 
 std::vector<Algorithm>& table() {
   static std::vector<Algorithm> algorithms;
@@ -80,22 +81,22 @@ Group::Group(const Settings& settings)
       comm_(settings.comm),
       user_bytes_(settings.user_bytes),
       timeout_s_(settings.timeout_s),
-      fault_(settings.rank, settings.world, settings.timeout_s,
-             [this](uint64_t what) {
-               if (what == 0) return std::string("nothing");
-               const auto op = static_cast<Op>(what & 0xff);
-               std::string words = name_of(op);
-               if (op != Op::barrier)
-                 words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
-               if (reduces_op(op))
-                 words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
-               return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
-             }),
+      fault_(
+          settings.rank, settings.world, settings.timeout_s,
+          [this](uint64_t what) {
+            if (what == 0) return std::string("nothing");
+            const auto op = static_cast<Op>(what & 0xff);
+            std::string words = name_of(op);
+            if (op != Op::barrier)
+              words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
+            if (reduces_op(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
+            return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
+          },
+          [this] { return order_.waiting(); }),
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
-  check(cuda().cuEventCreate(&order_event_, kEventDisableTiming), "cuEventCreate");
   check(cuda().cuStreamCreate(&own_stream_, kStreamNonBlocking), "cuStreamCreate");
   CUdeviceptr scratch = 0;
   check(cuda().cuMemAlloc(&scratch, 256), "cuMemAlloc");
@@ -126,15 +127,21 @@ void Group::start(const std::vector<int>& pids, Builder builder) {
     for (int r = 0; r < world_; ++r) job_.arena[r] = arena_->peer(r);
     staged_ = arena_->base() + places(static_cast<u64>(world_)).user;
   }
+  const auto failed = [this](const char* why) {
+    fault_.end("CommError",
+               text("rank ", rank_, ": a thread that watches over the communicator failed: ", why));
+  };
   watch_ = std::make_unique<Watch>(pids);
   watch_->set_ticker([this] { deadline_.check_entered(); }, kTickMs);
-  watch_->start([this](int peer) {
-    fault_.lost(peer);
-    if (fault_.over()) deadline_.revoke();
-  });
+  watch_->start(
+      [this](int peer) {
+        fault_.lost(peer);
+        if (fault_.over()) deadline_.revoke();
+      },
+      failed);
   ticks_ = std::make_unique<Watch>(std::vector<int>{});
   ticks_->set_ticker([this] { tick(); }, kTickMs);
-  ticks_->start([](int) {});
+  ticks_->start([](int) {}, failed);
 }
 
 bool Group::reduces(DType dtype, RedOp redop) const {
@@ -161,18 +168,6 @@ const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmet
   return plan.find(call.op, false, call.dtype, call.redop, bytes);
 }
 
-// Kernels of one communicator must run one after the other, on whichever streams they were called.
-// In a graph that holds inside one capture; between a graph and other calls the order is the
-// caller's, as for any memory they share.
-void Group::keep_order(CUstream stream, uint64_t capture) {
-  Order& last = capture ? captured_ : eager_;
-  if (last.any && last.stream != stream && last.capture == capture) {
-    check(cuda().cuEventRecord(order_event_, last.stream), "cuEventRecord");
-    check(cuda().cuStreamWaitEvent(stream, order_event_, 0), "cuStreamWaitEvent");
-  }
-  last = {stream, capture, true};
-}
-
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
   fault_.alive();
   if (plan_bytes == 0 && call.op != Op::barrier) return;
@@ -190,15 +185,14 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
          " bytes of ", name_of(call.dtype), reduces_op(call.op) ? " " : "",
          reduces_op(call.op) ? name_of(call.redop) : "", " on nccl");
   }
-  keep_order(stream, capture);
   if (choice->algorithm >= kVendor) {
-    vendor(call, choice->algorithm, symmetric, stream, capture != 0);
+    vendor(call, choice->algorithm, symmetric, stream, capture);
   } else {
-    launch(call, *choice, stream);
+    launch(call, *choice, stream, capture);
   }
 }
 
-void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
+void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
   if (!has_arena())
     fail("Unsupported", kernels_.at(choice.algorithm).name, " needs symmetric memory: ", no_arena_);
   const Elements elements(call);
@@ -226,13 +220,19 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream) {
   job.tile_bytes = choice.shape.tile_bytes;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, choice.shape.tile_bytes).bits();
-  Kernels::launch(instance, job, moves, blocks, threads, stream);
+  const Grid grid = Kernels::grid_of(instance, job, blocks, threads);
+  order_.before(
+      stream, capture,
+      {instance.handle, blocks, threads, grid.shared_bytes, grid.early && threads <= kSmallBlock});
+  Kernels::launch(instance, job, moves, grid, stream);
+  order_.after(stream, capture);
 }
 
-void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, bool capturing) {
+void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, uint64_t capture) {
   const Algorithm& chosen = algorithm(id);
   if (chosen.needs != Needs::nothing && !has_arena())
     fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
+  order_.before(stream, capture, Launch());
   deadline_.enter(call, chosen.name);
   try {
     if (symmetric && chosen.needs == Needs::nothing && !symmetric_kernels_wait()) settle(stream);
@@ -241,7 +241,8 @@ void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, bo
     deadline_.leave(false, stream);
     throw;
   }
-  deadline_.leave(!capturing, stream);
+  deadline_.leave(capture == 0, stream);
+  order_.after(stream, capture);
 }
 
 // A few bytes copied by the driver: they begin when the kernel ahead is done and its writes can be
@@ -261,8 +262,10 @@ void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
 }
 
 void Group::tick() {
+  const CUresult state = cuda().cuCtxSetCurrent(context_);
+  if (state == kCudaErrorDeinitialized) return ticks_->stop();  // the process ends
+  check(state, "cuCtxSetCurrent");
   const Relaxed relaxed;
-  const ContextGuard guard(context_);
   if (fault_.over()) {
     if (deadline_.owes_peers()) tell_peers(Ending::timeout);
     return deadline_.revoke();
@@ -340,13 +343,13 @@ bool Group::close(double wait_s) {
     const Choice barrier = {
         0, kernels_.add({Op::barrier, "lsa_ll_exchange", false}), {1, 32, 8, 512}};
     job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
-    launch(Call{Op::barrier, DType::u8}, barrier, own_stream_);
+    launch(Call{Op::barrier, DType::u8}, barrier, own_stream_, 0);
     together = cuda().cuStreamSynchronize(own_stream_) == kCudaSuccess && !fault_.over();
   }
   if (!together) return false;  // freeing would wait for what may never end
   if (arena_) arena_->close(true);
   cuda().cuMemFree(device_pointer(scratch_));
-  cuda().cuEventDestroy(order_event_);
+  order_.close();
   deadline_.close();
   cuda().cuStreamDestroy(own_stream_);
   fault_.release();
@@ -355,6 +358,8 @@ bool Group::close(double wait_s) {
 
 void Group::abandon() {
   fault_.close();
+  if (ticks_) ticks_->stop_within(kLeaveS);
+  if (watch_) watch_->stop_within(kLeaveS);
   if (arena_) arena_->abandon();
 }
 

@@ -16,6 +16,7 @@
 #include "nccl/deadline.h"
 #include "nccl/fault.h"
 #include "nccl/kernels.h"
+#include "nccl/order.h"
 #include "nccl/watch.h"
 
 namespace commlib::nccl {
@@ -86,15 +87,8 @@ class Group {
   unsigned char* scratch() const { return scratch_; }
 
  private:
-  // The last call's stream: of the eager ones, and of the capture under way.
-  struct Order {
-    CUstream stream = nullptr;
-    uint64_t capture = 0;
-    bool any = false;
-  };
-  void keep_order(CUstream stream, uint64_t capture);
-  void launch(const Call& call, const Choice& choice, CUstream stream);
-  void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, bool capturing);
+  void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
+  void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, uint64_t capture);
   // Lets what comes next on the stream begin only when what was ahead can be read.
   void settle(CUstream stream);
   void tick();
@@ -115,13 +109,12 @@ class Group {
   unsigned char* scratch_ = nullptr;
   Kernels kernels_;
   PlanTable<Choice> plans_[2];
+  Order order_;
   Fault fault_;
   Deadline deadline_;
   std::unique_ptr<Watch> watch_, ticks_;  // one that never asks the driver, one that does
-  Order eager_, captured_;
-  CUevent order_event_ = nullptr;
-  CUstream own_stream_ = nullptr;  // for words between host and arena
-  Job job_{};                      // what no call changes
+  CUstream own_stream_ = nullptr;         // for words between host and arena
+  Job job_{};                             // what no call changes
 };
 
 // NCCL's own algorithms: one file csrc/collectives/<collective>/<name>.cc each, which ends with

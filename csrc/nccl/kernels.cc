@@ -37,13 +37,17 @@ void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* ins
   *instance = load_function(name_of(kernel.op), cubin, kSlotBytes);
 }
 
-void Kernels::launch(const Instance& instance, const Job& job, const Moves& moves, unsigned blocks,
-                     unsigned threads, CUstream stream) {
-  // A kernel that only takes a job does not read the second one.
-  void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
+Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads) {
   const unsigned shared = instance.shared_tiles * job.tile_bytes;
   const bool is_stream = shared > 0;
-  launch_kernel(instance, {blocks, threads, shared, !is_stream}, stream, parameters);
+  return {blocks, threads, shared, !is_stream};
+}
+
+void Kernels::launch(const Instance& instance, const Job& job, const Moves& moves, const Grid& grid,
+                     CUstream stream) {
+  // A kernel that only takes a job does not read the second one.
+  void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
+  launch_kernel(instance, grid, stream, parameters);
 }
 
 }  // namespace commlib::nccl

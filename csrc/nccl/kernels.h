@@ -47,8 +47,9 @@ class Kernels {
     if (!instance.handle) load(entry.kernel, dtype, redop, &instance);
     return instance;
   }
-  static void launch(const Instance& instance, const Job& job, const Moves& moves, unsigned blocks,
-                     unsigned threads, CUstream stream);
+  static Grid grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads);
+  static void launch(const Instance& instance, const Job& job, const Moves& moves, const Grid& grid,
+                     CUstream stream);
 
  private:
   struct Entry {

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "commlib/check.h"
@@ -71,9 +72,10 @@ void Watch::set_ticker(std::function<void()> tick, int period_ms) {
   period_ms_ = std::max(period_ms, 1);
 }
 
-void Watch::start(std::function<void(int)> lost) {
+void Watch::start(std::function<void(int)> lost, std::function<void(const char*)> failed) {
   if (started_.exchange(true)) return;
   lost_ = std::move(lost);
+  failed_ = std::move(failed);
   // The thread inherits the mask: a signal must find one that Python knows.
   sigset_t all;
   sigset_t before;
@@ -86,21 +88,38 @@ void Watch::start(std::function<void(int)> lost) {
   fail("CommError", "cannot start a thread: ", std::strerror(error));
 }
 
-void Watch::stop() {
-  // A forked child has neither the thread nor a business with the parent's eventfd.
-  if (!started_ || getpid() != owner_) return;
+// Whether there is a thread to wait for: a forked child has neither the thread nor a business with
+// the parent's eventfd.
+bool Watch::wake() {
+  if (!started_ || getpid() != owner_) return false;
   stopping_.store(true);
   const uint64_t one = 1;
   // Nothing to do about a failure: the counter is full, so the thread is awake already.
   if (write(wake_, &one, sizeof(one)) < 0) errno = 0;
-  if (running == this) return;
+  return running != this;
+}
+
+void Watch::stop() {
+  if (!wake()) return;
   pthread_join(thread_, nullptr);
   started_ = false;
 }
 
+void Watch::stop_within(double wait_s) {
+  if (!wake()) return;
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += static_cast<time_t>(wait_s);
+  if (pthread_timedjoin_np(thread_, nullptr, &until) == 0) started_ = false;
+}
+
 void* Watch::enter(void* self) {
   running = static_cast<Watch*>(self);
-  static_cast<Watch*>(self)->run();
+  try {
+    static_cast<Watch*>(self)->run();
+  } catch (const std::exception& error) {
+    static_cast<Watch*>(self)->failed_(error.what());
+  }
   return nullptr;
 }
 

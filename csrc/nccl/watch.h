@@ -31,21 +31,26 @@ class Watch {
   // Before start(): `tick` is called about every `period_ms`.
   void set_ticker(std::function<void()> tick, int period_ms);
   // `lost` is called once for each peer whose process ended, whatever it did before: whether that
-  // is a loss or an orderly end is for the callee to know. Callbacks run on the thread and must not
-  // throw.
-  void start(std::function<void(int rank)> lost);
+  // is a loss or an orderly end is for the callee to know. Callbacks run on the thread; what one
+  // throws ends the thread, and is told to `failed`.
+  void start(std::function<void(int rank)> lost, std::function<void(const char* why)> failed);
   // Returns when no callback runs any more; from inside a callback, at once. Idempotent.
   void stop();
+  // The same at the end of a process, where a callback may be inside the driver for ever: waits
+  // `wait_s` at most.
+  void stop_within(double wait_s);
 
  private:
   static void* enter(void* self);
   void run();
+  bool wake();
   void close_descriptors();
 
   std::vector<int> pidfds_;  // by rank; -1: not watched
   std::string blind_;
   int wake_ = -1;
   std::function<void(int)> lost_;
+  std::function<void(const char*)> failed_;
   std::function<void()> tick_;
   int period_ms_ = -1;
   std::atomic<bool> stopping_{false};

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from commlib.communicator import Communicator
+from commlib.errors import CommError
 from commlib.testing import Ranks
+from tests.gpu.fresh import fresh
 from tests.gpu.steady import Steady, capture, first, warm_up
 
 ROUNDS = 20
+LARGE = 6 << 20  # elements: 24 MiB
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
@@ -89,6 +93,77 @@ def on_branches_of_a_graph(comm: Communicator) -> str:
     return first(found)
 
 
+def large_calls(comm: Communicator, in_graphs: bool) -> str:
+    """Two communicators, two streams, tensors whose kernels fill the GPU: once these kept each other out for ever.
+
+    Each rank's GPU comes late to another of the two, so that without an order each would start with another one.
+    """
+    made = split_twice(comm, False)
+    calls = [Steady(part, "all_reduce", LARGE) for part in made]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    warm_up(*calls)
+    graph = capture_on_branches(calls, comm.rank % 2) if in_graphs else None
+    found = []
+    for step in range(3):
+        for call in calls:
+            call.load(step)
+        torch.cuda.synchronize()
+        for _ in range(100):
+            if graph is not None:
+                graph.replay()
+                continue
+            for at, (stream, call) in enumerate(zip(streams, calls, strict=True)):
+                with torch.cuda.stream(stream):
+                    come_late(at == comm.rank % 2)
+                    call.run()
+        torch.cuda.synchronize()
+        found += [call.wrong(step) for call in calls]
+    leave(made)
+    return first(found)
+
+
+def come_late(late: bool) -> None:
+    if late:
+        torch.cuda._sleep(400_000)  # cycles: 0.2 ms
+
+
+def capture_on_branches(calls: list[Steady], late: int) -> torch.cuda.CUDAGraph:
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        come_late(late == 0)
+        calls[0].run()
+        with torch.cuda.stream(side):
+            come_late(late == 1)
+            calls[1].run()
+        main.wait_stream(side)
+    return graph
+
+
+def in_opposite_orders(comm: Communicator) -> list[str]:
+    """Every second rank calls the second communicator first: the kernels do not fit beside each other."""
+    warm = Steady(comm, "all_reduce", LARGE)
+    warm_up(warm)
+    made = [fresh(comm, patience_s=1.0, max_bytes=1 << 20) for _ in range(2)]
+    calls = [Steady(part, "all_reduce", LARGE) for part in made]
+    warm_up(*calls)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    comm.barrier()
+    for i in (0, 1) if comm.rank % 2 else (1, 0):
+        with torch.cuda.stream(streams[i]):
+            calls[i].run()
+    torch.cuda.synchronize()
+    heard = []
+    for part in made:
+        try:
+            part.check()
+        except CommError as error:
+            heard.append(f"{type(error).__name__}: {error}")
+        part.close()
+    return heard
+
+
 def leave(made: list[Communicator]) -> None:
     """Close together: after a capture only a call in no graph tells the library that all is done."""
     for part in made:
@@ -114,3 +189,18 @@ def test_streams_full_of_calls_do_not_hold_each_other_up(nccl_ranks: Ranks, in_g
 
 def test_one_graph_runs_two_communicators_side_by_side(nccl_ranks: Ranks) -> None:
     assert set(nccl_ranks.run(on_branches_of_a_graph)) == {""}
+
+
+@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
+def test_large_calls_of_two_communicators_do_not_keep_each_other_out(nccl_ranks: Ranks, in_graphs: bool) -> None:
+    assert set(nccl_ranks.run(large_calls, in_graphs)) == {""}
+
+
+def test_large_calls_in_different_orders_end_with_an_error_that_names_both_communicators(nccl_ranks: Ranks) -> None:
+    for heard in nccl_ranks.run(in_opposite_orders):
+        assert any(text.startswith("CommTimeout: ") for text in heard), heard
+        assert any(
+            re.search(r"communicator \d+ of this process, for which calls of communicator \d+ wait", text)
+            and "one order on every rank" in text
+            for text in heard
+        ), heard

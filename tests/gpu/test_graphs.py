@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -52,6 +53,33 @@ def mix_with_calls(comm: Communicator, algorithm: str) -> str:
                 called.run() if (step + turn) % 3 else graph.replay()
             found += [captured.wrong(step), called.wrong(step + 1)]
     return first(found)
+
+
+def capture_after_calls_of_nccl(comm: Communicator, times: int) -> str:
+    """Threads that watch deadlines look at the call of NCCL's while the same stream is captured: thousands of times."""
+    with pinned(comm, "all_reduce", "nccl_direct"):
+        call, y = Steady(comm, "all_reduce", 33), torch.zeros(64, device=comm.device)
+        warm_up(call)
+        stream, stop = torch.cuda.Stream(), threading.Event()
+        hammer = threading.Thread(target=lambda: [comm.check() for _ in iter(stop.is_set, True)])
+        hammer.start()
+        try:
+            for number in range(times):
+                with torch.cuda.stream(stream):
+                    call.run()
+                    graph = torch.cuda.CUDAGraph()
+                    try:
+                        graph.capture_begin(capture_error_mode="thread_local")
+                        for _ in range(20):
+                            y.add_(1)
+                        graph.capture_end()
+                    except RuntimeError as error:
+                        return f"rank {comm.rank}: capture {number}: {error}"
+        finally:
+            stop.set()
+            hammer.join()
+            torch.cuda.synchronize()
+    return ""
 
 
 def take_turns(comm: Communicator) -> str:
@@ -245,3 +273,7 @@ def test_a_captured_barrier_waits_when_it_is_replayed(nccl_ranks: Ranks, algorit
     first_rank, *others = nccl_ranks.run(wait_in_a_replay, algorithm, 0.3)
     assert first_rank < 0.2
     assert min(others) > 0.2
+
+
+def test_captures_survive_the_watch_over_calls_of_nccl(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(capture_after_calls_of_nccl, 6000)) == {""}
