@@ -36,7 +36,7 @@ format: setup ## rewrite the sources in the project's format
 	$(bin)/ruff format .
 	$(bin)/clang-format -i $(native)
 
-docs: setup ## write the generated pages: docs/cli.md, docs/environment.md
+docs: setup ## write the generated pages: docs/cli.md, docs/environment.md, docs/files.md
 	$(bin)/python docs/generate.py
 
 clean: ## remove what was built and cached; .venv stays
