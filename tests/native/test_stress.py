@@ -19,10 +19,16 @@ def tool(name: str) -> str:
     return str(path)
 
 
+def installed_core() -> list[str]:
+    """Return the option that takes what `make setup` built, if this is an editable install: it is what users run."""
+    found = sorted(ROOT.glob("build/*-*-*/libcommlib_core.a"), key=lambda path: path.stat().st_mtime)
+    return [f"-DCOMMLIB_CORE={found[-1]}"] if found else []
+
+
 @pytest.fixture(scope="module")
 def stress() -> str:
-    """Build the program, or bring it up to date: the first time takes half a minute."""
-    options = ["-DCOMMLIB_TESTS=ON", "-DCOMMLIB_BINDING=OFF", "-DCMAKE_BUILD_TYPE=Release"]
+    """Build the program, or bring it up to date: a few seconds, half a minute where the core is to be built, too."""
+    options = ["-DCOMMLIB_TESTS=ON", "-DCOMMLIB_BINDING=OFF", "-DCMAKE_BUILD_TYPE=Release", *installed_core()]
     ninja = tool("ninja")
     configure = [tool("cmake"), "-S", ROOT, "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *options]
     for command in (configure, [ninja, "-C", BUILD, "stress"]):
@@ -34,6 +40,6 @@ def stress() -> str:
 @pytest.mark.timeout(300)  # a build on a busy machine
 @pytest.mark.parametrize("options", [[], ["--ranks", "9"], ["--faults-only"]], ids=["mixed", "crowded", "faults"])
 def test_threads_as_ranks_survive_random_mixes_of_all_operations(stress: str, options: list[str]) -> None:
-    done = subprocess.run([stress, "--seconds", "4", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run([stress, "--seconds", "2", *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 errors" in done.stdout
