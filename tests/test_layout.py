@@ -26,7 +26,7 @@ IMPORTERS = {
     "click": "commlib/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",
     "matplotlib": "commlib/*/plot.py",
-    "jsonschema": "commlib/report/document.py",
+    "jsonschema": "commlib/schema.py",
     "rich": "commlib/cli/*.py",
 }
 # Who reads variables that others set (launchers) or makes the environment of a child process.

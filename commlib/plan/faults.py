@@ -10,6 +10,7 @@ from typing import Any
 
 from commlib.plan.lines import Path, line_of
 from commlib.plan.rules import Fault
+from commlib.schema import errors
 
 SCHEMA, VERSION = "commlib.plan", 2
 Found = tuple[Path, str]
@@ -43,11 +44,9 @@ def _found(document: Any) -> Iterator[Found]:
         than = f"{'newer' if newer else 'older'} than the {VERSION} that this commlib reads"
         yield ("version",), f"version {version} is {than}; {remedy}"
         return
-    import jsonschema  # takes longer than all else that init() does: for what is wrong alone
-
-    errors = list(jsonschema.Draft202012Validator(schema()).iter_errors(document))
-    errors.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
-    yield from (found for error in errors for found in _said(error))
+    found = errors(document, schema())
+    found.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
+    yield from (said for error in found for said in _said(error))
 
 
 def _said(error: Any) -> Iterator[Found]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.report.files import read_json
+from commlib.schema import errors
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 
@@ -49,10 +50,7 @@ class Kind:
 
     def faults(self, document: Any) -> Iterator[str]:
         """Yield what a rendering would stumble over."""
-        import jsonschema
-
-        checker = jsonschema.Draft202012Validator(_open_to_more(self.schema()))
-        return map(_said, checker.iter_errors(document))
+        return map(_said, errors(document, _open_to_more(self.schema())))
 
     def _other_version(self, version: object) -> str:
         newer = isinstance(version, int) and version > self.version
