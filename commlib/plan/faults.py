@@ -44,9 +44,9 @@ def _found(document: Any) -> Iterator[Found]:
         than = f"{'newer' if newer else 'older'} than the {VERSION} that this commlib reads"
         yield ("version",), f"version {version} is {than}; {remedy}"
         return
-    found = errors(document, schema())
-    found.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
-    yield from (said for error in found for said in _said(error))
+    wrong = errors(document, schema())
+    wrong.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
+    yield from (said for error in wrong for said in _said(error))
 
 
 def _said(error: Any) -> Iterator[Found]:
