@@ -73,7 +73,7 @@ class Measurement:
         return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
 
 
-class World(Interface):
+class Group(Interface):
     """What keeps ranks together between blocks: a communicator, or Alone."""
 
     device: torch.device
@@ -98,7 +98,7 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def block_seconds(comm: World) -> float:
+def block_seconds(comm: Group) -> float:
     """Return how long a block is unless the protocol says."""
     return LONG_BLOCK_S if comm.device.type == "cuda" or comm.size > (os.cpu_count() or 1) else BLOCK_S
 
@@ -125,7 +125,7 @@ class Entry:
         return (turn * (iterations // n + 1))[:iterations]
 
 
-def agree(comm: World, entries: Sequence[Entry]) -> None:
+def agree(comm: Group, entries: Sequence[Entry]) -> None:
     """Skip on all ranks what one rank cannot run: it would be waited for. And take the slowest rank's time."""
     everyone = comm.all_gather_object([(entry.result.skipped, entry.call_s) for entry in entries])
     for entry, of_ranks in zip(entries, zip(*everyone, strict=True), strict=True):
@@ -133,7 +133,7 @@ def agree(comm: World, entries: Sequence[Entry]) -> None:
         entry.call_s = max(call_s for _, call_s in of_ranks)
 
 
-def block(comm: World, entry: Entry, iterations: int) -> float:
+def block(comm: Group, entry: Entry, iterations: int) -> float:
     """Run one block on all ranks at once and return this rank's seconds."""
     if entry.starter is not None:
         comm.barrier()
@@ -156,7 +156,7 @@ def block(comm: World, entry: Entry, iterations: int) -> float:
     return time.perf_counter() - start
 
 
-def calibrate(comm: World, entry: Entry, protocol: Protocol) -> None:
+def calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
     """Warm up, and find how many iterations fill a block."""
     assert protocol.block_s is not None
     block(comm, entry, protocol.warmup)
@@ -172,7 +172,7 @@ def calibrate(comm: World, entry: Entry, protocol: Protocol) -> None:
     entry.result.iterations = protocol.iterations or max(1, min(wanted, MAX_ITERATIONS))
 
 
-def run_graphs(comm: World, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+def run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
     """Capture what was calibrated, run the blocks on the replays, and give the graphs back."""
     starter = graph.Starter(comm, protocol.lead_in)
     for entry in entries:
@@ -199,7 +199,7 @@ def run_graphs(comm: World, entries: list[Entry], protocol: Protocol, begun: tup
     comm.barrier()  # not after an error or Ctrl-C: nobody may come
 
 
-def run_blocks(comm: World, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+def run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
     """Run blocks as the time since `begun` allows; with a race, first a few of each, then of those that are left."""
     started, name = begun
     least, most = protocol.blocks
@@ -220,7 +220,7 @@ def run_blocks(comm: World, entries: list[Entry], protocol: Protocol, begun: tup
     _interleave(comm, entries, counts, random.Random(f"{protocol.seed} {name} {turns}"))
 
 
-def _interleave(comm: World, entries: list[Entry], counts: list[int], order: random.Random) -> None:
+def _interleave(comm: Group, entries: list[Entry], counts: list[int], order: random.Random) -> None:
     """Run so many blocks of each in random turns; a slow candidate has fewer of them, spread over all rounds."""
     rounds = max(counts)
     for turn in range(rounds):
@@ -237,7 +237,7 @@ def _interleave(comm: World, entries: list[Entry], counts: list[int], order: ran
                 entry.result.issue_s.append(entry.issued_s / entry.result.iterations)
 
 
-def _race(comm: World, entries: list[Entry], ratio: float) -> list[Entry]:
+def _race(comm: Group, entries: list[Entry], ratio: float) -> list[Entry]:
     """Return who is still in it; all ranks decide on the same times. A low block counts: high ones may be noise."""
     everyone = comm.all_gather_object([entry.result.times_s for entry in entries])
     slowest = [[max(block) for block in zip(*of_entry, strict=True)] for of_entry in zip(*everyone, strict=True)]
@@ -247,6 +247,6 @@ def _race(comm: World, entries: list[Entry], ratio: float) -> list[Entry]:
     return [entry for entry in entries if not entry.result.raced_out]
 
 
-def slowest(comm: World, seconds: float) -> float:
+def slowest(comm: Group, seconds: float) -> float:
     """Return the slowest rank's time on all ranks."""
     return float(max(comm.all_gather_object(seconds)))

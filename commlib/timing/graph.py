@@ -12,7 +12,7 @@ import torch
 from commlib.errors import CommError
 
 if TYPE_CHECKING:
-    from commlib.timing.blocks import World
+    from commlib.timing.blocks import Group
     from commlib.timing.candidate import Run
 
 MOST_CALLS = 99  # of one graph: its launch, some µs, does not count
@@ -22,7 +22,7 @@ MOST_LAUNCH_S = 2e-3
 
 
 @contextmanager
-def own_stream(comm: World) -> Iterator[None]:
+def own_stream(comm: Group) -> Iterator[None]:
     """Work on a stream of its own: on the default one a graph of NCCL's calls takes two to four times as long."""
     stream = torch.cuda.Stream(comm.device)
     stream.wait_stream(torch.cuda.current_stream(comm.device))
@@ -58,7 +58,7 @@ def _give_up(graph: torch.cuda.CUDAGraph) -> None:
 class Starter:
     """Makes all ranks start a block at once: a pause while the host enqueues it, then a barrier on the device."""
 
-    def __init__(self, comm: World, lead_in: Run | None = None) -> None:
+    def __init__(self, comm: Group, lead_in: Run | None = None) -> None:
         comm.barrier()
         self._barrier = capture([comm.barrier]) if comm.size > 1 else None
         self._lead_in = lead_in

@@ -89,14 +89,14 @@ class Checker {
          "I2: is not what its first page finds");
     const bool candidate = node.lock_ref == 0 && node.children == 0;
     must(tree_.heap_.holds(id) == candidate, id, "I8: is a candidate or not, wrongly");
-    if (candidate) ranked(id);
+    if (candidate) keyed(id);
     if (tree_.events_) hashed(id);
   }
 
-  void ranked(NodeId id) {
-    const Rank has = tree_.heap_.rank_of(id), needs = tree_.rank_of(tree_.at(id));
+  void keyed(NodeId id) {
+    const EvictionKey has = tree_.heap_.key_of(id), needs = tree_.key_of(tree_.at(id));
     must(has.first == needs.first && has.last_access == needs.last_access, id,
-         "I8: has an old rank");
+         "I8: has an old key");
     must(tree_.heap_.ordered(id), id, "I8: is out of order");
   }
 

@@ -22,7 +22,7 @@ void Tree::remove_leaf(NodeId id) {
   table_.erase(leaf.hash, id);
   spaces_.leave(leaf.space);
   --at(leaf.parent).children;
-  rank(leaf.parent);
+  reorder(leaf.parent);
   give_node(id);
 }
 

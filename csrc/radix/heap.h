@@ -11,8 +11,8 @@ namespace commlib::radix {
 
 using NodeId = uint32_t;
 
-// Smaller is evicted first; equal ranks fall to the older access, then to the lower node.
-struct Rank {
+// Smaller is evicted first; equal keys fall to the older access, then to the lower node.
+struct EvictionKey {
   uint64_t first;
   uint64_t last_access;
 };
@@ -29,15 +29,15 @@ class Heap {
     return entries_.capacity() * sizeof(Entry) + place_.capacity() * sizeof(uint32_t);
   }
 
-  // Puts a node in, or moves it to where its rank belongs.
-  void set(NodeId node, Rank rank) {
+  // Puts a node in, or moves it to where its key belongs.
+  void set(NodeId node, EvictionKey key) {
     if (node >= place_.size()) place_.resize(node + 1, kOutside);
     uint32_t at = place_[node];
     if (at == kOutside) {
       at = static_cast<uint32_t>(entries_.size());
       entries_.emplace_back();
     }
-    settle(at, {rank.first, rank.last_access, node});
+    settle(at, {key.first, key.last_access, node});
   }
 
   void remove(NodeId node) {
@@ -53,8 +53,8 @@ class Heap {
     place_.clear();
   }
 
-  // The rank a node was put in with, and whether the order holds around it.
-  Rank rank_of(NodeId node) const {
+  // The key a node was put in with, and whether the order holds around it.
+  EvictionKey key_of(NodeId node) const {
     const Entry& entry = entries_[place_[node]];
     return {entry.first, entry.last_access};
   }

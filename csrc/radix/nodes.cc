@@ -134,7 +134,7 @@ void Tree::attach(NodeId id) {
   table_.insert(leaf.hash, id);
   evictable_ += leaf.length;
   if (events_) digest(id);
-  rank(id);
+  reorder(id);
 }
 
 void Tree::digest(NodeId id) {
@@ -157,7 +157,7 @@ void Tree::digest(NodeId id) {
   events_->stored({node.digests.get(), pages, visible, node.keys(), node.length, name});
 }
 
-Rank Tree::rank_of(const Node& node) const {
+EvictionKey Tree::key_of(const Node& node) const {
   switch (options_.policy) {
     case Policy::lru:
       return {0, node.last_access};
@@ -178,9 +178,9 @@ Rank Tree::rank_of(const Node& node) const {
 }
 
 // Puts a node that may be evicted where it belongs in the order.
-void Tree::rank(NodeId id) {
+void Tree::reorder(NodeId id) {
   const Node& node = at(id);
-  if (id != kRoot && node.children == 0 && node.lock_ref == 0) heap_.set(id, rank_of(node));
+  if (id != kRoot && node.children == 0 && node.lock_ref == 0) heap_.set(id, key_of(node));
 }
 
 void Tree::hold(NodeId id) {
@@ -201,7 +201,7 @@ void Tree::release(NodeId id) {
     if (--node.lock_ref == 0) {
       evictable_ += node.length;
       locked_ -= node.length;
-      rank(id);
+      reorder(id);
     }
     if (id == kRoot) return;
   }

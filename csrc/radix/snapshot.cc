@@ -191,7 +191,7 @@ class Reader {
       node.hash = tree_->hash_page(node.parent, node.space, node.keys());
       tree_->table_.insert(node.hash, id);
     }
-    for (NodeId id = 1; id < tree_->count_; ++id) tree_->rank(id);
+    for (NodeId id = 1; id < tree_->count_; ++id) tree_->reorder(id);
     try {
       const std::vector<int64_t> order = tree_->listing();
       for (size_t i = Tree::kFields; tree_->events_ && i < order.size(); i += Tree::kFields)

@@ -142,7 +142,7 @@ Tree::Found Tree::match(const Sequence& ids, const Name& space, bool touch) {
   if (touch) {
     ++clock_;
     for (const Step& step : path_) at(step.node).last_access = clock_;
-    rank(end);
+    reorder(end);
   }
   ++stats_.matches;
   stats_.requested_tokens += ids.count;
@@ -186,7 +186,7 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
     ++node.hits;
   }
   if (fresh == 0) {
-    rank(end);
+    reorder(end);
   } else {
     make_room(fresh, end);
     end = add_leaf(end, {ids.data, ids.wide, length}, slots, existing);

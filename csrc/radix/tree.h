@@ -180,8 +180,8 @@ class Tree {
   void keep(Node& node, uint32_t from, uint32_t count);
   NodeId add_leaf(NodeId parent, const Sequence& ids, const Sequence& slots, size_t from);
   void attach(NodeId id);
-  void rank(NodeId id);
-  Rank rank_of(const Node& node) const;
+  void reorder(NodeId id);
+  EvictionKey key_of(const Node& node) const;
   void hold(NodeId id);
   void release(NodeId id);
   void digest(NodeId id);
