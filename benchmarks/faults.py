@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import torch
+from written import arguments, head, write
 
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
@@ -64,11 +65,7 @@ def one_kill(ranks: Ranks, rng: random.Random) -> dict[str, object]:
 
 def main() -> int:
     """Run the kills and write what happened."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__, _add)
     rng = random.Random(options.seed)
     kills: list[dict[str, object]] = []
     with Ranks(2) as first:
@@ -80,20 +77,22 @@ def main() -> int:
             kills += [one_kill(ranks, rng) for _ in range(share)]
     after = left_behind()
     seconds = sorted(float(str(kill["seconds"])) for kill in kills)
-    report = {
-        "command": f"python {' '.join(sys.argv)}",
+    found = {
         "kills": len(kills),
         "named": sum(bool(kill["named"]) for kill in kills),
         "median_s": statistics.median(seconds),
         "worst_s": seconds[-1],
         "before": before,
         "after": after,
-        "each": kills,
     }
-    print(json.dumps({key: value for key, value in report.items() if key != "each"}, indent=1))
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-    return 0 if report["named"] == len(kills) else 1
+    print(json.dumps(found, indent=1))
+    write(options.output, {**head("faults", 4, "shm"), **found, "rows": kills})
+    return 0 if found["named"] == len(kills) else 1
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
 
 
 def repeat_once(comm: Communicator) -> float:

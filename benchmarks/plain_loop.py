@@ -9,21 +9,19 @@ Both take turns on live ranks of one job: a block of the loop, then one of the p
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
+from written import arguments, head, write
 
 from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
-from commlib.timing import Candidate, Protocol, fingerprint, measure, public_call
+from commlib.timing import Candidate, Protocol, measure, public_call
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 TURNS = 15
@@ -58,28 +56,20 @@ def _loop(comm: Communicator, buffers: list[torch.Tensor], calls: int) -> float:
 
 def main() -> int:
     """Measure, print the ratios and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = arguments(__doc__, _add)
+    rows: list[dict[str, Any]] = []
+    with Ranks(options.ranks, backend=options.backend, timeout_s=60.0, deadline_s=300.0) as ranks:
+        for num_bytes in SIZES:
+            loop_us, ours_us = (seconds * 1e6 for seconds in ranks.run(compare, num_bytes)[0])
+            rows.append({"bytes": num_bytes, "loop_us": loop_us, "ours_us": ours_us, "ratio": ours_us / loop_us})
+            print(f"{num_bytes:>10} B  loop {loop_us:9.2f} us  ours {ours_us:9.2f} us  {ours_us / loop_us:.3f}")
+    write(options.output, {**head("plain_loop", options.ranks, options.backend), "rows": rows})
+    return 0
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=["shm", "torch"], default="shm")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("-o", "--output", type=Path)
-    arguments = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    with Ranks(arguments.ranks, backend=arguments.backend, timeout_s=60.0, deadline_s=300.0) as ranks:
-        for num_bytes in SIZES:
-            loop_s, ours_s = ranks.run(compare, num_bytes)[0]
-            rows.append(
-                {"bytes": num_bytes, "loop_us": loop_s * 1e6, "ours_us": ours_s * 1e6, "ratio": ours_s / loop_s}
-            )
-            print(f"{num_bytes:>10} B  loop {loop_s * 1e6:9.2f} us  ours {ours_s * 1e6:9.2f} us  {ours_s / loop_s:.3f}")
-    if arguments.output:
-        created = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        command = f"python benchmarks/plain_loop.py --backend {arguments.backend} --ranks {arguments.ranks}"
-        machine = fingerprint(arguments.backend)
-        found = {"created": created, "command": command, "fingerprint": machine, "ranks": arguments.ranks, "rows": rows}
-        arguments.output.write_text(
-            json.dumps({"schema": "commlib.plain_loop", "version": 1, **found}, indent=1) + "\n"
-        )
-    return 0
 
 
 if __name__ == "__main__":

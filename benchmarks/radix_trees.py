@@ -15,7 +15,6 @@ import gc
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -31,12 +29,10 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from peers.python_trees import GallopTree, ZipTree
+from python_trees import GallopTree, ZipTree
+from written import arguments, head, write
 
 from commlib import RadixCache
-from commlib.timing import fingerprint
 
 Prompts = list[np.ndarray[Any, Any]]
 Play = Callable[[], float]  # one pass over a trace, on a tree of its own; us of a request
@@ -144,7 +140,7 @@ def ours(prompts: Prompts, capacity: int, page_size: int, into: bool = False) ->
 
 
 def python_tree(kind: type[ZipTree]) -> Callable[[Prompts, int, int], Play]:
-    """Return the play of one of peers/python_trees.py."""
+    """Return the play of one of python_trees.py."""
 
     def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
         keys = [kind.keys(prompt.tolist()) for prompt in prompts]
@@ -257,47 +253,37 @@ def measure(trace: str, page_size: int, trees: dict[str, Any], runs: dict[str, i
 
 def main() -> int:
     """Measure, print a line for each trace and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = arguments(__doc__, _add)
+    torch.set_num_threads(1)
+    trees: dict[str, Any] = {"commlib": ours, "commlib out=": lambda *of: ours(*of, into=True)}
+    if options.native:
+        trees["commlib native"] = native(options.native)
+    trees |= {"zip loop": python_tree(ZipTree), "gallop": python_tree(GallopTree)}
+    if options.minisgl:
+        trees["mini-sglang"] = mini_sglang(options.minisgl)
+    runs = {name: options.runs if name.startswith("commlib") else options.peer_runs for name in trees}
+    rows = []
+    for page_size in map(int, options.pages.split(",")):
+        for trace in options.traces.split(","):
+            rows.append(measure(trace, page_size, trees, runs))
+            rates = ", ".join(f"{name} {rate['median'] / 1e3:.1f}k" for name, rate in rows[-1]["per_second"].items())
+            print(f"{trace}, page {page_size}: {rates}; {rows[-1]['times_best_peer']} of the best peer's", flush=True)
+    calls = None
+    if options.native:
+        command = [str(options.native), "calls"]
+        calls = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        print(calls)
+    write(options.output, {**head("radix_trees", 1, "cpu"), "rows": rows, "native_calls": calls})
+    return 0
+
+
+def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minisgl", type=Path)
     parser.add_argument("--native", type=Path)
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--pages", default="1,16")
     parser.add_argument("--runs", type=int, default=9, help="of ours")
     parser.add_argument("--peer-runs", type=int, default=1, help="of the others, which take seconds each")
-    parser.add_argument("-o", "--output", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    trees: dict[str, Any] = {"commlib": ours, "commlib out=": lambda *of: ours(*of, into=True)}
-    if arguments.native:
-        trees["commlib native"] = native(arguments.native)
-    trees |= {"zip loop": python_tree(ZipTree), "gallop": python_tree(GallopTree)}
-    if arguments.minisgl:
-        trees["mini-sglang"] = mini_sglang(arguments.minisgl)
-    runs = {name: arguments.runs if name.startswith("commlib") else arguments.peer_runs for name in trees}
-    rows = []
-    for page_size in map(int, arguments.pages.split(",")):
-        for trace in arguments.traces.split(","):
-            rows.append(measure(trace, page_size, trees, runs))
-            rates = ", ".join(f"{name} {rate['median'] / 1e3:.1f}k" for name, rate in rows[-1]["per_second"].items())
-            print(f"{trace}, page {page_size}: {rates}; {rows[-1]['times_best_peer']} of the best peer's", flush=True)
-    calls = None
-    if arguments.native:
-        command = [str(arguments.native), "calls"]
-        calls = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        print(calls)
-    if arguments.output:
-        options = [word for name in ("minisgl", "native") if getattr(arguments, name) for word in (f"--{name}", "PATH")]
-        options += ["--runs", str(arguments.runs), "--peer-runs", str(arguments.peer_runs)]
-        found = {
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "benchmarks/radix_trees.py", *options]),
-            "fingerprint": fingerprint("cpu"),
-            "rows": rows,
-            "native_calls": calls,
-        }
-        text = json.dumps({"schema": "commlib.radix_trees", "version": 1, **found}, indent=1)
-        arguments.output.write_text(text + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

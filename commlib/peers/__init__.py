@@ -15,6 +15,7 @@ PEERS: dict[str, tuple[tuple[str, ...], str]] = {
     "nccl": (("nccl",), "NCCL's bare calls, on GPUs"),
     "symm": (("symm_oneshot", "symm_twoshot"), "torch's symmetric memory, on GPUs"),
 }
+PROBE = "probe"  # labels that begin so are no rivals: nobody is compared with them
 LABELS: dict[str, str] = {label: name for name, (labels, _) in PEERS.items() for label in labels}
 _MAKERS = ("CallTable", "Peer")
 
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["LABELS", "PEERS", "CallTable", "Peer", "load"]
+__all__ = ["LABELS", "PEERS", "PROBE", "CallTable", "Peer", "load"]

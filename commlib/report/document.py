@@ -34,11 +34,22 @@ class Kind:
         return found
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Read a document; every fault is a ValueError that names the file, the place in it and the remedy.
+        """Read a file with one document."""
+        found = self.read_all(path)
+        if len(found) != 1:
+            raise ValueError(f"{path} has {len(found)} runs; `{self.command} show --part N --format json` gives one")
+        return found[0]
+
+    def read_all(self, path: Path) -> list[dict[str, Any]]:
+        """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
 
         What is there beyond the schema does no harm, and a newer commlib may add it.
         """
-        document = read_json(path, self.command)
+        from commlib.report.packed import unpacked
+
+        return [self._checked(document, path) for document in unpacked(read_json(path, self.command))]
+
+    def _checked(self, document: Any, path: Path) -> dict[str, Any]:
         if not isinstance(document, dict) or document.get("schema") != self.name:
             found = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
             raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {found}, not "{self.name}"')

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import CliRunner
 
 from commlib.cli.bench.rows import KIND
+from commlib.cli.bench.show import show
+from commlib.cli.bench.view import BenchView
 from commlib.errors import CommError
 from commlib.report import files
 from commlib.report.document import Report
 from commlib.report.figures import count_text, fitted, interval_text, plus_minus_text, size_text, whole_text
 from commlib.report.formats import csv_text, json_text, markdown_table
+from commlib.report.packed import packed, unpacked
 from commlib.report.run import Output, until_it_ends
 from commlib.report.table import Column, Table, widest_that_fits
 from commlib.report.view import View, as_json, grouped
+from tests.cli.bench_documents import document
 
 ROWS = [{"op": "all_reduce", "size": 8, "time": {"p50": 1.25}}, {"op": "barrier", "size": 0, "time": None}]
 COLUMNS = [
@@ -208,3 +213,31 @@ def test_grouped_items_keep_the_order_of_their_first() -> None:
 
 def test_the_first_fault_has_its_place() -> None:
     assert next(KIND.faults({"schema": "commlib.bench"})) == 'the document has no "version"'
+
+
+def test_packed_documents_are_whole_again_with_a_line_for_a_row(tmp_path: Path) -> None:
+    first = document("all_reduce")
+    second = {"schema": "commlib.late", "rows": [{"bytes": 8, "us": None}, {"bytes": 9, "us": {"p50": 1.5}}], "x": {}}
+    text = packed([first, second])
+    again = unpacked(json.loads(text))
+    assert again[1] == second
+    rows, wanted = again[0].pop("rows"), first.pop("rows")
+    assert len(rows) == len(wanted)
+    assert all(row in wanted for row in rows)
+    assert again[0] == first
+    assert text.count("\n   [") == len(document("all_reduce")["rows"]) + 2
+    assert unpacked([1, 2]) == [[1, 2]]
+    assert unpacked({"rows": [1]}) == [{"rows": [1]}]
+
+
+def test_a_file_of_several_runs_is_shown_whole_or_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    path.write_text(packed([document("all_reduce"), document("broadcast")]))
+    shown = [BenchView(found, 80).render("md") for found in KIND.read_all(path)]
+    whole = CliRunner().invoke(show, [str(path), "--format", "md"])
+    assert whole.output == "\n\n".join(shown) + "\n"
+    assert CliRunner().invoke(show, [str(path), "--format", "md", "--part", "2"]).output == shown[1] + "\n"
+    for words in (["--part", "3"], ["--plot", "x.png"]):
+        assert CliRunner().invoke(show, [str(path), *words]).exit_code == 2
+    with pytest.raises(ValueError, match="has 2 runs"):
+        KIND.read(path)

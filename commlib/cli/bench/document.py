@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from commlib.cli.bench.job import BEST
 from commlib.cli.bench.rows import KIND, measured, median_us
 from commlib.collectives import COLLECTIVES
+from commlib.peers import PROBE
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
 from commlib.report.view import grouped
@@ -161,7 +162,8 @@ def _averages(rows: Sequence[Row]) -> dict[str, Any]:
     """Average bus bandwidth as nccl-tests does: of the plan's choices on plain tensors, and of each peer."""
     moving = [row for row in measured(rows) if row["size"]]
     ours = [row["busbw"] for row in moving if row["chosen"] and row["placement"] == "plain"]
-    theirs = grouped((row for row in moving if not row["ours"]), lambda row: row["algorithm"])
+    others = (row for row in moving if not row["ours"] and not row["algorithm"].startswith(PROBE))
+    theirs = grouped(others, lambda row: row["algorithm"])
     return {
         "plan": round(mean(ours), 6) if ours else None,
         "peers": {of[0]["algorithm"]: round(mean(row["busbw"] for row in of), 6) for of in theirs},

@@ -15,6 +15,7 @@ from commlib.cli.bench.job import BEST, Job, calls, combinations, forms, left_ou
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.errors import Unsupported
+from commlib.peers import PROBE
 from commlib.plan import Explanation, Plan
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 
@@ -75,7 +76,8 @@ class Bench:
     @property
     def baseline(self) -> str | None:
         """The label that speed-ups are over: the first peer that makes calls, unless the job names one."""
-        running = [label for peer in self.peers if not peer.reason for label in peer.labels]
+        here = [label for peer in self.peers if not peer.reason for label in peer.labels]
+        running = [label for label in here if not label.startswith(PROBE)]
         if self.job.baseline == BEST and not running:
             return None
         return self.job.baseline or next(iter(running), None)

@@ -8,6 +8,7 @@ import click
 
 from commlib.cli.bench.rows import KIND
 from commlib.cli.bench.view import BenchView
+from commlib.cli.options import FILE
 from commlib.report import files
 from commlib.report.plot import check_name
 from commlib.report.run import terminal_width
@@ -16,15 +17,22 @@ from commlib.report.run import terminal_width
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(list(BenchView.forms)), default="table", show_default=True)
-@click.option("--plot", "picture", type=click.Path(dir_okay=False, path_type=Path), help="Draw to a .png or .svg.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write there, not on stdout.")
-def show(file: Path, form: str, picture: Path | None, output: Path | None) -> None:
+@click.option("--plot", "picture", type=FILE, help="Draw to a .png or .svg.")
+@click.option("-o", "--output", type=FILE, help="Write there, not on stdout.")
+@click.option("--part", type=click.IntRange(1), help="The N-th run alone, where FILE has several.  [default: all]")
+def show(file: Path, form: str, picture: Path | None, output: Path | None, part: int | None) -> None:
     """Print what the run that wrote FILE printed, in this form or another."""
     check_name(picture)
-    view = BenchView(KIND.read(file), terminal_width())
+    views = [BenchView(document, terminal_width()) for document in KIND.read_all(file)]
+    if part is not None and part > len(views):
+        raise click.UsageError(f"--part {part}: {file} has {len(views)} runs")
+    views = views if part is None else [views[part - 1]]
+    if picture is not None and len(views) > 1:
+        raise click.UsageError(f"--plot draws one run, and {file} has {len(views)}; name it with --part")
+    text = "\n\n".join(view.render(form) for view in views)
     if output is None:
-        click.echo(view.render(form))
+        click.echo(text)
     else:
-        files.write(output, view.render(form))
+        files.write(output, text)
     if picture is not None:
-        view.plot(picture)
+        views[0].plot(picture)

@@ -1,0 +1,60 @@
+"""How much of a core a rank uses while it waits 50 ms for the last one, in barriers of ours, of MPI and of torch.
+
+commlib run -n 2 python benchmarks/waiting.py -o waiting.json        # or mpirun, for MPI's
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+from written import arguments, head, write
+
+import commlib
+from commlib.collectives import COLLECTIVES, Call
+from commlib.communicator import Communicator
+from commlib.peers import CallTable, load
+from commlib.timing import Run, cpu_share
+
+LATE_S, TURNS = 0.05, 5
+
+
+def barriers(comm: Communicator) -> dict[str, Run]:
+    """Return the barrier of each library that is here."""
+    found: dict[str, Run] = {"ours": comm.barrier}
+    nothing = torch.empty(0)
+    for name in ("mpi", "torch"):
+        peer = load(name)
+        peer.start(comm, graph=False)
+        if not peer.reason and isinstance(peer, CallTable):
+            prepare = peer.prepare(COLLECTIVES["barrier"], False)
+            found[name] = prepare(nothing, nothing, Call(comm.rank, comm.size, 0, torch.uint8))
+    return found
+
+
+def share(comm: Communicator, barrier: Run) -> float:
+    """Return the largest share of a core among the ranks that wait."""
+    shares = []
+    for _ in range(TURNS):
+        comm.barrier()
+        if comm.rank == comm.size - 1:
+            time.sleep(LATE_S)
+        shares.append(max(comm.all_gather_object(cpu_share(barrier))[:-1]))
+    return round(statistics.median(shares), 4)
+
+
+def main() -> int:
+    """Measure on the ranks there are, and let rank 0 print."""
+    options = arguments(__doc__)
+    with commlib.init(backend="shm") as comm:
+        rows = [{"barrier": name, "share_of_a_core": share(comm, run)} for name, run in barriers(comm).items()]
+        if comm.rank == 0:
+            print("\n".join(f"{row['barrier']:8} {row['share_of_a_core']:.0%}" for row in rows))
+            write(options.output, {**head("waiting", comm.size), "late_s": LATE_S, "rows": rows})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
