@@ -7,8 +7,10 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from commlib import __version__, env
+from commlib.backends import BACKENDS
 from commlib.backends.base import Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
@@ -19,6 +21,31 @@ from commlib.redops import DTYPES
 from commlib.timing.machine import fingerprint
 
 _LOG = logging.getLogger("commlib")
+
+
+def settings(
+    backend: Any,
+    plan: str | os.PathLike[str] | Plan,
+    timeout_s: float | None,
+    max_bytes: int | None,
+    checked: bool | None,
+) -> tuple[Options, str]:
+    """Check the arguments of init() as their variables are, before anything starts; return them, and the backend."""
+    if not isinstance(plan, (str, os.PathLike, Plan)):
+        raise TypeError(f"plan must be 'auto', a path or a Plan; got {type(plan).__name__}")
+    if backend is None:
+        raise TypeError("backend must be a name or an NCCL communicator; got None")
+    name = env.BACKEND.get() if backend == "auto" else backend
+    if isinstance(name, str) and name not in ("auto", *BACKENDS):
+        raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
+    given = None if isinstance(name, str) else backend
+    options = Options(
+        timeout_s=env.TIMEOUT_S.given(timeout_s, "timeout_s"),
+        max_bytes=env.MAX_BYTES.given(max_bytes, "max_bytes"),
+        checked=env.CHECK.given(checked, "checked"),
+        nccl_comm=given,
+    )
+    return options, name if given is None else "nccl"
 
 
 def pin(world: World) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
 from commlib import backends, env, lifetime, objects
-from commlib.agreement import agree, choose_plan, pin
+from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
@@ -22,11 +24,12 @@ from commlib.collectives.facts import FACTS, flat
 from commlib.errors import Closed
 from commlib.plan import Explanation, Plan, Query
 from commlib.redops import redop_code
-from commlib.subworld import Subworld
-from commlib.work import Lanes, StreamLanes, StreamWork, Work
+from commlib.subworld import split
+from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, StreamWork, Work
 
 T = TypeVar("T")
 _LOG = logging.getLogger("commlib")
+LEAVE_S = 1.0  # for threads inside calls to come back when the process ends
 
 
 def init(
@@ -42,12 +45,10 @@ def init(
 
     `backend` is a name, or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's, an address.
     """
-    wait_s = env.TIMEOUT_S.get() if timeout_s is None else timeout_s
-    world = connect(bootstrap, timeout_s=wait_s)
+    options, _ = settings(backend, plan, timeout_s, max_bytes, checked)
+    world = connect(bootstrap, timeout_s=options.timeout_s)
     try:
-        return Communicator.create(
-            world, backend=backend, plan=plan, timeout_s=wait_s, max_bytes=max_bytes, checked=checked
-        )
+        return Communicator.create(world, backend=backend, plan=plan, **options.shared)
     except BaseException:
         world.close()
         raise
@@ -93,13 +94,7 @@ class Communicator:
         checked: bool | None = None,
     ) -> Communicator:
         """Make a communicator over a world that is already connected."""
-        options = Options(
-            timeout_s=env.TIMEOUT_S.get() if timeout_s is None else timeout_s,
-            max_bytes=env.MAX_BYTES.get() if max_bytes is None else max_bytes,
-            checked=env.CHECK.get() if checked is None else checked,
-            nccl_comm=None if isinstance(backend, str) else backend,
-        )
-        name = env.BACKEND.get() if backend == "auto" else backend if options.nccl_comm is None else "nccl"
+        options, name = settings(backend, plan, timeout_s, max_bytes, checked)
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)
@@ -287,7 +282,7 @@ class Communicator:
     def use(self, plan: Plan) -> None:
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
-        self._lanes.drain("collectives")
+        self._lanes.drain(COLLECTIVE_CALLS)
         self._backend.set_plan(flat(plan, self.size))
         self.plan = plan
 
@@ -295,14 +290,8 @@ class Communicator:
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make one communicator for each color, ranked by (key, rank); color None stays out and gets None."""
-        table = self.all_gather_object((color, key))
-        if color is None:
-            return None
-        members = sorted((r for r in range(self.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
-        world = Subworld(self, members)
-        made = Communicator.create(world, backend=self.backend, plan=self.plan, **self._options.shared)
-        world.carried_by(made)
-        return made
+        make = partial(Communicator.create, backend=self.backend, plan=self.plan, **self._options.shared)
+        return split(self, color, key, make)
 
     def check(self) -> None:
         """Raise if a peer is gone or the communicator has ended."""
@@ -312,17 +301,18 @@ class Communicator:
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError."""
         self._check_open()
-        self._backend.abort(why or f"rank {self.rank} aborted the communicator")
+        said = why or f"rank {self.rank} aborted the communicator"
+        self._backend.abort(said.encode(errors="replace").decode())  # half a surrogate pair is no text
 
     def close(self) -> None:
         """Release everything this rank holds; twice is fine. On GPUs all ranks close together, or some seconds pass."""
-        self._end(self._backend.close)
+        self._end(self._backend.close, 0.0)
 
     def leave(self) -> None:
-        """As close(), when the process ends: nothing may be started or waited for any more."""
-        self._end(self._backend.leave)
+        """As close(), when the process ends: nothing may be started, or waited for longer than a moment."""
+        self._end(self._backend.leave, LEAVE_S)
 
-    def _end(self, end: Callable[[], None]) -> None:
+    def _end(self, end: Callable[[], None], wait_s: float) -> None:
         if self._closed:
             return
         self._closed = True
@@ -331,7 +321,7 @@ class Communicator:
         self._all_reduce = self._all_reduce_into = dict.fromkeys(REDOPS, _closed_entry)
         self._send = self._recv = self._enqueue_barrier = _closed_entry
         self._entries = self._raw = dict.fromkeys(self._entries, _closed_entry)
-        self._lanes.close()
+        self._lanes.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self._world.close()
 
     def abandon(self) -> None:
@@ -348,9 +338,12 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close; after an error, tell the peers first."""
-        if kind is not None and not self._closed:
-            self.abort(f"rank {self.rank} left the communicator with {kind.__name__}: {error}")
-        self.close()
+        try:
+            if kind is not None and not self._closed:
+                said = "".join(traceback.format_exception_only(kind, error)).strip()
+                self.abort(f"rank {self.rank} left the communicator with {said}")
+        finally:
+            self.close()
 
     def __repr__(self) -> str:
         """Return rank, size and backend."""
@@ -382,7 +375,8 @@ class Communicator:
         if async_op:
             return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
         if self._lanes.used:
-            self._lanes.drain((name, peer))
+            self._check_open()
+            self._lanes.drain(COLLECTIVE_CALLS, (name, peer))
         run(x, peer)
         return None
 
@@ -392,8 +386,8 @@ class Communicator:
             self._queues = True
             # From now on the fast path has to queue behind the lane; until now it need not look.
             for entries in (self._all_reduce, self._all_reduce_into, self._entries):
-                entries.update({op: self._lanes.after("collectives", run) for op, run in entries.items()})
-        return self._lanes.submit("collectives", name, call)
+                entries.update({op: self._lanes.after(run) for op, run in entries.items()})
+        return self._lanes.submit(COLLECTIVE_CALLS, name, call)
 
 
 def _closed_entry(*arguments: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -15,7 +17,7 @@ class Variable(Generic[T]):
     """One variable; `get()` parses it now, so a test may change the environment at any time."""
 
     name: str
-    parse: Callable[[str], T]
+    parse: Callable[[Any], T]  # of a string, or of an argument of init()
     default: T
     help: str
     internal: bool = False
@@ -34,18 +36,41 @@ class Variable(Generic[T]):
         except ValueError as error:
             raise ValueError(f"{self.name}={text!r}: {error}; {self.help}") from None
 
+    def given(self, value: object, argument: str) -> T:
+        """Return an argument, checked as the variable is; for None, what the variable says."""
+        if value is None:
+            return self.get()
+        try:
+            return self.parse(value)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{argument}: {error}; {self.help}") from None
 
-def _flag(text: str) -> bool:
+
+LONGEST_S = 1e9  # 31 years: in nanoseconds it fits 64 bits
+MOST_BYTES = 1 << 46  # an address space has 2^47
+
+
+def _flag(given: Any) -> bool:
     values = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    if text.lower() not in values:
+    if str(given).lower() not in values:
         raise ValueError("expected 0 or 1")
-    return values[text.lower()]
+    return values[str(given).lower()]
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise ValueError("expected a number above 0")
+def _seconds(given: Any) -> float:
+    try:
+        value = float(given)
+    except OverflowError:
+        value = math.inf
+    if not 0 < value <= LONGEST_S:
+        raise ValueError(f"expected a number above 0 and up to {LONGEST_S:g}")
+    return value
+
+
+def _memory(given: Any) -> int:
+    value = parse_bytes(given) if isinstance(given, str) else operator.index(given)
+    if not 0 <= value <= MOST_BYTES:
+        raise ValueError(f"expected 0 to {MOST_BYTES} bytes")
     return value
 
 
@@ -77,7 +102,7 @@ def parse_bytes(text: str) -> int:
         value = float(digits) * scale
     except ValueError:
         raise ValueError(f"{text!r} is not a size; write bytes or use K, M, G (1K = 1024)") from None
-    if value < 0 or value != int(value):
+    if not 0 <= value < math.inf or value != int(value):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(value)
 
@@ -91,7 +116,7 @@ BOOTSTRAP = Variable(
     "auto",
     "who started the ranks: auto, local, torchrun, mpi, slurm or single",
 )
-TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _positive, 300.0, "deadline of every wait for other ranks, in seconds")
+TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _seconds, 300.0, "deadline of every wait for other ranks, in seconds")
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
 )
@@ -102,7 +127,7 @@ ALGORITHM = Variable(
     "",
     "pins collectives on top of any plan, for experiments: all_reduce:shm_twoshot, more of them after commas",
 )
-MAX_BYTES = Variable("COMMLIB_MAX_BYTES", parse_bytes, 1 << 28, "symmetric arena of each rank (K, M, G allowed)")
+MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "symmetric arena of each rank (K, M, G allowed)")
 ISA = Variable(
     "COMMLIB_ISA",
     _one_of("auto", "v2", "v3", "v4"),

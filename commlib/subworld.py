@@ -1,62 +1,75 @@
-"""Subworld: the world of a split communicator, which talks over collectives once it has them."""
+"""Split: one communicator for each color, made while all ranks of the parent take part in its rounds."""
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING
 
-import torch
-
 from commlib.bootstrap.world import World
+from commlib.errors import CommError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from commlib.communicator import Communicator
+
+_Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it says, and why it failed
 
 
 class Subworld(World):
     """Some ranks of a parent communicator.
 
-    While the new communicator is being made, its members exchange messages of the parent, so the parent's other
-    ranks need not take part; afterwards they use the new communicator's own collectives.
+    While the new communicator is being made, a round is a collective of the parent, so that no message of the program's
+    is ever taken for one of ours; afterwards the members use the new communicator's own collectives.
     """
 
     name = "split"
 
     def __init__(self, parent: Communicator, members: list[int]) -> None:
-        self._carrier = parent
-        self._members: list[int] | None = members
+        self._carrier = self._parent = parent
+        self._members = members
         self.rank = members.index(parent.rank)
         self.size = len(members)
         self.local_rank = parent.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Exchange among the members; the carrier's own deadline holds."""
-        if self._members is None:
+        if self._carrier is not self._parent:
             return self._carrier.all_gather_object(data)
-        leader, *others = self._members
-        if self.rank != 0:
-            self._send(data, leader)
-            return [bytes(part) for part in pickle.loads(self._receive(leader))]
-        everyone = [data, *(self._receive(member) for member in others)]
-        for member in others:
-            self._send(pickle.dumps(everyone), member)
-        return everyone
-
-    def _send(self, data: bytes, to: int) -> None:
-        device = self._carrier.device
-        self._carrier.send(torch.tensor([len(data)], device=device), to)
-        if data:
-            self._carrier.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), to)
-
-    def _receive(self, source: int) -> bytes:
-        device = self._carrier.device
-        length = torch.zeros(1, dtype=torch.int64, device=device)
-        self._carrier.recv(length, source)
-        payload = torch.empty(int(length), dtype=torch.uint8, device=device)
-        if payload.numel():
-            self._carrier.recv(payload, source)
-        return payload.cpu().numpy().tobytes()
+        everyone: list[_Part] = self._parent.all_gather_object((True, data, ""))
+        parts = [everyone[member] for member in self._members]
+        for member, (at_work, _, failure) in zip(self._members, parts, strict=True):
+            if not at_work:
+                raise CommError(f"split: rank {member} could not make its communicator: {failure}")
+        return [data for _, data, _ in parts]
 
     def carried_by(self, communicator: Communicator) -> None:
         """Talk over the new communicator from now on."""
-        self._carrier, self._members = communicator, None
+        self._carrier = communicator
+
+
+def split(
+    parent: Communicator, color: int | None, key: int, make: Callable[[World], Communicator]
+) -> Communicator | None:
+    """Make this rank's communicator, and stay with the parent's rounds until every rank has its own."""
+    table = parent.all_gather_object((color, key))
+    made, failure = None, None
+    if color is not None:
+        members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
+        world = Subworld(parent, members)
+        try:
+            made = make(world)
+            world.carried_by(made)
+        except Exception as error:
+            failure = error
+    try:
+        done: _Part = (False, b"", str(failure or ""))
+        while any(at_work for at_work, _, _ in parent.all_gather_object(done)):
+            pass
+    except BaseException:
+        if made is not None:
+            made.close()
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    return made

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from torch.futures import Future as TorchFuture
 
 from commlib.errors import CommTimeout
+from commlib.lane import Lane
 
 
 class Work(dist.Work):
@@ -66,53 +69,67 @@ class Work(dist.Work):
         return target
 
 
-class Lanes:
-    """Threads that run asynchronous calls in order: one for collectives, one per direction and peer.
+COLLECTIVE_CALLS = "collectives"  # the lane of all of them; messages have one for each direction and peer
 
-    A receive must not hold up the send its peer waits for, so messages of different pairs never queue
-    behind each other.
+
+class Lanes:
+    """Lanes of asynchronous calls: calls of one run in order, and messages come after the collectives before them.
+
+    A receive must not hold up the send its peer waits for, so messages of different pairs never queue behind each
+    other, and no collective behind a message.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, ThreadPoolExecutor] = {}
+        self._lanes: dict[Hashable, Lane] = {}
         self._last: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
-        self._inside = threading.local()
+        self._ended: Exception | None = None
         self.used = False
 
     def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> Work:
-        """Run `call` after everything submitted to this lane before."""
+        """Run `call` after everything submitted to this lane before, and after every collective before."""
         with self._lock:
+            if self._ended is not None:
+                raise self._ended
             if lane not in self._lanes:
-                self._lanes[lane] = ThreadPoolExecutor(1, thread_name_prefix=f"commlib-{lane}")
+                self._lanes[lane] = Lane(f"{lane}")
             self.used = True
-            future = self._lanes[lane].submit(self._run, call)
-            self._last[lane] = future
-        return Work(future, what)
+            before = None if lane == COLLECTIVE_CALLS else self._last.get(COLLECTIVE_CALLS)
+            self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
+            return Work(self._last[lane], what)
 
-    def _run(self, call: Callable[[], Any]) -> Any:
-        self._inside.value = True
-        return call()
-
-    def after(self, lane: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `run` made to wait for the lane first."""
+    def after(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the collective `run` made to wait for those submitted before it."""
 
         def ordered(*arguments: Any) -> Any:
-            self.drain(lane)
+            self.drain(COLLECTIVE_CALLS)
             return run(*arguments)
 
         return ordered
 
-    def drain(self, lane: Hashable) -> None:
-        """Wait until the lane is empty: a synchronous call comes after the asynchronous ones before it."""
-        last = None if getattr(self._inside, "value", False) else self._last.get(lane)
-        if last is not None and not last.done():
-            last.exception()
+    def drain(self, *lanes: Hashable) -> None:
+        """Wait until the lanes are empty; what a lane itself calls does not wait."""
+        if any(lane.runs_here() for lane in self._lanes.copy().values()):
+            return
+        for lane in lanes:
+            if lane in self._last:
+                self._last[lane].exception()
 
-    def close(self) -> None:
-        """Let the threads end; calls under way have been aborted by now."""
+    def close(self, why: Exception, wait_s: float = 0.0) -> None:
+        """Fail what is not done; wait so long for the threads to come back from calls that have been aborted."""
+        with self._lock:
+            self._ended = why
+        deadline = time.monotonic() + wait_s
         for lane in self._lanes.values():
-            lane.shutdown(wait=False, cancel_futures=True)
+            lane.close(why)
+        for lane in self._lanes.values():
+            lane.join(max(deadline - time.monotonic(), 0))
+
+
+def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
+    if before is not None:
+        before.exception()
+    return call()
 
 
 class StreamWork(dist.Work):
@@ -177,13 +194,13 @@ class StreamLanes:
             self._held.append((event, call))
         return StreamWork(event, result)
 
-    def after(self, lane: Hashable, run: Callable[..., Any]) -> Callable[..., Any]:
+    def after(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `run`: streams are ordered where it is launched."""
         return run
 
-    def drain(self, lane: Hashable) -> None:
+    def drain(self, *lanes: Hashable) -> None:
         """Nothing waits on the host."""
 
-    def close(self) -> None:
+    def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Let go of what calls held."""
         self._held = []

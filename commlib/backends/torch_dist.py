@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import socket
 from collections.abc import Callable
@@ -145,6 +146,16 @@ class TorchBackend(Backend):
         if self._own:
             self.group = _Closed(self)
             self._store = None
+
+    def leave(self) -> None:
+        """Leave the group's end to the system: its destructor waits for calls under way, up to their deadline."""
+        if self._own:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
+        self.close()
+
+    def abandon(self) -> None:
+        """Leave the group's threads, which a forked child does not have, alone."""
+        self.leave()
 
 
 class _Closed:

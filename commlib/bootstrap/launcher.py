@@ -22,6 +22,14 @@ def number(environ: Mapping[str, str], name: str) -> int:
         raise ValueError(f"{name} is not a whole number; correct it or unset it") from None
 
 
+def port(environ: Mapping[str, str], name: str) -> int:
+    """Read a port that ranks can meet at."""
+    value = number(environ, name)
+    if not 1 <= value <= 65535:
+        raise ValueError(f"{name} must be a port from 1 to 65535; correct it or unset it")
+    return value
+
+
 def announced(
     environ: Mapping[str, str], launcher: str, rank: str, size: str, also: tuple[str, ...] = ()
 ) -> int | None:

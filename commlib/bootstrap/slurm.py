@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from commlib.bootstrap.launcher import announced, number, place
+from commlib.bootstrap.launcher import announced, number, place, port
 from commlib.bootstrap.store import connect_store
 from commlib.bootstrap.world import World
 
@@ -33,7 +33,8 @@ def address(environ: Mapping[str, str]) -> tuple[str, int]:
     one_host = environ.get("SLURM_STEP_NUM_NODES") == "1"
     host = "127.0.0.1" if one_host else first_host(environ["SLURM_STEP_NODELIST"])
     step = number(environ, "SLURM_JOB_ID") * 257 + number(environ, "SLURM_STEP_ID")
-    return environ.get("MASTER_ADDR") or host, int(environ.get("MASTER_PORT") or PORTS[step % len(PORTS)])
+    derived = PORTS[step % len(PORTS)]
+    return environ.get("MASTER_ADDR") or host, port(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else derived
 
 
 def first_host(nodelist: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from commlib.bootstrap.launcher import announced, number, place
+from commlib.bootstrap.launcher import announced, place, port
 from commlib.bootstrap.store import connect_store
 from commlib.bootstrap.world import World
 
@@ -20,5 +20,5 @@ def detect(environ: Mapping[str, str]) -> int | None:
 def connect(timeout_s: float) -> World:
     """Join the other ranks through the store that torch.distributed uses, too."""
     environ = os.environ
-    address = (environ["MASTER_ADDR"], number(environ, "MASTER_PORT"))
+    address = (environ["MASTER_ADDR"], port(environ, "MASTER_PORT"))
     return connect_store("torchrun", address, place(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK"), timeout_s)

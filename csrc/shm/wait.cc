@@ -43,6 +43,13 @@ int cores_of_all(const Segment& segment) {
   return cores;
 }
 
+// As much of `said` as fits `room` bytes, cut between two characters of UTF-8.
+std::string beginning(const std::string& said, size_t room) {
+  if (said.size() <= room) return said;
+  while (room > 0 && (said[room] & 0xC0) == 0x80) --room;
+  return said.substr(0, room);
+}
+
 std::string rank_list(const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
@@ -181,6 +188,10 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
   int64_t now = start;
   while (counter.load(std::memory_order_acquire) < awaited.value) {
     check_alive();
+    if (closed_.load()) {
+      fail("Closed", "rank ", rank_, " closed the communicator while it was in ",
+           describe(awaited));
+    }
     if (progress) (*progress)();
     if (now - start < yield_ns_) {
       sched_yield();
@@ -323,7 +334,7 @@ void Waiter::record_ending(const char* kind, const std::string& why) {
   uint32_t none = 0;
   if (!ending.state.compare_exchange_strong(none, 1)) return;
   std::strncpy(ending.kind, kind, sizeof(ending.kind) - 1);
-  std::strncpy(ending.text, why.c_str(), sizeof(ending.text) - 1);
+  std::strcpy(ending.text, beginning(why, sizeof(ending.text) - 1).c_str());
   ending.state.store(2, std::memory_order_release);
   wake_all();
 }

@@ -71,8 +71,12 @@ class Waiter {
   [[noreturn]] void end(const char* kind, const std::string& why);
   void record_ending(const char* kind, const std::string& why);
 
-  // Wakes ranks that wait for this one, which has just closed.
-  void announce_close() { wake_all(); }
+  // This rank has closed: wakes ranks that wait for it, and threads of its own that still wait,
+  // which then throw Closed.
+  void announce_close() {
+    closed_.store(true);
+    wake_all();
+  }
   // Run in place of sleeping with the interpreter's lock held: set by the binding.
   struct Hooks {
     bool (*interrupted)() = nullptr;  // a signal handler raised
@@ -108,6 +112,7 @@ class Waiter {
   int spins_;        // after that
   int64_t yield_ns_;
   uint32_t shared_waits_ = 0;
+  std::atomic<bool> closed_{false};
   std::vector<int> pidfds_;
 };
 

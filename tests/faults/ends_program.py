@@ -1,0 +1,148 @@
+"""How a process ends: for each way two forked ranks, of which rank 0 ends in that way while rank 1 waits for it.
+
+Ends as a Python program does, with everything that the interpreter does at its end; prints one JSON line a way.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import torch
+
+from commlib.bootstrap.hub import Hub
+from commlib.bootstrap.local import LocalWorld
+from commlib.communicator import Communicator
+from commlib.errors import CommError
+
+DEADLINE_S = 60.0
+SMALL, LARGE = 3, 300_000  # a short call keeps the interpreter's lock, a long one does not
+
+
+def exception(comm):
+    raise RuntimeError("a bug")
+
+
+def system_exit(comm):
+    sys.exit(3)
+
+
+def sigterm(comm):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(DEADLINE_S)
+
+
+def sigint(comm):
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(DEADLINE_S)
+
+
+def os_exit(comm):
+    os._exit(5)
+
+
+def in_a_daemon(call):
+    threading.Thread(target=call, daemon=True).start()
+    time.sleep(0.2)
+
+
+def daemon_in_a_small_call(comm):
+    in_a_daemon(lambda: comm.recv(torch.zeros(SMALL), 1))
+
+
+def daemon_in_a_large_call(comm):
+    in_a_daemon(lambda: comm.recv(torch.zeros(LARGE), 1))
+
+
+def daemon_in_a_collective(comm):
+    in_a_daemon(lambda: comm.all_reduce(torch.zeros(SMALL)))
+
+
+def daemon_and_exception(comm):
+    in_a_daemon(lambda: comm.all_reduce(torch.zeros(LARGE)))
+    raise RuntimeError("a bug")
+
+
+def pending_recv_and_exception(comm):
+    comm.recv(torch.zeros(SMALL), 1, async_op=True)
+    time.sleep(0.2)
+    raise RuntimeError("a bug")
+
+
+def pending_collectives(comm):
+    for _ in range(3):
+        comm.all_reduce(torch.zeros(SMALL), async_op=True)
+
+
+def forked_child(comm):
+    pending = comm.recv(torch.zeros(SMALL), 1, async_op=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.send(torch.zeros(SMALL), 1)
+        except CommError:
+            sys.exit(0)
+        sys.exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not pending.is_completed()
+    sys.exit(7)
+
+
+def rank(number, way, link, backend):
+    signal.alarm(int(DEADLINE_S) + 5)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    comm = Communicator.create(LocalWorld(link, number, 2), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
+    comm.barrier()
+    if number == 0:
+        print(time.monotonic(), flush=True)
+        return way(comm)
+    try:
+        comm.recv(torch.zeros(SMALL), 0)
+    except CommError as error:
+        print(f"{type(error).__name__} {time.monotonic()} {error}", flush=True)
+    os._exit(0)
+
+
+def start(way, backend):
+    """Fork two ranks; return None in them, and what to reap and to read in the parent."""
+    hub = Hub(2)
+    links = [link.dup() for link in hub.links]
+    children = []
+    for number in range(2):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+            os.close(write)
+            rank(number, way, links[number], backend)
+            return None
+        os.close(write)
+        children.append((pid, read))
+    for link in links:
+        link.close()
+    hub.start()
+    return hub, children
+
+
+def reap(hub, children):
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
+    said = [os.fdopen(read).read() for _, read in children]
+    print(json.dumps([codes, said]), flush=True)
+    hub.close()
+
+
+def main():
+    jobs = []
+    for name in sys.argv[2:]:
+        jobs.append(start(globals()[name], sys.argv[1]))
+        if jobs[-1] is None:
+            return
+    for job in jobs:
+        reap(*job)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""Asynchronous and synchronous calls mixed, messages beside splits, and what is open when a communicator ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.errors import Closed, CommError
+from commlib.testing import Ranks
+
+BACKENDS = pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+
+
+def message_after_a_collective(comm: Communicator, later: bool) -> float:
+    """Rank 0 reduces asynchronously and sends at once: the message is of what was reduced."""
+    x = torch.full((200_000,), comm.rank + 1.0)
+    if comm.rank == 1:
+        time.sleep(0.2)
+    work = comm.all_reduce(x, async_op=True)
+    if comm.rank == 0:
+        sent = comm.send(x, 1, async_op=later)
+        if sent is not None:
+            sent.wait()
+    if comm.rank == 1:
+        comm.recv(x, 0)
+    work.wait()
+    return float(x[-1])
+
+
+def send_beside_a_pending_recv(comm: Communicator) -> list[float]:
+    """Neither a message nor a collective waits for a receive whose message comes last."""
+    box = torch.zeros(3)
+    pending = comm.recv(box, 1 - comm.rank, async_op=True)
+    total = comm.all_reduce(torch.ones(1))
+    comm.send(torch.full((3,), comm.rank + 5.0), 1 - comm.rank)
+    pending.wait()
+    return [float(total), *box.tolist()]
+
+
+def split_beside_messages(comm: Communicator) -> list[object]:
+    """Messages that were sent before a split arrive behind it, and those of the split's are not among them."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    box = torch.zeros(7, dtype=torch.int64)
+    early = comm.recv(torch.zeros(1), before, async_op=True)
+    comm.send(torch.zeros(1), after)
+    works = [comm.send(torch.full((7,), comm.rank), after, async_op=True)]
+    pair = comm.split(comm.rank // 2)
+    assert pair is not None
+    comm.recv(box, before)
+    total = pair.all_gather_object(comm.rank)
+    for work in (early, *works):
+        work.wait()
+    pair.close()
+    return [box.tolist() == [before] * 7, total]
+
+
+def split_that_fails_on_one(comm: Communicator) -> str:
+    """Rank 1 cannot make its half: the others of its color hear why, the rest has its own, and the parent goes on."""
+    if comm.rank == 1:
+        comm.plan = comm.plan.overridden({"all_reduce": "shm_oneshot"})
+    try:
+        made = comm.split(comm.rank // 2)
+        assert made is not None
+        made.close()
+        said = "made"
+    except CommError as error:
+        said = str(error)
+    return f"{said}; {float(comm.all_reduce(torch.ones(1)))}"
+
+
+def close_with_open_calls(comm: Communicator) -> list[str]:
+    """Close while one call is under way and others queue behind it: each of them ends, and says that it was closed."""
+    if comm.rank == 1:
+        time.sleep(1.0)  # rank 0 closes first
+        return []
+    works = [comm.recv(torch.zeros(1), 1, async_op=True) for _ in range(3)]
+    futures = [work.get_future() for work in works]
+    time.sleep(0.1)
+    comm.close()
+    ends = []
+    for wait in (*(work.wait for work in works), *(future.wait for future in futures)):
+        try:
+            wait()
+            ends.append("done")
+        except CommError as error:
+            ends.append(type(error).__name__)
+    with pytest.raises(Closed):
+        comm.all_reduce(torch.ones(1), async_op=True)
+    return ends
+
+
+class Unsaid(Exception):
+    """An exception whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def leave_with(comm: Communicator, how: str) -> str:
+    """Rank 0 leaves its block with an error; the others hear of it, whatever its text is."""
+    errors = {
+        "long": ValueError("ü€😀" * 400),
+        "shifted": ValueError("x" + "ü€😀" * 400),
+        "surrogate": ValueError("half \ud800 a pair"),
+        "unsaid": Unsaid(),
+    }
+    try:
+        with comm:
+            if comm.rank == 0:
+                raise errors[how]
+            comm.barrier()
+    except (ValueError, Unsaid):
+        return "raised"
+    except CommError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.fixture(params=["shm", "torch"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with Ranks(2, backend=request.param, timeout_s=20.0, max_bytes=1 << 16, deadline_s=40.0) as ranks:
+        yield ranks
+
+
+@BACKENDS
+@pytest.mark.parametrize("later", [False, True])
+def test_a_message_comes_after_the_asynchronous_collectives_before_it(
+    request: pytest.FixtureRequest, backend: str, later: bool
+) -> None:
+    ranks = request.getfixturevalue(backend)
+    assert ranks.run(message_after_a_collective, later, world=2) == [3.0, 3.0]
+
+
+@BACKENDS
+def test_nothing_waits_for_a_receive_that_is_pending(request: pytest.FixtureRequest, backend: str) -> None:
+    ranks = request.getfixturevalue(backend)
+    assert ranks.run(send_beside_a_pending_recv, world=2) == [[2.0] + [6.0] * 3, [2.0] + [5.0] * 3]
+
+
+@BACKENDS
+def test_a_split_takes_no_message_of_the_program(request: pytest.FixtureRequest, backend: str) -> None:
+    assert request.getfixturevalue(backend).run(split_beside_messages) == [
+        [True, [r // 2 * 2, r // 2 * 2 + 1]] for r in range(4)
+    ]
+
+
+def test_a_split_that_fails_on_one_rank_fails_on_its_color_alone() -> None:
+    with Ranks(4, backend="shm", timeout_s=20.0, max_bytes=1 << 16) as ranks:
+        answers = ranks.run(split_that_fails_on_one)
+    assert all("ranks were given different plans" in answer for answer in answers[:2]), answers
+    assert answers[2:] == ["made; 4.0"] * 2
+    assert all(answer.endswith("; 4.0") for answer in answers)
+
+
+def test_calls_that_are_open_at_close_end_with_closed(pair: Ranks) -> None:
+    assert pair.run(close_with_open_calls)[0] == ["Closed"] * 6
+
+
+@pytest.mark.parametrize("how", ["long", "shifted", "surrogate", "unsaid"])
+def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: str) -> None:
+    with Ranks(2, backend="shm", timeout_s=20.0, max_bytes=1 << 16) as ranks:
+        raised, heard = ranks.run(leave_with, how)
+    assert raised == "raised"
+    assert heard.startswith("rank 0 left the communicator with ")
