@@ -1,14 +1,18 @@
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from commlib.bootstrap.mpi import LAUNCHERS, LOCAL_RANKS
+from commlib.testing.ranks import PRELOAD
+from tests.bootstrap import rank_program
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 ROOT = PROGRAM.parents[2]
@@ -33,7 +37,7 @@ def no_launcher(monkeypatch):
 
 
 class Program:
-    """Runs rank_program.py under a launcher, or as plain processes with a given environment."""
+    """Runs rank_program.py under a launcher, or as processes with a given environment each."""
 
     def __init__(self, report_dir):
         self.report_dir = report_dir
@@ -41,28 +45,45 @@ class Program:
     def command(self, *steps):
         return [sys.executable, str(PROGRAM), str(self.report_dir), *steps]
 
-    def run(self, *environs, command, timeout_s=60):
-        """Start the command once per environment; return the exit codes and what all of them wrote."""
-        processes = [
-            subprocess.Popen(
-                command,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for environ in environs
-        ]
+    def launch(self, command, environ=None, timeout_s=60):
+        """Run a launcher's command; return its exit code and what it and its ranks wrote."""
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         try:
-            output = "".join(process.communicate(timeout=timeout_s)[0] for process in processes)
+            output = process.communicate(timeout=timeout_s)[0]
         finally:
-            for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.communicate()
-        return [process.returncode for process in processes], output
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        return process.returncode, output
+
+    def run(self, *environs, steps, timeout_s=60):
+        """Run the steps in a process for each environment; return the exit codes and what all of them wrote.
+
+        The processes are forks of one that has imported torch, which takes seconds.
+        """
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, "pytest"])
+        outputs = [self.report_dir / f"{number}.txt" for number in range(len(environs))]
+        processes = [
+            context.Process(target=rank_program.be, args=({**os.environ, **environ}, output, self.report_dir, steps))
+            for environ, output in zip(environs, outputs, strict=True)
+        ]
+        deadline = time.monotonic() + timeout_s
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(deadline - time.monotonic(), 0))
+            process.kill()
+            process.join()
+        return [process.exitcode for process in processes], "".join(output.read_text() for output in outputs)
 
     def report(self, rank):
         return json.loads((self.report_dir / f"{rank}.json").read_text())

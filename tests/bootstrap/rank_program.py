@@ -10,8 +10,6 @@ from pathlib import Path
 from commlib.bootstrap import connect
 from commlib.errors import CommError
 
-REPORT_DIR = Path(sys.argv[1])
-
 
 def exchange_over(*worlds):
     for round_ in range(30):
@@ -100,15 +98,25 @@ def uncaught(world, notes):
     world.all_gather(b"", 20)
 
 
-def main():
+def main(report_dir, steps):
     world = connect(timeout_s=20)
     notes = {"name": world.name, "rank": world.rank, "size": world.size, "local_rank": world.local_rank}
-    for step in sys.argv[2:]:
+    for step in steps:
         globals()[step](world, notes)
-    (REPORT_DIR / f"{world.rank}.json").write_text(json.dumps(notes))
+    (report_dir / f"{world.rank}.json").write_text(json.dumps(notes))
     world.close()
     world.close()
+
+
+def be(environ, output, report_dir, steps):
+    """Be a rank in this process, with its environment and output."""
+    os.environ.clear()
+    os.environ.update(environ)
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    main(report_dir, steps)
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]), sys.argv[2:])

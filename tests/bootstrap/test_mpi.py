@@ -44,8 +44,8 @@ def check(program, ranks):
 @needs_mpich
 def test_ranks_of_mpich_exchange_bytes(program):
     steps = program.command("exchange", "mpi_communicator", "late")
-    codes, output = program.run({}, command=[str(MPIEXEC), "-n", "2", *steps])
-    assert codes == [0], output
+    code, output = program.launch([str(MPIEXEC), "-n", "2", *steps])
+    assert code == 0, output
     check(program, range(2))
 
 
@@ -55,16 +55,16 @@ def test_ranks_of_open_mpi_exchange_bytes(program):
     as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     steps = program.command("exchange", "mpi_communicator", "late")
     mpiexec = [f"{OPENMPI_HOME}/bin/mpiexec", "--oversubscribe", "-n", "2"]
-    codes, output = program.run({**library, **as_root}, command=[*mpiexec, *steps])
-    assert codes == [0], output
+    code, output = program.launch([*mpiexec, *steps], {**library, **as_root})
+    assert code == 0, output
     check(program, range(2))
 
 
 @needs_mpich
 def test_an_uncaught_exception_on_one_rank_ends_the_job(program):
     command = [str(MPIEXEC), "-n", "2", *program.command("uncaught")]
-    codes, output = program.run({}, command=command, timeout_s=15)
-    assert codes != [0]
+    code, output = program.launch(command, timeout_s=15)
+    assert code != 0
     assert "rank 1 has a bug" in output
 
 
@@ -72,6 +72,6 @@ def test_an_uncaught_exception_on_one_rank_ends_the_job(program):
 def test_a_launcher_of_another_mpi_is_recognised(program):
     """Open MPI's variables, but the library is MPICH and sees one rank: every rank says so."""
     other = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    codes, output = program.run(other, command=program.command())
-    assert codes == [1]
+    code, output = program.launch(program.command(), other)
+    assert code == 1
     assert "mpiexec started 2 ranks, but the MPI that mpi4py loaded sees 1" in output

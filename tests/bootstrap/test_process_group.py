@@ -1,5 +1,5 @@
 def test_an_existing_gloo_group_is_a_world_and_survives_a_missed_deadline(program, by_hand):
-    codes, output = program.run(*by_hand, command=program.command("torch_group", "exchange"))
+    codes, output = program.run(*by_hand, steps=["torch_group", "exchange"])
     assert codes == [0, 0], output
     for rank in range(2):
         assert program.report(rank)["torch_group"] == ["process_group", True, True]

@@ -18,7 +18,7 @@ STEP = {
 def test_tasks_of_a_step_exchange_bytes(program):
     job = {**STEP, "SLURM_JOB_ID": str(os.getpid())}  # another port for every run of the tests
     second = {**job, "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
-    codes, output = program.run(job, second, command=program.command("exchange", "late", "dead"))
+    codes, output = program.run(job, second, steps=["exchange", "late", "dead"])
     assert codes == [0, -9], output
     report = program.report(0)
     assert (report["name"], report["size"], report["local_rank"]) == ("slurm", 2, 0)

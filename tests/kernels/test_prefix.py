@@ -1,8 +1,6 @@
 """prefix_match is the length of the common prefix in whole pages, for every type, length and x86-64 level."""
 
 import array
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
@@ -12,6 +10,7 @@ import torch
 from commlib import env
 from commlib.kernels import prefix_match, prefix_match_many
 from commlib.kernels.prefix import Tensor
+from commlib.testing import RankError, Ranks
 
 LENGTHS = (*range(0, 34), 63, 64, 65, 127, 128, 129, 255, 257, 511, 1029, 4099)
 WIDTHS = tuple(product((np.int32, np.int64), repeat=2))
@@ -41,14 +40,30 @@ def test_it_finds_a_difference_anywhere():
     agrees_everywhere()
 
 
+class Alone:
+    """A process without a communicator: what it needs is its own environment."""
+
+    def __init__(self, world):
+        pass
+
+    def close(self):
+        pass
+
+
 @pytest.mark.parametrize("isa", ["v2", "v3", "v4"])
 def test_every_level_agrees(isa, monkeypatch):
     monkeypatch.setenv(env.ISA.name, isa)
-    code = "from tests.kernels.test_prefix import agrees_everywhere as run; run(); print('agreed')"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    if "does not have x86-64" in ran.stderr:
-        pytest.skip(f"this CPU does not have {isa}")
-    assert ran.stdout == "agreed\n", ran.stderr
+    try:
+        with Ranks(1, create=Alone) as ranks:
+            ranks.run(lone, agrees_everywhere)
+    except RankError as error:
+        if "does not have x86-64" in str(error):
+            pytest.skip(f"this CPU does not have {isa}")
+        raise
+
+
+def lone(_, check):
+    check()
 
 
 @pytest.mark.parametrize("widths", WIDTHS, ids=str)

@@ -34,10 +34,13 @@ class Node:
         return [] if self.parent is None else [*self.parent.path(), self]
 
     def below(self):
-        return [self, *(node for child in self.children for node in child.below())]
+        found = [self]
+        for node in found:  # which grows meanwhile
+            found += node.children
+        return found
 
     def locked(self):
-        return any(node.locks for node in self.below())
+        return self.locks > 0 or any(child.locked() for child in self.children)
 
 
 def shared(a, b, page):
