@@ -14,7 +14,7 @@ from commlib import env
 from commlib.errors import CommError
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
-COMMANDS: dict[str, tuple[str, str]] = {
+COMMANDS = {
     "bench": ("commlib.cli.bench.command:bench", "Time collectives and algorithms beside other libraries."),
     "build": ("commlib.cli.build:build", "Compile the GPU kernels ahead of their first use."),
     "doctor": ("commlib.cli.doctor:doctor", "Say what is here, what works, and why something does not."),
@@ -30,26 +30,38 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+Table = dict[str, tuple[str, str]]
+
+
 class LazyGroup(click.Group):
-    """A group that knows its commands by name and help, and turns errors into one line and an exit code."""
+    """A group that knows its commands by name and help, from a table such as COMMANDS, and loads one when it is run."""
+
+    table: Table
+    heading = "Commands"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the table."""
-        return sorted(COMMANDS)
+        return sorted(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load the module of one command."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.table:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module, _, attribute = self.table[cmd_name][0].partition(":")
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table's own help instead of loading every command for its."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
+        with formatter.section(self.heading):
+            formatter.write_dl([(name, self.table[name][1]) for name in self.list_commands(ctx)])
+
+
+class Main(LazyGroup):
+    """The group of all commands, which turns errors into one line and an exit code."""
+
+    table = COMMANDS
 
     def main(
         self,
@@ -63,7 +75,7 @@ class LazyGroup(click.Group):
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
 
         def call() -> Any:
-            return super(LazyGroup, self).main(
+            return super(Main, self).main(
                 args, prog_name, complete_var, standalone_mode=False, windows_expand_args=False, **extra
             )
 
@@ -104,7 +116,7 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="commlib", message="%(prog)s %(version)s")
 def main() -> None:
     """Collectives measured on the box they run on, for tensor-parallel inference."""

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from commlib.bench.job import Job
+from commlib.bench.rows import KIND
 from commlib.cli import main
-from commlib.cli.bench.job import Job
-from commlib.cli.bench.rows import KIND
 from commlib.report import progress
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
@@ -362,7 +362,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys\n"
         "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
-        "    import commlib.cli.bench.document as document\n"
+        "    import commlib.bench.document as document\n"
         "    add = document.BenchReport.add\n"
         f"    done = lambda: open({str(started)!r}, 'w').close()\n"
         "    document.BenchReport.add = lambda self, group: (add(self, group), done())[0]\n"

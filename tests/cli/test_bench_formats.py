@@ -16,14 +16,14 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from commlib.bench.rows import KIND
 from commlib.cli.bench.notes import closing, opening
-from commlib.cli.bench.rows import KIND
 from commlib.cli.bench.show import show
 from commlib.cli.bench.view import BenchView
 from commlib.report import files
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 
-SCHEMA = json.loads((resources.files("commlib.cli.bench") / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((resources.files("commlib.bench") / "schema.json").read_text(encoding="utf-8"))
 
 
 def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:

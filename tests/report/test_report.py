@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.bench.rows import KIND
+from commlib.bench.rows import KIND
 from commlib.cli.bench.show import show
 from commlib.cli.bench.view import BenchView
 from commlib.errors import CommError

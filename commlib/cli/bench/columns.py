@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from commlib.cli.bench.rows import PLACES, TYPE_WIDTH, Way, label, median_us, type_text, wrong_text
+from commlib.bench.rows import PLACES, TYPE_WIDTH, Way, label, median_us, type_text, wrong_text
 from commlib.report.document import Row
 from commlib.report.figures import fitted, interval_text, percent_text, plus_minus_text, size_text, whole_text
 from commlib.report.table import Column

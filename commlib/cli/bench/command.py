@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
+from commlib.cli import LazyGroup
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import FILE, read_bytes
 from commlib.cli.ranks import started
+from commlib.env import parse_bytes
 from commlib.peers import PEERS
 
 BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
 FULL = ("64M", 8)
 # What may stand in place of the first OP: name → (module:command, help).
-SUBCOMMANDS: dict[str, tuple[str, str]] = {
+SUBCOMMANDS = {
     "compare": ("commlib.cli.bench.compare:compare", "Compare two files of results; exit 1 if the second is slower."),
     "show": ("commlib.cli.bench.show:show", "Print a file of results again, or in another form."),
 }
@@ -31,9 +32,10 @@ class _Ops(click.Argument):
         return super().get_usage_pieces(ctx) if isinstance(ctx.command, _Bench) else []
 
 
-class _Bench(click.Group):
+class _Bench(LazyGroup):
     """Measures, unless its first word names a subcommand; keeps its words for the ranks that -n starts."""
 
+    table, heading = SUBCOMMANDS, "Commands in place of OP"
     allow_interspersed_args = True
 
     def make_context(
@@ -53,24 +55,6 @@ class _Bench(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Measure."""
         return click.Command.invoke(self, ctx)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the table."""
-        return sorted(SUBCOMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the module of a subcommand."""
-        if cmd_name not in SUBCOMMANDS:
-            return None
-        module, _, attribute = SUBCOMMANDS[cmd_name][0].partition(":")
-        command = getattr(import_module(module), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the table's own help: none of them is loaded for it."""
-        with formatter.section("Commands in place of OP"):
-            formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in self.list_commands(ctx)])
 
 
 _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
@@ -155,10 +139,6 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
 
 def _reach(ops: tuple[str, ...], options: dict[str, Any]) -> tuple[int, float]:
     """Return largest size and step: fewer sizes where all collectives are measured."""
-    from commlib.env import parse_bytes
-
     largest, factor = FULL if ops else BRIEF
-    high = parse_bytes(largest) if options["max_bytes"] is None else options["max_bytes"]
-    if options["max_bytes"] is None:
-        high = max(high, options["min_bytes"])
-    return high, options["factor"] or factor
+    high = options["max_bytes"]
+    return max(parse_bytes(largest), options["min_bytes"]) if high is None else high, options["factor"] or factor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.bench.rows import PLACES, by_call, measured, median_us, series_of, title
+from commlib.bench.rows import PLACES, by_call, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.figures import about, fitted, size_text, sizes_text
 from commlib.report.view import grouped

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import torch
 
-from commlib.cli.bench.job import BEST, Job, left_out, params_of, series
+from commlib.bench.job import BEST, Job, left_out, params_of, series
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from commlib.cli.bench.rows import label, measured, median_us, series_of, title
+from commlib.bench.rows import label, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.plot import Line, Panel, draw, look
 from commlib.report.view import grouped

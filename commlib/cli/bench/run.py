@@ -8,9 +8,9 @@ import click
 
 import commlib
 from commlib import env
-from commlib.cli.bench.document import BenchReport
-from commlib.cli.bench.job import Job, arena_bytes, describe
-from commlib.cli.bench.measure import Bench
+from commlib.bench.document import BenchReport
+from commlib.bench.job import Job, arena_bytes, describe
+from commlib.bench.measure import Bench
 from commlib.report.run import Output, until_it_ends
 from commlib.timing import measure_limit
 

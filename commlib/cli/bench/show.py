@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commlib.cli.bench.rows import KIND
+from commlib.bench.rows import KIND
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import FILE
 from commlib.report import files

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from commlib.bench.rows import PLACES, by_call, by_way, measured, series_of, title, type_text
 from commlib.cli.bench import columns, notes
 from commlib.cli.bench.plot import plot
-from commlib.cli.bench.rows import PLACES, by_call, by_way, measured, series_of, title, type_text
 from commlib.report.document import Row
 from commlib.report.formats import csv_text, markdown_list, markdown_table
 from commlib.report.table import fold, widest_that_fits

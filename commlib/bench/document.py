@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from commlib.cli.bench.job import BEST
-from commlib.cli.bench.rows import KIND, measured, median_us
+from commlib.bench.job import BEST
+from commlib.bench.rows import KIND, measured, median_us
 from commlib.collectives import COLLECTIVES
 from commlib.peers import PROBE
 from commlib.report.document import Report, Row
@@ -19,7 +19,7 @@ from commlib.report.view import grouped
 from commlib.timing import Limit, block_seconds, fit_latency_and_rate
 
 if TYPE_CHECKING:
-    from commlib.cli.bench.measure import Bench, Group, Line
+    from commlib.bench.measure import Bench, Group, Line
     from commlib.plan import Explanation
 
 WAY = ("op", "type", "redop", "algorithm", "placement", "in_place", "mode")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.cli.bench.job import BEST, Job, calls, combinations, forms, left_out, params_text
+from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, params_text
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.errors import Unsupported

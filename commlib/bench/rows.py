@@ -8,7 +8,7 @@ from typing import Any
 from commlib.report.document import Kind, Row
 from commlib.report.view import grouped
 
-KIND = Kind("commlib.bench", 1, "commlib bench", "commlib.cli.bench")
+KIND = Kind("commlib.bench", 1, "commlib bench", "commlib.bench")
 Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 
 # nccl-tests' names of types; the others are torch's, cut to the column.

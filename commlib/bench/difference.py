@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from commlib.cli.bench.rows import measured, median_us
+from commlib.bench.rows import measured, median_us
 from commlib.report.document import Row
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
@@ -17,6 +17,8 @@ VERDICTS = ("wrong", "worse", "better", "same")
 MACHINE = ("cpu", "cores", "machine", "gpu", "gpus")
 SETUP = ("ranks", "backend", "mode", "cores_per_rank", "check")
 SOFTWARE = ("kernel", "python", "torch", "commlib", "settings", "driver", "nccl", "cuda")
+Document = dict[str, Any]
+Rows = dict[tuple[Any, ...], Row]  # by KEYS
 
 
 @dataclass(frozen=True)
@@ -25,23 +27,32 @@ class Pair:
 
     before: Row
     after: Row
-    verdict: str
-    within_spread: bool  # beyond the threshold, but the blocks of the runs overlap
+    threshold: float
 
     @property
     def ratio(self) -> float:
         """How many times as long it takes in the second run."""
         return median_us(self.after) / median_us(self.before)
 
+    @property
+    def beyond(self) -> bool:
+        """Whether the medians differ by more than the threshold."""
+        return not 1 / (1 + self.threshold) <= self.ratio <= 1 + self.threshold
 
-@dataclass(frozen=True)
-class Summary:
-    """How many pairs of each verdict, and the geometric mean of their ratios."""
+    @property
+    def apart(self) -> bool:
+        """Whether the middle four fifths of the blocks of one run lie beyond those of the other."""
+        a, b = self.before["time_us"], self.after["time_us"]
+        return bool(b["p10"] > a["p90"] or b["p90"] < a["p10"])
 
-    rows: int
-    verdicts: dict[str, int]
-    within_spread: int
-    mean_ratio: float
+    @property
+    def verdict(self) -> str:
+        """Say what became of the call: one of VERDICTS."""
+        if (self.after["wrong"] or 0) > (self.before["wrong"] or 0):
+            return "wrong"
+        if not (self.beyond and self.apart):
+            return "same"
+        return "worse" if self.ratio > 1 else "better"
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,7 @@ class Difference:
     names: tuple[str, str]
     threshold: float
     pairs: tuple[Pair, ...]
-    only: tuple[tuple[Row, ...], tuple[Row, ...]]
+    only: tuple[list[Row], list[Row]]
     warnings: tuple[str, ...]
 
     @property
@@ -59,20 +70,16 @@ class Difference:
         """How many rows of ours became slower or wrong; what other libraries do is none of our failures."""
         return sum(pair.after["ours"] and pair.verdict in ("wrong", "worse") for pair in self.pairs)
 
-    def summary(self, ours: bool) -> Summary | None:
-        """Sum up the rows of ours, or of other libraries, if there are any."""
-        pairs = [pair for pair in self.pairs if pair.after["ours"] == ours]
-        if not pairs:
-            return None
-        mean = math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs))
-        counts = {verdict: sum(pair.verdict == verdict for pair in pairs) for verdict in VERDICTS}
-        return Summary(len(pairs), counts, sum(pair.within_spread for pair in pairs), mean)
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Sum up the rows of ours and of others, where there are any: verdicts, and the geometric mean of ratios."""
+        sides = {name: [pair for pair in self.pairs if pair.after["ours"] == ours] for name, ours in SIDES}
+        return {name: _summed(pairs) for name, pairs in sides.items() if pairs}
 
     def listed(self, every: bool) -> list[Pair]:
         """Return what is worth a line: all, or what differs."""
         return [pair for pair in self.pairs if every or pair.verdict != "same"]
 
-    def document(self, every: bool) -> dict[str, Any]:
+    def document(self, every: bool) -> Document:
         """Return all of it for programs."""
         return {
             "schema": "commlib.bench.compare",
@@ -83,63 +90,56 @@ class Difference:
             "rows": [_flat(pair) for pair in self.listed(every)],
             "only_in": {name: [_key(row) for row in rows] for name, rows in zip("ab", self.only, strict=True)},
             "regressions": self.regressions,
-            "summary": {name: asdict(found) for name, ours in SIDES if (found := self.summary(ours))},
+            "summary": self.summary(),
         }
 
 
-def _flat(pair: Pair) -> dict[str, Any]:
+def difference(before: tuple[str, Document], after: tuple[str, Document], threshold: float) -> Difference:
+    """Match the rows of two named documents; two that share none cannot be compared."""
+    (name_a, a), (name_b, b) = before, after
+    rows_a, rows_b = _by_key(a), _by_key(b)
+    pairs = tuple(Pair(rows_a[key], row, threshold) for key, row in rows_b.items() if key in rows_a)
+    if not pairs:
+        sides = f"{name_a} ({_content(a)}) and {name_b} ({_content(b)})"
+        raise ValueError(f"{sides} share no row: measure the same in both")
+    only = _without(rows_a, rows_b), _without(rows_b, rows_a)
+    return Difference((name_a, name_b), threshold, pairs, only, tuple(_warnings(a, b)))
+
+
+def _without(rows: Rows, others: Rows) -> list[Row]:
+    return [row for key, row in rows.items() if key not in others]
+
+
+def _summed(pairs: Sequence[Pair]) -> dict[str, Any]:
+    verdicts = [pair.verdict for pair in pairs]
+    return {
+        "rows": len(pairs),
+        "verdicts": {verdict: verdicts.count(verdict) for verdict in VERDICTS},
+        "within_spread": sum(pair.beyond and not pair.apart for pair in pairs),
+        "mean_ratio": math.exp(sum(math.log(pair.ratio) for pair in pairs) / len(pairs)),
+    }
+
+
+def _flat(pair: Pair) -> Row:
     times = {"a_us": median_us(pair.before), "b_us": median_us(pair.after)}
     return {**_key(pair.after), **times, "ratio": round(pair.ratio, 4), "verdict": pair.verdict}
 
 
-def _key(row: Row) -> dict[str, Any]:
+def _key(row: Row) -> Row:
     return {key: row[key] for key in KEYS}
 
 
-def difference(before: tuple[str, dict[str, Any]], after: tuple[str, dict[str, Any]], threshold: float) -> Difference:
-    """Match the rows of two named documents; two that share none cannot be compared."""
-    (name_a, a), (name_b, b) = before, after
-    rows_a, rows_b = _by_key(a), _by_key(b)
-    pairs = tuple(_pair(rows_a[key], row, threshold) for key, row in rows_b.items() if key in rows_a)
-    if not pairs:
-        raise ValueError(
-            f"{name_a} ({_content(a)}) and {name_b} ({_content(b)}) share no row: measure the same in both"
-        )
-    only_a = tuple(row for key, row in rows_a.items() if key not in rows_b)
-    only_b = tuple(row for key, row in rows_b.items() if key not in rows_a)
-    return Difference((name_a, name_b), threshold, pairs, (only_a, only_b), tuple(_warnings(a, b)))
-
-
-def _by_key(document: dict[str, Any]) -> dict[tuple[Any, ...], Row]:
+def _by_key(document: Document) -> Rows:
     rows = (row for row in measured(document["rows"]) if median_us(row))
-    return {tuple(row[key] for key in KEYS): row for row in rows}
+    return {tuple(_key(row).values()): row for row in rows}
 
 
-def _content(document: dict[str, Any]) -> str:
+def _content(document: Document) -> str:
     rows = measured(document["rows"])
-    ops = ", ".join(sorted({row["op"] for row in rows}))
-    return f"{len(rows)} rows of {ops}" if rows else "no rows"
+    return f"{len(rows)} rows of {', '.join(sorted({row['op'] for row in rows}))}" if rows else "no rows"
 
 
-def _pair(before: Row, after: Row, threshold: float) -> Pair:
-    ratio = median_us(after) / median_us(before)
-    beyond = ratio > 1 + threshold or ratio < 1 / (1 + threshold)
-    apart = _apart(before, after)
-    verdict = "same"
-    if (after["wrong"] or 0) > (before["wrong"] or 0):
-        verdict = "wrong"
-    elif beyond and apart:
-        verdict = "worse" if ratio > 1 else "better"
-    return Pair(before, after, verdict, beyond and not apart)
-
-
-def _apart(before: Row, after: Row) -> bool:
-    """Whether the middle four fifths of the blocks of one run lie beyond those of the other."""
-    a, b = before["time_us"], after["time_us"]
-    return bool(b["p10"] > a["p90"] or b["p90"] < a["p10"])
-
-
-def _warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
+def _warnings(a: Document, b: Document) -> Iterator[str]:
     for what, part, keys in (("machines", "fingerprint", MACHINE), ("runs", "config", SETUP)):
         if changed := _changed(a[part], b[part], keys):
             yield f"{what} differ: {changed}: times are not comparable"
@@ -155,7 +155,7 @@ def _warnings(a: dict[str, Any], b: dict[str, Any]) -> Iterator[str]:
             yield f"{name} is not complete: {document['ended'] or 'ended early'}"
 
 
-def _changed(a: dict[str, Any], b: dict[str, Any], keys: Sequence[str]) -> str:
+def _changed(a: Document, b: Document, keys: Sequence[str]) -> str:
     return ", ".join(f"{key} {_side(a.get(key))} / {_side(b.get(key))}" for key in keys if a.get(key) != b.get(key))
 
 
