@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     import torch
 
 FILE = click.Path(dir_okay=False, path_type=Path)
+_OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}
+# Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a name of its own.
+JSON = {
+    **_OPTIONAL,
+    "flag_value": "-",
+    "help": "Write JSON there, or .csv, .md if it ends so; without FILE, JSON on stdout in place of the table.",
+}
+
+
+def picture(bare: str, text: str) -> dict[str, Any]:
+    """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
+    return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
+
+
 SHORT = {
     **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
     **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},

@@ -12,8 +12,10 @@ def unwritable(path: Path) -> str:
     """Say what keeps a file from being written in the end, "" for nothing."""
     if _is_special(path):  # a pipe or a device is written into
         return "" if os.access(path, os.W_OK) else f"{path} cannot be written to; name another file"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it first"
     if not os.access(path.parent, os.W_OK):
-        return f"there is no folder {path.parent} to write to; make it first"
+        return f"files of the folder {path.parent} cannot be written; name another"
     return ""
 
 

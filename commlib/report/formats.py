@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from commlib.report.table import Column
@@ -51,6 +51,19 @@ def csv_text(fields: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> st
     for row in rows:
         writer.writerow([_plain(_at(row, place)) for place in fields.values()])
     return text.getvalue().removesuffix("\r\n")
+
+
+def leaves(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the place of every value that one of the rows has."""
+    return list(dict.fromkeys(leaf for row in rows for leaf in _leaves(row)))
+
+
+def _leaves(row: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{leaf}" for leaf in _leaves(value))
+        elif value is not None:
+            yield key
 
 
 def _at(row: Any, place: str) -> Any:

@@ -94,7 +94,7 @@ class Output:
                 self._warn("interrupted before anything was measured")
             return
         view = self.view(self._report.document(ended), self.width)
-        self.say(fold(view.closing(), self.width))
+        self.say(view.ending())
         if self.form != "table":
             self._print([view.render(self.form)])
         if self.path is not None:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from commlib.cli import main
-from commlib.cli.profile import KERNELS, memory
 from commlib.cli.profile.job import Job
-from commlib.cli.profile.measure import measure_case
-from commlib.cli.profile.patterns import rows_of
+from commlib.peers.kernels import KERNELS, memory
+from commlib.peers.kernels.measure import measure_case
+from commlib.peers.kernels.patterns import rows_of
 
 SCHEMA = json.loads((resources.files("commlib.cli.profile") / "schema.json").read_text(encoding="utf-8"))
 QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
@@ -127,7 +127,7 @@ def test_a_sweep_is_cold_and_hot_and_of_all_sizes(asked: Callable[..., Job]) -> 
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     """Return what the words of a command line ask for, without measuring."""
     jobs: list[Job] = []
-    monkeypatch.setattr("commlib.cli.profile.run.main", lambda job, output: jobs.append(job) or 0)
+    monkeypatch.setattr("commlib.cli.profile.run.main", lambda job, output, command: jobs.append(job) or 0)
 
     def job(*words: str) -> Job:
         assert profile(*words, "--device", "cpu") == 0
@@ -169,7 +169,7 @@ def test_wrong_values_fail_the_run_and_are_marked(
         out[:-1] = weights[ids[:-1]]
         return out
 
-    monkeypatch.setattr("commlib.cli.profile.index.index", forgetful)
+    monkeypatch.setattr("commlib.peers.kernels.index.index", forgetful)
     assert profile("index", "-n", "3", *QUICK) == 1
     text = capsys.readouterr().out
     (line,) = (line for line in text.splitlines() if "commlib*" in line)
@@ -183,7 +183,7 @@ def test_what_ours_raises_is_said_and_fails_the_run(
     def broken(*args: Any, **options: Any) -> None:
         raise RuntimeError("out of\norder")
 
-    monkeypatch.setattr("commlib.cli.profile.index.index", broken)
+    monkeypatch.setattr("commlib.peers.kernels.index.index", broken)
     assert profile("index", "-n", "3", *QUICK) == 1
     assert "# skipped commlib: RuntimeError: out of order" in capsys.readouterr().out
 

@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 
-from commlib.cli.profile import load, measure, memory
-from commlib.cli.profile.case import FLOOR, OURS, Candidate, Case, Inputs
-from commlib.cli.profile.compiled import Compiler
 from commlib.cli.profile.external import External
-from commlib.cli.profile.index import Gather
-from commlib.cli.profile.measure import Group, Line, Settings, measure_case
-from commlib.cli.profile.metadata import Lengths
-from commlib.cli.profile.store import Scatter
+from commlib.peers.kernels import load, measure, memory
+from commlib.peers.kernels.case import FLOOR, OURS, Candidate, Case, Inputs
+from commlib.peers.kernels.compiled import Compiler
+from commlib.peers.kernels.index import Gather
+from commlib.peers.kernels.measure import Group, Line, Settings, measure_case
+from commlib.peers.kernels.metadata import Lengths
+from commlib.peers.kernels.store import Scatter
 from commlib.timing import Alone, Measurement, Protocol
 
 CPU = torch.device("cpu")
@@ -141,7 +142,7 @@ def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> di
 
 
 def test_a_first_call_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commlib.cli.profile.measure.FIRST_CALL_S", 0.05)
+    monkeypatch.setattr("commlib.peers.kernels.measure.FIRST_CALL_S", 0.05)
     asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30), compiles=True)
     awake = Candidate("awake", lambda inputs: lambda: inputs.weights[inputs.ids])
     lines = measured([asleep, awake], monkeypatch)
@@ -190,14 +191,14 @@ def test_a_file_adds_peers_floors_and_reasons(tmp_path: Path) -> None:
     path.write_text(PEER)
     case = Case("index", 3, 16, BF16)
     sets = sets_of(case)
-    theirs, probe, absent = External(path).candidates("index", case, sets)
+    theirs, probe, absent = External(path)("index", case, sets)
     assert [each.role for each in (theirs, probe, absent)] == ["peer", FLOOR, "peer"]
     assert (absent.prepare, absent.reason) == (None, "needs a compiler")
     assert theirs.prepare is not None
     for inputs in sets:
         inputs.poison()
         assert inputs.wrong(theirs.prepare(inputs)()) == 0
-    (failed,) = External(path).candidates("store", Case("store", 3, 16, BF16), [])
+    (failed,) = External(path)("store", Case("store", 3, 16, BF16), [])
     assert failed.reason
 
 
@@ -205,7 +206,7 @@ def test_a_file_adds_peers_floors_and_reasons(tmp_path: Path) -> None:
 def test_a_file_that_is_no_peer_is_refused(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "others.py"
     path.write_text(text)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(click.UsageError, match=said):
         External(path)
 
 

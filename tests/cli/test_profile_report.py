@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 import stat
@@ -15,13 +16,14 @@ import torch
 from click.testing import CliRunner
 
 from commlib.cli import main
-from commlib.cli.profile import load, nsight
-from commlib.cli.profile.case import FLOOR, OURS, PEER, Candidate, Case
-from commlib.cli.profile.document import Report
+from commlib.cli.profile import nsight
 from commlib.cli.profile.job import Job
-from commlib.cli.profile.measure import Group, Line, Settings
 from commlib.cli.profile.plot import plot
-from commlib.cli.profile.table import render
+from commlib.cli.profile.report import ProfileReport
+from commlib.cli.profile.view import ProfileView
+from commlib.peers.kernels import load
+from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
+from commlib.peers.kernels.measure import Group, Line, Settings
 from commlib.timing import Measurement
 
 SCHEMA = json.loads((resources.files("commlib.cli.profile") / "schema.json").read_text(encoding="utf-8"))
@@ -55,18 +57,18 @@ def group(n: int, *extra: Line, **changes: Any) -> Group:
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> Report:
+def report(monkeypatch: pytest.MonkeyPatch) -> ProfileReport:
     monkeypatch.setattr("commlib.cli.profile.job.cold_bytes", lambda device: 120 << 20)
     cases = (Case("index", 1, 4096, torch.bfloat16),)
     job = Job(load("index"), cases, Settings(GPU), 10.0, True, (Path("somewhere/others.py"),), True)
-    return Report(job, "commlib profile index")
+    return ProfileReport(job, "commlib profile index")
 
 
-def rows_by_candidate(report: Report, of_group: Group) -> dict[str, dict[str, Any]]:
+def rows_by_candidate(report: ProfileReport, of_group: Group) -> dict[str, dict[str, Any]]:
     return {row["candidate"]: row for row in report.add(of_group)}
 
 
-def test_figures_are_of_the_graph_and_eager_calls_stand_beside_them(report: Report) -> None:
+def test_figures_are_of_the_graph_and_eager_calls_stand_beside_them(report: ProfileReport) -> None:
     rows = rows_by_candidate(report, group(2))
     ours = rows["commlib"]
     assert ours["mode"] == "graph"
@@ -77,7 +79,7 @@ def test_figures_are_of_the_graph_and_eager_calls_stand_beside_them(report: Repo
     assert ours["eager"]["host_us"] == pytest.approx(7.0)
 
 
-def test_the_best_peer_is_right_and_no_floor(report: Report) -> None:
+def test_the_best_peer_is_right_and_no_floor(report: ProfileReport) -> None:
     rows = rows_by_candidate(report, group(1))
     versus = rows["commlib"]["versus"]
     assert versus["of"] == "triton row"  # not what is wrong, not the copy, not the probe
@@ -86,7 +88,7 @@ def test_the_best_peer_is_right_and_no_floor(report: Report) -> None:
     assert rows["probe"]["versus"]["ratio"] == pytest.approx(0.5, rel=1e-3)
 
 
-def test_what_cannot_be_captured_keeps_its_eager_times(report: Report) -> None:
+def test_what_cannot_be_captured_keeps_its_eager_times(report: ProfileReport) -> None:
     rows = rows_by_candidate(report, group(1, line("python loop", PEER, None, 90.0)))
     found = rows["python loop"]
     assert (found["time_us"], found["skipped"]) == (None, "cannot be captured")
@@ -95,16 +97,16 @@ def test_what_cannot_be_captured_keeps_its_eager_times(report: Report) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 80, 100, 120])
-def test_no_line_is_wider_than_the_terminal(report: Report, width: int) -> None:
+def test_no_line_is_wider_than_the_terminal(report: ProfileReport, width: int) -> None:
     report.add(group(16384, pattern="sequential"))
     report.add(group(16384, pattern="zipf", hot=True))
     report.add(group(10**6, variant="masked"))
-    text = render(report.document(), width)
+    text = ProfileView(report.document(), width).text()
     assert max(map(len, text.splitlines())) <= width
     assert ("pattern   " in text) == (width >= 100)  # what the head says anyway goes first
 
 
-def test_the_document_holds_the_schema_and_unknown_keys_do_not(report: Report) -> None:
+def test_the_document_holds_the_schema_and_unknown_keys_do_not(report: ProfileReport) -> None:
     report.add(group(1, line("python loop", PEER, None, 90.0)))
     checker = jsonschema.Draft202012Validator(SCHEMA)
     checker.check_schema(SCHEMA)
@@ -117,10 +119,23 @@ def test_the_document_holds_the_schema_and_unknown_keys_do_not(report: Report) -
     assert not checker.is_valid(found)
 
 
-def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: Report) -> None:
+def test_csv_has_all_figures_of_a_row_and_markdown_the_table(report: ProfileReport) -> None:
+    report.add(group(1, line("python loop", PEER, None, 90.0)))
+    view = ProfileView(report.document(), 80)
+    found = list(csv.DictReader(view.render("csv").splitlines()))
+    assert [row["candidate"] for row in found] == [row["candidate"] for row in report.rows if row["eager"]]
+    assert (found[0]["time_us.p50"], found[0]["versus.of"], found[0]["wrong"]) == ("12.0", "triton row", "0")
+    assert found[-1]["time_us.p50"] == ""
+    lines = view.render("md").splitlines()
+    assert "### index, dim 4096, bfloat16, random, cold, CUDA graph" in lines
+    (ours,) = (each for each in lines if "commlib*" in each)
+    assert ours.split(" | ")[4:8] == ["12.00", "1.37", "83", "7.00"]
+
+
+def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: ProfileReport) -> None:
     report.add(group(1, line("theirs", PEER, 8.0, 9.0)))
     report.notes = ["torch.compile: 3 shapes compiled in 4.0 s"]
-    text = render(report.document(), 80)
+    text = ProfileView(report.document(), 80).text()
     assert "# theirs takes less than ours: 0.67 at n 1, dim 4096, random, cold" in text
     assert "# skipped torch.compile: not asked for" in text
     assert "# torch.compile: 3 shapes compiled in 4.0 s" in text
@@ -131,7 +146,7 @@ def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: 
 
 
 def test_a_picture_has_latency_and_share_of_each_series(
-    report: Report, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    report: ProfileReport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
@@ -152,7 +167,7 @@ def test_a_picture_has_latency_and_share_of_each_series(
     assert lines["triton row"].get_linestyle() == "--"
 
 
-def test_nothing_measured_is_nothing_to_draw(report: Report, tmp_path: Path) -> None:
+def test_nothing_measured_is_nothing_to_draw(report: ProfileReport, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         plot(report.document(), tmp_path / "x.png")
 

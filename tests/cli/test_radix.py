@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from importlib import resources
 from itertools import pairwise
@@ -14,10 +15,10 @@ import pytest
 
 from commlib.cli import main
 from commlib.cli.radix import run as run_module
-from commlib.cli.radix.simulate import Simulation
-from commlib.cli.radix.trace import Request, Trace
 from commlib.cli.radix.workloads import WORKLOADS
 from commlib.radix import POLICIES
+from commlib.radix.simulate import Simulation
+from commlib.radix.trace import Request, Trace
 
 SCHEMA = json.loads((resources.files("commlib.cli.radix") / "schema.json").read_text(encoding="utf-8"))
 
@@ -183,6 +184,26 @@ def test_json_on_stdout_stands_alone(run):
     write("t", {"tokens": [1, 2]})
     _, output, _ = run("simulate", "t", "--policy", "lru", "--json")
     jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(output))
+
+
+def test_a_file_of_another_name_is_csv_or_markdown(run):
+    write("t", {"tokens": [[0, 10]]}, {"tokens": [[0, 10]]})
+    for name in ("found.csv", "found.md"):
+        assert run("simulate", "t", "t", "--policy", "lru,lfu", "--capacity", "100", "-o", name)[0] == 0
+    rows = list(csv.DictReader(Path("found.csv").read_text().splitlines()))
+    assert [(row["trace"], row["policy"], row["cached_tokens"]) for row in rows] == 2 * [
+        ("t", "lru", "9"),
+        ("t", "lfu", "9"),
+    ]
+    text = Path("found.md").read_text()
+    assert text.count("### t: 2 requests, 20 prompt tokens, limit 45.0 %") == 2
+    assert text.count("| 100 | lfu* | 45.0 | 100.0 |") == 2
+
+
+def test_a_trace_that_cannot_be_written_is_refused(run):
+    code, _, error = run("generate", "scan", "-o", "no/t", "--requests", 3)
+    assert code == 2
+    assert "there is no folder no; make it first" in error
 
 
 def test_ctrl_c_shows_what_there_is_so_far(run, monkeypatch):

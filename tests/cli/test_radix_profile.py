@@ -49,7 +49,7 @@ def test_every_operation_is_measured_beside_who_does_the_same(tmp_path, monkeypa
 
 
 def test_json_on_stdout_stands_alone_also_after_ctrl_c(monkeypatch, capsys):
-    measured = module._measured
+    measured = module.measured
     done = []
 
     def interrupted(operation, budget_s, seed):
@@ -58,7 +58,7 @@ def test_json_on_stdout_stands_alone_also_after_ctrl_c(monkeypatch, capsys):
         done.append(operation)
         return measured(operation, budget_s, seed)
 
-    monkeypatch.setattr(module, "_measured", interrupted)
+    monkeypatch.setattr(module, "measured", interrupted)
     assert profile("--json") == 130
     found = json.loads(capsys.readouterr().out)
     jsonschema.Draft202012Validator(SCHEMA).validate(found)

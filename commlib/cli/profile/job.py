@@ -10,14 +10,13 @@ from typing import Any
 import click
 import torch
 
-from commlib.cli.options import read_dtypes
-from commlib.cli.profile import KERNELS, load
-from commlib.cli.profile.case import Case, Kernel
-from commlib.cli.profile.measure import Settings
-from commlib.cli.profile.memory import MOST_SETS, cold_bytes
+from commlib.cli.options import check_files, read_dtypes
 from commlib.env import parse_bytes
+from commlib.peers.kernels import KERNELS, load
+from commlib.peers.kernels.case import Case, Kernel
+from commlib.peers.kernels.measure import Settings
+from commlib.peers.kernels.memory import MOST_SETS, cold_bytes
 
-PICTURES = (".png", ".svg")
 LARGEST = 1 << 40
 
 
@@ -32,6 +31,11 @@ class Job:
     compiles: bool
     peers: tuple[Path, ...]
     compares: bool  # patterns side by side
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether graphs are replayed on a GPU; else calls are made on the CPU."""
+        return self.settings.device.type == "cuda"
 
     def config(self) -> dict[str, Any]:
         """Return what the document says of it."""
@@ -55,20 +59,13 @@ def read_job(name: str, options: dict[str, Any]) -> Job:
     """Turn options into a job, or raise what is wrong with them."""
     kernel = load(name)
     device = read_device(options["device"])
-    cases = tuple(_cases(kernel, options))
-    if fault := next(filter(None, map(kernel.fault, cases)), ""):
-        raise click.UsageError(fault)
-    for option, path in (("--json", options["output"]), ("--plot", options["plot"])):
-        if path is not None and str(path) != "-" and not path.parent.is_dir():
-            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if options["plot"] is not None and options["plot"].suffix not in PICTURES:
-        raise click.UsageError(f"--plot {options['plot'].name} is no {' or '.join(PICTURES)} file; give it such a name")
+    check_files(options["output"], options["plot"], "--json")
     on_gpu = device.type == "cuda"
     if options["flush"] and not on_gpu:
         raise click.UsageError("--flush is of graphs, which need a GPU; leave it out")
     return Job(
         kernel=kernel,
-        cases=cases,
+        cases=tuple(_cases(kernel, options)),
         settings=Settings(device, options["seed"], options["flush"]),
         seconds=options["seconds"],
         compiles=on_gpu if options["compile_"] is None else options["compile_"],

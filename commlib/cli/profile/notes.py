@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commlib.cli.profile.case import OURS
-from commlib.cli.profile.document import Row
+from commlib.peers.kernels.case import OURS
+from commlib.report.document import Row
 from commlib.report.figures import about, ratio_text
 
 
@@ -51,7 +51,6 @@ def closing(document: dict[str, Any]) -> list[str]:
     rows, found = document["rows"], document["out_of_bounds"]
     lines = [*_copy(document["copy"]), *_slower(rows), *_small_sets(document), *document["notes"], *_skipped(rows)]
     lines += [f"Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
-    lines += [] if document["complete"] else [f"{document['ended'] or 'ended early'}: not complete"]
     return ["#", *(f"# {line}" for line in lines)]
 
 

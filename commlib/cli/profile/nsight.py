@@ -11,9 +11,9 @@ from collections.abc import Callable
 import click
 import torch
 
-from commlib.cli.profile.case import OURS, Case, Kernel
-from commlib.cli.profile.compiled import Compiler
-from commlib.cli.profile.measure import Settings
+from commlib.peers.kernels.case import OURS, Case, Kernel
+from commlib.peers.kernels.compiled import Compiler
+from commlib.peers.kernels.measure import Settings
 
 TOOLS = ("ncu", "nsys")
 WARM_CALLS = 3  # before the one that is looked at: they compile and load

@@ -2,76 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from commlib.cli.profile.case import FLOOR, OURS
-from commlib.cli.profile.document import Row
-from commlib.cli.profile.notes import title
-from commlib.cli.profile.table import series
-from commlib.errors import Unsupported
+from commlib.cli.profile import notes
+from commlib.peers.kernels.case import FLOOR, OURS
+from commlib.report.document import Row
+from commlib.report.plot import Line, Panel, draw, look
+from commlib.report.view import grouped
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-WIDTH_IN, HEIGHT_IN, DPI = 12.0, 3.8, 100  # of the picture, of a series
-MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
+STYLES: dict[str, dict[str, Any]] = {OURS: {"linestyle": "-", "linewidth": 2.4}, FLOOR: {"linestyle": ":"}}
+Looks = Mapping[str, dict[str, Any]]
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Draw a row of two axes for each series; without matplotlib Unsupported says how to get it."""
+    """Draw a row of two panels for each series."""
     rows = [row for row in document["rows"] if row["time_us"]]
-    if not rows:
-        raise ValueError(f"nothing to draw in {path}: no row has a time")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Unsupported("--plot needs matplotlib: pip install 'commlib[plot]'") from None
-    drawn = [list(of_series) for _, of_series in groupby(rows, series)]
-    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN * len(drawn) + 0.6), dpi=DPI, layout="constrained")
+    roles = {row["candidate"]: row["role"] for row in rows}
+    looks = {
+        name: look(at, **{"linestyle": "--", "linewidth": 1.2, **STYLES.get(role, {})})
+        for at, (name, role) in enumerate(roles.items())
+    }
     machine = document["fingerprint"]
-    ended = "" if document["complete"] else ", not complete"
-    figure.suptitle(f"commlib {machine['commlib']}, {machine['device']}{ended}", fontsize=10)
-    labels = list(dict.fromkeys(row["candidate"] for row in rows))
-    for of_series, (left, right) in zip(drawn, figure.subplots(len(drawn), 2, squeeze=False), strict=True):
-        _draw(of_series, labels, left, "latency, µs")
-        _draw(of_series, labels, right, "% of copy")
-        left.set_yscale("log")
-        left.yaxis.set_major_formatter(_number)
-        low, high = left.get_ylim()
-        left.yaxis.set_minor_formatter(_number if high < 30 * low else "")  # over more they would cover each other
-        right.set_ylim(bottom=0)
-        right.axhline(100, color="black", linestyle=(0, (6, 3)), linewidth=1.0, zorder=1)
-        right.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False, fontsize=9, handlelength=3.0)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+    caption = f"commlib {machine['commlib']}, {machine['device']}{'' if document['complete'] else ', not complete'}"
+    draw(path, caption, [_panels(of_series, looks) for of_series in grouped(rows, notes.title)])
 
 
-def _number(value: float, position: float) -> str:
-    return f"{value:g}"
+def _panels(rows: list[Row], looks: Looks) -> list[Panel]:
+    rows = sorted(rows, key=lambda row: int(row["n"]))
+    shared: dict[str, Any] = {
+        "title": notes.title(rows[0]),
+        "xlabel": "n",
+        "ticks": {row["n"]: str(row["n"]) for row in rows},
+    }
+    shares = _lines([row for row in rows if row["of_copy"] is not None], _share, looks)
+    return [
+        Panel(**shared, ylabel="latency, µs", lines=_lines(rows, _time, looks), log_y=True, legend=False),
+        Panel(**shared, ylabel="% of copy", lines=shares, limits=[(100, None)], y_range=(0, None)),
+    ]
 
 
-def _draw(rows: Sequence[Row], labels: Sequence[str], axis: Axes, what: str) -> None:
-    for at, label in enumerate(labels):
-        line = sorted((row for row in rows if row["candidate"] == label), key=lambda row: int(row["n"]))
-        if what.startswith("%"):
-            line = [row for row in line if row["of_copy"] is not None]
-        if not line:
-            continue
-        values = [100 * row["of_copy"] if what.startswith("%") else row["time_us"]["p50"] for row in line]
-        style = {OURS: "-", FLOOR: ":"}.get(line[0]["role"], "--")
-        width = 2.4 if line[0]["role"] == OURS else 1.2
-        look: dict[str, Any] = {"color": f"C{at % 10}", "marker": MARKERS[at % len(MARKERS)], "markersize": 5}
-        axis.plot([row["n"] for row in line], values, style, label=label, linewidth=width, **look)
-    counts = sorted({row["n"] for row in rows})
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(counts, [str(n) for n in counts], fontsize=8)
-    axis.set_xticks([], minor=True)
-    axis.set_xlabel("n")
-    axis.set_ylabel(what)
-    axis.set_title(title(rows[0]), fontsize=10)
-    axis.grid(True, which="major", color="0.9")
+def _lines(rows: Sequence[Row], figure: Callable[[Row], float], looks: Looks) -> list[Line]:
+    lines = {of[0]["candidate"]: of for of in grouped(rows, lambda row: row["candidate"])}
+    return [
+        Line(name, [row["n"] for row in lines[name]], [figure(row) for row in lines[name]], style)
+        for name, style in looks.items()
+        if name in lines
+    ]
+
+
+def _time(row: Row) -> float:
+    return float(row["time_us"]["p50"])
+
+
+def _share(row: Row) -> float:
+    return 100 * float(row["of_copy"])

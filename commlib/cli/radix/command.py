@@ -11,13 +11,12 @@ from typing import Any
 
 import click
 
+from commlib.cli.options import FILE, JSON, check_files, picture, read_names
 from commlib.cli.radix.workloads import WORKLOADS, Draw, Workload
 from commlib.cli.ranks import Words
 
 SCALES = {"k": 10**3, "m": 10**6, "g": 10**9}
 EVICTIONS = {"leaf": ("leaf",), "tail": ("tail",), "both": ("leaf", "tail")}
-PICTURES = (".png", ".svg")
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -27,28 +26,25 @@ def radix() -> None:
 
 def _capacities(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
     """Return the numbers of tokens of a list such as 100k,1M, rising, each once."""
-    found = set()
-    for item in text.split(","):
-        word = item.strip().lower()
-        scale = SCALES.get(word[-1:], 1)
-        try:
-            tokens = float(word[:-1] if scale > 1 else word) * scale
-        except ValueError:
-            raise click.BadParameter(f"{item!r} is no number of tokens; write 5000, 100k or 1M", ctx, param) from None
-        if not 1 <= tokens < 2**31 or tokens != int(tokens):
-            raise click.BadParameter(f"{item!r} is not a whole number from 1 to 2^31 - 1", ctx, param)
-        found.add(int(tokens))
-    return tuple(sorted(found))
+    return tuple(sorted({_tokens(item.strip().lower(), ctx, param) for item in text.split(",")}))
+
+
+def _tokens(word: str, ctx: click.Context, param: click.Parameter) -> int:
+    scale = SCALES.get(word[-1:], 1)
+    try:
+        tokens = float(word[:-1] if scale > 1 else word) * scale
+    except ValueError:
+        raise click.BadParameter(f"{word!r} is no number of tokens; write 5000, 100k or 1M", ctx, param) from None
+    if not 1 <= tokens < 2**31 or tokens != int(tokens):
+        raise click.BadParameter(f"{word!r} is not a whole number from 1 to 2^31 - 1", ctx, param)
+    return int(tokens)
 
 
 def _policies(ctx: click.Context, param: click.Parameter, text: str) -> tuple[str, ...]:
     from commlib.radix import POLICIES
 
-    names = POLICIES if text == "all" else tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if name not in POLICIES:
-            raise click.BadParameter(f"no policy {name!r}; there are all, {', '.join(POLICIES)}", ctx, param)
-    return names
+    names = read_names(text, ("all", *POLICIES), "policy")
+    return POLICIES if "all" in names else names
 
 
 @radix.command(cls=Words)
@@ -65,47 +61,27 @@ def _policies(ctx: click.Context, param: click.Parameter, text: str) -> tuple[st
     show_default=True,
     help="Whole leaves, or pages from their end.",
 )
-@click.option(
-    "-o",
-    "--json",
-    "output",
-    type=_FILE,
-    is_flag=False,
-    flag_value="-",
-    metavar="[FILE]",
-    help="Write JSON there; without FILE, on stdout in place of the tables.",
-)
-@click.option(
-    "--plot",
-    "picture",
-    type=_FILE,
-    is_flag=False,
-    flag_value="radix.png",
-    metavar="[FILE]",
-    help="Draw hit rate over capacity: .png or .svg.",
-)
+@click.option("-o", "--json", "output", **JSON)
+@click.option("--plot", **picture("radix.png", "hit rate over capacity"))
 @click.pass_context
 def simulate(
-    ctx: click.Context, /, traces: tuple[Path, ...], output: Path | None, picture: Path | None, **of: Any
+    ctx: click.Context, /, traces: tuple[Path, ...], output: Path | None, plot: Path | None, **of: Any
 ) -> None:
     """Serve the requests of each TRACE one by one with a cache of each policy and capacity, and compare.
 
     A trace has a JSON object on each line: {"tokens": [5, 6, [1000, 512]], "output": 64}, where [1000, 512] stands for
     512 consecutive numbers; docs/radix.md has the rest. Capacities count tokens; k and M are 1000 and 1000000.
     """
-    if picture is not None and picture.suffix not in PICTURES:
-        raise click.UsageError(f"--plot {picture.name} is no {' or '.join(PICTURES)} file; give it such a name")
-    for option, path in (("--json", output), ("--plot", picture)):
-        if path is not None and str(path) != "-" and not path.parent.is_dir():
-            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    check_files(output, plot, "--json")
     if of["page_size"] > of["capacities"][0]:
         raise click.UsageError(f"--capacity {of['capacities'][0]} has no room for a page of {of['page_size']} tokens")
-    from commlib.cli.radix.document import Settings
-    from commlib.cli.radix.run import Output, main
+    from commlib.cli.radix.report import Settings, SimulationReport, SimulationView
+    from commlib.cli.radix.run import main
+    from commlib.report.run import Output
 
     settings = Settings(of["policies"], of["capacities"], EVICTIONS[of["eviction"]], of["page_size"])
-    command = shlex.join(["commlib", "radix", "simulate", *ctx.meta["words"]])
-    ctx.exit(main(traces, settings, command, Output(output, picture)))
+    report = SimulationReport(settings, shlex.join(["commlib", "radix", "simulate", *ctx.meta["words"]]))
+    ctx.exit(main(traces, report, Output(SimulationView, path=output, picture=plot)))
 
 
 @radix.group()
@@ -114,16 +90,17 @@ def generate() -> None:
 
 
 def _generate(name: str, output: Path, requests: int, seed: int, **of: Any) -> None:
-    lines = WORKLOADS[name].lines(Draw(seed), of)
-    with output.open("w", encoding="utf-8") as file:
-        for line in islice(lines, requests):
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    from commlib.report import files
+
+    check_files(output, None)
+    lines = islice(WORKLOADS[name].lines(Draw(seed), of), requests)
+    files.write(output, "\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
 
 
 def _options(workload: Workload) -> list[click.Parameter]:
     """Return the options of a workload's subcommand."""
     return [
-        click.Option(["-o", "--output"], type=_FILE, required=True, help="Trace to write."),
+        click.Option(["-o", "--output"], type=FILE, required=True, help="Trace to write."),
         click.Option(["--requests"], default=5000, show_default=True, type=click.IntRange(1), help="How many."),
         click.Option(["--seed"], default=0, show_default=True, help="Of the chance; the same seed, the same trace."),
         *(

@@ -9,17 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from commlib.cli.profile.case import FLOOR, Candidate, Case, Inputs, Kernel
-from commlib.cli.profile.compiled import Compiler
-from commlib.cli.profile.memory import cold_bytes, sets_for
+from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Kernel, Others, one_line
+from commlib.peers.kernels.compiled import Compiler
+from commlib.peers.kernels.memory import cold_bytes, sets_for
 from commlib.timing import Alone, Measurement, Protocol, Run, measure_alone, own_stream
-
-if TYPE_CHECKING:
-    from commlib.cli.profile.external import External
 
 LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
@@ -48,6 +45,11 @@ class Line:
     graph: Measurement | None = None
     eager: Measurement | None = None
 
+    @property
+    def called(self) -> Measurement | None:
+        """What calls of the host took, if any were made."""
+        return self.eager if self.eager and self.eager.times_s else None
+
 
 @dataclass
 class Group:
@@ -58,9 +60,29 @@ class Group:
     sets: int
     lines: list[Line]
 
+    @property
+    def replays(self) -> bool:
+        """Whether figures are of replayed graphs; else they are of calls."""
+        return any(line.graph is not None for line in self.lines)
+
+    def timed(self, line: Line) -> Measurement | None:
+        """Return what the figure of a line is, if it has one."""
+        found = line.graph if self.replays else line.eager
+        return found if found and found.times_s else None
+
+    def ours(self) -> Line | None:
+        """Return the first line of ours that has a figure."""
+        return next((line for line in self.lines if line.candidate.role == OURS and self.timed(line)), None)
+
+    def best_peer(self) -> Line | None:
+        """Return the fastest of the others whose values are right."""
+        peers = [line for line in self.lines if line.candidate.role == PEER and not line.wrong]
+        found = [(timed.median_s, at) for at, line in enumerate(peers) if (timed := self.timed(line))]
+        return peers[min(found)[1]] if found else None
+
 
 def measure_case(
-    kernel: Kernel, case: Case, settings: Settings, budget_s: float, compiler: Compiler, external: Sequence[External]
+    kernel: Kernel, case: Case, settings: Settings, budget_s: float, compiler: Compiler, others: Sequence[Others]
 ) -> Group:
     """Measure all candidates of a case for about so long, besides what preparing takes."""
     num_bytes = kernel.num_bytes(case)
@@ -69,7 +91,7 @@ def measure_case(
     with torch.no_grad(), own_stream(world) if on_gpu else nullcontext():
         sets = kernel.inputs(case, sets_for(num_bytes, settings.device, case.hot), settings.device)
         candidates = kernel.candidates(case, compiler)
-        candidates += [candidate for each in external for candidate in each.candidates(kernel.name, case, sets)]
+        candidates += [candidate for each in others for candidate in each(kernel.name, case, sets)]
         lines = [_prepared(candidate, sets, compiler) for candidate in candidates]
         group = Group(case, num_bytes, len(sets), lines)
         ready = [line for line in lines if not line.skipped]
@@ -102,7 +124,7 @@ def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) 
             compiler.took(time.perf_counter() - started)
         _check(line, sets[:: max(1, len(sets) // CHECKED_SETS)])
     except Exception as error:
-        line.skipped = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        line.skipped = one_line(error)
     return line
 
 

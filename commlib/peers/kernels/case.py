@@ -93,10 +93,6 @@ class Kernel(ABC):
     sweep_rows: tuple[int, ...]
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
 
-    def fault(self, case: Case) -> str:
-        """Say why there is no such case, "" if there is."""
-        return ""
-
     @abstractmethod
     def num_bytes(self, case: Case) -> int:
         """Return the bytes that a call reads and writes."""
@@ -111,6 +107,7 @@ class Kernel(ABC):
 
 
 Compiled = Callable[[Callable[..., object], Callable[[Any], tuple[Any, ...]]], Candidate]
+Others = Callable[[str, Case, Sequence[Inputs]], list[Candidate]]  # of a kernel's name, a case and its sets
 
 
 def copy() -> Candidate:
@@ -121,6 +118,11 @@ def copy() -> Candidate:
 def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     """Return a candidate that is listed with the reason why it is not measured."""
     return Candidate(label, None, role, reason=reason)
+
+
+def one_line(error: Exception) -> str:
+    """Write what a candidate raised as the reason why it is left out."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def bits(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from commlib.cli.profile.case import Candidate, missing
+from commlib.peers.kernels.case import Candidate, missing
 from commlib.timing import Run
 
 LABEL = "torch.compile"
@@ -43,9 +43,9 @@ class Compiler:
         self.shapes += 1
         self.dynamic = self.spent_s > STATIC_S
 
-    def note(self) -> str:
-        """Say what it did, "" for nothing."""
+    def notes(self) -> list[str]:
+        """Say what it did, if anything."""
         if self.off or not self.shapes:
-            return ""
+            return []
         also = f"; for any shape after {STATIC_S:.0f} s" if self.dynamic else ""
-        return f"{LABEL}: {self.shapes} shapes compiled in {self.spent_s:.1f} s{also}"
+        return [f"{LABEL}: {self.shapes} shapes compiled in {self.spent_s:.1f} s{also}"]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from commlib.cli.profile import triton_peers
-from commlib.cli.profile.case import OURS, POISON, Candidate, Case, Compiled, Inputs, Kernel, copy, differing
-from commlib.cli.profile.patterns import SEED
 from commlib.kernels.metadata import Metadata as Described
 from commlib.kernels.metadata import metadata
+from commlib.peers.kernels import triton
+from commlib.peers.kernels.case import OURS, POISON, Candidate, Case, Compiled, Inputs, Kernel, copy, differing
+from commlib.peers.kernels.patterns import SEED
 from commlib.timing import Run
 
 TOPK = 2048
@@ -80,7 +80,7 @@ class Metadata(Kernel):
             compiled(vectorised, lambda i: (i.extend_lens, i.seq_lens, i.tokens)),
             Candidate("python loop", _host_loop, graph=False),
         ]
-        return [Candidate("commlib", _ours, OURS), copy(), *torch_peers, *triton_peers.metadata(case)]
+        return [Candidate("commlib", _ours, OURS), copy(), *torch_peers, *triton.metadata(case)]
 
 
 def _tokens(case: Case) -> int:

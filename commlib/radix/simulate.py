@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from commlib.cli.radix.trace import Request, Tokens
 from commlib.radix import RadixCache
+from commlib.radix.trace import Request, Tokens
 
 Row = dict[str, Any]
 

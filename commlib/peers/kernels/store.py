@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commlib.cli.profile import triton_peers
-from commlib.cli.profile.case import (
+from commlib.kernels.store import store
+from commlib.peers.kernels import triton
+from commlib.peers.kernels.case import (
     FLOOR,
     OURS,
     POISON,
@@ -23,9 +24,8 @@ from commlib.cli.profile.case import (
     copy,
     differing,
 )
-from commlib.cli.profile.memory import shared_rows
-from commlib.cli.profile.patterns import rows_of
-from commlib.kernels.store import store
+from commlib.peers.kernels.memory import shared_rows
+from commlib.peers.kernels.patterns import rows_of
 from commlib.timing import Run
 
 FP8 = "fp8"
@@ -36,7 +36,7 @@ K_SCALE, V_SCALE = 0.5, 0.25  # their reciprocals are exact: everyone rounds onc
 class Scatter(Inputs):
     """K and V of tokens, their slots, and the caches, which all sets share."""
 
-    k_scale, v_scale = K_SCALE, V_SCALE
+    k_scale, v_scale, limit = K_SCALE, V_SCALE, E4M3_LIMIT
 
     def __init__(self, caches: tuple[Tensor, Tensor], slots: Tensor, kv: Tensor, num_bytes: int) -> None:
         (self.k_cache, self.v_cache), self.slots = caches, slots
@@ -104,7 +104,7 @@ class Store(Kernel):
             ]
         floors = [copy(), Candidate("copy x 2", _two_copies, FLOOR)]
         ours = [Candidate("commlib", _ours, OURS), Candidate("commlib unique", partial(_ours, unique=True), OURS)]
-        return [*ours, *floors, *peers, *triton_peers.scatters(case)]
+        return [*ours, *floors, *peers, *triton.scatters(case)]
 
 
 def quantised(rows: Tensor, factor: float, dtype: torch.dtype) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from commlib.cli.profile import triton_peers
-from commlib.cli.profile.case import (
+from commlib.kernels.index import index
+from commlib.peers.kernels import triton
+from commlib.peers.kernels.case import (
     OURS,
     POISON,
     Candidate,
@@ -23,9 +24,8 @@ from commlib.cli.profile.case import (
     copy,
     differing,
 )
-from commlib.cli.profile.memory import shared_rows, table
-from commlib.cli.profile.patterns import SEED, rows_of
-from commlib.kernels.index import index
+from commlib.peers.kernels.memory import shared_rows, table
+from commlib.peers.kernels.patterns import SEED, rows_of
 from commlib.timing import Run
 
 MASKED = "masked"
@@ -91,7 +91,7 @@ class Index(Kernel):
                 Candidate("torch embedding", _embedding),
                 compiled(_plain, lambda inputs: (inputs.out, inputs.weights, inputs.ids)),
             ]
-        return [Candidate("commlib", _ours, OURS), copy(), *peers, *triton_peers.gathers(case)]
+        return [Candidate("commlib", _ours, OURS), copy(), *peers, *triton.gathers(case)]
 
 
 def _hits(n: int, masked: bool) -> int:

@@ -1,0 +1,115 @@
+"""The document of a run: the rows of `commlib profile`, and how they were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from commlib.peers.kernels.case import COPY, OURS
+from commlib.report.document import Kind, Report, Row
+from commlib.report.measured import percentiles_us, ratio_row
+from commlib.timing import Measurement
+
+if TYPE_CHECKING:
+    from commlib.cli.profile.job import Job
+    from commlib.peers.kernels.measure import Group, Line
+
+KIND = Kind("commlib.profile", 1, "commlib profile", "commlib.cli.profile")
+
+
+class ProfileReport(Report):
+    """Collects the rows of a run and makes the document of what is there so far."""
+
+    def __init__(self, job: Job, command: str) -> None:
+        super().__init__(KIND, command, "" if job.on_gpu else "cpu")
+        self._job = job
+
+    @property
+    def wrong(self) -> int:
+        """Return the wrong elements of all candidates."""
+        return sum(row["wrong"] or 0 for row in self.rows)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a value is wrong, or ours could not be called."""
+        return self.wrong > 0 or any(row["role"] == OURS and row["eager"] is None for row in self.rows)
+
+    def add(self, group: Group) -> list[Row]:
+        """Take the figures of one case and return its rows."""
+        rows = [_row(group, line, self._job.settings.seed) for line in group.lines]
+        self.rows += rows
+        return rows
+
+    def content(self) -> dict[str, Any]:
+        """Return how it was measured, the rows, and what follows from them."""
+        return {
+            "config": self._job.config(),
+            "copy": _copy_rate(self.rows),
+            "rows": self.rows,
+            "notes": self.notes,
+            "out_of_bounds": {"count": self.wrong, "okay": not self.wrong},
+        }
+
+
+def _row(group: Group, line: Line, seed: int) -> Row:
+    case, timed = group.case, group.timed(line)
+    return {
+        "kernel": case.kernel,
+        "variant": case.variant,
+        "n": case.n,
+        "dim": case.dim,
+        "type": case.type,
+        "pattern": case.pattern,
+        "heat": case.heat,
+        "sets": group.sets,
+        "bytes": group.num_bytes,
+        "candidate": line.candidate.label,
+        "role": line.candidate.role,
+        "skipped": line.skipped or (line.graph.skipped if line.graph is not None else ""),
+        "wrong": line.wrong,
+        "mode": "graph" if group.replays else "eager",
+        "time_us": percentiles_us(timed.times_s) if timed else None,
+        "blocks": len(timed.times_s) if timed else None,
+        "calls": timed.iterations if timed else None,
+        "gbps": _over(group.num_bytes / 1e9, timed),
+        "of_copy": _of_copy(group, timed),
+        "eager": _eager(group, line.called),
+        "versus": _versus(group, line, seed),
+    }
+
+
+def _over(amount: float, timed: Measurement | None) -> float | None:
+    return round(amount / timed.median_s, 6) if timed and timed.median_s else None
+
+
+def _of_copy(group: Group, timed: Measurement | None) -> float | None:
+    copies = (group.timed(line) for line in group.lines if line.candidate.label == COPY)
+    copy = next(filter(None, copies), None)
+    return _over(copy.median_s, timed) if copy else None
+
+
+def _eager(group: Group, called: Measurement | None) -> Row | None:
+    """Return what a call takes the host, which is all of it on the CPU, and until the device is done."""
+    if called is None:
+        return None
+    host = round(median(called.issue_s) * 1e6, 4) if group.replays and called.issue_s else None
+    return {"wall_us": percentiles_us(called.times_s), "host_us": host}
+
+
+def _versus(group: Group, line: Line, seed: int) -> Row | None:
+    """Compare ours with the best of the peers, anyone else with ours: times as long as ours it takes."""
+    ours = group.ours()
+    above = group.best_peer() if line is ours else line
+    if ours is None or above is None:
+        return None
+    slower, faster = (timed.times_s if (timed := group.timed(each)) else [] for each in (above, ours))
+    ratio = ratio_row(slower, faster, seed)
+    return None if ratio is None else {"of": above.candidate.label, **ratio}
+
+
+def _copy_rate(rows: Sequence[Row]) -> Row | None:
+    """Return the best that torch's copy reached in this run, and of how many bytes."""
+    copies = [row for row in rows if row["candidate"] == COPY and row["gbps"] and row["heat"] == "cold"]
+    best = max(copies, key=lambda row: float(row["gbps"]), default=None)
+    return {"gbps": best["gbps"], "bytes": best["bytes"]} if best else None

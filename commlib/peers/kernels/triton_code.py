@@ -1,0 +1,73 @@
+"""The source of the Triton peers, in Triton's own style: its compiler knows no types of parameters."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gather(out, weights, ids, dim, stride, start, length, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+    """Copy rows into `out`, zeros for ids of other shards."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < dim
+    local = tl.load(ids + row).to(tl.int64)
+    if MASKED:
+        local -= start
+        here = (local >= 0) & (local < length)
+        values = tl.load(weights + local * stride + column, mask=inside & here, other=0.0)
+    else:
+        values = tl.load(weights + local * stride + column, mask=inside)
+    tl.store(out + row * dim + column, values, mask=inside)
+
+
+@triton.jit
+def scatter(
+    k_cache,
+    v_cache,
+    slots,
+    k,
+    v,
+    dim,
+    k_factor,
+    v_factor,
+    BLOCK: tl.constexpr,
+    QUANTISES: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Copy K and V into their slots, divided by their scales and clamped if the caches are fp8."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < dim
+    slot = tl.load(slots + token).to(tl.int64)
+    keys = tl.load(k + token * dim + column, mask=inside)
+    values = tl.load(v + token * dim + column, mask=inside)
+    if QUANTISES:
+        keys = tl.clamp(keys.to(tl.float32) * k_factor, -LIMIT, LIMIT)
+        values = tl.clamp(values.to(tl.float32) * v_factor, -LIMIT, LIMIT)
+    tl.store(k_cache + slot * dim + column, keys.to(k_cache.dtype.element_ty), mask=inside)
+    tl.store(v_cache + slot * dim + column, values.to(v_cache.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def metadata(
+    expanded, clipped, cu_seqlens, positions, request_index, total, extend_lens, seq_lens, topk, BLOCK: tl.constexpr
+):
+    """Write what attention must know of one request; the ends are there already."""
+    request = tl.program_id(0)
+    end = tl.load(cu_seqlens + request + 1)
+    count = tl.load(extend_lens + request)
+    length = tl.load(seq_lens + request)
+    step = tl.arange(0, BLOCK)
+    inside = step < count
+    at = end - count + step
+    lengths = tl.maximum(length - count + 1 + step, 0)
+    tl.store(expanded + at, lengths, mask=inside)
+    tl.store(clipped + at, tl.minimum(lengths, topk), mask=inside)
+    tl.store(positions + at, lengths - 1, mask=inside)
+    tl.store(request_index + at, request + tl.zeros_like(step), mask=inside)
+    if request == 0:
+        tl.store(cu_seqlens, 0)
+    if request == tl.num_programs(0) - 1:
+        tl.store(total, end)
