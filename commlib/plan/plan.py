@@ -72,6 +72,11 @@ class Plan:
         return made
 
     @classmethod
+    def empty(cls) -> Plan:
+        """Return a plan without rules: what others are written on."""
+        return cls({"schema": SCHEMA, "version": VERSION, "rules": []}, "nothing")
+
+    @classmethod
     def auto(
         cls,
         backend: str,

@@ -13,7 +13,7 @@ from commlib.plan.rules import Fault, Rule, read_rule
 
 MAX_RULES = (1 << 16) - 1  # the native tables count them in 16 bits
 _REQUIRED = {"schema", "version", "rules"}
-_KEYS = _REQUIRED | {"created", "commlib", "fingerprint", "method", "samples"}
+_KEYS = _REQUIRED | {"created", "commlib", "fingerprint", "method"}
 
 
 def parse(text: str, source: str) -> Any:

@@ -34,18 +34,20 @@ def user_path(backend: str, device: str, world: int) -> Path:
 def shipped() -> dict[str, str]:
     """Return the text of each plan that comes with commlib, by name."""
     folder = resources.files("commlib") / "plans"
-    files = [file for file in folder.iterdir() if file.name.endswith(".json")]
+    files = [file for file in folder.iterdir() if file.name.endswith(".json") and ".samples" not in file.name]
     return {file.name.removesuffix(".json"): file.read_text(encoding="utf-8") for file in sorted(files, key=_name)}
 
 
 def shipped_plan(name: str) -> Plan:
-    """Return one of the plans that come with commlib."""
+    """Return one of the plans that come with commlib; one of a device has its backend's rules as its last ones."""
     from commlib.plan.plan import Plan
 
     plans = shipped()
     if name not in plans:
         raise ValueError(f"no plan {name!r} comes with commlib; there are {', '.join(plans)}")
-    return Plan.parse(plans[name], f"plans/{name}.json")
+    plan = Plan.parse(plans[name], f"plans/{name}.json")
+    backend = plan.document.get("fingerprint", {}).get("backend", name)
+    return plan if backend == name else plan.completed(shipped_plan(backend))
 
 
 def find(

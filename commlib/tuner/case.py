@@ -18,7 +18,7 @@ from commlib.collectives.reference import reducible
 STEP = math.sqrt(2)
 _TAKEN_ANYWAY = {**DEFAULT_SHAPE, "chunk_bytes": DEFAULT_CHUNK_BYTES, "hot": 0}
 _PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
-_WHOLE = 16  # elements: tensors of models are multiples of 16 bytes, and kernels are faster on them
+_WHOLE = 16  # bytes, and elements where there are many: so tensors of models are, and kernels are slower on others
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,12 @@ class Option:
         """Make one from a plan's words; what a backend takes anyway need not be said."""
         said = {name: value for name, value in params.items() if _TAKEN_ANYWAY.get(name) != value}
         return cls(algorithm, tuple(sorted(said.items())))
+
+    @classmethod
+    def read(cls, text: str) -> Option:
+        """Return the option of such words."""
+        algorithm, *params = text.split()
+        return cls(algorithm, tuple((name, int(value)) for name, _, value in (p.partition("=") for p in params)))
 
     def __str__(self) -> str:
         """Return the words a person reads."""
@@ -57,6 +63,12 @@ class Case:
         """Return the words a person reads."""
         words = [self.op, str(self.dtype).removeprefix("torch."), self.mode]
         return " ".join(words + ([self.placement] if self.placement != "plain" else []))
+
+    @classmethod
+    def read(cls, text: str) -> Case:
+        """Return the case of such words."""
+        op, dtype, mode, *placement = text.split()
+        return cls(op, getattr(torch, dtype), mode, *(placement or ["plain"]))
 
     @property
     def collective(self) -> Collective:
@@ -84,7 +96,7 @@ class Case:
         ]
 
     def counts(self, size: int, low: int, high: int) -> dict[int, int]:
-        """Return bytes → count on a grid of √2 from `low` to `high`, as tensors of models are divided.
+        """Return bytes → count on a grid of √2 from `low` to `high`, each rank's part a multiple of 16 bytes.
 
         Nothing for what moves no data.
         """
@@ -94,8 +106,9 @@ class Case:
             return {}
         steps = max(0, round(math.log(high / low, STEP))) if low <= high else -1
         wanted = (min(low * STEP**step, high) for step in range(steps + 1))
-        counts = sorted({max(1, round(num_bytes / per_element)) for num_bytes in wanted})
-        counts = [count if count < 64 * _WHOLE else count // _WHOLE * _WHOLE for count in counts]
+        least = max(1, _WHOLE // self.dtype.itemsize)
+        steps_of = [(_WHOLE if n >= 64 * _WHOLE * per_element else least, n / per_element) for n in wanted]
+        counts = sorted({max(step, round(count / step) * step) for step, count in steps_of})
         return {self.collective.num_bytes(replace(call, count=count)): count for count in counts}
 
 

@@ -1,6 +1,7 @@
 """From samples to a choice by size: a shortest path over the sizes, where a switch has its price.
 
-median of blocks | cost over the best | path with a price per switch | where neighbours cross | again, resampled
+median of blocks | cost over the best | path with a price per switch | ranges that earn their place |
+where neighbours cross | again, resampled
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from commlib.tuner.samples import Samples
 
 Array = npt.NDArray[np.float64]
 ROUND_BYTES = 256  # crossovers beyond a few KiB: more digits say nothing
+EARNED, EARNED_S = 0.05, 0.1e-6  # what a range saves over its neighbours, at one of its sizes at least: both
 UNAVAILABLE = 1e6  # the cost of what was not measured at a size
 
 
@@ -25,7 +27,7 @@ UNAVAILABLE = 1e6  # the cost of what was not measured at a size
 class Settings:
     """How to choose. `penalty`: what a switch must gain, in natural logarithms, summed over the sizes behind it."""
 
-    penalty: float = 0.05
+    penalty: float = 0.02
     folds: int = 5  # each judges what the others choose
     resamples: int = 200
     seed: int = 0
@@ -63,7 +65,7 @@ def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
     sizes, options = samples.sizes, samples.options
     blocks = [samples.times[size] for size in sizes]
     medians = _medians(blocks, options)
-    path = _path(medians, settings.penalty)
+    path = earned(_path(medians, settings.penalty), medians)
     ends = _crossings(sizes, medians, path)
     drawn = _resampled(blocks, options, settings)
     resampled = [(again, _crossings(sizes, table, again)) for table, again in drawn]
@@ -75,9 +77,10 @@ def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
             switch = options[state], options[path[last + 1]]
             places = [(_place([options[s] for s in again], switch, last), e) for again, e in resampled]
             found = [e[at] for at, e in places if at is not None]
-            interval = _interval(found, ends[last])
-            until = _rounded(ends[last], interval, (sizes[last], sizes[last + 1]))
-            confidence = len(found) / max(len(resampled), 1)
+            around = _interval(found, ends[last])
+            until = _rounded(ends[last], around, (sizes[last], sizes[last + 1]))
+            if resampled:
+                interval, confidence = around, len(found) / len(resampled)
         gain, runner_up = _gain(medians[first : last + 1], options, state)
         here = tuple(sizes[first : last + 1])
         stretches.append(Stretch(options[state], here, until, interval, confidence, gain, runner_up))
@@ -92,7 +95,7 @@ def choose_without(samples: Samples, fold: int, settings: Settings) -> tuple[dic
         {o: _rest(times, fold, settings.folds) for o, times in samples.times[size].items()} for size in samples.sizes
     ]
     medians = _medians(rest, options)
-    chosen = [options[state] for state in _path(medians, settings.penalty)]
+    chosen = [options[state] for state in earned(_path(medians, settings.penalty), medians)]
     best = [options[int(state)] for state in medians.argmin(axis=1)]
     return dict(zip(samples.sizes, chosen, strict=True)), dict(zip(samples.sizes, best, strict=True))
 
@@ -131,6 +134,47 @@ def _path(medians: Array, penalty: float) -> list[int]:
     return path[::-1]
 
 
+def earned(path: Sequence[int], medians: Array) -> list[int]:
+    """Give the sizes of ranges that do not earn their place to their neighbours, the one that saves least first.
+
+    A range earns it where, at one of its sizes, its neighbours take 5 % longer and 0.1 µs longer.
+    """
+    path = list(path)
+    while True:
+        ranges = _ranges(path)
+        idle = []
+        for at, (first, last) in enumerate(ranges):
+            left = path[first - 1] if at else None
+            right = path[last] if last < len(path) else None
+            if left is None and right is None:
+                return path
+            taken = _replaced(medians[first:last], left, right)
+            own = medians[first:last, path[first]]
+            lost = medians[range(first, last), taken] - own
+            longer_s = np.exp(own) * np.expm1(np.minimum(lost, np.log(UNAVAILABLE)))
+            if not ((lost >= math.log1p(EARNED)) & (longer_s >= EARNED_S)).any():
+                idle.append((float(lost.sum()), first, taken))
+        if not idle:
+            return path
+        _, first, taken = min(idle)
+        path[first : first + len(taken)] = taken
+
+
+def _ranges(path: Sequence[int]) -> list[tuple[int, int]]:
+    """Return [first, after) of each stretch of one option."""
+    starts = [at for at in range(len(path)) if at == 0 or path[at] != path[at - 1]]
+    return list(zip(starts, [*starts[1:], len(path)], strict=True))
+
+
+def _replaced(medians: Array, left: int | None, right: int | None) -> list[int]:
+    """Return the cheapest way to deal these sizes out to the neighbours: the left one's first, then the right one's."""
+    size = len(medians)
+    if left is None or right is None:
+        return [only for only in (left, right) if only is not None] * size
+    ways = [[left] * cut + [right] * (size - cut) for cut in range(size + 1)]
+    return min(ways, key=lambda way: float(medians[range(size), way].sum()))
+
+
 def _crossings(sizes: Sequence[int], medians: Array, path: Sequence[int]) -> dict[int, float]:
     """Return, by the index of the size before a switch, the bytes where the two neighbours cost the same."""
     found = {}
@@ -148,7 +192,9 @@ def _crossings(sizes: Sequence[int], medians: Array, path: Sequence[int]) -> dic
 def _resampled(
     blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option], settings: Settings
 ) -> list[tuple[Array, list[int]]]:
-    """Choose again on blocks drawn with replacement; blocks of one turn are drawn together."""
+    """Choose again on blocks drawn with replacement; blocks of one turn are drawn together. Medians alone give none."""
+    if all(len(times) == 1 for of_size in blocks for times in of_size.values()):
+        return []
     generator = np.random.default_rng(settings.seed)
     tables = np.full((settings.resamples, len(blocks), len(options)), np.inf)
     for at, of_size in enumerate(blocks):
@@ -159,7 +205,7 @@ def _resampled(
                 if len(times) not in drawn:
                     drawn[len(times)] = generator.integers(0, len(times), (settings.resamples, len(times)))
                 tables[:, at, column] = np.log(np.median(times[drawn[len(times)]], axis=1))
-    return [(table, _path(table, settings.penalty)) for table in tables]
+    return [(table, earned(_path(table, settings.penalty), table)) for table in tables]
 
 
 def _place(path: Sequence[Option], switch: tuple[Option, Option], near: int) -> int | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from statistics import median
 from typing import Any
 
 import torch
 
 from commlib import __version__
 from commlib.collectives.reference import reducible
-from commlib.device import ELEMENTS
 from commlib.plan import SCHEMA, VERSION, Plan
-from commlib.redops import REDOPS
+from commlib.redops import DTYPES, REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Choice, Settings, Stretch
 from commlib.tuner.judge import Verdict
@@ -45,19 +46,10 @@ class Table:
 def document(
     tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
 ) -> dict[str, Any]:
-    """Return the plan document: the new rules, and those of `base` for everything that was not tuned, as measured."""
-    gone = list(_replaced(base.document["rules"], tables, world))
-    rules = [dict(rule) for rule in base.document["rules"] if rule not in gone]
+    """Return the plan document: the new rules, and those of `base` for everything that was not tuned."""
+    rules = [dict(rule) for rule in base.document["rules"] if not _is_replaced(rule, tables, world)]
     for table in sorted(tables, key=_general_first):
-        rule = rule_of(table, world)
-        for new in (rule, *_exceptions(rule, table.case)):
-            rules = _placed(new, rules)
-    # What the rules of `base` were chosen from goes with them, as long as they stand.
-    served = {_name(case, world) for table in tables for case in table.served()}
-    judged = _without(served, base.document.get("method", {}).get("judged", {}))
-    samples = _without(served, base.document.get("samples", {}))
-    judged |= {_name(table.case, world): _judged(table.verdict) for table in tables}
-    samples |= {_name(table.case, world): table.samples.summary() for table in tables}
+        rules = _placed(rule_of(table, world), rules)
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -70,39 +62,44 @@ def document(
             "resamples": settings.resamples,
             "seed": settings.seed,
             "statistic": "median of interleaved blocks, slowest rank",
-            "judged": judged,
         },
-        "samples": samples,
         "rules": rules,
     }
 
 
 def rule_of(table: Table, world: int) -> dict[str, Any]:
-    """Return the rule of one table; beyond the measured sizes the vendor's call runs, where there is one."""
+    """Return the rule of one table; beyond the measured sizes runs what was best at the largest."""
     ranges = [_range(stretch, table.samples.plain) for stretch in table.choice.stretches]
-    vendor = vendor_of(table.case, table.samples)
-    if vendor is not None and ranges[-1]["algorithm"] != vendor:
-        ranges[-1]["max_bytes"] = table.samples.sizes[-1]
-        ranges.append({"max_bytes": None, "algorithm": vendor, "params": {}})
     keys = {"dtype": table.dtype, "mode": table.mode, "placement": table.case.placement}
     usual = {"dtype": "*", "mode": "*", "placement": "plain"}
     named = {key: value for key, value in keys.items() if value != usual[key]}
-    return {"op": table.case.op, **named, "world": [world, world], "ranges": ranges}
+    rule = {"op": table.case.op, **named, "world": [world, world], "ranges": ranges}
+    fallback = _fallback(table, world)
+    return {**rule, "fallback": [fallback]} if fallback else rule
 
 
-def _exceptions(rule: dict[str, Any], case: Case) -> Iterator[dict[str, Any]]:
-    """Yield rules for types and reductions that an algorithm of this rule for all refuses: the others run there."""
-    if not case.collective.reduces or "dtype" in rule:
-        return
-    algorithms = [case.collective.algorithm(entry["algorithm"]) for entry in rule["ranges"]]
-    calls = [("dtype", name, getattr(torch, name), "sum") for name in ELEMENTS]
-    calls += [("redop", name, torch.int32, name) for name in REDOPS]
-    for key, name, dtype, redop in calls:
-        refused = {a.name for a in algorithms if a.refuses(dtype, redop, rule["world"][0])}
-        left = [dict(entry) for entry in rule["ranges"] if entry["algorithm"] not in refused]
-        if refused and left and reducible(dtype, redop):
-            left[-1]["max_bytes"] = None
-            yield {**rule, key: name, "ranges": left}
+def _fallback(table: Table, world: int) -> dict[str, Any] | None:
+    """Return what runs for types and reductions that an algorithm of the ranges refuses, if one does.
+
+    Of those that refuse none it is the one that costs least where the refusing ones run.
+    """
+    case, choice = table.case, table.choice
+    refusing = {o for o in table.samples.options if o != PLAIN and _refuses(case, o.algorithm, world)}
+    sizes = [size for stretch in choice.stretches if stretch.option in refusing for size in stretch.sizes]
+    times = [table.samples.times[size] for size in sizes]
+    able = [o for o in table.samples.options if o not in refusing and all(o in of_size for of_size in times)]
+    if not sizes or not able:
+        return None
+    best = min(able, key=lambda option: sum(math.log(median(of_size[option])) for of_size in times))
+    return _entry(best)
+
+
+def _refuses(case: Case, algorithm: str, world: int) -> bool:
+    row = case.collective.algorithm(algorithm)
+    pairs = [(getattr(torch, dtype), redop) for dtype in DTYPES for redop in REDOPS]
+    return case.collective.reduces and any(
+        reducible(dtype, redop) and row.refuses(dtype, redop, world) for dtype, redop in pairs
+    )
 
 
 def vendor_of(case: Case, samples: Samples) -> str | None:
@@ -120,12 +117,12 @@ def _range(stretch: Stretch, plain: Mapping[int, Option]) -> dict[str, Any]:
         "gain": stretch.gain,
         "runner_up": stretch.runner_up,
     }
-    return {
-        "max_bytes": stretch.until,
-        "algorithm": option.algorithm,
-        "params": dict(option.params),
-        **{key: value for key, value in found.items() if value is not None},
-    }
+    limit = {} if stretch.until is None else {"max_bytes": stretch.until}
+    return {**limit, **_entry(option), **{key: value for key, value in found.items() if value is not None}}
+
+
+def _entry(option: Option) -> dict[str, Any]:
+    return {"algorithm": option.algorithm, **({"params": dict(option.params)} if option.params else {})}
 
 
 def _general_first(table: Table) -> tuple[bool, bool]:
@@ -133,13 +130,10 @@ def _general_first(table: Table) -> tuple[bool, bool]:
     return table.dtype != "*", table.mode != "*"
 
 
-def _replaced(rules: Iterable[dict[str, Any]], tables: Sequence[Table], world: int) -> Iterator[dict[str, Any]]:
-    """Yield the rules whose types and modes new ones speak of, and those that were made because of them."""
-    for rule in rules:
-        here = [table for table in tables if table.case.op == rule["op"]]
-        if here and _modes(rule.get("mode", "*")) <= _covered(rule, here, world):
-            yield rule
-            yield from _exceptions(rule, here[0].case)
+def _is_replaced(rule: Mapping[str, Any], tables: Sequence[Table], world: int) -> bool:
+    """Whether new rules speak of all that this one does."""
+    here = [table for table in tables if table.case.op == rule["op"]]
+    return bool(here) and _modes(rule.get("mode", "*")) <= _covered(rule, here, world)
 
 
 def _covered(rule: Mapping[str, Any], tables: Iterable[Table], world: int) -> set[str]:
@@ -174,16 +168,3 @@ def _keys(rule: Mapping[str, Any]) -> tuple[object, ...]:
     world = rule.get("world") or (1, None)
     optional = (rule.get(key, "*") for key in ("dtype", "redop", "mode"))
     return (rule["op"], rule.get("placement", "plain"), tuple(world), *optional)
-
-
-def _name(case: Case, world: int) -> str:
-    return f"{case}, {world} ranks"
-
-
-def _without(names: Container[str], found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name not in names}
-
-
-def _judged(verdict: Verdict) -> dict[str, Any]:
-    found = {"regret": verdict.regret, "worst": verdict.worst, "over_default": verdict.over_default}
-    return {key: value for key, value in {**found, "noise": verdict.noise}.items() if value is not None}

@@ -46,17 +46,30 @@ class Samples:
                 times[size] = {option: times[size][option]}
         return Samples(times, self.left_out, self.plain)
 
-    def summary(self) -> dict[str, Any]:
-        """Return for the plan file what each algorithm took with its best parameters: medians in µs, by size."""
-        names = sorted({option.algorithm for option in self.options})
-        return {
-            "bytes": self.sizes,
-            "p50_us": {name: [self._best_us(size, name) for size in self.sizes] for name in names},
+    def medians(self) -> dict[str, Any]:
+        """Return for a file what each option took: medians in µs, by size; null where it was not timed."""
+        found: dict[str, Any] = {"bytes": self.sizes}
+        if self.plain:
+            found["plain"] = [str(self.plain[size]) if size in self.plain else None for size in self.sizes]
+        found["p50_us"] = {
+            str(option): [self._median_us(size, option) for size in self.sizes] for option in self.options
         }
+        return found
 
-    def _best_us(self, num_bytes: int, algorithm: str) -> float | None:
-        found = [median(times) for option, times in self.times[num_bytes].items() if option.algorithm == algorithm]
-        return round(min(found) * 1e6, 3) if found else None
+    @classmethod
+    def of_medians(cls, found: Mapping[str, Any]) -> Samples:
+        """Return samples of one block each."""
+        sizes, rows = found["bytes"], found["p50_us"].items()
+        times: dict[int, dict[Option, Times]] = {
+            size: {Option.read(name): (row[at] * 1e-6,) for name, row in rows if row[at] is not None}
+            for at, size in enumerate(sizes)
+        }
+        plain = zip(sizes, found.get("plain", ()), strict=False)
+        return cls(times, plain={size: Option.read(name) for size, name in plain if name})
+
+    def _median_us(self, num_bytes: int, option: Option) -> float | None:
+        times = self.times[num_bytes].get(option)
+        return None if times is None else round(median(times) * 1e6, 3)
 
 
 class Store:

@@ -16,13 +16,12 @@ import torch
 
 import commlib
 from commlib.cli import main
-from commlib.cli.tune.run import Order, Tuning
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Stretch, Verdict
+from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Tables, Verdict
 from commlib.tuner.rules import Table
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
-SIZES = {1024, 1448, 2048, 2896, 4096, 5760, 8192, 11584, 16384}  # a grid of √2; from 1024 on, 16 elements each
+SIZES = {1024, 1440, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
 
 
 def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:
@@ -41,7 +40,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def plan_file(home: Path) -> Path:
-    (path,) = (home / "commlib" / "plans").glob("*.json")
+    (path,) = (path for path in (home / "commlib" / "plans").glob("*.json") if ".samples" not in path.name)
     return path
 
 
@@ -50,10 +49,12 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     assert path.name.startswith("shm-")
     assert path.name.endswith("-2.json")
     document = json.loads(path.read_text())
-    assert {"created", "commlib", "fingerprint", "method", "samples"} <= set(document)
-    measured = document["samples"]["all_reduce float32 eager, 2 ranks"]
+    assert {"created", "commlib", "fingerprint", "method"} <= set(document)
+    samples = json.loads(path.with_suffix(".samples.json").read_text())
+    assert samples["fingerprint"] == document["fingerprint"]
+    measured = samples["cases"]["all_reduce float32 eager, 2 ranks"]
     assert set(measured["bytes"]) == SIZES
-    assert {"shm_oneshot", "shm_twoshot"} == set(measured["p50_us"])
+    assert {"shm_oneshot", "shm_twoshot"} == {option.split()[0] for option in measured["p50_us"]}
     plan = Plan.load(path)
     why = plan.explain("all_reduce", 4096, world=2)
     assert why.algorithm in ("shm_oneshot", "shm_twoshot")
@@ -85,6 +86,32 @@ def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str]) -> None:
     )
     assert done.stdout.count(Plan.load(plan_file(home)).digest) == 2
     assert f"# plan {Plan.load(plan_file(home)).digest} is in" in said
+
+
+def test_rules_are_made_again_from_samples_without_a_measurement(
+    tuned: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, output = plan_file(tuned[0]).with_suffix(".samples.json"), tmp_path / "again.json"
+    with pytest.raises(SystemExit) as end:
+        main(["tune", "--from", str(source), "-o", str(output)])
+    assert (end.value.code, f"is in {output}" in capsys.readouterr().out) == (0, True)
+    plan = Plan.load(output)
+    assert {(rule.op, rule.world) for rule in plan.rules} == {("all_reduce", (2, 2))}
+    before = Plan.load(plan_file(tuned[0]))
+    sizes = [size for size in SIZES if size <= 4096]
+    assert [plan.explain("all_reduce", n, world=2).algorithm for n in sizes]
+    assert plan.document["fingerprint"] == before.document["fingerprint"]
+
+
+def test_the_shipped_plan_is_what_its_samples_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = Path(commlib.__file__).parent / "plans"
+    for source in folder.glob("*.samples.json"):
+        output = tmp_path / "again.json"
+        with pytest.raises(SystemExit):
+            main(["tune", "--from", str(source), "-o", str(output)])
+        shipped = json.loads((folder / source.name.replace(".samples.json", ".json")).read_text())
+        assert json.loads(output.read_text())["rules"] == shipped["rules"]
+        assert output.read_text().count("\n") <= 150
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
@@ -124,19 +151,14 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
     choice = Choice((Stretch(quick, (1024,)),))
     ours = Plan.only({"all_reduce": "shm_oneshot"}).document["rules"]
     older = [{"op": "all_reduce", "dtype": "bfloat16", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]}]
-    order = Order(
-        ops=("all_reduce",), dtypes=(), modes=(), algorithms=(), low=1024, high=1024, seconds=5.0, penalty=0.05, seed=0,
-        backend="shm", plan=None, fresh=False, resume=False, dry_run=True, force=False, plot=None, output=None,
-    )  # fmt: skip
     for factor, kept in ((1.0, True), (1.5, False)):
         of_type = Samples({1024: {quick: (1e-6,) * 5, slow: (factor * 1e-6,) * 5}})
         table = Table(wide, "*", "*", of_type, choice, Verdict(0.0, 0.0, None), (("bfloat16", "eager"),))
         plan = Plan({"schema": "commlib.plan", "version": 2, "rules": [*older, *ours]}, "in force")
-        with commlib.init(backend="shm", plan=plan) as comm:
-            tuning = Tuning(comm, order, 0.0)
-            tuning.measured = {wide: (of_type, choice), narrow: (of_type, choice)}
-            assert tuning.keeps(table) == kept
-            assert tuning.keeps(replace(table, serves=()))
+        tables = Tables(plan, 1, Settings(), by_mode=False)
+        tables.measured = {wide: (of_type, choice), narrow: (of_type, choice)}
+        assert tables.keeps(table) == kept
+        assert tables.keeps(replace(table, serves=()))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from commlib.tuner import Option, Samples, Settings, choose, judge
+from commlib.tuner.choose import earned
 from commlib.tuner.judge import keeps
 
 SIZES = [8 << step for step in range(16)]  # 8 B to 256 KiB
@@ -132,3 +133,44 @@ def test_sizes_can_be_left_to_one_option() -> None:
     choice = choose(found.with_only(dict.fromkeys(SIZES[3:6], WIDE)))
     assert [choice.at(size) for size in SIZES[2:7]] == [QUICK, WIDE, WIDE, WIDE, QUICK]
     assert len(found.times[SIZES[3]]) == 2
+
+
+def table(*rows: list[float]) -> np.ndarray:
+    """Log medians of sizes (rows) and options (columns), given in µs."""
+    return np.log(np.array(rows) * 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("saved", "kept"),
+    [
+        ((10.0, 10.6), True),  # 6 % and 0.6 µs
+        ((10.0, 10.4), False),  # 4 %
+        ((1.0, 1.08), False),  # 8 %, and 0.08 µs
+        ((2.0, 2.12), True),
+    ],
+)
+def test_a_range_earns_its_place_by_5_percent_and_a_tenth_of_a_microsecond(
+    saved: tuple[float, float], kept: bool
+) -> None:
+    own, neighbour = saved
+    medians = table([neighbour, own * 2], [neighbour, own], [neighbour, own * 2])
+    assert earned([0, 1, 0], medians) == ([0, 1, 0] if kept else [0, 0, 0])
+
+
+def test_what_saves_least_goes_first_and_its_sizes_to_the_neighbour_that_costs_less_there() -> None:
+    # The second option saves 3 % at one size; the third 30 % at two, and costs the second's size less than the first.
+    medians = table([5.0, 9.0, 9.0], [10.4, 10.0, 10.3], [13.0, 13.0, 10.0], [13.0, 13.0, 10.0])
+    assert earned([0, 1, 2, 2], medians) == [0, 2, 2, 2]
+    assert earned([0, 0, 0, 0], medians) == [0, 0, 0, 0]
+
+
+def test_a_range_whose_neighbours_were_not_measured_there_stays() -> None:
+    medians = table([1.0, 9.0], [1.0, 1.0], [1.0, 9.0])
+    medians[1, 0] = np.inf
+    assert earned([0, 1, 0], medians) == [0, 1, 0]
+
+
+def test_medians_alone_give_crossovers_without_intervals() -> None:
+    choice = choose(samples(COSTS, noise=0.0, blocks=1))
+    assert [(s.option, s.interval, s.confidence) for s in choice.stretches] == [(QUICK, None, None), (WIDE, None, None)]
+    assert CROSSOVER / 1.5 < (choice.stretches[0].until or 0) < CROSSOVER * 1.5

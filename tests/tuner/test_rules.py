@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from commlib.collectives.facts import FACTS
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Verdict, document
+from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Verdict, beside, document
 from commlib.tuner.case import PLAIN
 from commlib.tuner.rules import Table
 
@@ -57,13 +60,30 @@ def test_a_second_run_replaces_the_rules_of_the_first() -> None:
     assert len(second.rules) == len(first.rules)
 
 
+def samples_of(*tables: Table, before: dict[str, Any] | None = None, world: int = 2) -> dict[str, Any]:
+    return beside.document(tables, before or {}, world, {"backend": "shm", "device": "a CPU"})["cases"]
+
+
 def test_what_rules_were_chosen_from_goes_with_them() -> None:
-    two = made(TABLE)
-    four = made(replace(TABLE, verdict=Verdict(0.002, 0.02, 0.2)), base=two, world=4).document
+    two = samples_of(TABLE)
+    four = samples_of(replace(TABLE, verdict=Verdict(0.002, 0.02, 0.2)), before=two, world=4)
     names = ["all_reduce float32 eager, 2 ranks", "all_reduce float32 eager, 4 ranks"]
-    assert list(four["samples"]) == list(four["method"]["judged"]) == names
-    assert four["samples"][names[0]] == two.document["samples"][names[0]]
-    assert [four["method"]["judged"][name]["regret"] for name in names] == [0.001, 0.002]
+    assert list(four) == names
+    assert four[names[0]] == two[names[0]]
+    assert [four[name]["judged"]["regret"] for name in names] == [0.001, 0.002]
+
+
+def test_a_file_of_samples_has_every_median_and_reads_back(tmp_path: Path) -> None:
+    found = beside.document([TABLE], {}, 2, {"backend": "shm", "device": "a CPU"})
+    path = tmp_path / "p.samples.json"
+    path.write_text(beside.file_text(found))
+    assert beside.read(path) == found
+    ((case, (samples, serves_all)),) = beside.measured(found, 2).items()
+    assert (case, serves_all, beside.worlds(found)) == (CASE, True, [2])
+    assert samples.times == SAMPLES.times
+    path.write_text('{"schema": "commlib.plan"}')
+    with pytest.raises(ValueError, match=r"p\.samples\.json is no file of samples, version 1; give the"):
+        beside.read(path)
 
 
 def test_a_type_of_its_own_comes_before_all_types() -> None:
@@ -87,13 +107,11 @@ def test_a_type_that_needs_its_own_rule_no_more_loses_it() -> None:
 
 
 def test_with_a_rule_goes_what_it_was_chosen_from() -> None:
-    first = made(
-        TABLE, replace(TABLE, case=replace(CASE, dtype=torch.bfloat16), dtype="bfloat16", mode="eager")
-    ).document
+    own = replace(TABLE, case=replace(CASE, dtype=torch.bfloat16), dtype="bfloat16", mode="eager")
+    first = samples_of(TABLE, own)
     names = ["all_reduce float32 eager, 2 ranks", "all_reduce bfloat16 eager, 2 ranks"]
-    assert list(first["samples"]) == list(first["method"]["judged"]) == names
-    second = made(replace(TABLE, serves=(("bfloat16", "eager"),)), base=Plan(first, "first")).document
-    assert list(second["samples"]) == list(second["method"]["judged"]) == names[:1]
+    assert list(first) == names
+    assert list(samples_of(replace(TABLE, serves=(("bfloat16", "eager"),)), before=first)) == names[:1]
 
 
 def test_rules_of_both_modes_replace_those_of_one_and_the_other_way_round() -> None:
@@ -106,18 +124,19 @@ def test_rules_of_both_modes_replace_those_of_one_and_the_other_way_round() -> N
     assert half[1:3] == ["graph", "*"]  # eager calls still need the older one
 
 
-def test_rules_for_what_an_algorithm_refuses_go_with_the_rule_they_were_made_for() -> None:
-    vendor = Option("nccl_direct")
-    found = Samples({size: {vendor: (1e-6,), ONESHOT: (2e-6,)} for size in (8, 16)})
+def test_a_fallback_for_what_an_algorithm_refuses_goes_with_its_rule() -> None:
+    ours, other, vendor = Option("lsa_ll_oneshot"), Option("lsa_oneshot", (("blocks", 132),)), Option("nccl_direct")
+    found = Samples({size: {vendor: (1e-6,), ours: (4e-6,), other: (2e-6,)} for size in (8, 16)})
     case = replace(CASE, dtype=torch.bfloat16, mode="graph")
-    stretches = (Stretch(Option("lsa_ll_oneshot"), (8,), 8), Stretch(vendor, (16,)))
-    old = Table(case, "*", "graph", found, Choice(stretches), Verdict(0.0, 0.0, None))
+    old = Table(
+        case, "*", "graph", found, Choice((Stretch(ours, (8,), 8), Stretch(vendor, (16,)))), Verdict(0.0, 0.0, None)
+    )
     first = made(old)
-    exceptions = [rule for rule in first.document["rules"] if rule.get("redop") or rule.get("dtype") == "int16"]
-    assert {rule.get("redop", "int16") for rule in exceptions} == {"band", "bor", "bxor", "int16"}
-    second = made(replace(old, mode="*", choice=Choice((Stretch(Option("lsa_ll_oneshot"), (8, 16)),))), base=first)
-    left = [rule for rule in second.document["rules"] if rule.get("world") == [2, 2] and rule.get("mode") == "graph"]
-    assert left == []
+    (rule,) = [rule for rule in first.document["rules"] if "fallback" in rule]
+    assert rule["fallback"] == [{"algorithm": "lsa_oneshot", "params": {"blocks": 132}}]  # the best of those that can
+    second = made(replace(old, mode="*", choice=Choice((Stretch(ours, (8, 16)),))), base=first)
+    left = [rule for rule in second.document["rules"] if rule.get("world") == [2, 2]]
+    assert [(rule.get("mode"), rule.get("fallback")) for rule in left] == [(None, None)]
     measured = replace(old, case=replace(case, dtype=torch.float16), dtype="float16")  # in a run that measured it, too
     third = made(replace(old, mode="*"), base=made(measured))
     assert [rule["mode"] for rule in third.document["rules"] if rule.get("dtype") == "float16"] == ["graph"]
@@ -130,11 +149,11 @@ def test_modes_of_their_own_come_before_both() -> None:
     assert by_mode == ["shm_oneshot", "shm_twoshot"]
 
 
-def test_beyond_the_measured_sizes_the_vendor_runs() -> None:
+def test_beyond_the_measured_sizes_runs_what_was_best_at_the_largest() -> None:
     vendor = Option("nccl_direct")
     found = Samples({size: {ONESHOT: (1e-6,), TWOSHOT: (2e-6,), vendor: (3e-6,)} for size in (8, 16, 4096)})
     plan = made(replace(TABLE, samples=found))
-    assert (chosen(plan, 4096), chosen(plan, 4097)) == ("shm_twoshot", "nccl_direct")
+    assert (chosen(plan, 4096), chosen(plan, 4097), chosen(plan, 1 << 40)) == ("shm_twoshot",) * 3
 
 
 @pytest.mark.parametrize("num_bytes", [8, 4096])
@@ -152,7 +171,9 @@ def test_a_symmetric_table_leaves_to_the_plain_one_what_it_does_best(num_bytes: 
 @pytest.mark.parametrize(("dtype", "redop"), [("int16", "sum"), ("bool", "max"), ("int32", "bxor"), ("float32", "sum")])
 def test_what_the_vendor_does_not_reduce_never_goes_to_it(dtype: str, redop: str) -> None:
     ours, vendor = Option("lsa_oneshot"), Option("nccl_direct")
-    found = Samples({size: {ours: (1e-6,), vendor: (3e-6,)} for size in (8, 4096)})
-    table = replace(TABLE, samples=found, choice=Choice((Stretch(ours, (8, 4096)),)))
-    why = made(table).explain("all_reduce", 1 << 30, dtype, redop, world=2)
+    found = Samples({8: {ours: (1e-6,), vendor: (3e-6,)}, 4096: {ours: (3e-6,), vendor: (1e-6,)}})
+    table = replace(TABLE, samples=found, choice=Choice((Stretch(ours, (8,), 64), Stretch(vendor, (4096,)))))
+    base = Plan({**BASE.document, "rules": BASE.document["rules"][1:]}, "base")  # without a rule of bool's own
+    why = made(table, base=base).explain("all_reduce", 1 << 30, dtype, redop, world=2, facts=FACTS)
     assert why.algorithm == ("nccl_direct" if dtype == "float32" else "lsa_oneshot")
+    assert bool(why.passed) == (dtype != "float32")

@@ -34,13 +34,13 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
 @click.command(cls=Words)
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(2), help="Start so many ranks here; else join the launcher's.")
-@click.option("-b", "--min-bytes", default="8", callback=read_bytes, show_default=True, help="Smallest size.")
+@click.option("-b", "--min-bytes", default="16", callback=read_bytes, show_default=True, help="Smallest size.")
 @click.option("-e", "--max-bytes", help="Largest size.  [default: 256M on GPUs, 64M on the CPU]")
 @click.option("--dtype", help="Types; the first stands for all others.  [default: bfloat16,float32; CPU: reversed]")
 @click.option("--mode", help="eager, graph or both.  [default: graph,eager on GPUs, eager on the CPU]")
 @click.option("--algorithms", default="all", show_default=True, help="all, or names: a,b.")
 @click.option("--time", "seconds", callback=_seconds, help="In all, such as 60s or 5m.  [default: 60s per operation]")
-@click.option("--penalty", default=0.05, show_default=True, help="What a switch between sizes must gain, as a share.")
+@click.option("--penalty", default=0.02, show_default=True, help="What a switch between sizes must gain, as a share.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
 @click.option("--backend", default="auto", show_default=True, help="auto, nccl, shm or torch.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
@@ -49,6 +49,12 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
 @click.option("--resume", is_flag=True, help="Go on after an interrupted run: sizes that it measured stand.")
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
 @click.option("--force", is_flag=True, help="Write the plan even where it is slower than the default.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure nothing: rules of FILE's samples.",
+)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Curves and choices, as .png or .svg.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Plan file.  [default: yours]")
 @click.pass_context
@@ -58,7 +64,12 @@ def tune(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: s
     Each algorithm must give exactly right values before it is timed. Sizes follow a grid of √2; where two algorithms
     cross, the interval says how sure that is. A plan that is slower than the default is not written.
     """
+    source = options.pop("source")
     order = _order(ops, options)
+    if source is not None:
+        from commlib.cli.tune.run import rebuild
+
+        ctx.exit(rebuild(source, order))
     code = started(ctx, "tune", ranks, bind)
     if code is not None:
         ctx.exit(code)

@@ -6,10 +6,9 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -18,22 +17,19 @@ import commlib
 from commlib import env
 from commlib.cli.tune.table import closing, opening, table_lines
 from commlib.plan import Plan, user_path
+from commlib.report.files import write
 from commlib.report.table import fold
 from commlib.timing import Protocol, fingerprint
-from commlib.tuner import Case, Effort, Option, Settings, Store, Survey, cases_of, choose, document, judge
-from commlib.tuner.judge import keeps
-from commlib.tuner.rules import Table, vendor_of
-from commlib.tuner.survey import incumbent
+from commlib.tuner import Case, Effort, Settings, Store, Survey, Tables, beside, by_op, cases_of, document
+from commlib.tuner.rules import Table
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
-    from commlib.tuner import Choice, Samples
 
 PER_OP_S = 60.0  # from the start of the ranks to the plan
 USED = 0.9  # of the time: the least blocks of large sizes may take longer than their share
 HIGH_CPU, HIGH_GPU = 64 << 20, 256 << 20
 PAIRS = Protocol.buffers
-ALIKE, ALIKE_WORST = 0.01, 0.05  # one table serves two modes or types if it costs the other no more than this
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,7 @@ class Tuning:
         self.path = order.output or user_path(comm.backend, str(self.machine["device"]), comm.size)
         self.width = shutil.get_terminal_size().columns
         self.cases = list(cases_of(self.order.ops, self.order.dtypes, self.order.modes, comm.backend, comm.size))
-        self.measured: dict[Case, tuple[Samples, Choice]] = {}
+        self.tables = Tables(comm.plan, comm.size, self.settings, gpu)
 
     def say(self, *lines: str) -> None:
         """Print on rank 0, over the progress line if that stands there."""
@@ -102,11 +98,11 @@ class Tuning:
         self.say(*opening(self.comm, self.order, self.machine, len(self.cases)))
         tables, refused = [], []
         survey = Survey(self.comm, self._store(), self.progress)
-        for cases in _by_op(self.cases):
+        for cases in by_op(self.cases):
             for case in cases:
                 self._survey(survey, case)
-            for table in self._tables(cases):
-                kept = not self.order.fresh and self.keeps(table)
+            for table in self.tables.of(cases):
+                kept = not self.order.fresh and self.tables.keeps(table)
                 self.say(*table_lines(table, self.width, kept))
                 refused += [table] if table.verdict.slower else []
                 tables += [] if kept else [table]
@@ -122,68 +118,15 @@ class Tuning:
         plain = None
         if case.placement == "symmetric":
             on_plain = replace(case, placement="plain")
-            at = self.measured[on_plain][1].at if on_plain in self.measured else self._now(on_plain)
+            known = self.tables.measured
+            at = known[on_plain][1].at if on_plain in known else self.tables.now(on_plain)
             sizes = case.counts(self.comm.size, effort.low, effort.high)
             plain = {size: option for size in sizes if (option := at(size)) is not None}
         samples = survey.run(case, effort, plain)
         for option, why in samples.left_out.items():
             self.say(f"# left out: {option}: {why}")
         if samples.times:
-            self.measured[case] = samples, choose(samples, self.settings)
-
-    def _tables(self, cases: list[Case]) -> Iterator[Table]:
-        """Yield the rules to write: what serves other modes and types as well as their own does, serves them."""
-        for placement in ("plain", "symmetric"):
-            here = [case for case in cases if case.placement == placement and case in self.measured]
-            if not here:
-                continue
-            first = here[0]
-            other_modes = [case for case in here if case.dtype == first.dtype and case.mode != first.mode]
-            alike = bool(other_modes) and all(self._serves(first, case) for case in other_modes)
-            one_mode = alike or self.comm.device.type != "cuda"
-            tables = [self._table(first, "*", "*" if one_mode else first.mode)]
-            served: list[tuple[str, str]] = []
-            for case in here[1:]:
-                name = str(case.dtype).removeprefix("torch.") if case.dtype != first.dtype else "*"
-                general = first if one_mode else replace(case, dtype=first.dtype)
-                if (one_mode and name == "*") or (name != "*" and self._serves(general, case)):
-                    served.append((name, case.mode))
-                else:
-                    tables.append(self._table(case, name, case.mode if self.comm.device.type == "cuda" else "*"))
-            yield replace(tables[0], serves=tuple(served))
-            yield from tables[1:]
-
-    def _table(self, case: Case, dtype: str, mode: str) -> Table:
-        samples, choice = self.measured[case]
-        default = self._default(case, samples)
-        verdict = judge(samples, None, default, self.settings)
-        if verdict.slower:  # what the default does better it goes on doing
-            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings)
-            verdict = judge(samples, choice.at, default, self.settings)
-            self.measured[case] = samples, choice
-        return Table(case, dtype, mode, samples, choice, verdict)
-
-    def _serves(self, general: Case, case: Case) -> bool:
-        """Whether one case's choice is as good for another."""
-        if general not in self.measured:
-            return False
-        samples = self.measured[case][0]
-        verdict = judge(samples, self.measured[general][1].at, lambda size: None, self.settings)
-        return verdict.regret <= ALIKE and verdict.worst <= ALIKE_WORST
-
-    def keeps(self, table: Table) -> bool:
-        """Whether the plan in force is as good, also for the types and modes that the table serves."""
-        cases = [table.case, *table.served()]
-        return all(keeps(self.measured[case][0], self._now(case), table.choice) for case in cases)
-
-    def _now(self, case: Case) -> Callable[[int], Option | None]:
-        """Return what the plan in force runs, by size."""
-        return lambda size: incumbent(self.comm.plan, case, size, self.comm.size)
-
-    def _default(self, case: Case, samples: Samples) -> Callable[[int], Option | None]:
-        """Return the vendor's own call by size, or the plan in force where there is no vendor."""
-        vendor = vendor_of(case, samples)
-        return self._now(case) if vendor is None else lambda size: Option(vendor)
+            self.tables.add(case, samples)
 
     def _store(self) -> Store:
         order = self.order
@@ -202,7 +145,8 @@ class Tuning:
         if refused and not self.order.force:
             return 1
         if self.comm.rank == 0 and tables and not self.order.dry_run:
-            write(self.path, plan)
+            samples = beside.document(tables, beside.cases_beside(base), self.comm.size, self.machine)
+            keep(self.path, plan, samples)
         return 0
 
     def _plot(self) -> None:
@@ -210,7 +154,7 @@ class Tuning:
 
         assert self.order.plot is not None
         try:
-            plot({case: found for case, found in self.measured.items()}, self.order.plot)
+            plot(self.tables.measured, self.order.plot)
             self.say(f"# curves: {self.order.plot}")
         except commlib.Unsupported as error:
             self.say(f"# no plot: {error}")
@@ -232,14 +176,29 @@ def main(order: Order, command: str) -> int:
             return 130
 
 
-def write(path: Path, plan: Plan) -> None:
-    """Write a plan so that a reader sees the old one or the new one."""
+def rebuild(source: Path, order: Order) -> int:
+    """Make the rules again of a file of samples, without a measurement: on top of --plan, or of nothing."""
+    found = beside.read(source)
+    machine, settings = found["fingerprint"], Settings(penalty=order.penalty, seed=order.seed)
+    path = order.output or source.with_name(source.name.replace(".samples.json", ".json"))
+    plan = Plan.load(order.plan) if order.plan else Plan(document([], Plan.empty(), 2, machine, settings), str(path))
+    for world in beside.worlds(found):
+        tables = Tables(plan, world, settings, machine["backend"].startswith("nccl"))
+        for case, (samples, serves_all) in beside.measured(found, world).items():
+            tables.add(case, samples, serves_all)
+        made = [table for of_op in by_op(list(tables.measured)) for table in tables.of(of_op)]
+        for table in made:
+            click.echo("\n".join(table_lines(table, shutil.get_terminal_size().columns, False)))
+        plan = Plan(document(made, plan, world, machine, settings), str(path))
+    if not order.dry_run:
+        write(path, plan.file_text)
+        click.echo(f"# plan {plan.digest} is in {path}")
+    return 0
+
+
+def keep(path: Path, plan: Plan, samples: dict[str, Any]) -> None:
+    """Write a plan, and beside it what it was made from."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(plan.file_text, encoding="utf-8")
-    beside.replace(path)
-
-
-def _by_op(cases: list[Case]) -> Iterator[list[Case]]:
-    for op in dict.fromkeys(case.op for case in cases):
-        yield [case for case in cases if case.op == op]
+    write(path, plan.file_text)
+    if path.is_file():
+        write(beside.beside(path), beside.file_text(samples))

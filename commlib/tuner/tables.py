@@ -1,0 +1,95 @@
+"""Tables: which rules to write for what was measured, what is alike, what serves others, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from commlib.plan import Plan
+from commlib.tuner.case import Case, Option
+from commlib.tuner.choose import Choice, Settings, choose
+from commlib.tuner.judge import judge, keeps
+from commlib.tuner.rules import Table, vendor_of
+from commlib.tuner.samples import Samples
+from commlib.tuner.survey import incumbent
+
+ALIKE, ALIKE_WORST = 0.01, 0.05  # one table serves two modes or types if it costs the other no more than this
+
+
+class Tables:
+    """What was measured for one number of ranks, and the rules that come of it on top of a plan in force.
+
+    `by_mode`: graphs and eager calls are different things here, as on GPUs.
+    """
+
+    def __init__(self, plan: Plan, world: int, settings: Settings, by_mode: bool) -> None:
+        self.plan, self.world, self.settings, self.by_mode = plan, world, settings, by_mode
+        self.measured: dict[Case, tuple[Samples, Choice]] = {}
+        self._serves_all: set[Case] = set()
+
+    def add(self, case: Case, samples: Samples, serves_all: bool = False) -> None:
+        """Take what was measured of a case; `serves_all`: a run before found that it serves the other mode too."""
+        self.measured[case] = samples, choose(samples, self.settings)
+        self._serves_all |= {case} if serves_all else set()
+
+    def of(self, cases: Sequence[Case]) -> Iterator[Table]:
+        """Yield the rules of one collective: what serves other modes and types as well as their own, serves them."""
+        for placement in ("plain", "symmetric"):
+            here = [case for case in cases if case.placement == placement and case in self.measured]
+            if here:
+                yield from self._of_placement(here)
+
+    def _of_placement(self, here: Sequence[Case]) -> Iterator[Table]:
+        first = here[0]
+        other_modes = [case for case in here if case.dtype == first.dtype and case.mode != first.mode]
+        alike = bool(other_modes) and all(self._serves(first, case) for case in other_modes)
+        one_mode = alike or not self.by_mode or (not other_modes and first in self._serves_all)
+        tables = [self._table(first, "*", "*" if one_mode else first.mode)]
+        served: list[tuple[str, str]] = []
+        for case in here[1:]:
+            name = str(case.dtype).removeprefix("torch.") if case.dtype != first.dtype else "*"
+            general = first if one_mode else replace(case, dtype=first.dtype)
+            if (one_mode and name == "*") or (name != "*" and self._serves(general, case)):
+                served.append((name, case.mode))
+            else:
+                tables.append(self._table(case, name, case.mode if self.by_mode else "*"))
+        yield replace(tables[0], serves=tuple(served))
+        yield from tables[1:]
+
+    def _table(self, case: Case, dtype: str, mode: str) -> Table:
+        samples, choice = self.measured[case]
+        default = self._default(case, samples)
+        verdict = judge(samples, None, default, self.settings)
+        if verdict.slower:  # what the default does better it goes on doing
+            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings)
+            verdict = judge(samples, choice.at, default, self.settings)
+            self.measured[case] = samples, choice
+        return Table(case, dtype, mode, samples, choice, verdict)
+
+    def _serves(self, general: Case, case: Case) -> bool:
+        """Whether one case's choice is as good for another."""
+        if general not in self.measured:
+            return False
+        samples = self.measured[case][0]
+        verdict = judge(samples, self.measured[general][1].at, lambda size: None, self.settings)
+        return verdict.regret <= ALIKE and verdict.worst <= ALIKE_WORST
+
+    def keeps(self, table: Table) -> bool:
+        """Whether the plan in force is as good, also for the types and modes that the table serves."""
+        cases = [table.case, *table.served()]
+        return all(keeps(self.measured[case][0], self.now(case), table.choice) for case in cases)
+
+    def now(self, case: Case) -> Callable[[int], Option | None]:
+        """Return what the plan in force runs, by size."""
+        return lambda size: incumbent(self.plan, case, size, self.world)
+
+    def _default(self, case: Case, samples: Samples) -> Callable[[int], Option | None]:
+        """Return the vendor's own call by size, or the plan in force where there is no vendor."""
+        vendor = vendor_of(case, samples)
+        return self.now(case) if vendor is None else lambda size: Option(vendor)
+
+
+def by_op(cases: Sequence[Case]) -> Iterator[list[Case]]:
+    """Yield the cases of each collective."""
+    for op in dict.fromkeys(case.op for case in cases):
+        yield [case for case in cases if case.op == op]
