@@ -249,8 +249,10 @@ def _one_of(what: str, name: str, known: Any) -> None:
 
 
 def _write(text: str, output: Path | None) -> None:
+    from commlib.report.files import write
+
     if output is None:
         click.echo(text, nl=False)
     else:
-        output.write_text(text, encoding="utf-8")
+        write(output, text)
         click.echo(f"wrote {output}", err=True)

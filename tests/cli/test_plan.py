@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,12 @@ def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
     monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
     Path("shm.json").write_text(shipped_plan("shm").text)
     assert "of shm.json (plan " in run("explain", "all_reduce")[1]
+
+
+def test_a_plan_is_written_into_a_pipe_and_not_in_its_place(run):
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert run("threshold", "64K", "-o", "pipe")[0] == 0
+    assert not Path("pipe").is_file()
+    assert Plan.parse(os.read(reader, 1 << 20).decode(), "pipe").rules
+    os.close(reader)

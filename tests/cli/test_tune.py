@@ -21,7 +21,7 @@ from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Tabl
 from commlib.tuner.rules import Table
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
-SIZES = {1024, 1440, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
+SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
 
 
 def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:
