@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from commlib.cli.options import python_file
 from commlib.collectives import COLLECTIVES, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
@@ -62,8 +63,20 @@ class Broken(Peer):
         pass
 
 
-def reasons(comm: Communicator, make: str) -> list[str]:
-    peer = Broken() if make == "broken" else load(make)
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/peers"
+
+
+def made(name: str) -> Peer:
+    """Return a peer of the table, of a file beside the benchmarks, or the broken one."""
+    if (FOLDER / f"{name}.py").exists():
+        peer = python_file(FOLDER / f"{name}.py", "make").make()
+        assert isinstance(peer, Peer)
+        return peer
+    return Broken() if name == "broken" else load(name)
+
+
+def reasons(comm: Communicator, name: str) -> list[str]:
+    peer = made(name)
     peer.start(comm, graph=False)
     found = [peer.reason]
     for candidate in peer.lines(comm, COLLECTIVES["all_reduce"], False):
@@ -81,6 +94,8 @@ def reasons(comm: Communicator, make: str) -> list[str]:
         ("mpi", "start it under mpirun"),
         ("nccl", "NCCL needs GPUs; this job is on cpu"),
         ("symm", "torch's symmetric memory is on GPUs; this job is on cpu"),
+        ("nccl_windows", "NCCL needs GPUs; this job is on cpu"),
+        ("vllm", "it needs GPUs; this job is on cpu"),
     ],
 )
 def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(

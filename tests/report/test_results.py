@@ -1,0 +1,31 @@
+"""The results that are kept: few files, small, and every document of bench among them can be shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from commlib.bench.rows import KIND
+from commlib.cli.bench.view import BenchView
+from commlib.report.packed import unpacked
+
+RESULTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks/results").iterdir())
+
+
+def test_results_are_few_files_and_small() -> None:
+    assert len(RESULTS) <= 15
+    assert sum(path.stat().st_size for path in RESULTS) <= 600_000
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_a_file_has_documents_of_one_command_with_rows_and_a_line_for_each(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    documents = unpacked(json.loads(text))
+    assert len({document["schema"] for document in documents}) == 1
+    assert all(document["rows"] for document in documents)
+    assert text.count("\n   [") == sum(len(document["rows"]) for document in documents)
+    if documents[0]["schema"] == KIND.name:
+        for document in KIND.read_all(path):
+            assert "# Out of bounds values : 0 OK" in BenchView(document, 120).text()
