@@ -18,9 +18,9 @@ from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
-from commlib.collectives import COLLECTIVES, REDOPS, entry
+from commlib.collectives import COLLECTIVES, REDOPS, entry, introduce
 from commlib.collectives.all_to_all import agree_splits, row_splits
-from commlib.collectives.facts import FACTS, flat
+from commlib.collectives.facts import facts
 from commlib.errors import Closed
 from commlib.plan import Explanation, Plan, Query
 from commlib.redops import redop_code
@@ -98,7 +98,7 @@ class Communicator:
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)
-        made = backends.create(name, world, options)
+        made = introduce(backends.create(name, world, options))
         try:
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
@@ -277,13 +277,13 @@ class Communicator:
         if op not in COLLECTIVES:
             raise ValueError(f"unknown collective {op!r}; known: {', '.join(COLLECTIVES)}")
         call = Query(op, num_bytes, str(dtype).removeprefix("torch."), redop, self.size, placement, mode)
-        return self.plan.explained(call, FACTS)
+        return self.plan.explained(call, facts(self._backend.has_arena))
 
     def use(self, plan: Plan) -> None:
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
         self._lanes.drain(COLLECTIVE_CALLS)
-        self._backend.set_plan(flat(plan, self.size))
+        self._backend.set_plan(plan)
         self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""Device code by name: which file holds an algorithm's kernel, and which instance of it serves a call."""
+"""Device code by name: which instance of an algorithm's kernel serves a call."""
 
 from __future__ import annotations
-
-from commlib.jit import csrc
 
 MAX_WORLD = 8  # kMaxPeers of csrc/include/commlib/job.h
 
@@ -27,15 +25,6 @@ ELEMENTS: dict[str, str] = {
     "complex64": "float",
     "complex128": "double",
 }
-
-
-def source_of(collective: str, algorithm: str) -> str | None:
-    """Return the file of an algorithm, below csrc; None if it is not device code."""
-    for folder in (collective, collective.removesuffix("v")):
-        source = f"collectives/{folder}/{algorithm}.cu"
-        if (csrc() / source).is_file():
-            return source
-    return None
 
 
 def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:

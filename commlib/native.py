@@ -55,12 +55,6 @@ def library_path() -> str:
     return str(tvm_ffi.get_global_func("commlib.library_path")())
 
 
-def algorithm_id(op: str, name: str) -> int:
-    """Return the number of a native algorithm, or -1."""
-    load()
-    return int(tvm_ffi.get_global_func("commlib.shm.algorithm_id")(op, name))
-
-
 def set_builder(build: Callable[[str, str, str], tuple[bytes, str]]) -> None:
     """Give native code the compiler: build(source, expression, arch) returns the cubin and the kernel's name in it."""
     load()

@@ -316,7 +316,7 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.use(Plan.only({"all_reduce": "nccl_direct"})), "no algorithm 'nccl_direct' on shm"),
         (
             lambda: alone.use(Plan.only({"all_reduce": "shm_oneshot"}, params={"chunkbytes": 4096})),
-            "unknown params .'chunkbytes'.; shm knows chunk_bytes and hot",
+            "unknown params .'chunkbytes'.; shm_oneshot knows chunk_bytes and hot",
         ),
         (
             lambda: alone.use(Plan.only({"all_reduce": "shm_oneshot"}, params={"chunk_bytes": 100})),

@@ -148,9 +148,10 @@ def modules_of(collective):
 
 
 def files_of(collective, algorithm):
-    # On GPUs an algorithm is device code, or calls of NCCL's in C++.
-    folders = [ROOT / "csrc/collectives" / stem for stem in sorted(stems_of(collective))]
-    return [folder / f"{algorithm.name}{suffix}" for folder in folders for suffix in (".cc", ".cu")]
+    # Device code serves several collectives where they do the same; its row names the folder.
+    if algorithm.kernel:
+        return [ROOT / "csrc" / algorithm.source]
+    return [ROOT / "csrc/collectives" / stem / f"{algorithm.name}.cc" for stem in sorted(stems_of(collective))]
 
 
 def test_a_collective_has_its_module():

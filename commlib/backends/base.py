@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from commlib.backends.rules import Rows, plan_text
 from commlib.errors import Unsupported
 from commlib.plan import Plan
 
@@ -35,6 +37,9 @@ class Backend(ABC):
     name: str
     native: bool
     device: torch.device
+    size: int
+    rows: Rows = MappingProxyType({})
+    has_arena = True  # there is symmetric memory
     agrees_splits = True  # all_to_all with splits is preceded by an exchange of them between the ranks
 
     @property
@@ -46,9 +51,20 @@ class Backend(ABC):
     def bind(self, name: str) -> Callable[..., Any]:
         """Return the native entry point of a collective."""
 
-    @abstractmethod
+    def learn(self, rows: Rows, text: str) -> None:
+        """Take the rows of its algorithms, by collective and name, and the `text` that tells a native half of them."""
+        self.rows = rows
+
     def set_plan(self, plan: Plan) -> None:
         """Take the plan that decides from now on; every rank does so at the same place."""
+        self.take_plan(plan_text(plan, self.size, self.rows, self.name))
+
+    def take_plan(self, text: str) -> None:
+        """Give the rules to the native half; without one the engine chooses by itself."""
+
+    def inner(self) -> AbstractContextManager[None]:
+        """Mark the calls inside as part of another one: a peer's call of the caller's own does not match them."""
+        return nullcontext()
 
     @abstractmethod
     def empty(self, num_bytes: int) -> torch.Tensor:

@@ -11,34 +11,28 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils.dlpack
 
 from commlib import device, jit, native
-from commlib.backends.base import Backend, Options
+from commlib.backends.base import Options
+from commlib.backends.native import NativeBackend
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
 from commlib.device import MAX_WORLD
 from commlib.errors import CommError, Unsupported
-from commlib.plan import MODES, Plan, Rule
-from commlib.redops import DTYPES, REDOPS
 
 _LOG = logging.getLogger("commlib")
-_UNLIMITED = (1 << 62) - 1
 CLOSE_S = 10.0  # for the peers to close too
 _SLICE_S = 0.01  # of a wait of the host: between two, Python sees signals
-# Of a kernel: at most so many blocks, of so many threads, each thread's least share, a stream's step.
-DEFAULT_SHAPE = {"blocks": 64, "threads": 256, "grain_bytes": 16, "tile_bytes": 16384}
 
 
-class NcclBackend(Backend):
+class NcclBackend(NativeBackend):
     """GPUs of one host: NCCL's communicator, and symmetric memory on which commlib's own kernels work."""
 
     name = "nccl"
-    native = True
     agrees_splits = False  # its one algorithm sends between pairs, and a graph may hold no exchange on the host
 
     def __init__(self, world: World, options: Options) -> None:
-        self._world_size = world.size
+        self.size = world.size
         self._timeout_s = options.timeout_s
         self._pool: torch.cuda.MemPool | None = None
         self._serving = False
@@ -91,7 +85,7 @@ class NcclBackend(Backend):
             if faults:
                 raise CommError(faults[0].replace("!", "", 1))
             if failures:
-                self.no_arena = failures[0]
+                self.no_arena, self.has_arena = failures[0], False
                 self._group.without_arena(failures[0])
                 if world.rank == 0:
                     _LOG.warning("no symmetric memory, NCCL's own algorithms only: %s", failures[0])
@@ -104,17 +98,15 @@ class NcclBackend(Backend):
         return "nccl_direct" if self.no_arena else "nccl"
 
     def _build(self, op: str, algorithm: str, dtype: str, redop: str) -> tuple[bytes, str]:
-        source = device.source_of(op, algorithm)
-        assert source is not None, (op, algorithm)
-        instance = device.expression(algorithm, self._world_size, dtype, redop)
-        kernel = jit.compile_kernel(source, instance, self._arch)
+        instance = device.expression(algorithm, self.size, dtype, redop)
+        kernel = jit.compile_kernel(self.rows[op][algorithm].source, instance, self._arch)
         return kernel.code, kernel.symbol
 
     def bind(self, name: str) -> Callable[..., Any]:
         """Return the native function; torch's current stream comes along with the tensors."""
         if name == "barrier":
             return self._barrier
-        return native.keep_interpreter(self._group.bind(name))
+        return super().bind(name)
 
     def _barrier(self) -> None:
         """Wait on the host too, unless a graph is being captured: then the replay waits."""
@@ -132,45 +124,11 @@ class NcclBackend(Backend):
     def _stream(self) -> int:
         return int(torch.cuda.current_stream(self.device).cuda_stream)
 
-    def set_plan(self, plan: Plan) -> None:
-        """Compile the plan's rules for this world into the native tables, eager and graph."""
-        self._group.clear_plan()
-        for mode in MODES:
-            for rule in plan.rules_for(self._world_size, mode):
-                self._add(rule, mode)
-
-    def _add(self, rule: Rule, mode: str) -> None:
-        ranges: list[int] = []
-        for entry in rule.ranges:
-            algorithm = self._algorithm(rule, entry.algorithm)
-            unknown = set(entry.params) - set(DEFAULT_SHAPE)
-            if unknown:
-                raise ValueError(
-                    f"{rule.where}: unknown params {sorted(unknown)}; nccl knows {', '.join(DEFAULT_SHAPE)}"
-                )
-            shape = {**DEFAULT_SHAPE, **entry.params}
-            limit = _UNLIMITED if entry.max_bytes is None else entry.max_bytes
-            ranges += [limit, algorithm, *(int(shape[name]) for name in DEFAULT_SHAPE)]
-        dtype = -1 if rule.dtype == "*" else DTYPES.index(rule.dtype)
-        redop = -1 if rule.redop == "*" else REDOPS.index(rule.redop)
-        self._group.add_rule(rule.op, mode == "graph", rule.placement == "symmetric", dtype, redop, ranges)
-
-    def _algorithm(self, rule: Rule, name: str) -> int:
-        code = device.source_of(rule.op, name) is not None
-        reduces = rule.op in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatterv")
-        number = int(self._group.algorithm_id(rule.op, name, code, reduces))
-        if number < 0:
-            raise ValueError(f"{rule.where}: {rule.op} has no algorithm {name!r} on nccl")
-        return number
-
-    def choice(self, op: str, num_bytes: int, dtype: str, redop: str, placement: str, mode: str = "eager") -> str:
+    def choice(
+        self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
+    ) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        codes = DTYPES.index(dtype), REDOPS.index(redop)
-        return str(self._group.choice(op, mode == "graph", placement == "symmetric", *codes, num_bytes))
-
-    def empty(self, num_bytes: int) -> torch.Tensor:
-        """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
-        return torch.utils.dlpack.from_dlpack(self._group.empty(num_bytes))
+        return str(self._group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph"))
 
     @contextmanager
     def symmetric(self) -> Iterator[None]:
@@ -196,14 +154,6 @@ class NcclBackend(Backend):
         finally:
             self._serving = False
             group.serve_pool(False)
-
-    def check(self) -> None:
-        """Raise what ended the communicator, on this GPU, in NCCL or because a peer died."""
-        self._group.check()
-
-    def abort(self, why: str) -> None:
-        """Make kernels under way leave, here and on the peers."""
-        self._group.abort(why)
 
     def close(self) -> None:
         """Let calls finish, then free everything together with the peers; one that stays away costs seconds."""

@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import TCPStore
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World, one_host
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
-from commlib.plan import Plan
 
 _TIMED_OUT = ("timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
@@ -63,13 +62,6 @@ class TorchBackend(Backend):
     def bind(self, name: str) -> Callable[..., Any]:
         """There is no native half."""
         raise Unsupported(f"the torch backend has no native {name}")
-
-    def set_plan(self, plan: Plan) -> None:
-        """The engine chooses by itself; only names are checked."""
-        for rule in plan.rules_for(self.size, "eager"):
-            for entry in rule.ranges:
-                if entry.algorithm != "torch_direct":
-                    raise ValueError(f"{rule.where}: {rule.op} has no algorithm {entry.algorithm!r} on torch")
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a torch Work under the deadline; engine errors become ours."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from commlib.backends.base import Backend
@@ -20,6 +20,7 @@ from commlib.collectives import (
     send_recv,
 )
 from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.collectives.told import lines_of
 from commlib.redops import REDOPS
 
 COLLECTIVES: dict[str, Collective] = {
@@ -40,6 +41,22 @@ COLLECTIVES: dict[str, Collective] = {
         barrier.BARRIER,
     )
 }
+
+
+def introduce(backend: Backend) -> Backend:
+    """Tell a backend what it can do, its rows and what its native half needs to know of them, and return it."""
+    rows = {
+        name: {a.name: a for a in spec.algorithms if a.backend == backend.name} for name, spec in COLLECTIVES.items()
+    }
+    backend.learn(rows, _text(backend.name, backend.size))
+    return backend
+
+
+@cache
+def _text(backend: str, size: int) -> str:
+    rows = ((spec, a) for spec in COLLECTIVES.values() for a in spec.algorithms if a.backend == backend)
+    return "\n".join(line for spec, algorithm in rows for line in lines_of(spec, algorithm, size))
+
 
 # Entry points of a backend that are not named like their collective.
 _COLLECTIVE_OF = {"send": "send_recv", "recv": "send_recv"}
@@ -72,4 +89,4 @@ def algorithm_names(backend: str) -> dict[str, list[str]]:
     return {name: [a.name for a in spec.algorithms if a.backend == backend] for name, spec in COLLECTIVES.items()}
 
 
-__all__ = ["COLLECTIVES", "REDOPS", "Algorithm", "Call", "Collective", "algorithm_names", "entry"]
+__all__ = ["COLLECTIVES", "REDOPS", "Algorithm", "Call", "Collective", "algorithm_names", "entry", "introduce"]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives.nccl_calls import refuses_old_nccl
+from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines, packets, streams
@@ -45,7 +46,7 @@ def _cut(whole: torch.Tensor, sizes: tuple[int, ...], rank: int) -> torch.Tensor
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", variants=chunks),
+    Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
@@ -61,11 +62,11 @@ ALL_GATHER = Collective(
     in_place=lambda call, whole: (whole[call.rank * call.count : (call.rank + 1) * call.count], whole),
     algorithms=(
         *_ALGORITHMS,
-        Algorithm("nccl_staged", "nccl"),
+        Algorithm("nccl_staged", "nccl", arena=True),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
-        Algorithm("lsa_ll_oneshot", "nccl", variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", variants=lines),
-        Algorithm("lsa_oneshot", "nccl", variants=streams),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=STREAMS, variants=streams),
     ),
 )
 
@@ -77,5 +78,8 @@ ALL_GATHERV = Collective(
     size_count=lambda call: sum(ragged(call)),
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (_cut(whole, ragged(call), call.rank), whole),
-    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", variants=lines)),
+    algorithms=(
+        *_ALGORITHMS,
+        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+    ),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
+from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines, packets, streams, two_phases_of_lines
@@ -32,17 +33,17 @@ ALL_REDUCE = Collective(
     reduces=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", variants=chunks),
-        Algorithm("shm_twoshot", "shm", variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_twoshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("nccl_staged", "nccl", ordered=False, refuses=refuses_nccl),
+        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl", variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", variants=lines),
-        Algorithm("lsa_ll128_twoshot", "nccl", variants=two_phases_of_lines),
-        Algorithm("lsa_oneshot", "nccl", variants=streams),
-        Algorithm("lsa_twoshot", "nccl", variants=streams),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
+        Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=STREAMS, variants=streams),
+        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=STREAMS, variants=streams),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
 from commlib.collectives.variants import chunks, lines, streams
@@ -62,11 +63,11 @@ ALL_TO_ALL = Collective(
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
-        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
-        Algorithm("lsa_oneshot", "nccl", variants=streams),
+        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=STREAMS, variants=streams),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )
@@ -79,7 +80,7 @@ ALL_TO_ALLV = Collective(
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
     bus_factor=lambda n: (n - 1) / n,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("nccl_direct", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
@@ -99,7 +100,8 @@ def agree_splits(comm: Communicator, from_each: Sequence[int], to_each: Sequence
     """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
     mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=comm.device)
     everyone = torch.empty((comm.size, 2 * comm.size), dtype=torch.int64, device=comm.device)
-    table = comm.all_gather_into_tensor(everyone, mine).tolist()
+    with comm._backend.inner():
+        table = comm.all_gather_into_tensor(everyone, mine).tolist()
     for source in range(comm.size):
         for target in range(comm.size):
             sent, expected = table[source][target], table[target][comm.size + source]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from commlib.collectives.params import PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ BARRIER = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm"),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll_exchange", "nccl"),
+        Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=PACKETS),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

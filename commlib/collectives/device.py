@@ -1,14 +1,12 @@
-"""Which GPU kernels there are: each algorithm of the tables that has a csrc/collectives/<collective>/<name>.cu."""
+"""Which GPU kernels there are: those of each algorithm of the tables that is device code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.reference import reducible
-from commlib.device import ELEMENTS, expression, source_of
+from commlib.collectives.told import serves
+from commlib.device import ELEMENTS, expression
 from commlib.redops import REDOPS
 
 
@@ -18,13 +16,10 @@ def kernels(
     """Return (source, expression) of every kernel that calls of these worlds, types and reductions can need."""
     calls = [(dtype, redop, world) for world in worlds for dtype in dtypes for redop in redops]
     found: dict[tuple[str, str], None] = {}
-    for name, collective in COLLECTIVES.items():
+    for collective in COLLECTIVES.values():
         for algorithm in collective.algorithms:
-            source = source_of(name, algorithm.name) if algorithm.backend == "nccl" else None
-            for dtype, redop, world in calls if source else ():
-                element = getattr(torch, dtype)
-                undefined = collective.reduces and not reducible(element, redop)
-                if source and not undefined and not algorithm.refuses(element, redop, world):
+            for dtype, redop, world in calls if algorithm.kernel else ():
+                if serves(collective, algorithm, dtype, redop, world):
                     keys = (dtype, redop) if collective.reduces else ()
-                    found[source, expression(algorithm.name, world, *keys)] = None
+                    found[algorithm.source, expression(algorithm.name, world, *keys)] = None
     return list(found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.collectives.nccl_calls import refuses_nccl
+from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines
@@ -36,9 +37,9 @@ REDUCE = Collective(
     rooted=True,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
+        Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

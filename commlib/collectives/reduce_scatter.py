@@ -8,6 +8,7 @@ import torch
 
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
+from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines, packets, streams
@@ -38,7 +39,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arg
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", variants=chunks),
+    Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
     Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
@@ -57,11 +58,11 @@ REDUCE_SCATTER = Collective(
     in_place=lambda call, whole: (whole, whole[call.rank * call.count : (call.rank + 1) * call.count]),
     algorithms=(
         *_ALGORITHMS,
-        Algorithm("nccl_staged", "nccl", ordered=False, refuses=refuses_nccl),
+        Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
-        Algorithm("lsa_ll_oneshot", "nccl", variants=packets),
-        Algorithm("lsa_ll128_oneshot", "nccl", variants=lines),
-        Algorithm("lsa_oneshot", "nccl", variants=streams),
+        Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=packets),
+        Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=lines),
+        Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=STREAMS, variants=streams),
     ),
 )
 
@@ -79,5 +80,5 @@ REDUCE_SCATTERV = Collective(
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, _block(whole, ragged(call), call.rank)),
-    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", variants=lines)),
+    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)),
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
@@ -40,9 +41,9 @@ SCATTER = Collective(
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl", variants=lines),
+        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

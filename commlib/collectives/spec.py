@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.collectives.variants import Variants, none
+from commlib.backends.algorithm import Algorithm, Param
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -27,26 +27,6 @@ class Call:
     dtype: torch.dtype
     redop: str = "sum"
     root: int = 0
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """One way to do a collective. `run` is its Python half; None means it is all native.
-
-    `placement` is where its tensors must lie; `ordered` that it adds in rank order, so that results are
-    bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
-    `in_place`: input and output may be the same memory, where the collective has such a form. `variants(num_bytes)`
-    gives the parameters that are worth measuring at a size, none where the algorithm is hopeless.
-    """
-
-    name: str
-    backend: str
-    placement: str = "plain"
-    ordered: bool = True
-    run: Callable[..., Any] | None = None
-    refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
-    in_place: bool = True
-    variants: Callable[[int], Variants] = none
 
 
 @dataclass(frozen=True)
@@ -82,3 +62,6 @@ class Collective:
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""
         return self.size_count(call) * call.dtype.itemsize
+
+
+__all__ = ["Algorithm", "Call", "Collective", "Fold", "Param"]

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-Variants = tuple[Mapping[str, int], ...]
+from commlib.backends.algorithm import Variants
 
 _K, _M = 1 << 10, 1 << 20
-
-
-def none(num_bytes: int) -> Variants:
-    """Nothing to choose."""
-    return ({},)
 
 
 def chunks(num_bytes: int) -> Variants:

@@ -31,7 +31,6 @@ class Facts:
 
     refusal: Callable[[Query, str], str | None] = lambda query, algorithm: None
     symmetric: Callable[[str, str], bool] = lambda op, algorithm: True
-    choosy: Callable[[str, set[str], int], bool] = lambda op, algorithms, world: False
 
 
 ALL_SERVE = Facts()
@@ -80,20 +79,3 @@ def _entries(rule: Rule, at: int) -> Iterator[tuple[str, Range]]:
 def _on_plain(rules: Sequence[Rule], query: Query, facts: Facts, passed: list[str]) -> Decision | None:
     found = decide(rules, replace(query, placement="plain"), facts)
     return found and replace(found, passed=tuple(dict.fromkeys([*passed, *found.passed])))
-
-
-def resolved(rules: Sequence[Rule], query: Query, facts: Facts) -> tuple[Range, ...]:
-    """Return what calls such as this one get by size, as ranges that no entry is passed over in any more."""
-    own = [rule for rule in rules if rule.op == query.op and query.world in range(rule.world[0], rule.world[1] + 1)]
-    ends = sorted({entry.max_bytes for rule in own for entry in rule.ranges if entry.max_bytes is not None})
-    found: list[Range] = []
-    for end in (*ends, None):
-        size = ends[-1] + 1 if end is None and ends else end or 0
-        decision = decide(own, replace(query, num_bytes=size), facts)
-        if decision is None:
-            break
-        entry = replace(decision.entry, max_bytes=end)
-        if found and replace(found[-1], max_bytes=end) == entry:
-            found.pop()
-        found.append(entry)
-    return tuple(found)

@@ -10,13 +10,12 @@ from functools import partial
 
 import torch
 
-from commlib.backends.nccl import DEFAULT_SHAPE
-from commlib.backends.shm import DEFAULT_CHUNK_BYTES
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
+from commlib.collectives.params import CHUNKS, STREAMS
 from commlib.collectives.reference import reducible
 
 STEP = math.sqrt(2)
-_TAKEN_ANYWAY = {**DEFAULT_SHAPE, "chunk_bytes": DEFAULT_CHUNK_BYTES, "hot": 0}
+_TAKEN_ANYWAY = {param.name: param.default for param in (*CHUNKS, *STREAMS)}
 _PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
 _WHOLE = 16  # bytes, and elements where there are many: so tensors of models are, and kernels are slower on others
 

@@ -18,7 +18,6 @@ namespace {
 
 namespace ffi = tvm::ffi;
 using nccl::Group;
-using nccl::Mode;
 
 class NcclGroup : public ffi::Object {
  public:
@@ -67,46 +66,25 @@ class NcclGroup : public ffi::Object {
     });
   }
 
-  // The number of an algorithm: NCCL's own, else a kernel of that name; -1 if `device_code` is
-  // false and NCCL has none.
-  int64_t algorithm_id(ffi::String op, ffi::String name, bool device_code, bool reduces) {
-    return guarded([&]() -> int64_t {
-      const Op code = op_named(op);
-      if (!device_code) return nccl::find_algorithm(code, name.c_str());
-      return target_->group->add_kernel({code, name, reduces});
-    });
+  // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
+  void learn(ffi::String rows) {
+    guarded([&] { target_->group->learn(rows); });
   }
-  void clear_plan() {
-    target_->group->plan(Mode::eager).clear();
-    target_->group->plan(Mode::graph).clear();
-  }
-  // One rule: ranges as [max_bytes, algorithm, blocks, threads, grain_bytes, tile_bytes] * n.
-  void add_rule(ffi::String op, bool graph, bool symmetric, int64_t dtype, int64_t redop,
-                ffi::Array<int64_t> ranges) {
-    guarded([&] {
-      std::vector<nccl::Choice> choices;
-      for (size_t i = 0; i + 5 < ranges.size(); i += 6) {
-        const nccl::Shape shape = {
-            static_cast<unsigned>(ranges[i + 2]), static_cast<unsigned>(ranges[i + 3]),
-            static_cast<unsigned>(ranges[i + 4]), static_cast<unsigned>(ranges[i + 5])};
-        shape.check();
-        choices.push_back(
-            {static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]), shape});
-      }
-      target_->group->plan(graph ? Mode::graph : Mode::eager)
-          .add(op_named(op), symmetric, static_cast<int>(dtype), static_cast<int>(redop), choices);
-    });
+  void set_plan(ffi::String plan) {
+    guarded([&] { target_->group->set_plan(plan); });
   }
   // The algorithm that would run, as the hot path finds it; empty: none.
-  ffi::String choice(ffi::String op, bool graph, bool symmetric, int64_t dtype, int64_t redop,
-                     int64_t bytes) {
+  ffi::String choice(ffi::String op, ffi::String dtype, ffi::String redop, int64_t bytes,
+                     bool symmetric, bool graph) {
     return guarded([&]() -> ffi::String {
-      Call call{op_named(op), static_cast<DType>(dtype), static_cast<RedOp>(redop)};
-      const nccl::Choice* found = target_->group->find(graph ? Mode::graph : Mode::eager, call,
-                                                       static_cast<size_t>(bytes), symmetric);
-      return found ? target_->group->name_of_algorithm(found->algorithm) : "";
+      const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
+                      static_cast<RedOp>(redop_named(redop))};
+      return target_->group->choice(graph ? Mode::graph : Mode::eager, call,
+                                    static_cast<size_t>(bytes), symmetric);
     });
   }
+  // Calls from now on are, or are not, part of another one.
+  void set_inner(bool inner) { target_->group->set_inner(inner); }
 
   ffi::Function bind(ffi::String name) {
     return guarded([&] { return bind_call(target_, name); });
@@ -182,10 +160,10 @@ TVM_FFI_STATIC_INIT_BLOCK() {
       .def("set_up", &NcclGroup::set_up)
       .def("without_arena", &NcclGroup::without_arena)
       .def("start", &NcclGroup::start)
-      .def("algorithm_id", &NcclGroup::algorithm_id)
-      .def("clear_plan", &NcclGroup::clear_plan)
-      .def("add_rule", &NcclGroup::add_rule)
+      .def("learn", &NcclGroup::learn)
+      .def("set_plan", &NcclGroup::set_plan)
       .def("choice", &NcclGroup::choice)
+      .def("set_inner", &NcclGroup::set_inner)
       .def("bind", &NcclGroup::bind)
       .def("barrier", &NcclGroup::barrier)
       .def("wait", &NcclGroup::wait)

@@ -12,7 +12,6 @@
 #include "binding/arguments.h"
 #include "binding/entry.h"
 #include "binding/target.h"
-#include "shm/algorithm.h"
 #include "shm/mailbox.h"
 
 namespace commlib::binding {
@@ -120,35 +119,24 @@ class ShmGroup : public ffi::Object {
     });
   }
 
-  void clear_plan() { target_->group->plan().clear(); }
-  // One rule: ranges as [max_bytes, algorithm id, chunk_bytes, hot] * n; dtype and redop -1 stand
-  // for all.
-  void add_rule(ffi::String op, bool symmetric, int64_t dtype, int64_t redop,
-                ffi::Array<int64_t> ranges) {
-    guarded([&] {
-      std::vector<shm::Choice> choices;
-      for (size_t i = 0; i + 3 < ranges.size(); i += 4) {
-        const int64_t chunk = ranges[i + 2];
-        if (chunk < 4096 || chunk > static_cast<int64_t>(shm::kMaxChunkBytes) || chunk % 64 != 0) {
-          fail("ValueError", "chunk_bytes ", chunk, " is not a multiple of 64 between 4096 and ",
-               shm::kMaxChunkBytes);
-        }
-        choices.push_back({static_cast<uint64_t>(ranges[i]), static_cast<int>(ranges[i + 1]),
-                           static_cast<size_t>(chunk), ranges[i + 3] != 0});
-      }
-      target_->group->plan().add(op_named(op), symmetric, static_cast<int>(dtype),
-                                 static_cast<int>(redop), choices);
-    });
+  // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
+  void learn(ffi::String rows) {
+    guarded([&] { target_->group->learn(rows); });
+  }
+  void set_plan(ffi::String plan) {
+    guarded([&] { target_->group->set_plan(plan); });
   }
   // The algorithm that would run, as the hot path finds it; empty: none.
-  ffi::String choice(ffi::String op, bool symmetric, int64_t dtype, int64_t redop, int64_t bytes) {
+  ffi::String choice(ffi::String op, ffi::String dtype, ffi::String redop, int64_t bytes,
+                     bool symmetric) {
     return guarded([&]() -> ffi::String {
-      const shm::Choice* found =
-          target_->group->plan().find(op_named(op), symmetric, static_cast<DType>(dtype),
-                                      static_cast<RedOp>(redop), static_cast<size_t>(bytes));
-      return found ? shm::algorithm(found->algorithm).name : "";
+      const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
+                      static_cast<RedOp>(redop_named(redop))};
+      return target_->group->choice(call, static_cast<size_t>(bytes), symmetric);
     });
   }
+  // Calls from now on are, or are not, part of another one.
+  void set_inner(bool inner) { target_->group->set_inner(inner); }
 
   ffi::Function bind(ffi::String name) {
     return guarded([&] { return bind_call(target_, name); });
@@ -187,27 +175,22 @@ ffi::ObjectRef open_group(int64_t world, int64_t rank, int64_t arena_bytes, int6
   return ffi::ObjectRef(ffi::make_object<ShmGroup>(world, rank, arena_bytes, nonce, pid, fd));
 }
 
-int64_t algorithm_id(ffi::String op, ffi::String name) {
-  return guarded([&] { return int64_t{shm::find_algorithm(op_named(op), name.c_str())}; });
-}
-
 TVM_FFI_STATIC_INIT_BLOCK() {
   namespace refl = tvm::ffi::reflection;
   refl::ObjectDef<ShmGroup>()
       .def("fd", &ShmGroup::fd)
       .def("start", &ShmGroup::start)
-      .def("clear_plan", &ShmGroup::clear_plan)
-      .def("add_rule", &ShmGroup::add_rule)
+      .def("learn", &ShmGroup::learn)
+      .def("set_plan", &ShmGroup::set_plan)
       .def("choice", &ShmGroup::choice)
+      .def("set_inner", &ShmGroup::set_inner)
       .def("bind", &ShmGroup::bind)
       .def("empty", &ShmGroup::empty)
       .def("check", &ShmGroup::check)
       .def("abort", &ShmGroup::abort)
       .def("abandon", &ShmGroup::abandon)
       .def("close", &ShmGroup::close);
-  refl::GlobalDef()
-      .def("commlib.shm.algorithm_id", algorithm_id)
-      .def("commlib.shm.open", open_group);
+  refl::GlobalDef().def("commlib.shm.open", open_group);
 }
 
 }  // namespace

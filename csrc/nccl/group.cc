@@ -9,13 +9,14 @@
 namespace commlib::nccl {
 namespace {
 
-constexpr int kVendor = 1 << 16;  // algorithms from here on are NCCL's own
 constexpr int kTickMs = 100;
 constexpr double kLeaveS = 2;  // for our threads, when the process ends
 
-std::vector<Algorithm>& table() {
-  static std::vector<Algorithm> algorithms;
-  return algorithms;
+enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes };
+const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes"};
+
+Shape shape_of(const Params& params) {
+  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes]};
 }
 
 // What ranks must agree on, in the bits that travel with every flag.
@@ -33,15 +34,12 @@ struct Signature {
   }
 };
 
-uint64_t pack(const Call& call, int algorithm) {
-  return 1ull << 63 | static_cast<uint64_t>(algorithm) << 32 |
+// Job::what: the call as an error tells it.
+constexpr uint64_t kCall = 1ull << 63, kInner = 1ull << 62;
+uint64_t pack(const Call& call, int algorithm, bool inner) {
+  return kCall | (inner ? kInner : 0) | static_cast<uint64_t>(algorithm) << 32 |
          static_cast<uint64_t>(call.root) << 24 | static_cast<uint64_t>(call.redop) << 16 |
          static_cast<uint64_t>(call.dtype) << 8 | static_cast<uint64_t>(call.op);
-}
-
-bool reduces_op(Op op) {
-  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
-         op == Op::reduce_scatterv;
 }
 
 // Element type and reduction as kernels know them: a bool is a byte, a complex number two floats.
@@ -62,37 +60,16 @@ struct Elements {
 
 }  // namespace
 
-int register_algorithm(const Algorithm& algorithm) {
-  table().push_back(algorithm);
-  return static_cast<int>(table().size()) - 1;
-}
-const Algorithm& algorithm(int id) { return table()[id - kVendor]; }
-int find_algorithm(Op op, const char* name) {
-  for (size_t i = 0; i < table().size(); ++i) {
-    if (table()[i].op == op && !std::strcmp(table()[i].name, name))
-      return kVendor + static_cast<int>(i);
-  }
-  return -1;
-}
-
 Group::Group(const Settings& settings)
     : rank_(settings.rank),
       world_(settings.world),
       comm_(settings.comm),
       user_bytes_(settings.user_bytes),
       timeout_s_(settings.timeout_s),
+      plan_(kParams),
       fault_(
           settings.rank, settings.world, settings.timeout_s,
-          [this](uint64_t what) {
-            if (what == 0) return std::string("nothing");
-            const auto op = static_cast<Op>(what & 0xff);
-            std::string words = name_of(op);
-            if (op != Op::barrier)
-              words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
-            if (reduces_op(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
-            return words + " by " + name_of_algorithm(static_cast<int>(what >> 32 & 0x7fffffff));
-          },
-          [this] { return order_.waiting(); }),
+          [this](uint64_t what) { return describe(what); }, [this] { return order_.waiting(); }),
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
@@ -144,28 +121,26 @@ void Group::start(const std::vector<int>& pids, Builder builder) {
   ticks_->start([](int) {}, failed);
 }
 
-bool Group::reduces(DType dtype, RedOp redop) const {
-  const bool integer = (dtype >= DType::i8 && dtype <= DType::u64) || dtype == DType::boolean;
-  const bool complex = dtype == DType::c64 || dtype == DType::c128;
-  if (dtype > DType::c128) return false;
-  if (complex) return redop == RedOp::sum || redop == RedOp::avg;
-  if (redop >= RedOp::band) return integer;
-  return dtype != DType::boolean || redop != RedOp::avg;
-}
-
-std::string Group::name_of_algorithm(int id) const {
-  return id >= kVendor ? algorithm(id).name : kernels_.at(id).name;
-}
-
-const Choice* Group::find(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
-  const PlanTable<Choice>& plan = plans_[mode == Mode::graph];
-  if (symmetric) {
-    // The symmetric table only says where zero-copy pays; everywhere else the plain choice stands.
-    const Choice* zero_copy = plan.find(call.op, true, call.dtype, call.redop, bytes);
-    const bool vendor = zero_copy && zero_copy->algorithm >= kVendor;
-    if (vendor && algorithm(zero_copy->algorithm).needs == Needs::symmetric) return zero_copy;
+void Group::learn(const std::string& rows) {
+  plan_.learn(rows);
+  for (int i = static_cast<int>(natives_.size()); i < plan_.algorithms(); ++i) {
+    const Row& row = plan_.row(i);
+    const Algorithm* vendor = find_algorithm(row.op, row.name);
+    if (row.kernel == (vendor != nullptr))
+      fail("CommError", name_of(row.op), " has no native ", row.name, " on nccl");
+    natives_.push_back({vendor, vendor ? -1 : kernels_.add({row.op, row.name, row.reduces})});
   }
-  return plan.find(call.op, false, call.dtype, call.redop, bytes);
+}
+
+void Group::set_plan(const std::string& plan) {
+  plan_.set(plan, has_arena(), [](const Row& row, const Params& params) {
+    if (row.kernel) shape_of(params).check();
+  });
+}
+
+std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
+  const Choice* found = plan_.find(mode, symmetric, call, bytes);
+  return found ? plan_.row(found->algorithm).name : "";
 }
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
@@ -179,47 +154,55 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   }
   const uint64_t capture = capture_of(stream);
   const Mode mode = capture ? Mode::graph : Mode::eager;
-  const Choice* choice = find(mode, call, plan_bytes, symmetric);
-  if (!choice) {
-    fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes,
-         " bytes of ", name_of(call.dtype), reduces_op(call.op) ? " " : "",
-         reduces_op(call.op) ? name_of(call.redop) : "", " on nccl");
-  }
-  if (choice->algorithm >= kVendor) {
+  const Choice* choice = plan_.find(mode, symmetric, call, plan_bytes);
+  if (!choice) fail_unplanned(call, plan_bytes);
+  if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
     vendor(call, choice->algorithm, symmetric, stream, capture);
   } else {
     launch(call, *choice, stream, capture);
   }
 }
 
+void Group::fail_unplanned(const Call& call, size_t plan_bytes) const {
+  fail("Unsupported", "the plan has nothing for ", name_of(call.op), " of ", plan_bytes,
+       " bytes of ", name_of(call.dtype), plan_.reduces(call.op) ? " " : "",
+       plan_.reduces(call.op) ? name_of(call.redop) : "", " on nccl",
+       no_arena_.empty() ? "" : ", where there is no symmetric memory: ", no_arena_);
+}
+
+std::string Group::describe(uint64_t what) const {
+  if (what == 0) return "nothing";
+  const auto op = static_cast<Op>(what & 0xff);
+  std::string words = name_of(op);
+  if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
+  if (plan_.reduces(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
+  words += " by " + plan_.row(static_cast<int>(what >> 32 & 0xffffff)).name;
+  return what & kInner ? words + " (made inside another call)" : words;
+}
+
 void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
-  if (!has_arena())
-    fail("Unsupported", kernels_.at(choice.algorithm).name, " needs symmetric memory: ", no_arena_);
+  const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
+  const Shape shape = shape_of(choice.params);
   const Elements elements(call);
-  const auto& instance = kernels_.get(choice.algorithm, elements.dtype, elements.redop);
-  const unsigned threads = std::min(choice.shape.threads, instance.max_threads);
-  if (instance.shared_tiles > 0 && threads < kStreamLeastThreads) {
-    fail("ValueError", "the plan gives ", kernels_.at(choice.algorithm).name, " ", threads,
-         " threads; it needs ", kStreamLeastThreads, " or more, four warps of them helpers");
-  }
+  const auto& instance = kernels_.get(kernel, elements.dtype, elements.redop);
+  const unsigned threads = std::min(shape.threads, instance.max_threads);
   Job job = job_;
   job.in = call.in;
   job.out = call.out;
   job.bytes = call.bytes();
-  job.what = pack(call, choice.algorithm);
+  job.what = pack(call, choice.algorithm, inner_);
   Moves moves;
   u64 share = job.bytes;  // of the work that the blocks deal out
   if (call.op != Op::all_reduce && call.op != Op::reduce_scatter) {
     moves = moves_of(call, rank_, world_);
     share = moves.longest;
   }
-  const u64 wanted = share / (u64{threads} * choice.shape.grain_bytes) + 1;
-  const unsigned blocks =
-      wanted < choice.shape.blocks ? static_cast<unsigned>(wanted) : choice.shape.blocks;
+  const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
+  const unsigned blocks = wanted < shape.blocks ? static_cast<unsigned>(wanted) : shape.blocks;
   job.redop = static_cast<int>(elements.redop);
-  job.tile_bytes = choice.shape.tile_bytes;
+  job.tile_bytes = shape.tile_bytes;
   job.signature =
-      Signature(job.what, job.bytes, call.detail, blocks, threads, choice.shape.tile_bytes).bits();
+      Signature(job.what, job.bytes, call.detail, blocks, threads, shape.tile_bytes).bits();
   const Grid grid = Kernels::grid_of(instance, job, blocks, threads);
   order_.before(
       stream, capture,
@@ -229,13 +212,11 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
 }
 
 void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, uint64_t capture) {
-  const Algorithm& chosen = algorithm(id);
-  if (chosen.needs != Needs::nothing && !has_arena())
-    fail("Unsupported", chosen.name, " needs symmetric memory: ", no_arena_);
+  const Algorithm& chosen = *natives_[static_cast<size_t>(id)].vendor;
   order_.before(stream, capture, Launch());
   deadline_.enter(call, chosen.name);
   try {
-    if (symmetric && chosen.needs == Needs::nothing && !symmetric_kernels_wait()) settle(stream);
+    if (symmetric && !plan_.row(id).needs_arena && !symmetric_kernels_wait()) settle(stream);
     chosen.run(*this, call, stream);
   } catch (...) {
     deadline_.leave(false, stream);
@@ -340,8 +321,10 @@ bool Group::close(double wait_s) {
   stop_watching();
   fault_.close();
   if (together && has_arena() && world_ > 1) {
-    const Choice barrier = {
-        0, kernels_.add({Op::barrier, "lsa_ll_exchange", false}), {1, 32, 8, 512}};
+    Choice barrier{};
+    barrier.algorithm = plan_.find_row(Op::barrier, "lsa_ll_exchange");
+    if (barrier.algorithm < 0) return false;  // closed before it was told what there is
+    barrier.params = {1, 32, 8, 512};
     job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
     launch(Call{Op::barrier, DType::u8}, barrier, own_stream_, 0);
     together = cuda().cuStreamSynchronize(own_stream_) == kCudaSuccess && !fault_.over();

@@ -11,24 +11,16 @@
 
 #include "commlib/call.h"
 #include "commlib/job.h"
-#include "commlib/plan_table.h"
+#include "nccl/algorithm.h"
 #include "nccl/arena.h"
 #include "nccl/deadline.h"
 #include "nccl/fault.h"
 #include "nccl/kernels.h"
 #include "nccl/order.h"
 #include "nccl/watch.h"
+#include "plan/table.h"
 
 namespace commlib::nccl {
-
-// What a plan says of one range of sizes on GPUs.
-struct Choice {
-  uint64_t max_bytes;
-  int algorithm;  // from 0: NCCL's own, by Group::kVendor + n; else a kernel
-  Shape shape;
-};
-
-enum class Mode { eager, graph };
 
 class Group {
  public:
@@ -52,10 +44,14 @@ class Group {
   // Once all ranks are set up; `pids` of the ranks, 0 for those that cannot be watched.
   void start(const std::vector<int>& pids, Builder builder);
 
-  int add_kernel(Kernel kernel) { return kernels_.add(std::move(kernel)); }
-  PlanTable<Choice>& plan(Mode mode) { return plans_[mode == Mode::graph]; }
-  const Choice* find(Mode mode, const Call& call, size_t bytes, bool symmetric) const;
-  std::string name_of_algorithm(int algorithm) const;
+  // Every algorithm of this backend, as its row says it (csrc/plan/row.h); then the plan that
+  // chooses among them (csrc/plan/table.h).
+  void learn(const std::string& rows);
+  void set_plan(const std::string& plan);
+  // The algorithm that would run such a call; empty: none.
+  std::string choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const;
+  // Calls from now on are, or are not, part of another one.
+  void set_inner(bool inner) { inner_ = inner; }
 
   void run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream);
   // send_recv as the plan has it; `sends` or receives.
@@ -64,7 +60,7 @@ class Group {
   // ended.
   bool wait(CUstream stream, double wait_s);
 
-  bool reduces(DType dtype, RedOp redop) const;
+  bool reduces(DType dtype, RedOp redop) const { return plan_.reduces(dtype, redop); }
   // Raises what ended it, asking NCCL too.
   void inspect();
   // Ends it here and for the peers: kernels that wait leave.
@@ -87,6 +83,13 @@ class Group {
   unsigned char* scratch() const { return scratch_; }
 
  private:
+  // The native half of an algorithm: calls of NCCL's, or a kernel.
+  struct Native {
+    const Algorithm* vendor;
+    int kernel;
+  };
+  [[noreturn]] void fail_unplanned(const Call& call, size_t plan_bytes) const;
+  std::string describe(uint64_t what) const;  // Job::what, in words
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, uint64_t capture);
   // Lets what comes next on the stream begin only when what was ahead can be read.
@@ -108,7 +111,9 @@ class Group {
   unsigned char* staged_ = nullptr;
   unsigned char* scratch_ = nullptr;
   Kernels kernels_;
-  PlanTable<Choice> plans_[2];
+  PlanTable plan_;
+  std::vector<Native> natives_;  // of the plan's rows
+  bool inner_ = false;
   Order order_;
   Fault fault_;
   Deadline deadline_;
@@ -116,27 +121,5 @@ class Group {
   CUstream own_stream_ = nullptr;         // for words between host and arena
   Job job_{};                             // what no call changes
 };
-
-// NCCL's own algorithms: one file csrc/collectives/<collective>/<name>.cc each, which ends with
-// COMMLIB_NCCL_ALGORITHM; commlib/collectives/<collective>.py lists the same name.
-enum class Needs {
-  nothing,
-  staging,
-  symmetric
-};  // memory of the arena: some, or every tensor in it
-
-struct Algorithm {
-  Op op;
-  const char* name;
-  Needs needs;
-  void (*run)(Group&, const Call&, CUstream);
-};
-int register_algorithm(const Algorithm& algorithm);
-const Algorithm& algorithm(int id);
-int find_algorithm(Op op, const char* name);  // -1: none
-
-#define COMMLIB_NCCL_ALGORITHM(op, name, needs, function)           \
-  [[maybe_unused]] static const int nccl_registered_##op##_##name = \
-      ::commlib::nccl::register_algorithm({::commlib::Op::op, #name, Needs::needs, function})
 
 }  // namespace commlib::nccl

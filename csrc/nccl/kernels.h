@@ -35,7 +35,6 @@ class Kernels {
  public:
   void set_builder(Builder builder) { builder_ = std::move(builder); }
   int add(Kernel kernel);
-  const Kernel& at(int index) const { return entries_[index].kernel; }
 
   using Instance = Function;
   // The instance for such elements, compiled and loaded now if this is its first use.

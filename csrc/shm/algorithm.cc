@@ -1,14 +1,11 @@
 #include "shm/algorithm.h"
 
-#include <cstring>
-#include <vector>
-
 namespace commlib::shm {
 namespace {
 
 // A function's static: the files that register run their initialisers in any order.
-std::vector<Algorithm>& table() {
-  static std::vector<Algorithm> algorithms;
+std::deque<Algorithm>& table() {
+  static std::deque<Algorithm> algorithms;
   return algorithms;
 }
 
@@ -16,18 +13,16 @@ std::vector<Algorithm>& table() {
 
 int register_algorithm(const Algorithm& algorithm) {
   table().push_back(algorithm);
-  return static_cast<int>(table().size()) - 1;
+  return static_cast<int>(table().size());
 }
 
-const Algorithm& algorithm(int id) { return table()[id]; }
+const std::deque<Algorithm>& algorithms() { return table(); }
 
-int num_algorithms() { return static_cast<int>(table().size()); }
-
-int find_algorithm(Op op, const char* name) {
-  for (int id = 0; id < num_algorithms(); ++id) {
-    if (table()[id].op == op && !std::strcmp(table()[id].name, name)) return id;
+const Algorithm* find_algorithm(Op op, const std::string& name) {
+  for (const Algorithm& known : algorithms()) {
+    if (known.op == op && known.name == name) return &known;
   }
-  return -1;
+  return nullptr;
 }
 
 }  // namespace commlib::shm

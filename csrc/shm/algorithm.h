@@ -1,8 +1,12 @@
-// The table of native algorithms. An algorithm is one file csrc/collectives/<collective>/<name>.cc
-// that ends with COMMLIB_SHM_ALGORITHM; commlib/collectives/<collective>.py lists the same name.
+// The native halves of algorithms. An algorithm is one file
+// csrc/collectives/<collective>/<name>.cc that ends with COMMLIB_SHM_ALGORITHM;
+// commlib/collectives/<collective>.py has its row, which says everything else about it.
 #pragma once
 
-#include "shm/layout.h"
+#include <deque>
+#include <string>
+
+#include "commlib/call.h"
 
 namespace commlib::shm {
 
@@ -14,17 +18,15 @@ class Group;
 struct Algorithm {
   Op op;
   const char* name;
-  bool symmetric;  // needs every tensor in the arena
   void (*run)(Group&, const Call&);
 };
 
 int register_algorithm(const Algorithm& algorithm);
-const Algorithm& algorithm(int id);
-int find_algorithm(Op op, const char* name);  // -1: none
-int num_algorithms();
+const std::deque<Algorithm>& algorithms();
+const Algorithm* find_algorithm(Op op, const std::string& name);  // null: none
 
-#define COMMLIB_SHM_ALGORITHM(op, name, symmetric, function)   \
+#define COMMLIB_SHM_ALGORITHM(op, name, function)              \
   [[maybe_unused]] static const int registered_##op##_##name = \
-      ::commlib::shm::register_algorithm({::commlib::Op::op, #name, symmetric, function})
+      ::commlib::shm::register_algorithm({::commlib::Op::op, #name, function})
 
 }  // namespace commlib::shm

@@ -3,21 +3,13 @@
 #include <string>
 
 #include "commlib/check.h"
-#include "shm/algorithm.h"
 #include "shm/exclusive.h"
 
 namespace commlib::shm {
 namespace {
 
-Descriptor descriptor(const Call& call) {
-  Descriptor what{};
-  what.op = static_cast<uint64_t>(call.op);
-  what.dtype = static_cast<uint64_t>(call.dtype);
-  what.redop = static_cast<uint64_t>(call.redop);
-  what.root = static_cast<uint64_t>(call.root);
-  what.count = call.count;
-  return what;
-}
+enum Param { kChunkBytes, kHot };
+const ParamNames kParams = {"chunk_bytes", "hot"};
 
 }  // namespace
 
@@ -30,7 +22,34 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s,
       reduce_(reduce),
       waiter_(segment_, rank, timeout_s),
       arena_(segment_, rank),
+      plan_(kParams),
       me_(segment_->control(rank)) {}
+
+void Group::learn(const std::string& rows) {
+  plan_.learn(rows);
+  for (int i = static_cast<int>(algorithms_.size()); i < plan_.algorithms(); ++i) {
+    const Row& row = plan_.row(i);
+    const Algorithm* native = find_algorithm(row.op, row.name);
+    if (!native) fail("CommError", name_of(row.op), " has no native ", row.name, " on shm");
+    for (size_t at = 0; row.reduces && at < kReductions; ++at) {
+      if (row.serves[at] && !reduce_->fn[at / kRedOps][at % kRedOps]) {
+        fail("CommError", name_of(row.op), " by ", row.name,
+             " cannot do what its row says: ", name_of(static_cast<RedOp>(at % kRedOps)), " of ",
+             name_of(static_cast<DType>(at / kRedOps)));
+      }
+    }
+    algorithms_.push_back(native);
+  }
+}
+
+void Group::set_plan(const std::string& plan) {
+  plan_.set(plan, true, [](const Row&, const Params&) {});
+}
+
+std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) const {
+  const Choice* found = plan_.find(Mode::eager, symmetric, call, plan_bytes);
+  return found ? plan_.row(found->algorithm).name : "";
+}
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Exclusive exclusive(busy_, name_of(call.op), "a collective");
@@ -45,27 +64,32 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   late_ = false;
   const Choice& plain = plain_choice(call);
   // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree
-  // on the steps.
-  chunk_bytes_ = plain.chunk_bytes;
-  prefers_hot_ = plain.hot;
-  const Choice* choice =
-      symmetric ? plan_.find(call.op, true, call.dtype, call.redop, plan_bytes) : nullptr;
-  // The symmetric table only says where the zero-copy way is worth it; everything else is the plain
-  // table's choice, so that ranks whose tensors lie in different places still run the same
-  // algorithm.
-  const bool zero_copy = choice && algorithm(choice->algorithm).symmetric;
-  algorithm(zero_copy ? choice->algorithm : plain.algorithm).run(*this, call);
+  // on the steps. So must those whose tensors are not in the arena on the algorithm: symmetric ones
+  // work beside the plain one, and nothing else runs on symmetric tensors.
+  chunk_bytes_ = plain.params[kChunkBytes];
+  prefers_hot_ = plain.params[kHot] != 0;
+  const Choice* chosen = symmetric ? plan_.find(Mode::eager, true, call, plan_bytes) : &plain;
+  algorithm(*chosen).run(*this, call);
 }
 
-void Group::run_plain(const Call& call) {
-  algorithm(plain_choice(call).algorithm).run(*this, call);
-}
+void Group::run_plain(const Call& call) { algorithm(plain_choice(call)).run(*this, call); }
 
 const Choice& Group::plain_choice(const Call& call) const {
-  const Choice* choice = plan_.find(call.op, false, call.dtype, call.redop, plan_bytes_);
+  const Choice* choice = plan_.find(Mode::eager, false, call, plan_bytes_);
   if (choice) return *choice;
   fail("Unsupported", "the plan has no rule for ", name_of(call.op), " of ", plan_bytes_,
        " bytes on shm");
+}
+
+Descriptor Group::descriptor(const Call& call) const {
+  Descriptor what{};
+  what.op = static_cast<uint64_t>(call.op);
+  what.dtype = static_cast<uint64_t>(call.dtype);
+  what.redop = plan_.reduces(call.op) ? static_cast<uint64_t>(call.redop) : kNoRedop;
+  what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;
+  what.inner = inner_;
+  what.count = call.count;
+  return what;
 }
 
 void Group::begin(const Call& call) {

@@ -10,7 +10,8 @@
 
 #include "commlib/call.h"
 #include "commlib/reduce.h"
-#include "shm/choice.h"
+#include "plan/table.h"
+#include "shm/algorithm.h"
 #include "shm/segment.h"
 #include "shm/wait.h"
 
@@ -20,6 +21,15 @@ class Group {
  public:
   Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce,
         bool checked);
+
+  // Every algorithm of this backend, as its row says it (csrc/plan/row.h); then the plan that
+  // chooses among them (csrc/plan/table.h).
+  void learn(const std::string& rows);
+  void set_plan(const std::string& plan);
+  // The algorithm that would run such a call; empty: none.
+  std::string choice(const Call& call, size_t plan_bytes, bool symmetric) const;
+  // Calls from now on are, or are not, part of another one.
+  void set_inner(bool inner) { inner_ = inner; }
 
   // Runs `call` with the algorithm the plan names for `plan_bytes`; symmetric: every tensor lies in
   // this rank's arena.
@@ -35,7 +45,6 @@ class Group {
   const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
   Waiter& waiter() { return waiter_; }
   Arena& arena() { return arena_; }
-  PlanTable& plan() { return plan_; }
 
   // --- steps of an operation
   // -------------------------------------------------------------------------------------- Takes
@@ -103,10 +112,12 @@ class Group {
     reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
                                                                             count);
   }
-  bool reduces(DType dtype, RedOp redop) const {
-    return reduce_->fn[static_cast<int>(dtype)][static_cast<int>(redop)] != nullptr;
+  bool reduces(DType dtype, RedOp redop) const { return plan_.reduces(dtype, redop); }
+  // As the plan has it, else as the row of the plain algorithm.
+  size_t chunk_bytes() const {
+    if (chunk_bytes_ == 0) fail("CommError", "an algorithm has chunks, its row no chunk_bytes");
+    return chunk_bytes_;
   }
-  size_t chunk_bytes() const { return chunk_bytes_; }
   bool late() const { return late_; }
 
  private:
@@ -125,6 +136,10 @@ class Group {
   [[noreturn]] void mismatch(const Descriptor& theirs, int r);
   void check_agreement(const Call& call);
   const Choice& plain_choice(const Call& call) const;
+  Descriptor descriptor(const Call& call) const;
+  const Algorithm& algorithm(const Choice& choice) const {
+    return *algorithms_[static_cast<size_t>(choice.algorithm)];
+  }
 
   std::shared_ptr<Segment> segment_;
   int rank_;
@@ -134,6 +149,7 @@ class Group {
   Waiter waiter_;
   Arena arena_;
   PlanTable plan_;
+  std::vector<const Algorithm*> algorithms_;  // the native halves of the plan's rows
   RankControl* me_;
 
   uint64_t seq_ = 0;             // the operation under way, or the last one
@@ -149,6 +165,7 @@ class Group {
   uint64_t hot_used_[kHotSlots] = {};  // the last operation in each hot slot
   size_t chunk_bytes_ = kMaxChunkBytes;
   size_t plan_bytes_ = 0;
+  bool inner_ = false;
   bool late_ = false;  // the announcement went out before chunk 0 was staged
   std::atomic<bool> busy_{false};
   uint64_t in_offset_ = 0;

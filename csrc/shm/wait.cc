@@ -67,12 +67,9 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   if (op == Op::barrier) return out;
   out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ", uint64_t(what.count),
               " elements");
-  const bool reduces = op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
-                       op == Op::reduce_scatterv;
-  if (reduces) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
-  const bool rooted =
-      op == Op::broadcast || op == Op::reduce || op == Op::gather || op == Op::scatter;
-  if (rooted) out += text(", root ", int(what.root));
+  if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
+  if (what.root != kNoRoot) out += text(", root ", int(what.root));
+  if (what.inner) out += ", made inside another call";
   return out + ")";
 }
 

@@ -39,6 +39,23 @@ def come_late(comm: Communicator, late: int, delay_s: float) -> str:
     return "done"
 
 
+def exchange_or_gather(comm: Communicator, odd: bool) -> None:
+    """The exchange of splits is an all_gather of just such tensors as the other ranks gather."""
+    each = torch.zeros(2 * comm.size, dtype=torch.int64)
+    if odd:
+        comm.all_to_all_single(torch.empty(comm.size), torch.ones(comm.size), [1] * comm.size, [1] * comm.size)
+    else:
+        comm.all_gather_into_tensor(each.repeat(comm.size), each)
+
+
+def object_or_tensor(comm: Communicator, odd: bool) -> None:
+    comm.broadcast_object(None, 0) if odd else comm.broadcast(torch.zeros(1, dtype=torch.int64), 0)
+
+
+# What one rank calls is a part of what the others do.
+INNER = {"an exchange of splits": exchange_or_gather, "an object": object_or_tensor}
+
+
 def disagree(comm: Communicator, how: str) -> str:
     odd = comm.rank == comm.size - 1
     x = torch.ones(8)
@@ -56,6 +73,8 @@ def disagree(comm: Communicator, how: str) -> str:
         elif how == "sizes":
             sizes = [8] * comm.size if not odd else [8] * (comm.size - 2) + [7, 9]
             comm.all_gatherv(torch.empty(8 * comm.size), torch.ones(sizes[comm.rank]), sizes)
+        else:
+            INNER[how](comm, odd)
         return "no error"
     except (ValueError, CommError) as error:
         return f"{type(error).__name__}: {error}"
@@ -155,7 +174,7 @@ def test_a_late_rank_is_named_and_all_raise() -> None:
                 handle.result(rank)
 
 
-@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop", "root", "sizes"])
+@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop", "root", "sizes", *INNER])
 def test_a_disagreement_is_one_value_error_on_all_ranks_when_checked(checked_ranks: Ranks, how: str) -> None:
     answers = checked_ranks.run(disagree, how)
     assert len(set(answers)) == 1, answers
@@ -169,7 +188,7 @@ def checked_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop"])
+@pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop", "an exchange of splits"])
 def test_a_disagreement_is_an_error_on_all_ranks_also_unchecked(mortal: Ranks, how: str) -> None:
     mortal.restart()
     answers = mortal.run(disagree, how)

@@ -74,6 +74,7 @@ class Rank {
         world_(group_.world()),
         shared_(seed),
         mine_(seed * 1000 + rank + 1) {
+    group_.learn(rows());
     draw_plan();
   }
 
@@ -109,28 +110,59 @@ class Rank {
  private:
   // All ranks have the same plan, and change it at the same call.
   void draw_plan() {
-    group_.plan().clear();
+    std::string plan;
     for (int op = 0; op < kOps; ++op) {
-      for (const bool symmetric : {false, true}) {
-        std::vector<Choice> ranges;
+      for (const char* placement : {"plain", "symmetric"}) {
+        const std::vector<std::string> fitting = algorithms_of(static_cast<Op>(op), placement);
+        if (fitting.empty()) continue;
+        plan +=
+            text("rule op=", kOpNames[op], " placement=", placement, " mode=* dtype=* redop=*\n");
         for (const uint64_t limit :
              {uint64_t{64}, uint64_t{1024}, uint64_t{1} << draw(shared_, 22), UINT64_MAX}) {
-          const int algorithm = draw_algorithm(static_cast<Op>(op), symmetric);
-          const size_t chunk = size_t{4096} << draw(shared_, 9);
-          if (algorithm >= 0) ranges.push_back({limit, algorithm, chunk, draw(shared_, 2) == 0});
+          const std::string name = fitting[draw(shared_, fitting.size())];
+          plan += text("range algorithm=", name, " max_bytes=", limit);
+          if (is_chunked(static_cast<Op>(op), name))
+            plan += text(" chunk_bytes=", 4096 << draw(shared_, 9), " hot=", draw(shared_, 2));
+          plan += "\n";
         }
-        if (!ranges.empty()) group_.plan().add(static_cast<Op>(op), symmetric, -1, -1, ranges);
       }
     }
+    group_.set_plan(plan);
   }
 
-  int draw_algorithm(Op op, bool symmetric) {
-    std::vector<int> fitting;
-    for (int id = 0; id < num_algorithms(); ++id) {
-      const Algorithm& known = algorithm(id);
-      if (known.op == op && known.run && (symmetric || !known.symmetric)) fitting.push_back(id);
+  // What Python tells of the rows, in short: what is written here is all that these tests need.
+  static std::string rows() {
+    std::string rows;
+    for (const Algorithm& known : algorithms()) {
+      const bool symmetric = known.name == std::string("shm_symmetric");
+      const bool reduces = known.op == Op::all_reduce || known.op == Op::reduce ||
+                           known.op == Op::reduce_scatter || known.op == Op::reduce_scatterv;
+      const bool rooted = known.op == Op::broadcast || known.op == Op::reduce ||
+                          known.op == Op::gather || known.op == Op::scatter;
+      const auto word = [](bool yes) { return yes ? "yes" : "no"; };
+      rows += text("algorithm op=", name_of(known.op), " name=", known.name,
+                   " placement=", symmetric ? "symmetric" : "plain", " arena=", word(symmetric),
+                   " kernel=no reduces=", word(reduces), " rooted=", word(rooted), "\n");
+      for (const DType dtype : kDtypes) {
+        for (const char* redop : {"sum", "max"}) {
+          rows += text("serves dtype=", name_of(dtype), " redop=", redop, "\n");
+        }
+      }
+      if (!reduces) rows += "serves dtype=* redop=*\n";
+      if (is_chunked(known.op, known.name)) rows += "param name=chunk_bytes default=131072\n";
     }
-    return fitting.empty() ? -1 : fitting[draw(shared_, fitting.size())];
+    return rows;
+  }
+  static bool is_chunked(Op op, const std::string& name) {
+    return op != Op::barrier && op != Op::send_recv && name != "shm_symmetric";
+  }
+  static std::vector<std::string> algorithms_of(Op op, const std::string& placement) {
+    std::vector<std::string> names;
+    for (const Algorithm& known : algorithms()) {
+      const bool fits = placement == "symmetric" || known.name != std::string("shm_symmetric");
+      if (known.op == op && known.run && fits) names.push_back(known.name);
+    }
+    return names;
   }
 
   void linger() {

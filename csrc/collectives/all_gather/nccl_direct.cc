@@ -1,4 +1,5 @@
 // NCCL's all-gather; blocks of different sizes go as one broadcast each, in one group
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -26,7 +27,7 @@ void all_gatherv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_gather, nccl_direct, nothing, all_gather);
-COMMLIB_NCCL_ALGORITHM(all_gatherv, nccl_direct, nothing, all_gatherv);
+COMMLIB_NCCL_ALGORITHM(all_gather, nccl_direct, all_gather);
+COMMLIB_NCCL_ALGORITHM(all_gatherv, nccl_direct, all_gatherv);
 
 }  // namespace commlib::nccl

@@ -3,6 +3,7 @@
 // As nccl_staged of all_reduce: the copies are the driver's, so that NCCL's kernel cannot start
 // before what it reads is written. A half of the staging memory holds a piece of every rank's block
 // and one more.
+#include "nccl/algorithm.h"
 #include "nccl/pieces.h"
 #include "nccl/vendor.h"
 
@@ -24,6 +25,6 @@ void all_gather(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_gather, nccl_staged, staging, all_gather);
+COMMLIB_NCCL_ALGORITHM(all_gather, nccl_staged, all_gather);
 
 }  // namespace commlib::nccl

@@ -1,6 +1,7 @@
 // NCCL's symmetric kernels on tensors that lie in the arena, at the same place on every rank
 //
 // From NCCL 2.30.7 on: older ones may read a tensor before the kernel that writes it is done.
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -15,6 +16,6 @@ void all_gather(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_gather, nccl_symmetric, symmetric, all_gather);
+COMMLIB_NCCL_ALGORITHM(all_gather, nccl_symmetric, all_gather);
 
 }  // namespace commlib::nccl

@@ -45,8 +45,8 @@ namespace {
 
 void all_gather_oneshot(Group& group, const Call& call) { all_gather_blocks(group, call, false); }
 
-COMMLIB_SHM_ALGORITHM(all_gather, shm_oneshot, false, all_gather_oneshot);
-COMMLIB_SHM_ALGORITHM(all_gatherv, shm_oneshot, false, all_gather_oneshot);
+COMMLIB_SHM_ALGORITHM(all_gather, shm_oneshot, all_gather_oneshot);
+COMMLIB_SHM_ALGORITHM(all_gatherv, shm_oneshot, all_gather_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -10,8 +10,8 @@ namespace {
 
 void all_gather_symmetric(Group& group, const Call& call) { all_gather_blocks(group, call, true); }
 
-COMMLIB_SHM_ALGORITHM(all_gather, shm_symmetric, true, all_gather_symmetric);
-COMMLIB_SHM_ALGORITHM(all_gatherv, shm_symmetric, true, all_gather_symmetric);
+COMMLIB_SHM_ALGORITHM(all_gather, shm_symmetric, all_gather_symmetric);
+COMMLIB_SHM_ALGORITHM(all_gatherv, shm_symmetric, all_gather_symmetric);
 
 }  // namespace
 }  // namespace commlib::shm

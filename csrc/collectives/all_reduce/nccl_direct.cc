@@ -1,4 +1,5 @@
 // NCCL's all-reduce on the caller's tensors: NCCL chooses ring, tree or LL by itself
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -13,6 +14,6 @@ void all_reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_direct, nothing, all_reduce);
+COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_direct, all_reduce);
 
 }  // namespace commlib::nccl

@@ -3,6 +3,7 @@
 // NCCL 2.28.3 to 2.30.4 launch these kernels so that they may start before the one ahead has
 // flushed what it wrote. Here that is a copy by the driver, which ends before anything behind it
 // starts, and the caller's own kernels lie ahead of the copy. Pieces take turns in two halves.
+#include "nccl/algorithm.h"
 #include "nccl/pieces.h"
 #include "nccl/vendor.h"
 
@@ -25,6 +26,6 @@ void all_reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_staged, staging, all_reduce);
+COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_staged, all_reduce);
 
 }  // namespace commlib::nccl

@@ -1,6 +1,7 @@
 // NCCL's symmetric kernels on tensors that lie in the arena, at the same place on every rank
 //
 // From NCCL 2.30.7 on: older ones may read a tensor before the kernel that writes it is done.
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -16,6 +17,6 @@ void all_reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_symmetric, symmetric, all_reduce);
+COMMLIB_NCCL_ALGORITHM(all_reduce, nccl_symmetric, all_reduce);
 
 }  // namespace commlib::nccl

@@ -25,7 +25,7 @@ void all_reduce_oneshot(Group& group, const Call& call) {
       });
 }
 
-COMMLIB_SHM_ALGORITHM(all_reduce, shm_oneshot, false, all_reduce_oneshot);
+COMMLIB_SHM_ALGORITHM(all_reduce, shm_oneshot, all_reduce_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -51,7 +51,7 @@ void all_reduce_symmetric(Group& group, const Call& call) {
   group.finish_together();
 }
 
-COMMLIB_SHM_ALGORITHM(all_reduce, shm_symmetric, true, all_reduce_symmetric);
+COMMLIB_SHM_ALGORITHM(all_reduce, shm_symmetric, all_reduce_symmetric);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -81,7 +81,7 @@ class TwoShot {
 
 void all_reduce_twoshot(Group& group, const Call& call) { TwoShot(group, call).run(); }
 
-COMMLIB_SHM_ALGORITHM(all_reduce, shm_twoshot, false, all_reduce_twoshot);
+COMMLIB_SHM_ALGORITHM(all_reduce, shm_twoshot, all_reduce_twoshot);
 
 }  // namespace
 }  // namespace commlib::shm

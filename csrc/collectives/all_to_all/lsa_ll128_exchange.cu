@@ -1,4 +1,6 @@
-// push block p to rank p | take everyone's block for me; lines of 120 bytes and their flag
+// push to each peer what is its own | take what is mine; lines of 120 bytes and their flag
+//
+// Serves every collective that only moves: what goes where is said by Moves (nccl/moves.h).
 #include "device/exchange.cuh"
 
 namespace commlib {

@@ -1,4 +1,5 @@
 // NCCL's sends and receives between all pairs, in one group
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -37,7 +38,7 @@ void all_to_allv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(all_to_all, nccl_direct, nothing, all_to_all);
-COMMLIB_NCCL_ALGORITHM(all_to_allv, nccl_direct, nothing, all_to_allv);
+COMMLIB_NCCL_ALGORITHM(all_to_all, nccl_direct, all_to_all);
+COMMLIB_NCCL_ALGORITHM(all_to_allv, nccl_direct, all_to_allv);
 
 }  // namespace commlib::nccl

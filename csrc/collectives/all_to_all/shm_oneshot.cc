@@ -59,8 +59,8 @@ namespace {
 
 void all_to_all_oneshot(Group& group, const Call& call) { all_to_all_blocks(group, call, false); }
 
-COMMLIB_SHM_ALGORITHM(all_to_all, shm_oneshot, false, all_to_all_oneshot);
-COMMLIB_SHM_ALGORITHM(all_to_allv, shm_oneshot, false, all_to_all_oneshot);
+COMMLIB_SHM_ALGORITHM(all_to_all, shm_oneshot, all_to_all_oneshot);
+COMMLIB_SHM_ALGORITHM(all_to_allv, shm_oneshot, all_to_all_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

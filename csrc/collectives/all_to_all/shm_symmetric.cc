@@ -10,7 +10,7 @@ namespace {
 
 void all_to_all_symmetric(Group& group, const Call& call) { all_to_all_blocks(group, call, true); }
 
-COMMLIB_SHM_ALGORITHM(all_to_all, shm_symmetric, true, all_to_all_symmetric);
+COMMLIB_SHM_ALGORITHM(all_to_all, shm_symmetric, all_to_all_symmetric);
 
 }  // namespace
 }  // namespace commlib::shm

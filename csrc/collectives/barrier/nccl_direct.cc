@@ -1,4 +1,5 @@
 // NCCL's all-reduce of a few bytes nobody reads
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -13,6 +14,6 @@ void barrier(Group& group, const Call&, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(barrier, nccl_direct, nothing, barrier);
+COMMLIB_NCCL_ALGORITHM(barrier, nccl_direct, barrier);
 
 }  // namespace commlib::nccl

@@ -15,7 +15,7 @@ void barrier_oneshot(Group& group, const Call& call) {
   group.finish(true);
 }
 
-COMMLIB_SHM_ALGORITHM(barrier, shm_oneshot, false, barrier_oneshot);
+COMMLIB_SHM_ALGORITHM(barrier, shm_oneshot, barrier_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

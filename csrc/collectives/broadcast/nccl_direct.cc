@@ -1,4 +1,5 @@
 // NCCL's broadcast, in place
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -13,6 +14,6 @@ void broadcast(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(broadcast, nccl_direct, nothing, broadcast);
+COMMLIB_NCCL_ALGORITHM(broadcast, nccl_direct, broadcast);
 
 }  // namespace commlib::nccl

@@ -27,7 +27,7 @@ namespace {
 
 void broadcast_oneshot(Group& group, const Call& call) { broadcast_tensor(group, call, false); }
 
-COMMLIB_SHM_ALGORITHM(broadcast, shm_oneshot, false, broadcast_oneshot);
+COMMLIB_SHM_ALGORITHM(broadcast, shm_oneshot, broadcast_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

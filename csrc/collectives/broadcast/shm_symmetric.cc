@@ -10,7 +10,7 @@ namespace {
 
 void broadcast_symmetric(Group& group, const Call& call) { broadcast_tensor(group, call, true); }
 
-COMMLIB_SHM_ALGORITHM(broadcast, shm_symmetric, true, broadcast_symmetric);
+COMMLIB_SHM_ALGORITHM(broadcast, shm_symmetric, broadcast_symmetric);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -1,4 +1,5 @@
 // NCCL's sends of all to the root, which receives them, in one group
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -18,6 +19,6 @@ void gather(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(gather, nccl_direct, nothing, gather);
+COMMLIB_NCCL_ALGORITHM(gather, nccl_direct, gather);
 
 }  // namespace commlib::nccl

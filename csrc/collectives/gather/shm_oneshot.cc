@@ -26,7 +26,7 @@ void gather_oneshot(Group& group, const Call& call) {
       });
 }
 
-COMMLIB_SHM_ALGORITHM(gather, shm_oneshot, false, gather_oneshot);
+COMMLIB_SHM_ALGORITHM(gather, shm_oneshot, gather_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

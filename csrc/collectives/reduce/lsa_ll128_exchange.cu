@@ -1,4 +1,7 @@
-// all push to the root | the root reduces in rank order; lines of 120 bytes and their flag
+// push to each peer its block | reduce mine in rank order; lines of 120 bytes and their flag
+//
+// Serves reduce, where the root alone has a block, and reduce_scatterv, whose blocks have any
+// length.
 #include "device/exchange.cuh"
 
 namespace commlib {

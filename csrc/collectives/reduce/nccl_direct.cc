@@ -1,4 +1,5 @@
 // NCCL's reduce; ranks other than the root keep their tensors
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -14,6 +15,6 @@ void reduce(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce, nccl_direct, nothing, reduce);
+COMMLIB_NCCL_ALGORITHM(reduce, nccl_direct, reduce);
 
 }  // namespace commlib::nccl

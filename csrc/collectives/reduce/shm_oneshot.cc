@@ -26,7 +26,7 @@ void reduce_oneshot(Group& group, const Call& call) {
       });
 }
 
-COMMLIB_SHM_ALGORITHM(reduce, shm_oneshot, false, reduce_oneshot);
+COMMLIB_SHM_ALGORITHM(reduce, shm_oneshot, reduce_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -1,4 +1,5 @@
 // NCCL's reduce-scatter; blocks of different sizes go as one reduce each, in one group
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -36,7 +37,7 @@ void reduce_scatterv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_direct, nothing, reduce_scatter);
-COMMLIB_NCCL_ALGORITHM(reduce_scatterv, nccl_direct, nothing, reduce_scatterv);
+COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_direct, reduce_scatter);
+COMMLIB_NCCL_ALGORITHM(reduce_scatterv, nccl_direct, reduce_scatterv);
 
 }  // namespace commlib::nccl

@@ -3,6 +3,7 @@
 // As nccl_staged of all_reduce: the copies are the driver's, so that NCCL's kernel cannot start
 // before what it reads is written. A half of the staging memory holds a piece of every rank's block
 // and one more, each at whole vectors: see symmetric_kernels_wait().
+#include "nccl/algorithm.h"
 #include "nccl/pieces.h"
 #include "nccl/vendor.h"
 
@@ -28,6 +29,6 @@ void reduce_scatter(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_staged, staging, reduce_scatter);
+COMMLIB_NCCL_ALGORITHM(reduce_scatter, nccl_staged, reduce_scatter);
 
 }  // namespace commlib::nccl

@@ -48,8 +48,8 @@ void reduce_scatter_oneshot(Group& group, const Call& call) {
   reduce_scatter_blocks(group, call, false);
 }
 
-COMMLIB_SHM_ALGORITHM(reduce_scatter, shm_oneshot, false, reduce_scatter_oneshot);
-COMMLIB_SHM_ALGORITHM(reduce_scatterv, shm_oneshot, false, reduce_scatter_oneshot);
+COMMLIB_SHM_ALGORITHM(reduce_scatter, shm_oneshot, reduce_scatter_oneshot);
+COMMLIB_SHM_ALGORITHM(reduce_scatterv, shm_oneshot, reduce_scatter_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

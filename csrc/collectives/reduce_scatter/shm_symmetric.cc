@@ -13,8 +13,8 @@ void reduce_scatter_symmetric(Group& group, const Call& call) {
   reduce_scatter_blocks(group, call, true);
 }
 
-COMMLIB_SHM_ALGORITHM(reduce_scatter, shm_symmetric, true, reduce_scatter_symmetric);
-COMMLIB_SHM_ALGORITHM(reduce_scatterv, shm_symmetric, true, reduce_scatter_symmetric);
+COMMLIB_SHM_ALGORITHM(reduce_scatter, shm_symmetric, reduce_scatter_symmetric);
+COMMLIB_SHM_ALGORITHM(reduce_scatterv, shm_symmetric, reduce_scatter_symmetric);
 
 }  // namespace
 }  // namespace commlib::shm

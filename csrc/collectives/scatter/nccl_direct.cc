@@ -1,4 +1,5 @@
 // NCCL's sends of the root to all, who receive them, in one group
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -17,6 +18,6 @@ void scatter(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(scatter, nccl_direct, nothing, scatter);
+COMMLIB_NCCL_ALGORITHM(scatter, nccl_direct, scatter);
 
 }  // namespace commlib::nccl

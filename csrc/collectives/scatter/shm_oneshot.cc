@@ -32,7 +32,7 @@ void scatter_oneshot(Group& group, const Call& call) {
       });
 }
 
-COMMLIB_SHM_ALGORITHM(scatter, shm_oneshot, false, scatter_oneshot);
+COMMLIB_SHM_ALGORITHM(scatter, shm_oneshot, scatter_oneshot);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -1,4 +1,5 @@
 // NCCL's send or receive: `in` is what is sent, null where this rank receives; `root` is the peer
+#include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
 
@@ -17,6 +18,6 @@ void send_recv(Group& group, const Call& call, CUstream stream) {
 
 }  // namespace
 
-COMMLIB_NCCL_ALGORITHM(send_recv, nccl_direct, nothing, send_recv);
+COMMLIB_NCCL_ALGORITHM(send_recv, nccl_direct, send_recv);
 
 }  // namespace commlib::nccl

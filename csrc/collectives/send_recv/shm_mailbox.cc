@@ -147,7 +147,7 @@ bool Mailbox::take_parcel(int from) {
 namespace {
 
 // Messages do not go through Group::run: a pair of ranks moves them without the others.
-COMMLIB_SHM_ALGORITHM(send_recv, shm_mailbox, false, nullptr);
+COMMLIB_SHM_ALGORITHM(send_recv, shm_mailbox, nullptr);
 
 }  // namespace
 }  // namespace commlib::shm

@@ -12,28 +12,28 @@ namespace commlib {
 
 constexpr int kMaxRanks = 64;  // of a communicator with native entry points
 
-enum class Op : uint8_t {
-  all_reduce,
-  all_gather,
-  all_gatherv,
-  reduce_scatter,
-  reduce_scatterv,
-  broadcast,
-  reduce,
-  all_to_all,
-  all_to_allv,
-  gather,
-  scatter,
-  send_recv,
-  barrier,
-  count
-};
+// clang-format off
+#define COMMLIB_OPS(X) \
+  X(all_reduce)        \
+  X(all_gather)        \
+  X(all_gatherv)       \
+  X(reduce_scatter)    \
+  X(reduce_scatterv)   \
+  X(broadcast)         \
+  X(reduce)            \
+  X(all_to_all)        \
+  X(all_to_allv)       \
+  X(gather)            \
+  X(scatter)           \
+  X(send_recv)         \
+  X(barrier)
+// clang-format on
+
+#define COMMLIB_CODE(op) op,
+enum class Op : uint8_t { COMMLIB_OPS(COMMLIB_CODE) count };
 constexpr int kOps = static_cast<int>(Op::count);
-constexpr const char* kOpNames[] = {
-    "all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv",
-    "broadcast",  "reduce",     "all_to_all",  "all_to_allv",    "gather",
-    "scatter",    "send_recv",  "barrier"};
-static_assert(sizeof(kOpNames) / sizeof(kOpNames[0]) == kOps, "every operation has a name");
+#define COMMLIB_NAME(op) #op,
+constexpr const char* kOpNames[] = {COMMLIB_OPS(COMMLIB_NAME)};
 
 inline const char* name_of(Op op) { return kOpNames[static_cast<int>(op)]; }
 

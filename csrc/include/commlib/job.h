@@ -23,8 +23,7 @@ constexpr int kStreamBlocks = 132;
 constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/stream.cuh
-constexpr unsigned kStreamLeastThreads = 160;  // a block of four helper warps and movers
-constexpr int kStages = 2;                     // a stream's scatter and gather slots
+constexpr int kStages = 2;              // a stream's scatter and gather slots
 constexpr int kSignatureBits = 16;
 
 // The call a rank waits in, for the error message of a peer that waits for it.

@@ -1,0 +1,27 @@
+"""What a plan may set of an algorithm, with the bounds; native code reads each by its name."""
+
+from __future__ import annotations
+
+from commlib.backends.algorithm import Param
+
+_K = 1 << 10
+
+CHUNKS = (
+    Param("chunk_bytes", 128 * _K, 4 * _K, 1024 * _K, 64),  # whole cache lines; a quarter of the ring at most
+    Param("hot", 0, 0, 1),  # a small chunk in one of few slots that stay in the cache
+)
+"""Of shared memory: the size of the pieces that follow each other."""
+
+_BLOCKS = Param("blocks", 64, 1, 256)
+_GRAIN_BYTES = Param("grain_bytes", 16, 1, 1 << 30)
+
+PACKETS = (_BLOCKS, Param("threads", 256, 32, 512, 32), _GRAIN_BYTES)
+"""Of a kernel: at most so many blocks, of so many threads, and each thread's least share."""
+
+STREAMS = (
+    _BLOCKS,
+    Param("threads", 256, 160, 512, 32),  # four warps of them helpers
+    _GRAIN_BYTES,
+    Param("tile_bytes", 16 * _K, 512, 16 * _K, 512),
+)
+"""The same for tiles by bulk copies, and how large a tile is."""

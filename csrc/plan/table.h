@@ -1,0 +1,106 @@
+// The plan, compiled: which algorithm runs which call. Built once, read on every call.
+//
+//   the first rule whose keys cover the call
+//     | its range for the size, if that algorithm serves the call
+//     | else its first fallback that does
+//     | else the next rule that covers it
+//
+// A call on symmetric tensors takes the symmetric rules, which only say where a symmetric algorithm
+// pays: if they name another one, or none of theirs serves, the plain rules decide.
+//
+// What does not depend on the size is decided when the plan is set: each kind of call has one list
+// of choices, the first of which that has its size runs.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/row.h"
+
+namespace commlib {
+
+class Words;
+
+enum class Mode { eager, graph };
+
+// An algorithm with its parameters, and the calls of its list that it runs.
+struct Choice {
+  static constexpr int kNone = -1;
+  uint64_t least_bytes;
+  uint64_t most_bytes;
+  uint64_t align;  // its bytes are a multiple of this: ranks agree on them, not on pointers
+  int algorithm;   // place among the rows; kNone: no rule has anything
+  Params params;
+
+  bool has(uint64_t bytes) const {
+    return least_bytes <= bytes && bytes <= most_bytes && (align == 1 || bytes % align == 0);
+  }
+};
+
+class PlanTable {
+ public:
+  // `params`: the names of those that the backend knows, in the order of Choice::params.
+  explicit PlanTable(ParamNames params) : params_(std::move(params)) {}
+
+  // Every algorithm of the backend, once; what a plan then names by its place.
+  void learn(const std::string& text);
+  int algorithms() const { return static_cast<int>(rows_.size()); }
+  const Row& row(int algorithm) const { return rows_[static_cast<size_t>(algorithm)]; }
+  int find_row(Op op, const std::string& name) const;  // -1: none
+
+  // Takes the plan of a text: a line "rule" each, then those of its ranges and fallbacks. `check`
+  // throws ValueError for parameters that do not go together. A plan that is refused changes
+  // nothing.
+  using Check = std::function<void(const Row&, const Params&)>;
+  void set(const std::string& text, bool has_arena, const Check& check);
+
+  // Null: the plan has nothing for such a call.
+  const Choice* find(Mode mode, bool symmetric, const Call& call, size_t bytes) const {
+    const size_t kind = kind_of(call.op, symmetric, mode) * kReductions;
+    const uint32_t list = compiled_.index[kind + reduction(call.dtype, call.redop)];
+    for (const Choice& choice : compiled_.lists[list]) {
+      if (choice.has(bytes)) return choice.algorithm == Choice::kNone ? nullptr : &choice;
+    }
+    return nullptr;
+  }
+
+  // Whether some algorithm reduces so.
+  bool reduces(DType dtype, RedOp redop) const { return reduces_[reduction(dtype, redop)]; }
+  bool reduces(Op op) const { return ops_[static_cast<size_t>(op)].reduces; }
+  bool is_rooted(Op op) const { return ops_[static_cast<size_t>(op)].rooted; }
+
+ private:
+  struct Rule;
+  struct Wanted;
+  struct OpFacts {
+    bool reduces = false;
+    bool rooted = false;
+  };
+  static constexpr size_t kSymmetric = static_cast<size_t>(kOps) * 2, kKinds = 2 * kSymmetric;
+  static size_t kind_of(Op op, bool symmetric, Mode mode) {
+    return static_cast<size_t>(op) * 2 + (mode == Mode::graph) + (symmetric ? kSymmetric : 0);
+  }
+  struct Compiled {
+    std::vector<std::vector<Choice>> lists{1};  // the first is empty
+    std::vector<uint32_t> index = std::vector<uint32_t>(kKinds * kReductions);  // into lists
+  };
+  std::vector<Rule> read(const std::string& text, const Check& check) const;
+  void read_line(const Words& words, std::vector<Rule>& rules, const Check& check) const;
+  Choice read_choice(const Words& words, Op op, const Check& check) const;
+  std::vector<Choice> list_of(const std::vector<const Rule*>& rules, const Wanted& wanted) const;
+  void compile(const std::vector<const Rule*>& plain, const std::vector<const Rule*>& symmetric,
+               size_t kind, bool has_arena, Compiled& made) const;
+  bool serves(const Choice& choice, const Wanted& wanted) const;
+  void append(const Rule& rule, const Choice& range, const Wanted& wanted,
+              std::vector<Choice>& list) const;
+
+  const ParamNames params_;
+  std::deque<Row> rows_;  // names stay where they are
+  OpFacts ops_[kOps];
+  std::bitset<kReductions> reduces_;
+  Compiled compiled_;
+};
+
+}  // namespace commlib
