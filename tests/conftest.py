@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from commlib.testing import Ranks
+from commlib.testing.ranks import PRELOAD
+from tests import forked
 
 ARENA_BYTES = 64 << 20
 
@@ -29,3 +34,20 @@ def shm_ranks() -> Iterator[Ranks]:
 def torch_ranks() -> Iterator[Ranks]:
     with Ranks(4, backend="torch", timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
+
+
+@pytest.fixture(scope="session")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A `python`, with a `commlib` beside it, whose processes have imported torch already: see forked.py."""
+    folder = tmp_path_factory.mktemp("bin")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOAD, "pytest"])
+    life, lifeline = context.Pipe(duplex=False)
+    with socket.socket(socket.AF_UNIX) as listener, life:
+        listener.bind(str(folder / "socket"))
+        listener.listen()
+        server = context.Process(target=forked.serve, args=(listener, life), daemon=True)
+        server.start()
+    with lifeline:
+        yield forked.install(folder, str(folder / "socket"))
+    server.join()

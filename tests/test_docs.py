@@ -98,8 +98,8 @@ def folder(tmp_path):
     return tmp_path
 
 
-def shell(command, folder):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+def shell(command, folder, *first_on_path):
+    path = os.pathsep.join([*map(str, first_on_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "COLUMNS": "120"}
     result = subprocess.run(
         ["bash", "-c", command],
@@ -115,10 +115,10 @@ def shell(command, folder):
 
 
 @each(blocks("console", "run"))
-def test_a_command_line_runs(folder, block):
+def test_a_command_line_runs(folder, block, quick_python):
     for step in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, *expected = step.strip().splitlines()
-        output = shell(command, folder).splitlines()
+        output = shell(command, folder, quick_python.parent).splitlines()
         assert [line for line in expected if line not in output] == [], output
 
 
