@@ -27,7 +27,8 @@ SHIM = """#!{python} -IS
 import array, json, os, signal, socket, sys
 link = socket.socket(socket.AF_UNIX)
 link.connect({address!r})
-files = [n for n in map(int, os.listdir("/proc/self/fd")) if n != link.fileno() and os.path.exists(f"/proc/self/fd/{{n}}")]
+files = [n for n in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{{n}}")]
+files.remove(link.fileno())
 words = [*{words!r}, *sys.argv[1:]]
 seat = dict(words=words, files=files, environ=dict(os.environ), folder=os.getcwd(), python=sys.argv[0])
 seat["cores"] = sorted(os.sched_getaffinity(0))
@@ -97,7 +98,7 @@ def be(seat: dict[str, Any], files: list[int]) -> None:
     for at, number in enumerate(seat["files"]):
         os.dup2(above + at, number)
         os.close(above + at)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115, PTH123
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(seat["folder"])

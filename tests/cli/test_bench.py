@@ -23,12 +23,7 @@ from commlib.report import progress
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
-
-
-def bench(*words: str, width: int = 80) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "commlib", "bench", *words]
-    environment = {**os.environ, "COLUMNS": str(width)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
+Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def report(file: Path) -> tuple[str, dict[str, Any]]:
+def report(bench: Bench, file: Path) -> tuple[str, dict[str, Any]]:
     """One run on two ranks that most tests look at: the table, and the document beside it."""
     words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,mpi", "-o", str(file))
     result = bench(*words, *FOUR_SIZES)
@@ -163,7 +158,7 @@ def test_no_line_is_wider_than_the_terminal(report: tuple[str, dict[str, Any]]) 
     assert max(len(line) for line in report[0].splitlines()) <= 80
 
 
-def test_what_is_not_defined_is_left_out_and_said() -> None:
+def test_what_is_not_defined_is_left_out_and_said(bench: Bench) -> None:
     words = ("reduce_scatter,barrier", "-n", "2", "--dtype", "bf16", "--redop", "sum,avg,band", "--algorithms", "auto")
     result = bench(*words, "--in-place", "in", *QUICK, width=120)
     assert (result.returncode, result.stderr) == (0, "")
@@ -172,7 +167,7 @@ def test_what_is_not_defined_is_left_out_and_said() -> None:
     assert "# skipped: barrier has no in-place form" in result.stdout
 
 
-def test_one_process_measures_a_world_of_one_and_says_so() -> None:
+def test_one_process_measures_a_world_of_one_and_says_so(bench: Bench) -> None:
     words = ("all_reduce", "--peers", "none", "--algorithms", "shm_twoshot", "--baseline", "shm_twoshot")
     result = bench(*words, "--format", "json", *QUICK)
     assert (result.returncode, result.stderr) == (0, "")
@@ -270,7 +265,7 @@ def test_names_may_be_words_lists_and_short(asked: Callable[..., Job]) -> None:
     assert asked("--peers", "none").peers == ()
 
 
-def test_values_of_parameters_are_measured_each_with_each_beside_the_plans_own(tmp_path: Path) -> None:
+def test_values_of_parameters_are_measured_each_with_each_beside_the_plans_own(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "swept.json"
     words = ("all_reduce", "-n", "2", "--algorithms", "shm_twoshot,shm_symmetric", "--peers", "none", "-o", str(path))
     result = bench(*words, "--params", "chunk_bytes=64K,128K", "--params", "hot=0", *QUICK, width=120)
@@ -308,7 +303,7 @@ def make():
 """
 
 
-def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(tmp_path: Path) -> None:
+def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(bench: Bench, tmp_path: Path) -> None:
     file, path = tmp_path / "late.py", tmp_path / "report.json"
     file.write_text(PEER)
     words = ("all_reduce", "barrier", "-n", "2", "--algorithms", "auto", "--peers", "none", "--peer", str(file))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,14 +25,11 @@ QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32",
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
 
 
-def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "commlib", "tune", *words]
-    environment = {**os.environ, "COLUMNS": str(width), "XDG_CONFIG_HOME": str(home)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+Tune = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def tuned(tune: Tune, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """One run that most tests look at: the folder of the user's settings, and what was printed."""
     home = tmp_path_factory.mktemp("home")
     done = tune(*QUICK, "--fresh", "--force", home=home)
@@ -73,11 +71,11 @@ def test_it_prints_the_choice_its_regret_and_the_file(tuned: tuple[Path, str]) -
         assert words in said
 
 
-def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str]) -> None:
+def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str], quick_python: Path) -> None:
     home, said = tuned
     script = "import commlib\nwith commlib.init() as comm:\n    print(comm.plan.digest)"
     done = subprocess.run(
-        [sys.executable, "-m", "commlib", "run", "-n", "2", "--", sys.executable, "-c", script],
+        [str(quick_python), "-m", "commlib", "run", "-n", "2", "--", str(quick_python), "-c", script],
         env={**os.environ, "XDG_CONFIG_HOME": str(home)},
         capture_output=True,
         text=True,
@@ -114,14 +112,14 @@ def test_the_shipped_plan_is_what_its_samples_say(capsys: pytest.CaptureFixture[
         assert output.read_text().count("\n") <= 150
 
 
-def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing(tune: Tune, tmp_path: Path) -> None:
     done = tune(*QUICK, "--dry-run", "--fresh", "--force", home=tmp_path)
     assert done.returncode == 0
     assert "was not written" in done.stdout
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_an_interrupted_run_goes_on_from_its_samples(tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_from_its_samples(tune: Tune, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     samples = output.with_suffix(".samples.jsonl")
     command = [sys.executable, "-m", "commlib", "tune", *QUICK[:-1], "60", "--fresh", "--force", "-o", str(output)]
@@ -186,7 +184,7 @@ def test_a_wrong_option_is_said_once_before_any_rank_starts(
     assert said in message
 
 
-def test_graphs_need_gpus_and_one_rank_has_nothing_to_tune(tmp_path: Path) -> None:
+def test_graphs_need_gpus_and_one_rank_has_nothing_to_tune(tune: Tune, tmp_path: Path) -> None:
     done = tune("all_reduce", "-n", "2", "--mode", "graph", home=tmp_path)
     assert done.returncode == 2
     assert "needs GPUs" in done.stderr
