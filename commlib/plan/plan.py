@@ -130,7 +130,8 @@ class Plan:
 
     def completed(self, base: Plan) -> Plan:
         """Return this plan with the rules of `base` as the last ones, for what its own do not cover or cannot serve."""
-        more = [at for at, rule in enumerate(base.rules) if rule not in self.rules]
+        known = {op: [rule for rule in self.rules if rule.op == op] for op in {rule.op for rule in self.rules}}
+        more = [at for at, rule in enumerate(base.rules) if rule not in known.get(rule.op, ())]
         texts = [*self.document["rules"], *(base.document["rules"][at] for at in more)]
         return self._with((*self.rules, *(base.rules[at] for at in more)), texts=texts)
 

@@ -43,19 +43,21 @@ class Range:
     confidence: float | None = None
 
     def __post_init__(self) -> None:
+        _require(
+            _named(self.algorithm)
+            and (self.max_bytes is None or _whole(self.max_bytes))
+            and isinstance(self.params, Mapping)
+            and all(map(_whole, self.params.values()))
+            and (self.align == 1 or (_whole(self.align) and self.align > 0))
+            and (self.gain is None or _number(self.gain))
+            and (self.runner_up is None or isinstance(self.runner_up, str))
+            and (self.confidence is None or (_number(self.confidence) and 0 <= self.confidence <= 1))
+        )
         if self.ci_bytes is not None:
-            _require(isinstance(self.ci_bytes, Sequence) and list(map(_whole, self.ci_bytes)) == [True] * 2, "ci_bytes")
+            _require(isinstance(self.ci_bytes, Sequence) and list(map(_whole, self.ci_bytes)) == [True] * 2)
             object.__setattr__(self, "ci_bytes", tuple(self.ci_bytes))
-            low, high = self.ci_bytes
-            if low > high:
+            if self.ci_bytes[0] > self.ci_bytes[1]:
                 raise Fault("ci_bytes ends below its start")
-        _require(_named(self.algorithm), "algorithm")
-        _require(self.max_bytes is None or _whole(self.max_bytes), "max_bytes")
-        _require(isinstance(self.params, Mapping) and all(map(_whole, self.params.values())), "params")
-        _require(_whole(self.align) and self.align > 0, "align")
-        _require(self.gain is None or _number(self.gain), "gain")
-        _require(self.runner_up is None or isinstance(self.runner_up, str), "runner_up")
-        _require(self.confidence is None or (_number(self.confidence) and 0 <= self.confidence <= 1), "confidence")
 
     @property
     def choice(self) -> str:

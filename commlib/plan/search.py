@@ -38,6 +38,7 @@ def shipped() -> dict[str, str]:
     return {file.name.removesuffix(".json"): file.read_text(encoding="utf-8") for file in sorted(files, key=_name)}
 
 
+@cache
 def shipped_plan(name: str) -> Plan:
     """Return one of the plans that come with commlib; one of a device has its backend's rules as its last ones."""
     from commlib.plan.plan import Plan
