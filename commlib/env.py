@@ -74,6 +74,11 @@ def _memory(given: Any) -> int:
     return value
 
 
+def _link(text: str) -> tuple[int, int]:
+    fd, _, inode = text.partition(":")
+    return int(fd), int(inode)
+
+
 def _one_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
@@ -145,7 +150,9 @@ CACHE_DIR = Variable(
     "~/.cache/commlib",
     "folder of compiled GPU kernels; without it, `commlib` in XDG_CACHE_HOME if that is set",
 )
-LOCAL_FD = Variable("COMMLIB_LOCAL_FD", int, -1, "set by `commlib run`: socket to the launcher", internal=True)
+LOCAL_FD = Variable(
+    "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
+)
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
 

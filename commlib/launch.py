@@ -264,7 +264,8 @@ def _environment(rank: int, size: int, port: int, link: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
     kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
-    local = {env.LOCAL_FD.name: link, env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size}
+    own = f"{link}:{os.fstat(link).st_ino}"  # a number alone may be of another socket in a child of the rank's
+    local = {env.LOCAL_FD.name: own, env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size}
     torchrun = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     numbers = {name: str(value) for name, value in {**local, **torchrun, "MASTER_PORT": port}.items()}
     return {**kept, **numbers, "MASTER_ADDR": "127.0.0.1"}

@@ -55,6 +55,10 @@ class Backend(ABC):
         """Take the rows of its algorithms, by collective and name, and the `text` that tells a native half of them."""
         self.rows = rows
 
+    def run(self, name: str, half: Callable[..., Any], *arguments: Any) -> Any:
+        """Run the Python half of a collective; a backend whose engine has errors of its own makes them ours."""
+        return half(self, *arguments)
+
     def set_plan(self, plan: Plan) -> None:
         """Take the plan that decides from now on; every rank does so at the same place."""
         self.take_plan(plan_text(plan, self.size, self.rows, self.name))

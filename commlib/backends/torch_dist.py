@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from commlib.backends.base import Backend, Options
+from commlib.bootstrap.store import served
 from commlib.bootstrap.world import World, one_host
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
 
@@ -49,12 +50,12 @@ class TorchBackend(Backend):
         if world.rank == 0:
             address = _own_address(together)
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
-            self._store = TCPStore(address, 0, None, is_master=True, wait_for_workers=False, timeout=self._timeout)
+            self._store = served((address, 0), wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
         where = world.broadcast(f"{address} {port}".encode(), 0, self._timeout_s).decode().split()
-        if world.rank != 0:
-            self._store = TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
         try:
+            if world.rank != 0:
+                self._store = TCPStore(where[0], int(where[1]), None, is_master=False, timeout=self._timeout)
             return dist.ProcessGroupGloo(self._store, world.rank, world.size, self._timeout)
         except RuntimeError as error:
             raise self._translate(error, "making the gloo group") from None
@@ -74,9 +75,17 @@ class TorchBackend(Backend):
         if done is False:
             raise CommTimeout(f"rank {self.rank}: {what} did not finish within {self._timeout_s} s")
 
+    def run(self, name: str, half: Callable[..., Any], *arguments: Any) -> Any:
+        """Run the Python half of a collective: the engine may fail where it is called, before it is waited for."""
+        try:
+            return half(self, *arguments)
+        except dist.DistError as error:
+            raise self._translate(error, name) from None
+
     def _translate(self, error: RuntimeError, what: str) -> CommError:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        kind = PeerLost if any(t in text for t in _LOST) else CommError
+        lost = isinstance(error, dist.DistNetworkError) or any(t in text for t in _LOST)
+        kind = PeerLost if lost else CommError
         kind = CommTimeout if any(t in text for t in _TIMED_OUT) else kind
         self._ended = f"rank {self.rank}: {what} failed in torch.distributed: {text}"
         return kind(self._ended)

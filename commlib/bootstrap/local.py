@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from commlib import env
-from commlib.bootstrap.launcher import announced, number
+from commlib.bootstrap.launcher import announced
 from commlib.bootstrap.world import World
 from commlib.errors import CommError, CommTimeout, PeerLost
 
@@ -29,12 +29,12 @@ def detect(environ: Mapping[str, str]) -> int | None:
     rank, size, fd = env.LOCAL_RANK.name, env.LOCAL_SIZE.name, env.LOCAL_FD.name
     total = announced(environ, "commlib run", rank, size, (fd,))
     # `conda run` and its like close inherited descriptors; torchrun's variables, set too, still hold.
-    return total if total is not None and _is_link(number(environ, fd)) else None
+    return total if total is not None and _is_link(*env.LOCAL_FD.parse(environ[fd])) else None
 
 
 def connect(timeout_s: float) -> World:
     """Join the ranks of the same `commlib run`; they meet in the first exchange."""
-    link = socket.socket(fileno=os.dup(env.LOCAL_FD.get()))
+    link = socket.socket(fileno=os.dup(env.LOCAL_FD.get()[0]))
     try:
         world = LocalWorld(link, env.LOCAL_RANK.get(), env.LOCAL_SIZE.get())
     finally:
@@ -157,8 +157,10 @@ def take_frame(inbox: bytearray) -> tuple[bytes, int, bytes] | None:
     return kind, round_, payload
 
 
-def _is_link(fd: int) -> bool:
+def _is_link(fd: int, inode: int) -> bool:
+    """Whether it is the launcher's socket; a child that inherited the variables alone may have another of its own."""
     try:
-        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+        there = os.fstat(fd)
+        return stat.S_ISSOCK(there.st_mode) and there.st_ino == inode
     except OSError:
         return False

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import errno
+import ipaddress
 import os
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from commlib.bootstrap.launcher import Place
 from commlib.bootstrap.neighbours import Neighbours, card
 from commlib.bootstrap.world import World
 from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.lane import Lane
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not declared so
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DRAIN_S = 5.0  # how long the rank that serves the store waits at close for the others to have read
+ANSWER_S = 1.0  # the least that a store gets to answer
 LONGEST_NAP_S = 0.02
 LOOK_AROUND_S = 0.2  # between two looks for ranks that died or left
 
@@ -32,6 +37,7 @@ class StoreWorld(World):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         self.name, self.rank, self.size = name, place.rank, place.size
+        self._lane, self._deadline = Lane("store"), time.monotonic() + timeout_s
         # Counted in the store, not here: the n-th world of every rank is one world, whatever else ran before.
         base = PrefixStore("commlib", store)
         generation = self._ask(lambda: base.add(f"worlds/{self.rank}", 1))
@@ -40,6 +46,7 @@ class StoreWorld(World):
         self._round = 0
         self._unread = ""  # a key of the last round, there until every rank has read it
         self._neighbours: Neighbours | None = None
+        self._agree_on_size()
         cards = self.all_gather(card(), timeout_s)
         self._neighbours = Neighbours(self.rank, cards)
         self.local_rank = self._neighbours.local_rank if place.local_rank is None else place.local_rank
@@ -47,6 +54,7 @@ class StoreWorld(World):
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return every rank's bytes in rank order."""
         self._round += 1
+        self._deadline = time.monotonic() + timeout_s
         keys = [f"{self._round}/{rank}" for rank in range(self.size)]
         self._ask(lambda: self._store.set(keys[self.rank], data))  # type: ignore[arg-type]  # takes bytes too
         try:
@@ -63,24 +71,34 @@ class StoreWorld(World):
             return
         self._neighbours.close()
         self._neighbours = None
-        try:
-            self._drain()
-            self._store.set(f"left/{self.rank}", "")
-            if self._store.add("left", 1) == self.size:
-                for key in ("left", *(f"left/{rank}" for rank in range(self.size))):
-                    self._store.delete_key(key)
-        except RuntimeError:
-            pass  # the store died before us: nobody is left to tell
+        self._deadline = time.monotonic() + DRAIN_S
+        with contextlib.suppress(CommError):  # the store died before us: nobody is left to tell
+            self._ask(self._drain)
+            self._ask(partial(self._store.set, f"left/{self.rank}", ""))
+            if self._ask(lambda: self._store.add("left", 1)) == self.size:
+                self._delete("left", *(f"left/{rank}" for rank in range(self.size)))
+        self._lane.close(CommError(f"rank {self.rank}: this world is closed"))
+
+    def _agree_on_size(self) -> None:
+        first = self._ask(lambda: self._store.compare_set("size", "", str(self.size))).decode()
+        if first == str(self.size):
+            return
+        why = f"ranks disagree on their number: rank {self.rank} was told {self.size}, another rank {first}"
+        why = f"{why} ({self.name}); start all of them with the same"
+        self._ask(partial(self._store.set, "refused", why))
+        if self._serves:
+            time.sleep(2 * LOOK_AROUND_S)  # for the others to read it
+        raise ValueError(why)
 
     def _wait(self, keys: list[str], timeout_s: float) -> None:
-        deadline, look_around, nap_s = time.monotonic() + timeout_s, 0.0, 0.0005
-        while not self._ask(lambda: self._store.check(keys)):
+        look_around, nap_s = 0.0, 0.0005
+        while not self._there(*keys):
             now = time.monotonic()
             if now >= look_around:
                 self._raise_if_lost(keys)
                 look_around = now + LOOK_AROUND_S
-            if now >= deadline:
-                missing = [rank for rank in range(self.size) if not self._store.check([keys[rank]])]
+            if now >= self._deadline:
+                missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing:
                     raise CommTimeout(
                         f"rank {self.rank} waited {timeout_s:g} s in exchange {self._round} ({self.name}) "
@@ -91,21 +109,21 @@ class StoreWorld(World):
             nap_s = min(nap_s * 2, LONGEST_NAP_S)
 
     def _raise_if_lost(self, keys: list[str]) -> None:
-        missing = [rank for rank in range(self.size) if not self._store.check([keys[rank]])]
+        if self._there("refused"):
+            raise ValueError(self._ask(lambda: self._store.get("refused")).decode())
+        missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
         dead = self._neighbours.dead(missing) if self._neighbours else []
-        left = [rank for rank in missing if self._store.check([f"left/{rank}"])]
+        left = [rank for rank in missing if self._there(f"left/{rank}")]
         if dead or left:
             what = f"{named(dead)} died" if dead else f"{named(left)} closed its communicator"
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")
 
     def _leave_round(self, keys: list[str]) -> None:
         """Count this rank's last look at the round; whoever is last deletes its keys."""
-        try:
-            if self._store.add(f"{self._round}/read", 1) == self.size:
-                for key in (*keys, f"{self._round}/read"):
-                    self._store.delete_key(key)
-        except RuntimeError:
-            pass  # the store died; the exchange itself says so
+        count = f"{self._round}/read"
+        with contextlib.suppress(CommError):  # the store died; the exchange itself says so
+            if self._ask(lambda: self._store.add(count, 1)) == self.size:
+                self._delete(*keys, count)
 
     def _drain(self) -> None:
         deadline = time.monotonic() + DRAIN_S
@@ -114,10 +132,25 @@ class StoreWorld(World):
                 return
             time.sleep(0.001)
 
+    def _there(self, *keys: str) -> bool:
+        return self._ask(lambda: self._store.check(list(keys)))
+
+    def _delete(self, *keys: str) -> None:
+        for key in keys:
+            self._ask(partial(self._store.delete_key, key))
+
     def _ask(self, question: Callable[[], T]) -> T:
-        """Ask the store, whose own error says neither who we are nor what its end means."""
+        """Ask the store, on a thread that may be left behind: it waits without a deadline, and deaf to Ctrl-C.
+
+        Its own errors say neither who we are nor what its end means.
+        """
         try:
-            return question()
+            return cast("T", self._lane.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))
+        except TimeoutError:
+            why = f"the store behind {self.name} does not answer; is the process that serves it stopped?"
+            raise CommTimeout(f"rank {self.rank}: {why}") from None
+        except CommError:
+            raise
         except RuntimeError as error:
             raise PeerLost(
                 f"rank {self.rank}: the store behind {self.name} is gone: its launcher or rank 0 ended "
@@ -127,36 +160,65 @@ class StoreWorld(World):
 
 def connect_store(name: str, address: tuple[str, int], place: Place, timeout_s: float) -> StoreWorld:
     """Make the world of ranks that know one address, where rank 0 (or torchrun's agent) serves the store."""
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # takes seconds, which nobody waits for
+
     # torchrun's agent serves the store itself and says so; a store of rank 0 would take its port.
     serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline = time.monotonic() + timeout_s
     if not serves:
         _wait_for_server(address, place, timeout_s)
+    where = f"rank {place.rank}: no store at {address[0]}:{address[1]}"
     try:
-        store = _store(address, serves)
-    except RuntimeError as error:
-        raise CommError(
-            f"rank {place.rank}: no store at {address[0]}:{address[1]} ({_first_line(error)}); "
-            f"set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host"
+        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
+        store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
+    except TimeoutError:
+        raise CommTimeout(
+            f"{where}: what listens there does not answer within {timeout_s:g} s; another program may hold that port"
         ) from None
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
+    except (RuntimeError, OSError) as error:
+        raise CommError(
+            f"{where} ({_first_line(error)}); set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host"
+        ) from None
     # The agent's store may outlive a failed attempt; what its ranks left there must not count in this one.
     store = PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return StoreWorld(name, store, place, max(deadline - time.monotonic(), 0.1), serves)
 
 
-@functools.cache
-def _store(address: tuple[str, int], serves: bool) -> Store:
-    """Keep one connection for the life of the process.
+# One connection for the life of the process: a server that went with the first communicator would cut off peers that
+# are already at the next one, or at torch.distributed.init_process_group, which shares it (multi_tenant).
+_STORES: dict[tuple[tuple[str, int], bool], Store] = {}
 
-    A server that went with the first communicator would cut off peers that are already at the next one, or
-    at torch.distributed.init_process_group, which shares it (multi_tenant).
-    """
+
+def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
+    if (address, serves) not in _STORES:
+        # wait_for_workers=False: the first exchange waits instead, and names who is missing.
+        options: dict[str, Any] = {"timeout": timedelta(seconds=min(max(timeout_s, 1), 60)), "wait_for_workers": False}
+        if serves:
+            _STORES[address, serves] = served(address, multi_tenant=True, **options)
+        else:
+            from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+            _STORES[address, serves] = TCPStore(*address, None, False, **options)
+    return _STORES[address, serves]
+
+
+def served(address: tuple[str, int], **options: Any) -> Store:
+    """Serve a store at an address, and there alone if it is an address of this host; a name may mean more than one."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # wait_for_workers=False: the first exchange waits instead, and names who is missing.
-    return TCPStore(*address, None, serves, timedelta(seconds=60), wait_for_workers=False, multi_tenant=serves)
+    host, port = address
+    literal = "127.0.0.1" if host == "localhost" else host
+    with contextlib.suppress(ValueError):
+        family = socket.AF_INET6 if ipaddress.ip_address(literal).version == 6 else socket.AF_INET
+        try:
+            listener = socket.create_server((literal, port), family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # it is forwarded to this host: listen everywhere, as torch does
+                raise
+        else:
+            port = listener.getsockname()[1]
+            return TCPStore(host, port, None, True, master_listen_fd=listener.detach(), **options)
+    return TCPStore(host, port, None, True, **options)
 
 
 def _wait_for_server(address: tuple[str, int], place: Place, timeout_s: float) -> None:

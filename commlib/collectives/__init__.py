@@ -81,7 +81,7 @@ def entry(backend: Backend, name: str) -> Callable[..., Any]:
 
 def _python_half(backend: Backend, name: str) -> Callable[..., Any]:
     halves = [a.run for a in COLLECTIVES[name].algorithms if a.backend == backend.name and a.run is not None]
-    return partial(halves[0], backend)
+    return partial(backend.run, name, halves[0])
 
 
 def algorithm_names(backend: str) -> dict[str, list[str]]:
