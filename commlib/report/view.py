@@ -91,6 +91,18 @@ class TableView(View):
     def title(self, rows: Sequence[Row]) -> str:
         """Name a series."""
 
+    def opening(self) -> list[str]:
+        """Say nothing above the rows."""
+        return []
+
+    def closing(self) -> list[str]:
+        """Say below the rows whether that is all."""
+        return unfinished(self.document)
+
+    def series(self, row: Row) -> Hashable:
+        """Return what all rows share."""
+        return ""
+
     def items(self, rows: Sequence[Row]) -> Sequence[Row]:
         """Return what has a line: the rows."""
         return rows
@@ -116,6 +128,12 @@ class TableView(View):
         return csv_text({leaf: leaf for leaf in leaves(items)}, items)
 
     forms: ClassVar = {"table": View.text, "md": markdown, "csv": csv, "json": as_json}
+
+
+def caption(document: Mapping[str, Any], *words: str) -> str:
+    """Return what stands above a picture."""
+    ended = [] if document["complete"] else ["not complete"]
+    return ", ".join([f"commlib {document['fingerprint']['commlib']}", *words, *ended])
 
 
 def unfinished(document: Mapping[str, Any]) -> list[str]:

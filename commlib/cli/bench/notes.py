@@ -8,7 +8,7 @@ from typing import Any
 from commlib.bench.rows import PLACES, by_call, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.figures import about, fitted, size_text, sizes_text
-from commlib.report.view import grouped
+from commlib.report.view import grouped, unfinished
 
 FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
 
@@ -76,7 +76,7 @@ def closing(document: dict[str, Any]) -> list[str]:
     found = document["out_of_bounds"]
     lines += ["#", f"# Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
     lines += _average(document["average_bus_bandwidth"])
-    return lines + ([] if document["complete"] else [f"# {document['ended'] or 'ended early'}: not complete"])
+    return lines + unfinished(document)
 
 
 def _average(average: dict[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from commlib.bench.rows import label, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.plot import Line, Panel, draw, look
-from commlib.report.view import grouped
+from commlib.report.view import caption, grouped
 
 TICKS = 9  # at most so many sizes are written on an axis
 # Below the lines, thick: it shows on both sides of the one it follows.
@@ -29,8 +29,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 def _caption(document: dict[str, Any]) -> str:
     config, machine = document["config"], document["fingerprint"]
     where = f"{machine.get('gpus') or 1} x {machine['gpu']}" if machine.get("gpu") else machine["cpu"]
-    ended = "" if document["complete"] else ", not complete"
-    return f"commlib {machine['commlib']}, {config['ranks']} ranks on {config['backend']}, {where}{ended}"
+    return caption(document, f"{config['ranks']} ranks on {config['backend']}", where)
 
 
 def _drawn(rows: Sequence[Row]) -> list[Row]:

@@ -10,7 +10,7 @@ from commlib.cli.profile import notes
 from commlib.peers.kernels.case import FLOOR, OURS
 from commlib.report.document import Row
 from commlib.report.plot import Line, Panel, draw, look
-from commlib.report.view import grouped
+from commlib.report.view import caption, grouped
 
 STYLES: dict[str, dict[str, Any]] = {OURS: {"linestyle": "-", "linewidth": 2.4}, FLOOR: {"linestyle": ":"}}
 Looks = Mapping[str, dict[str, Any]]
@@ -24,9 +24,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
         name: look(at, **{"linestyle": "--", "linewidth": 1.2, **STYLES.get(role, {})})
         for at, (name, role) in enumerate(roles.items())
     }
-    machine = document["fingerprint"]
-    caption = f"commlib {machine['commlib']}, {machine['device']}{'' if document['complete'] else ', not complete'}"
-    draw(path, caption, [_panels(of_series, looks) for of_series in grouped(rows, notes.title)])
+    above = caption(document, document["fingerprint"]["device"])
+    draw(path, above, [_panels(of_series, looks) for of_series in grouped(rows, notes.title)])
 
 
 def _panels(rows: list[Row], looks: Looks) -> list[Panel]:

@@ -14,7 +14,7 @@ from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import fitted, ratio_text
 from commlib.report.run import Output, until_it_ends
 from commlib.report.table import Column
-from commlib.report.view import TableView, unfinished
+from commlib.report.view import TableView
 from commlib.timing import Alone, Measurement, Protocol, measure_alone
 
 KIND = Kind("commlib.radix_profile", 1, "commlib profile radix", "commlib.cli.profile", "radix_schema.json")
@@ -54,18 +54,6 @@ class RadixView(TableView):
             Column("rate", lambda row: fitted(row["gbps"], 6), 6, "GB/s", spare=1),
             Column("ratio", lambda row: "-" if row["to_ours"] is None else ratio_text(row["to_ours"]), 7, "to ours"),
         ]
-
-    def opening(self) -> list[str]:
-        """Say nothing that the title does not."""
-        return []
-
-    def closing(self) -> list[str]:
-        """Say whether that is all."""
-        return unfinished(self.document)
-
-    def series(self, row: Row) -> str:
-        """Return the one series."""
-        return ""
 
     def title(self, rows: Sequence[Row]) -> str:
         """Say what is measured, and where."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Callable
 from functools import partial
+from inspect import Parameter, signature
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import click
 
 from commlib.cli.options import FILE, JSON, check_files, picture, read_names
-from commlib.cli.radix.workloads import WORKLOADS, Draw, Workload
+from commlib.cli.radix.workloads import HELP, MOST, WORKLOADS, Draw
 from commlib.cli.ranks import Words
 
 SCALES = {"k": 10**3, "m": 10**6, "g": 10**9}
@@ -93,30 +95,26 @@ def _generate(name: str, output: Path, requests: int, seed: int, **of: Any) -> N
     from commlib.report import files
 
     check_files(output, None)
-    lines = islice(WORKLOADS[name].lines(Draw(seed), of), requests)
+    lines = islice(WORKLOADS[name](Draw(seed), **of), requests)
     files.write(output, "\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
 
 
-def _options(workload: Workload) -> list[click.Parameter]:
+def _options(workload: Callable[..., Any]) -> list[click.Parameter]:
     """Return the options of a workload's subcommand."""
+    numbers = [number for number in signature(workload).parameters.values() if number.kind is Parameter.KEYWORD_ONLY]
     return [
         click.Option(["-o", "--output"], type=FILE, required=True, help="Trace to write."),
         click.Option(["--requests"], default=5000, show_default=True, type=click.IntRange(1), help="How many."),
         click.Option(["--seed"], default=0, show_default=True, help="Of the chance; the same seed, the same trace."),
-        *(
-            click.Option(
-                [f"--{option.name}"],
-                default=option.default,
-                show_default=True,
-                type=click.IntRange(1) if isinstance(option.default, int) else click.FloatRange(0, option.most),
-                help=option.help,
-            )
-            for option in workload.options
-        ),
+        *(_number(number.name, number.default) for number in numbers),
     ]
 
 
+def _number(name: str, default: float) -> click.Option:
+    kind = click.IntRange(1) if isinstance(default, int) else click.FloatRange(0, MOST.get(name))
+    return click.Option([f"--{name}"], default=default, show_default=True, type=kind, help=HELP[name])
+
+
 for _name, _workload in WORKLOADS.items():
-    generate.add_command(
-        click.Command(_name, callback=partial(_generate, _name), params=_options(_workload), help=_workload.help)
-    )
+    _words: dict[str, Any] = {"params": _options(_workload), "help": _workload.__doc__}
+    generate.add_command(click.Command(_name, callback=partial(_generate, _name), **_words))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import count_text
 from commlib.report.plot import Line, Panel, draw, look
 from commlib.report.table import Column
-from commlib.report.view import TableView, grouped, unfinished
+from commlib.report.view import TableView, caption, grouped
 
 KIND = Kind("commlib.radix_simulation", 1, "commlib radix simulate", "commlib.cli.radix")
 
@@ -28,12 +29,8 @@ class Settings:
 
     def simulations(self) -> list[Simulation]:
         """Return one for each capacity, policy and way of evicting."""
-        return [
-            Simulation(policy, capacity, self.page_size, eviction)
-            for capacity in self.capacities
-            for policy in self.policies
-            for eviction in self.evictions
-        ]
+        every = product(self.capacities, self.policies, self.evictions)
+        return [Simulation(policy, capacity, self.page_size, eviction) for capacity, policy, eviction in every]
 
 
 class SimulationReport(Report):
@@ -83,10 +80,6 @@ class SimulationView(TableView):
             "# hit rate: prompt tokens found in the cache; of limit: of what a cache without end finds",
         ]
 
-    def closing(self) -> list[str]:
-        """Say whether that is all."""
-        return unfinished(self.document)
-
     def rows(self) -> list[Row]:
         """Return the traces."""
         found: list[Row] = self.document["traces"]
@@ -108,10 +101,8 @@ class SimulationView(TableView):
 
     def plot(self, path: Path) -> None:
         """Draw hit rate over capacity, a line for each policy, a panel for each trace."""
-        config, machine = self.document["config"], self.document["fingerprint"]
-        ended = "" if self.document["complete"] else ", not complete"
-        caption = f"commlib {machine['commlib']}, page size {config['page_size']}{ended}"
-        draw(path, caption, [[self._panel(trace)] for trace in self.rows()], width_in=9.0)
+        above = caption(self.document, f"page size {self.document['config']['page_size']}")
+        draw(path, above, [[self._panel(trace)] for trace in self.rows()], width_in=9.0)
 
     def _panel(self, trace: Row) -> Panel:
         capacities, limit = self.document["config"]["capacities"], 100 * trace["hit_rate"]

@@ -1,40 +1,37 @@
 """Made-up traces: WORKLOADS is the table of `commlib radix generate`.
 
 A prompt is made of blocks of tokens; every block has numbers that no other has, so what two prompts share is exactly
-the blocks they begin with.
+the blocks they begin with. The numbers of a workload, which are its options, are the keywords of its function.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 Block: TypeAlias = list[int]  # [first, count]
 Line: TypeAlias = dict[str, Any]  # a request as a trace has it
-Numbers: TypeAlias = Mapping[str, Any]
 LIMIT = 2**31
 
 
-@dataclass(frozen=True)
-class Option:
-    """A number that a workload has."""
-
-    name: str
-    default: int | float
-    help: str
-    most: float | None = None
-
-
-@dataclass(frozen=True)
-class Workload:
-    """A kind of trace: what it is like, its numbers, and what yields requests without end."""
-
-    help: str
-    lines: Callable[[Draw, Numbers], Iterator[Line]]
-    options: tuple[Option, ...]
+HELP = {
+    "conversations": "How many go on at a time.",
+    "turns": "Questions until a conversation ends and another takes its place.",
+    "system": "Tokens that all conversations begin with.",
+    "groups": "How many groups.",
+    "prefix": "Tokens that a group shares.",
+    "rest": "Tokens of its own that a prompt has, about.",
+    "documents": "How many documents.",
+    "document": "Tokens of a document, about.",
+    "once": "Tokens of a prompt that comes once, about.",
+    "share": "How many of the requests are of that kind.",
+    "question": "Tokens of a question, about.",
+    "answer": "Tokens of an answer.",
+    "zipf": "Popularity falls as 1 / rank^S; 0: all alike.",
+}
+MOST = {"share": 1.0}  # of numbers that are not whole
 
 
 class Draw:
@@ -66,85 +63,66 @@ class Draw:
         return self._random.random() < share
 
 
-def _multi_turn(draw: Draw, of: Numbers) -> Iterator[Line]:
-    system = draw.block(of["system"])
-    talks: list[list[Block]] = [[system] for _ in range(of["conversations"])]
-    for rank in draw.ranks(len(talks), of["zipf"]):
-        if len(talks[rank]) > 2 * of["turns"]:
-            talks[rank] = [system]
-        tokens = [*talks[rank], draw.about(of["question"])]
-        output = [draw.about(of["answer"])]
+def multi_turn(
+    draw: Draw,
+    *,
+    conversations: int = 500,
+    turns: int = 20,
+    system: int = 512,
+    question: int = 64,
+    answer: int = 128,
+    zipf: float = 1.0,
+) -> Iterator[Line]:
+    """Conversations that grow: each prompt is the last one, its answer and a new question."""
+    first = draw.block(system)
+    talks: list[list[Block]] = [[first] for _ in range(conversations)]
+    for rank in draw.ranks(conversations, zipf):
+        if len(talks[rank]) > 2 * turns:
+            talks[rank] = [first]
+        tokens = [*talks[rank], draw.about(question)]
+        output = [draw.about(answer)]
         talks[rank] = tokens + output
         yield {"tokens": tokens, "output": output}
 
 
-def _shared_prefix(draw: Draw, of: Numbers) -> Iterator[Line]:
-    prefixes = [draw.block(of["prefix"]) for _ in range(of["groups"])]
-    for rank in draw.ranks(len(prefixes), of["zipf"]):
-        yield {"tokens": [prefixes[rank], draw.about(of["rest"])], "output": of["answer"]}
+def shared_prefix(
+    draw: Draw, *, groups: int = 64, prefix: int = 1024, rest: int = 1024, answer: int = 64, zipf: float = 1.0
+) -> Iterator[Line]:
+    """Groups of prompts that begin alike: instructions and examples, then a text of their own."""
+    prefixes = [draw.block(prefix) for _ in range(groups)]
+    for rank in draw.ranks(groups, zipf):
+        yield {"tokens": [prefixes[rank], draw.about(rest)], "output": answer}
 
 
-def _long_document(draw: Draw, of: Numbers) -> Iterator[Line]:
-    documents = [draw.about(of["document"]) for _ in range(of["documents"])]
-    for rank in draw.ranks(len(documents), of["zipf"]):
-        yield {"tokens": [documents[rank], draw.about(of["question"])], "output": of["answer"]}
+def long_document(
+    draw: Draw, *, documents: int = 100, document: int = 32000, question: int = 64, answer: int = 64, zipf: float = 1.0
+) -> Iterator[Line]:
+    """Questions about long documents."""
+    texts = [draw.about(document) for _ in range(documents)]
+    for rank in draw.ranks(documents, zipf):
+        yield {"tokens": [texts[rank], draw.about(question)], "output": answer}
 
 
-def _scan(draw: Draw, of: Numbers) -> Iterator[Line]:
-    for line in _long_document(draw, of):
-        yield {"tokens": [draw.about(of["once"])], "output": of["answer"]} if draw.happens(of["share"]) else line
+def scan(
+    draw: Draw,
+    *,
+    documents: int = 50,
+    document: int = 4000,
+    once: int = 4000,
+    share: float = 0.5,
+    question: int = 64,
+    answer: int = 64,
+    zipf: float = 1.0,
+) -> Iterator[Line]:
+    """Questions about documents, between prompts that come once and never again."""
+    asked = long_document(draw, documents=documents, document=document, question=question, answer=answer, zipf=zipf)
+    for line in asked:
+        yield {"tokens": [draw.about(once)], "output": answer} if draw.happens(share) else line
 
 
-_ZIPF = Option("zipf", 1.0, "Popularity falls as 1 / rank^S; 0: all alike.")
-_ANSWER = Option("answer", 64, "Tokens generated for each request.")
-_QUESTION = Option("question", 64, "Tokens of a question, about.")
-
-WORKLOADS: dict[str, Workload] = {
-    "multi-turn": Workload(
-        "Conversations that grow: each prompt is the last one, its answer and a new question.",
-        _multi_turn,
-        (
-            Option("conversations", 500, "How many go on at a time."),
-            Option("turns", 20, "Questions until a conversation ends and another takes its place."),
-            Option("system", 512, "Tokens that all conversations begin with."),
-            _QUESTION,
-            Option("answer", 128, "Tokens of an answer, about."),
-            _ZIPF,
-        ),
-    ),
-    "shared-prefix": Workload(
-        "Groups of prompts that begin alike: instructions and examples, then a text of their own.",
-        _shared_prefix,
-        (
-            Option("groups", 64, "How many."),
-            Option("prefix", 1024, "Tokens that a group shares."),
-            Option("rest", 1024, "Tokens of its own that a prompt has, about."),
-            _ANSWER,
-            _ZIPF,
-        ),
-    ),
-    "long-document": Workload(
-        "Questions about long documents.",
-        _long_document,
-        (
-            Option("documents", 100, "How many."),
-            Option("document", 32000, "Tokens of a document, about."),
-            _QUESTION,
-            _ANSWER,
-            _ZIPF,
-        ),
-    ),
-    "scan": Workload(
-        "Questions about documents, between prompts that come once and never again.",
-        _scan,
-        (
-            Option("documents", 50, "How many."),
-            Option("document", 4000, "Tokens of a document, about."),
-            Option("once", 4000, "Tokens of a prompt that comes once, about."),
-            Option("share", 0.5, "How many of the requests are of that kind.", most=1.0),
-            _QUESTION,
-            _ANSWER,
-            _ZIPF,
-        ),
-    ),
+WORKLOADS: dict[str, Callable[..., Iterator[Line]]] = {
+    "multi-turn": multi_turn,
+    "shared-prefix": shared_prefix,
+    "long-document": long_document,
+    "scan": scan,
 }

@@ -157,20 +157,21 @@ def _replay(world: Alone, lines: list[Line], group: Group, settings: Settings, b
         graph=True,
         lead_in=_flush(settings) if settings.flush and not group.case.hot else None,
     )
-    for line, result in zip(lines, measure_alone(world, _runs(lines), protocol, str(group.case)), strict=True):
+    for line, result in _timed(world, lines, protocol, group):
         line.graph = result
 
 
 def _call(world: Alone, lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
     """Time calls of the host, back to back: until they are made, and until the device is done."""
     protocol = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
-    for line, result in zip(lines, measure_alone(world, _runs(lines), protocol, str(group.case)), strict=True):
+    for line, result in _timed(world, lines, protocol, group):
         line.eager = result
 
 
-def _runs(lines: Sequence[Line]) -> dict[str, list[Run]]:
+def _timed(world: Alone, lines: list[Line], protocol: Protocol, group: Group) -> Iterator[tuple[Line, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
-    return {f"{at} {line.candidate.label}": line.runs for at, line in enumerate(lines)}
+    runs = {f"{at} {line.candidate.label}": line.runs for at, line in enumerate(lines)}
+    return zip(lines, measure_alone(world, runs, protocol, str(group.case)), strict=True)
 
 
 def _flush(settings: Settings) -> Run:
