@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 
 import click
 import torch
@@ -15,7 +14,6 @@ from commlib.peers.kernels.case import OURS, Case, Kernel
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.measure import Settings
 
-TOOLS = ("ncu", "nsys")
 WARM_CALLS = 3  # before the one that is looked at: they compile and load
 
 
@@ -37,11 +35,11 @@ def once_words(case: Case) -> list[str]:
     return words + ([f"--{case.variant}"] if case.variant else [])
 
 
-def profile(tool: str, kernel: Kernel, case: Case, which: Callable[[str], str | None] = shutil.which) -> int:
+def profile(tool: str, kernel: Kernel, case: Case) -> int:
     """Print the command and run it if the tool is here; return its exit code."""
     words = command(tool, kernel, case)
     click.echo(shlex.join(words))
-    if which(tool) is None:
+    if shutil.which(tool) is None:
         click.echo(f"commlib: {tool} is not here; run the line above where it is", err=True)
         return 0
     return subprocess.run(words, check=False).returncode
@@ -60,8 +58,7 @@ def once(kernel: Kernel, case: Case, settings: Settings) -> int:
         run()
         return 0
     torch.cuda.synchronize(settings.device)
-    torch.cuda.profiler.start()
-    run()
-    torch.cuda.synchronize(settings.device)
-    torch.cuda.profiler.stop()
+    with torch.cuda.profiler.profile():
+        run()
+        torch.cuda.synchronize(settings.device)
     return 0

@@ -124,9 +124,8 @@ def _ours(inputs: Scatter, unique: bool = False) -> Run:
 
 
 def _two_copies(inputs: Scatter) -> Run:
-    half = len(inputs.source) // 2
-    pairs = [(inputs.target[:half], inputs.source[:half]), (inputs.target[half:], inputs.source[half:])]
-    return _both(*(partial(target.copy_, source) for target, source in pairs))
+    halves = zip(inputs.target.tensor_split(2), inputs.source.tensor_split(2), strict=True)
+    return _both(*(partial(target.copy_, source) for target, source in halves))
 
 
 def _index_copy(inputs: Scatter) -> Run:
