@@ -40,3 +40,8 @@ KINDS: tuple[type[CommError], ...] = (
     Unsupported,
     BuildFailed,
 )
+
+
+def one_line(error: BaseException) -> str:
+    """Write an error of another library as a reason that stands in a table."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

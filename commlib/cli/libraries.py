@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commlib.cli.checks import LIBRARIES, Finding
-from commlib.errors import CommError
+from commlib.errors import CommError, one_line
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -38,7 +38,7 @@ def two_ranks() -> None:
         with Ranks(2, timeout_s=30.0, backend="shm") as ranks:
             totals = ranks.run(_sum_of_ranks)
     except Exception as error:
-        sys.exit(" ".join(f"{type(error).__name__}: {error}".split()))
+        sys.exit(one_line(error))
     if totals != [3.0, 3.0]:
         sys.exit(f"all_reduce gave {totals} where 1 + 2 on each rank was expected")
     print(f"started, summed over shared memory and closed in {time.perf_counter() - start:.1f} s")

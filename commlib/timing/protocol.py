@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.errors import CommError, Unsupported
+from commlib.errors import CommError, Unsupported, one_line
 from commlib.timing import graph
 from commlib.timing.blocks import (
     DEFAULT,
@@ -125,7 +125,7 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth | None, wh
         except CommError:
             raise  # the world has ended for all candidates
         except Exception as error:  # what a peer raises is why it is left out
-            entry.result.skipped = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            entry.result.skipped = one_line(error)
         entry.call_s = time.perf_counter() - start
     agree(comm, entries)
 

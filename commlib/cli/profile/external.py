@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from commlib.cli.options import python_file
-from commlib.peers.kernels.case import FLOOR, PEER, Candidate, Case, Inputs, missing, one_line
+from commlib.errors import one_line
+from commlib.peers.kernels.case import FLOOR, PEER, Candidate, Case, Inputs, missing
 from commlib.timing import Run
 
 FLOORS = ("probe", "empty")  # labels that begin so are floors: their values are not compared, nor are we with them

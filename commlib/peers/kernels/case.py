@@ -120,11 +120,6 @@ def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     return Candidate(label, None, role, reason=reason)
 
 
-def one_line(error: Exception) -> str:
-    """Write what a candidate raised as the reason why it is left out."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
-
-
 def bits(x: Tensor) -> Tensor:
     """View elements as whole numbers: every type can be poisoned and compared, and bits are what counts."""
     return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64))

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Kernel, Others, one_line
+from commlib.errors import one_line
+from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Kernel, Others
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.memory import cold_bytes, sets_for
 from commlib.timing import Alone, Measurement, Protocol, Run, measure_alone, own_stream
