@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -27,8 +27,11 @@ from commlib.timing import (
     fingerprint,
     measure,
     plain,
+    protocol,
     public_call,
 )
+from commlib.timing.blocks import Entry
+from commlib.timing.truth import Truth
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)
 DTYPES = [
@@ -91,6 +94,48 @@ def one_element_wrong_on_rank_1(comm: Communicator) -> list[int | None]:
 def test_a_wrong_element_is_counted_in_every_check_and_known_to_all_ranks(shm_ranks: Ranks) -> None:
     # Once with each of three buffers before the blocks, and once after them.
     assert shm_ranks.run(one_element_wrong_on_rank_1, world=2) == [[4, 0], [4, 0]]
+
+
+class Replayed:
+    """Stands in for a graph of one call: its replay loses the last element on rank 1."""
+
+    def __init__(self, comm: Communicator, runs: Sequence[Run], out: torch.Tensor) -> None:
+        self.comm, self.runs, self.out = comm, runs, out
+
+    def replay(self) -> None:
+        for run in self.runs:
+            run()
+        self.out[-1] += self.comm.rank
+
+    def reset(self) -> None:
+        pass
+
+
+def wrong_only_in_replays(comm: Communicator) -> int | None:
+    with pytest.MonkeyPatch.context() as patch:
+        collective, call = COLLECTIVES["all_reduce"], call_of(comm)
+        entry = Entry(Candidate("right", public_call(comm, collective)))
+        entry.pairs = [(torch.empty(1000), torch.empty(1000)) for _ in range(3)]
+        entry.runs = [entry.candidate.prepare(x, out, call) for x, out in entry.pairs]
+        outs = iter(out for _, out in entry.pairs)
+        patch.setattr(protocol.graph, "capture", lambda runs: Replayed(comm, runs, next(outs)))
+        patch.setattr(torch.cuda, "synchronize", lambda device: None)
+        protocol._check_replays(comm, [entry], Truth(collective, call, ordered))
+        return entry.result.wrong
+
+
+def test_what_only_a_replayed_graph_gets_wrong_is_counted(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(wrong_only_in_replays, world=2) == [0, 3]
+
+
+def probed(comm: Communicator) -> tuple[int | None, int]:
+    probe = Candidate("probe", lambda x, out, call: lambda: None, checked=False)
+    (result,) = found(comm, "all_gather", [probe])
+    return result.wrong, len(result.times_s)
+
+
+def test_the_values_of_a_probe_are_not_compared(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(probed, world=2) == [(None, 3), (None, 3)]
 
 
 def writes_nothing(comm: Communicator) -> int | None:

@@ -75,6 +75,17 @@ def test_the_columns_are_nccl_tests_and_ours(width: int, columns: str) -> None:
     assert re.search("# +" + " +".join(columns.split()), "\n".join(table(document(), width)))
 
 
+@pytest.mark.parametrize("width", [80, 140, 160])
+def test_what_an_eager_call_takes_the_host_has_a_column_on_gpus(width: int) -> None:
+    found = changed(document(), host_us=3.61)
+    assert " host " not in "\n".join(table(found, width))
+    found["config"]["backend"] = "nccl"
+    assert (" host " in "\n".join(table(found, width))) == (width != 80)  # it goes where there is no room
+    assert (" 3.61 " in "\n".join(table(found, width))) == (width != 80)
+    found["config"]["mode"] = "graph"
+    assert " host " not in "\n".join(table(found, width))
+
+
 @pytest.mark.parametrize("width", [80, 120, 140])
 def test_every_measured_row_is_shown_and_the_plans_choice_is_starred(width: int) -> None:
     lines = [line.split() for line in table(document(), width) if not line.startswith("#")]
