@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from commlib.peers import Peer
 
 BEST = "best"  # the baseline that is the fastest of the peers, call by call
-PROBE_SIZES = tuple(1 << shift for shift in range(3, 31, 3))
 PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
 
 
@@ -102,14 +101,14 @@ def forms(job: Job, collective: Collective) -> list[bool]:
     return [place for place in job.places if has[place]]
 
 
-def params_of(algorithm: Algorithm) -> set[str]:
-    """Return the names of an algorithm's parameters."""
-    return {name for size in PROBE_SIZES for variant in algorithm.variants(size) for name in variant}
-
-
 def combinations(job: Job, algorithm: Algorithm) -> list[dict[str, int]]:
-    """Return the values of --params that the algorithm has, each with each; none where it has none of them."""
-    own = {name: values for name, values in job.params.items() if name in params_of(algorithm)}
+    """Return the values of --params that the algorithm has and takes, each with each; none where it has none."""
+    known = {param.name: param for param in algorithm.params}
+    own = {
+        name: [value for value in values if not known[name].fault(value)]
+        for name, values in job.params.items()
+        if name in known
+    }
     return [dict(zip(own, values, strict=True)) for values in itertools.product(*own.values())] if own else []
 
 

@@ -211,6 +211,10 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
         (("--peer", __file__), "has no function make()"),
         (("all_reduce", "--params", "magic=1"), "no parameter 'magic'; there are "),
         (("all_reduce", "--params", "chunk_bytes=many"), "write blocks=8,16"),
+        (
+            ("all_reduce", "--params", "chunk_bytes=8M"),
+            "chunk_bytes 8388608 is not a multiple of 64 between 4096 and 1048576",
+        ),
         (("--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),

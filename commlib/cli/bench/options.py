@@ -8,7 +8,7 @@ from typing import Any
 import click
 import torch
 
-from commlib.bench.job import BEST, Job, left_out, params_of, series
+from commlib.bench.job import BEST, Job, left_out, series
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
@@ -87,16 +87,21 @@ def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
 
 
 def _params(texts: tuple[str, ...], ops: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the values of each name of texts such as blocks=8,16."""
-    known = sorted({name for op in ops for algorithm in COLLECTIVES[op].algorithms for name in params_of(algorithm)})
+    """Return the values of each name of texts such as blocks=8,16, within the bounds of an algorithm that has it."""
+    algorithms = [algorithm for op in ops for algorithm in COLLECTIVES[op].algorithms]
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
+        known_name(name, sorted({param.name for algorithm in algorithms for param in algorithm.params}), "parameter")
         try:
-            numbers = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
+            found[name] = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
         except ValueError:
             raise click.UsageError(f"--params {text!r} is no name with whole numbers; write blocks=8,16") from None
-        found[known_name(name, known, "parameter")] = numbers
+        bounds = [param for algorithm in algorithms for param in algorithm.params if param.name == name]
+        for value in found[name]:
+            faults = [param.fault(value) for param in bounds]
+            if all(faults):
+                raise click.UsageError(f"--params: {faults[0]}")
     return found
 
 
