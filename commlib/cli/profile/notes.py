@@ -8,6 +8,7 @@ from typing import Any
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import about, ratio_text
+from commlib.report.view import grouped
 
 
 def title(row: Row, pattern: str | None = None) -> str:
@@ -61,14 +62,16 @@ def _copy(copy: Row | None) -> Iterator[str]:
 
 def _slower(rows: Sequence[Row]) -> Iterator[str]:
     """Name the peers that beat ours, where the interval leaves no doubt."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        versus = row["versus"]
-        if row["role"] == OURS and versus and versus["high"] < 1 and versus["of"] != row["candidate"]:
-            where = f"{ratio_text(versus['ratio'])} at n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}"
-            found.setdefault(versus["of"], []).append(where)
-    for peer, places in found.items():
-        yield f"{peer} takes less than ours: {'; '.join(places)}"
+    ours = [row for row in rows if row["role"] == OURS and row["versus"]]
+    # A second line of ours is compared with the first, which is no peer.
+    sure = [row for row in ours if row["versus"]["high"] < 1 and row["versus"]["of"] != row["candidate"]]
+    for lost in grouped(sure, lambda row: row["versus"]["of"]):
+        places = "; ".join(f"{ratio_text(row['versus']['ratio'])} at {_place(row)}" for row in lost)
+        yield f"{lost[0]['versus']['of']} takes less than ours: {places}"
+
+
+def _place(row: Row) -> str:
+    return f"n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}"
 
 
 def _small_sets(document: dict[str, Any]) -> Iterator[str]:
@@ -84,10 +87,7 @@ def _small_sets(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _skipped(rows: Sequence[Row]) -> Iterator[str]:
-    reasons: dict[tuple[str, str], int] = {}
-    for row in rows:
-        if row["skipped"]:
-            key = row["candidate"], row["skipped"]
-            reasons[key] = reasons.get(key, 0) + 1
-    for (candidate, reason), times in reasons.items():
-        yield f"skipped {candidate}: {reason}" + (f" ({times} cases)" if times > 1 else "")
+    left_out = [row for row in rows if row["skipped"]]
+    for same in grouped(left_out, lambda row: (row["candidate"], row["skipped"])):
+        times = f" ({len(same)} cases)" if len(same) > 1 else ""
+        yield f"skipped {same[0]['candidate']}: {same[0]['skipped']}{times}"

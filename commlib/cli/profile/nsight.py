@@ -24,7 +24,7 @@ def command(tool: str, kernel: Kernel, case: Case) -> list[str]:
     if tool == "nsys":
         chosen = ["--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--force-overwrite=true"]
         return ["nsys", "profile", *chosen, f"--output={output}", *program]
-    chosen = ["--profile-from-start=off", f"--kernel-name=regex:{kernel.device_code}", "--launch-count=1"]
+    chosen = ["--profile-from-start=off", f"--kernel-name=regex:{kernel.name}", "--launch-count=1"]
     return ["ncu", "--set=full", *chosen, "--force-overwrite", f"--export={output}", *program]
 
 

@@ -85,8 +85,7 @@ class Candidate:
 class Kernel(ABC):
     """One kernel to profile: its cases, their inputs and bytes, and who makes the same call."""
 
-    name: str
-    device_code: str  # a regular expression that the name of its GPU kernel matches
+    name: str  # which the names of its GPU kernels have, too
     dims: tuple[int, ...]  # without --sweep
     rows: tuple[int, ...]
     sweep_dims: tuple[int, ...]

@@ -61,7 +61,6 @@ class Index(Kernel):
     """Rows of `dim` elements; n ids."""
 
     name = "index"
-    device_code = "index"
     dims, rows = (4096, 8192), (1, 64, 1024, 16384)
     sweep_dims, sweep_rows = (4096, 7168, 8192), (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384)
     dtypes = (torch.bfloat16, torch.float16, torch.float32)

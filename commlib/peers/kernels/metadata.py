@@ -53,7 +53,6 @@ class Metadata(Kernel):
     """Requests with 1 to `dim` new tokens; n of them, always as many tokens in all."""
 
     name = "metadata"
-    device_code = "metadata"
     dims, rows = (8,), (1, 16, 64, 512)
     sweep_dims, sweep_rows = (8,), (1, 4, 16, 64, 128, 512)
     dtypes = (torch.int32,)

@@ -72,7 +72,6 @@ class Store(Kernel):
     """Rows of `dim` elements, K's and V's; n tokens."""
 
     name = "store"
-    device_code = "store"
     dims, rows = (128, 1024), (1, 64, 512, 4096, 32768)
     sweep_dims, sweep_rows = (128, 256, 512, 1024), (1, 16, 64, 256, 512, 1024, 4096, 16384, 32768)
     dtypes = (torch.bfloat16, torch.float16, torch.float32)
