@@ -17,15 +17,16 @@ DTYPES: tuple[str, ...] = (
 """Likewise; other element types can be moved, not reduced."""
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
-_CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {
+CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {
     getattr(dist.ReduceOp, name): code for code, name in enumerate(_TORCH_NAMES)
 }
+"""What callers may give for a reduction: its name, or torch's ReduceOp."""
 
 
 def redop_code(op: Any) -> int:
     """Return the code of a reduction given by name or as a torch.distributed.ReduceOp."""
     try:
-        return _CODES[op]
+        return CODES[op]
     except (KeyError, TypeError):
         names = ", ".join(REDOPS)
         raise ValueError(f"unknown reduction {op!r}; use one of {names} or a torch.distributed.ReduceOp") from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ from torch.futures import Future as TorchFuture
 
 from commlib.errors import CommTimeout
 from commlib.lane import Lane
+
+T = TypeVar("T")
 
 
 class Work(dist.Work):
@@ -98,14 +100,9 @@ class Lanes:
             self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
             return Work(self._last[lane], what)
 
-    def after(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the collective `run` made to wait for those submitted before it."""
-
-        def ordered(*arguments: Any) -> Any:
-            self.drain(COLLECTIVE_CALLS)
-            return run(*arguments)
-
-        return ordered
+    def after(self, calls: T) -> T:
+        """Return the collectives `calls`, made to wait for those submitted before."""
+        return cast("T", _Behind(self, calls))
 
     def drain(self, *lanes: Hashable) -> None:
         """Wait until the lanes are empty; what a lane itself calls does not wait."""
@@ -130,6 +127,22 @@ def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
     if before is not None:
         before.exception()
     return call()
+
+
+class _Behind:
+    """Stands in for the calls of a communicator: each comes after the asynchronous collectives before it."""
+
+    def __init__(self, lanes: Lanes, calls: object) -> None:
+        self._lanes, self._calls = lanes, calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        run = getattr(self._calls, name)
+
+        def ordered(*arguments: Any) -> Any:
+            self._lanes.drain(COLLECTIVE_CALLS)
+            return run(*arguments)
+
+        return ordered
 
 
 class StreamWork(dist.Work):
@@ -194,9 +207,9 @@ class StreamLanes:
             self._held.append((event, call))
         return StreamWork(event, result)
 
-    def after(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `run`: streams are ordered where it is launched."""
-        return run
+    def after(self, calls: T) -> T:
+        """Return `calls`: streams are ordered where kernels are launched."""
+        return calls
 
     def drain(self, *lanes: Hashable) -> None:
         """Nothing waits on the host."""

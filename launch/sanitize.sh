@@ -11,7 +11,6 @@ run() { printf '+ %s\n' "$*"; "$@"; }
 
 build() { # folder, sanitizers, more flags
   .venv/bin/cmake -S . -B "build/$1" -G Ninja -DCMAKE_MAKE_PROGRAM="$PWD/.venv/bin/ninja" -DCMAKE_BUILD_TYPE=Release \
-    -DPython_EXECUTABLE="$PWD/$python" -Dtvm_ffi_ROOT="$(.venv/bin/tvm-ffi-config --cmakedir)" \
     -DCOMMLIB_TESTS=ON -DCOMMLIB_SANITIZE="$2" -DCMAKE_CXX_FLAGS="${3:-}" >/dev/null
   run .venv/bin/ninja --quiet -C "build/$1"
 }
@@ -21,13 +20,13 @@ tests() { # folder, runtime, pytest's arguments
   shift 2
   # The interpreter is not instrumented: the runtime must be there before it, and libstdc++ before the first exception.
   printf '+ pytest with build/%s:' "$folder" && printf ' %q' "$@" && echo
-  COMMLIB_LIBRARY=$PWD/build/$folder/libcommlib.so \
+  COMMLIB_LIBRARY=$PWD/build/$folder/_native.abi3.so \
     LD_PRELOAD="$(g++ -print-file-name="$runtime") $(g++ -print-file-name=libstdc++.so)" \
     "$python" -m pytest -q -p no:cacheprovider "$@"
 }
 
 build asan address,undefined
-build tsan thread -Wno-tsan # tvm_ffi's fences, which TSan does not know
+build tsan thread
 
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 ASAN_OPTIONS=detect_leaks=1 run build/asan/stress --seconds "$seconds"

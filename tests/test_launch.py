@@ -195,7 +195,7 @@ def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
 
 
 def test_the_launcher_needs_no_torch():
-    heavy = "{'torch', 'mpi4py', 'tvm_ffi'}"
+    heavy = "{'torch', 'mpi4py', 'commlib._native'}"
     script = f"import sys, commlib.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -20,7 +20,6 @@ SCRIPTS = sorted((ROOT / "launch").iterdir())
 
 # Optional or heavy package → the only files that may import it.
 IMPORTERS = {
-    "tvm_ffi": "commlib/native.py",
     "cuda": "commlib/jit.py",
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/cli/*.py",

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from commlib.backends.rules import Rows, plan_text
 from commlib.errors import Unsupported
 from commlib.plan import Plan
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class Backend(ABC):
         """The shipped plan to use, by its file's name."""
         return self.name
 
-    @abstractmethod
-    def bind(self, name: str) -> Callable[..., Any]:
-        """Return the native entry point of a collective."""
+    def calls(self) -> Calls:
+        """Return the collectives of a native backend; they keep what it holds."""
+        raise Unsupported(f"the {self.name} backend has no native code")
 
     def learn(self, rows: Rows, text: str) -> None:
         """Take the rows of its algorithms, by collective and name, and the `text` that tells a native half of them."""

@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
-import torch.utils.dlpack
 
-from commlib import native
 from commlib.backends.base import Backend
 from commlib.backends.rules import Rows
+from commlib.errors import Closed
+
+if TYPE_CHECKING:
+    from commlib._native import Calls, NcclGroup, ShmGroup
+
+GroupT = TypeVar("GroupT", "ShmGroup", "NcclGroup")
 
 
-class NativeBackend(Backend, ABC):
+class NativeBackend(Backend, ABC, Generic[GroupT]):
     """A backend whose group (csrc/shm/group.h, csrc/nccl/group.h) runs the calls."""
 
     native = True
-    _group: Any = None
+    _group: GroupT | None = None  # None again once closed
     _inner = False
+
+    @property
+    def _open(self) -> GroupT:
+        if self._group is None:
+            raise Closed("this communicator is closed; call commlib.init() for a new one")
+        return self._group
+
+    def calls(self) -> Calls:
+        """Return the native calls; the interpreter's lock, and on GPUs the stream, are their own business."""
+        return self._open.calls()
 
     def learn(self, rows: Rows, text: str) -> None:
         """Tell the group what the rows say."""
         super().learn(rows, text)
-        self._group.learn(text)
+        self._open.learn(text)
 
     def take_plan(self, text: str) -> None:
         """Compile the rules into the group's table."""
-        self._group.set_plan(text)
-
-    def bind(self, name: str) -> Callable[..., Any]:
-        """Return the native function; the interpreter's lock is its own business."""
-        return native.keep_interpreter(self._group.bind(name))
+        self._open.set_plan(text)
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
-        return torch.utils.dlpack.from_dlpack(self._group.empty(num_bytes))
+        return self._open.empty(num_bytes)
 
     @contextmanager
     def inner(self) -> Iterator[None]:
         """Mark the calls inside as part of another one."""
         before, self._inner = self._inner, True
-        self._group.set_inner(True)
+        self._open.set_inner(True)
         try:
             yield
         finally:
@@ -53,8 +63,8 @@ class NativeBackend(Backend, ABC):
 
     def check(self) -> None:
         """Raise what ended the communicator, or PeerLost if a peer died."""
-        self._group.check()
+        self._open.check()
 
     def abort(self, why: str) -> None:
         """End it for all ranks: who waits looks for the reason."""
-        self._group.abort(why)
+        self._open.abort(why)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib import device, jit, native
+from commlib import device, jit
 from commlib.backends.base import Options
 from commlib.backends.native import NativeBackend
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
 from commlib.device import MAX_WORLD
 from commlib.errors import CommError, Unsupported
+from commlib.native import library
+
+if TYPE_CHECKING:
+    from commlib._native import NcclGroup
+
+if TYPE_CHECKING:
+    from commlib._native import NcclGroup
 
 _LOG = logging.getLogger("commlib")
 CLOSE_S = 10.0  # for the peers to close too
-_SLICE_S = 0.01  # of a wait of the host: between two, Python sees signals
 
 
-class NcclBackend(NativeBackend):
+class NcclBackend(NativeBackend["NcclGroup"]):
     """GPUs of one host: NCCL's communicator, and symmetric memory on which commlib's own kernels work."""
 
     name = "nccl"
@@ -53,13 +59,13 @@ class NcclBackend(NativeBackend):
     def _join(self, world: World, options: Options) -> None:
         """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
-        native.hint_nccl(self.control.library)
-        self._group = native.open_nccl(
+        library.hint_nccl(self.control.library)
+        self._group: NcclGroup | None = library.open_nccl(
             self.control.ptr, world.rank, world.size, self.device.index, options.timeout_s, options.max_bytes
         )
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
-        self._group.start(pids, self._build)
+        self._open.start(pids, self._build)
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
     def _set_up_memory(self, world: World) -> None:
@@ -72,7 +78,7 @@ class NcclBackend(NativeBackend):
             failure = reason
             if not failure:
                 try:
-                    call = partial(self._group.set_up, step, int(nonce, 16))
+                    call = partial(self._open.set_up, step, int(nonce, 16))
                     within(self._timeout_s, f"symmetric memory: {step}", call)
                 except Unsupported as error:
                     failure = str(error)
@@ -86,7 +92,7 @@ class NcclBackend(NativeBackend):
                 raise CommError(faults[0].replace("!", "", 1))
             if failures:
                 self.no_arena, self.has_arena = failures[0], False
-                self._group.without_arena(failures[0])
+                self._open.without_arena(failures[0])
                 if world.rank == 0:
                     _LOG.warning("no symmetric memory, NCCL's own algorithms only: %s", failures[0])
                 return
@@ -102,33 +108,11 @@ class NcclBackend(NativeBackend):
         kernel = jit.compile_kernel(self.rows[op][algorithm].source, instance, self._arch)
         return kernel.code, kernel.symbol
 
-    def bind(self, name: str) -> Callable[..., Any]:
-        """Return the native function; torch's current stream comes along with the tensors."""
-        if name == "barrier":
-            return self._barrier
-        return super().bind(name)
-
-    def _barrier(self) -> None:
-        """Wait on the host too, unless a graph is being captured: then the replay waits."""
-        stream, group = self._stream(), self._group
-        group.barrier(stream)
-        if torch.cuda.is_current_stream_capturing():
-            return
-        while not group.wait(stream, _SLICE_S):
-            pass  # Ctrl-C raises here; the deadline is the kernel's, or the watch's for NCCL's own
-
-    def enqueue_barrier(self) -> None:
-        """Put the barrier on the current stream; the host goes on."""
-        self._group.barrier(self._stream())
-
-    def _stream(self) -> int:
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
-
     def choice(
         self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
     ) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        return str(self._group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph"))
+        return self._open.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
 
     @contextmanager
     def symmetric(self) -> Iterator[None]:
@@ -138,9 +122,9 @@ class NcclBackend(NativeBackend):
             return
         if self._pool is None:
             names = "commlib_symmetric_alloc", "commlib_symmetric_free"
-            self._allocator = torch.cuda.memory.CUDAPluggableAllocator(native.library_path(), *names)
+            self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library.library_path(), *names)
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
-        group = self._group
+        group = self._open
         group.serve_pool(True)
         self._serving = True
         try:
@@ -181,7 +165,7 @@ class NcclBackend(NativeBackend):
 
     def abandon(self) -> None:
         """Leave the parent's GPU alone."""
-        self._group.abandon()
+        self._open.abandon()
 
 
 def _adopt(world: World, given: Any, timeout_s: float) -> Control:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from commlib import env, native
+from commlib import env
 from commlib.backends.base import Options
 from commlib.backends.native import NativeBackend
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
+from commlib.native import library
+
+if TYPE_CHECKING:
+    from commlib._native import ShmGroup
 
 
-class ShmBackend(NativeBackend):
+class ShmBackend(NativeBackend["ShmGroup"]):
     """Memory that rank 0 makes and the others open through its descriptor; no name, so nothing to clean up."""
 
     name = "shm"
@@ -26,13 +30,14 @@ class ShmBackend(NativeBackend):
         self.size = world.size
         self._group = self._join(world, options)
 
-    def _join(self, world: World, options: Options) -> Any:
+    def _join(self, world: World, options: Options) -> ShmGroup:
         """Two rounds: where the memory is, then whether everyone got in; all ranks fail together."""
-        group, offer, failure = None, {}, ""
+        group: ShmGroup | None = None
+        offer, failure = {}, ""
         if world.rank == 0:
             nonce = secrets.randbits(62)
             try:
-                group = native.open_shm(world.size, 0, options.max_bytes, nonce, 0, -1)
+                group = library.open_shm(world.size, 0, options.max_bytes, nonce, 0, -1)
                 offer = {
                     "pid": os.getpid(),
                     "fd": group.fd(),
@@ -45,7 +50,7 @@ class ShmBackend(NativeBackend):
         offer, failure = json.loads(reply)
         if not failure and world.rank != 0:
             try:
-                group = native.open_shm(
+                group = library.open_shm(
                     world.size, world.rank, offer["arena_bytes"], offer["nonce"], offer["pid"], offer["fd"]
                 )
             except CommError as error:
@@ -63,7 +68,7 @@ class ShmBackend(NativeBackend):
         self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
     ) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        return str(self._group.choice(op, dtype, redop, num_bytes, placement == "symmetric"))
+        return self._open.choice(op, dtype, redop, num_bytes, placement == "symmetric")
 
     def close(self) -> None:
         """Tell the peers; the memory goes with the last tensor in it."""
@@ -73,4 +78,4 @@ class ShmBackend(NativeBackend):
 
     def abandon(self) -> None:
         """Leave the parent's part of the memory alone."""
-        self._group.abandon()
+        self._open.abandon()

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import TCPStore
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.store import served
 from commlib.bootstrap.world import World, one_host
-from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 _TIMED_OUT = ("timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
@@ -59,10 +59,6 @@ class TorchBackend(Backend):
             return dist.ProcessGroupGloo(self._store, world.rank, world.size, self._timeout)
         except RuntimeError as error:
             raise self._translate(error, "making the gloo group") from None
-
-    def bind(self, name: str) -> Callable[..., Any]:
-        """There is no native half."""
-        raise Unsupported(f"the torch backend has no native {name}")
 
     def wait(self, work: Any, what: str) -> None:
         """Wait for a torch Work under the deadline; engine errors become ours."""

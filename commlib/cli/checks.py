@@ -172,7 +172,7 @@ QUICK: tuple[Callable[[], Finding], ...] = (
 
 
 # In the order of `libraries.report`: what is not reported is where it ended.
-LIBRARIES = ("torch", "tvm_ffi", "native library", "gpu", "nccl", "gpu backend")
+LIBRARIES = ("torch", "native library", "gpu", "nccl", "gpu backend")
 
 
 def _libraries_probe() -> Probe:

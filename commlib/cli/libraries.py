@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import importlib.metadata
 import json
 import sys
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def report() -> None:
     """Print one finding per line, each before the next is tried: what is not there is what crashed."""
-    for topic, check in zip(LIBRARIES, (_torch, _tvm_ffi, _native, _gpu, _nccl, _gpu_backend), strict=True):
+    for topic, check in zip(LIBRARIES, (_torch, _native, _gpu, _nccl, _gpu_backend), strict=True):
         try:
             finding = check()
         except Exception as error:
@@ -59,15 +60,8 @@ def _torch() -> Finding:
     return Finding("torch", "ok", f"{torch.__version__}, {build}", needed=True)
 
 
-def _tvm_ffi() -> Finding:
-    version = importlib.metadata.version("apache-tvm-ffi")
-    return Finding("tvm_ffi", "ok", version, needed=True)
-
-
 def _native() -> Finding:
-    from commlib import native
-
-    native.load()
+    importlib.import_module("commlib.native")
     return Finding("native library", "ok", f"commlib {importlib.metadata.version('commlib')}", needed=True)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 from commlib.backends.base import Backend
 from commlib.collectives import (
@@ -19,9 +18,13 @@ from commlib.collectives import (
     scatter,
     send_recv,
 )
+from commlib.collectives.python_calls import PythonCalls
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.told import lines_of
 from commlib.redops import REDOPS
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
 
 COLLECTIVES: dict[str, Collective] = {
     spec.name: spec
@@ -58,30 +61,9 @@ def _text(backend: str, size: int) -> str:
     return "\n".join(line for spec, algorithm in rows for line in lines_of(spec, algorithm, size))
 
 
-# Entry points of a backend that are not named like their collective.
-_COLLECTIVE_OF = {"send": "send_recv", "recv": "send_recv"}
-
-
-def entry(backend: Backend, name: str) -> Callable[..., Any]:
-    """Return what the communicator calls: the native function, or the Python half of the backend's algorithm.
-
-    all_reduce has an entry for each reduction, in place ("all_reduce_sum") and not ("all_reduce_sum_into").
-    """
-    if backend.native:
-        return backend.bind(name)
-    if name.startswith("all_reduce_"):
-        redop, _, into = name.removeprefix("all_reduce_").partition("_")
-        run, code = _python_half(backend, "all_reduce"), REDOPS.index(redop)
-        return (lambda out, x: run(out, x, code)) if into else (lambda x: run(x, x, code))
-    run = _python_half(backend, _COLLECTIVE_OF.get(name, name))
-    if name in ("send", "recv"):
-        return lambda x, peer: run(x, peer, name == "send")
-    return run
-
-
-def _python_half(backend: Backend, name: str) -> Callable[..., Any]:
-    halves = [a.run for a in COLLECTIVES[name].algorithms if a.backend == backend.name and a.run is not None]
-    return partial(backend.run, name, halves[0])
+def calls_of(backend: Backend) -> Calls | PythonCalls:
+    """Return what the communicator calls: native code, or the Python halves of the backend's algorithms."""
+    return backend.calls() if backend.native else PythonCalls(backend, COLLECTIVES)
 
 
 def algorithm_names(backend: str) -> dict[str, list[str]]:
@@ -89,4 +71,14 @@ def algorithm_names(backend: str) -> dict[str, list[str]]:
     return {name: [a.name for a in spec.algorithms if a.backend == backend] for name, spec in COLLECTIVES.items()}
 
 
-__all__ = ["COLLECTIVES", "REDOPS", "Algorithm", "Call", "Collective", "algorithm_names", "entry", "introduce"]
+__all__ = [
+    "COLLECTIVES",
+    "REDOPS",
+    "Algorithm",
+    "Call",
+    "Collective",
+    "PythonCalls",
+    "algorithm_names",
+    "calls_of",
+    "introduce",
+]

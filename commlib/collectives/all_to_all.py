@@ -14,7 +14,7 @@ from commlib.collectives.variants import chunks, lines, streams
 
 if TYPE_CHECKING:
     from commlib.backends.torch_dist import TorchBackend
-    from commlib.communicator import Communicator
+    from commlib.methods import Collectives
 
 
 def torch_direct(
@@ -96,7 +96,7 @@ def row_splits(
     return from_each, tuple(n * row for n in _splits(in_splits, x, size, "in"))
 
 
-def agree_splits(comm: Communicator, from_each: Sequence[int], to_each: Sequence[int]) -> int:
+def agree_splits(comm: Collectives, from_each: Sequence[int], to_each: Sequence[int]) -> int:
     """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
     mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=comm.device)
     everyone = torch.empty((comm.size, 2 * comm.size), dtype=torch.int64, device=comm.device)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
 import torch
 
-from commlib import extension
 from commlib.errors import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from commlib.native import library
 
 _DLPACK_TYPES = {"cpu": 1, "cuda": 2}
 
@@ -24,9 +20,4 @@ def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "ind
     index = cast("int | None", where.index)  # torch's stubs know no "cuda" without a number
     if index is None:
         index = torch.cuda.current_device() if where.type == "cuda" else 0
-    return int(_counter()(kernel, _DLPACK_TYPES[where.type], index, reset))
-
-
-@cache
-def _counter() -> Callable[..., Any]:
-    return extension.direct("commlib.kernels.out_of_range_count")
+    return library.out_of_range_count(kernel, _DLPACK_TYPES[where.type], index, reset)

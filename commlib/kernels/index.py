@@ -1,23 +1,18 @@
-"""Row gather for embeddings, also of one shard of a vocabulary; csrc/binding/index.cc has the checks."""
+"""Row gather for embeddings, also of one shard of a vocabulary; csrc/kernels/index/check.cc has the checks."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from commlib.errors import CommError
-from commlib.kernels import device, dispatch
+from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+from commlib.native import library
 
 # What happens to an id that no row stands for: a zero row, a zero row that is counted, an error before any write.
 OUT_OF_RANGE = ("zero", "count", "raise")
 
 _LARGEST_ID = 2**63 - 1
-_COMPLEX = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _ALL = (0, -1)  # native code knows how many rows there are
 
 
@@ -71,25 +66,14 @@ def _dispatched(weights: Tensor, ids: Tensor, out: Tensor | None, rows: tuple[in
 
 
 def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
-    # Torch notes a conjugate on the tensor; the bytes do not show it. A negative view has every second element only.
-    if weights.dtype in _COMPLEX and (weights.is_conj() or out.is_conj()):
-        raise ValueError("weights or out is a lazy conjugate, but index moves bytes; resolve it first")
     try:
-        if not _gather()(out, weights, ids, start, length, out_of_range):
-            _gather()(
-                out, weights, ids.contiguous(), start, length, out_of_range
-            )  # GPUs read ids of one block: a launch
-    except CommError:
-        raise
-    except RuntimeError:  # torch, of a tensor without plain memory
+        if not library.index(out, weights, ids, start, length, out_of_range):
+            # GPUs read ids of one block: a launch.
+            library.index(out, weights, ids.contiguous(), start, length, out_of_range)
+    except ValueError:
         if not dispatch.on_meta(out, weights, ids):
-            dispatch.refuse_memory("index", weights, ids, out)
+            raise
         _index_into(out, weights, ids, start, length, out_of_range)
-
-
-@cache
-def _gather() -> Callable[..., Any]:
-    return device.connected("index")
 
 
 # For torch.compile and tensor subclasses. "count" and "raise" act when the call runs: a compiler may drop a call whose

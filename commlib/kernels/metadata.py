@@ -1,18 +1,15 @@
-"""Lengths, positions and offsets of new tokens for sparse attention; csrc/kernels/metadata.cc has the loop."""
+"""Lengths, positions and offsets of new tokens for sparse attention; csrc/kernels/metadata/cpu.cc has the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from commlib import extension
-from commlib.errors import CommError
-from commlib.kernels import device, dispatch
+from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling
+from commlib.native import library
 
 
 class Metadata(NamedTuple):
@@ -69,7 +66,7 @@ def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: in
             f"how many tokens there are is not known on the host (extend_lens is on {extend.device}), and asking "
             "would be a sync; pass capacity= or out="
         )
-    return int(_tokens()(extend))
+    return library.metadata_tokens(extend)
 
 
 def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
@@ -80,26 +77,10 @@ def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
 # Takes the arguments of the native function, in its order.
 def _run(*given: Any) -> None:
     try:
-        _fill()(*given)
-    except CommError:
-        raise
-    except TypeError:
-        outputs = zip(Metadata._fields, given[5:], strict=False)
-        dispatch.check_tensors("metadata", **{name: output for name, output in outputs if output is not None})
-        raise
-    except RuntimeError:  # torch, of a tensor without plain memory
+        library.metadata(*given)
+    except ValueError:
         if not dispatch.on_meta(*given):
-            dispatch.refuse_memory("metadata", *given)
-
-
-@cache
-def _fill() -> Callable[..., Any]:
-    return device.connected("metadata")
-
-
-@cache
-def _tokens() -> Callable[..., Any]:
-    return extension.direct("commlib.kernels.metadata_tokens")
+            raise
 
 
 # For torch.compile and tensor subclasses: the outputs are made outside, so that one operator serves both.

@@ -1,14 +1,13 @@
-"""How many leading tokens two sequences share; csrc/kernels/prefix.cc has the loops."""
+"""How many leading tokens two sequences share; csrc/kernels/prefix has the loops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from commlib.extension import functions
+from commlib.native import library
 
 
 def prefix_match(a: Any, b: Any, page_size: int = 1) -> int:
@@ -17,19 +16,9 @@ def prefix_match(a: Any, b: Any, page_size: int = 1) -> int:
     Both are one-dimensional int32 or int64 and may differ in that: torch tensors on the CPU, numpy arrays, arrays,
     memoryviews.
     """
-    return _one()(a, b, page_size)  # type: ignore[no-any-return]
+    return library.prefix_match(a, b, page_size)
 
 
 def prefix_match_many(query: Any, keys: Sequence[Any], page_size: int = 1) -> Tensor:
     """Return what prefix_match gives for one query and each of many keys, as an int64 tensor, in one call."""
-    return _many()(query, keys, page_size)  # type: ignore[no-any-return]
-
-
-@cache
-def _one() -> Callable[..., Any]:
-    return functions()["prefix_match"]
-
-
-@cache
-def _many() -> Callable[..., Any]:
-    return functions()["prefix_match_many"]
+    return library.prefix_match_many(query, keys, page_size)

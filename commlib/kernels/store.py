@@ -1,17 +1,16 @@
-"""Rows of K and V into a paged cache; csrc/binding/store.cc has the checks, csrc/kernels/store.cc the loop."""
+"""Rows of K and V into a paged cache; csrc/kernels/store/check.cc has the checks, cpu.cc the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from commlib.errors import CommError
-from commlib.kernels import device, dispatch
+from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
+from commlib.native import library
 
 # The order of the four dimensions of a cache in pages: the slots of a page before its heads, or behind them.
 LAYOUTS = ("NHD", "HND")
@@ -57,14 +56,14 @@ def store(  # noqa: PLR0913
         raise ValueError(f"layout is {layout!r}, but must be one of {', '.join(LAYOUTS)}")
     reserved = (skip,) if isinstance(skip, int) else skip
     if not plain or compiling():
-        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, list(reserved))
-    elif reserved:
-        _run(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, *reserved)
-    else:  # the same without a star and another function, which cost 200 ns
-        try:
-            _scatter()(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale)
-        except RuntimeError as error:
-            _recover(error, k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale)
+        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
+        return
+    try:  # here, not in _run(): a star and another function cost 200 ns
+        library.store(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
+    except ValueError:
+        if not dispatch.on_meta(k_cache, v_cache, slots, k, v, k_scale, v_scale):
+            raise
+        _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
 
 
 def _check_types(k_cache: object, v_cache: object, slots: object, k: object, v: object) -> None:
@@ -79,32 +78,11 @@ def _check_scales(**scales: object) -> None:
             raise TypeError(f"{name} of store is a {type(scale).__name__}, but must be a number or a torch tensor")
 
 
-# Takes the arguments of the native function, in its order.
-def _run(*given: Any) -> None:
-    try:
-        _scatter()(*given)
-    except RuntimeError as error:
-        _recover(error, *given)
-
-
-def _recover(error: RuntimeError, *given: Any) -> None:
-    if isinstance(error, CommError):
-        raise error
-    if not dispatch.on_meta(*given):  # torch said it, of a tensor without plain memory
-        dispatch.refuse_memory("store", *given)
-    _dispatched(*given[:9], list(given[9:]))
-
-
-@cache
-def _scatter() -> Callable[..., Any]:
-    return device.connected("store")
-
-
 def _dispatched(*given: Any) -> None:
     *first, k_scale, v_scale, skip = given
     tensors = [scale if isinstance(scale, Tensor) else None for scale in (k_scale, v_scale)]
     numbers = [None if scale is None or isinstance(scale, Tensor) else float(scale) for scale in (k_scale, v_scale)]
-    _store(*first, *tensors, *numbers, skip)
+    _store(*first, *tensors, *numbers, list(skip))
 
 
 # For torch.compile and tensor subclasses; an operator takes no "number or tensor".
@@ -125,7 +103,7 @@ def _store(  # noqa: PLR0913, PLR0917
 ) -> None:
     k_given = k_number if k_scale is None else k_scale
     v_given = v_number if v_scale is None else v_scale
-    _run(k_cache, v_cache, slots, k, v, hnd, unique, k_given, v_given, *skip)
+    library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_given, v_given, skip)
 
 
 @_store.register_fake

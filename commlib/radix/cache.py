@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
-from commlib.extension import functions
+from commlib.native import library
 from commlib.radix.events import Event, unpacked
 from commlib.radix.namespaces import Namespace, encoded
 from commlib.radix.picture import nodes_of, svg_of, text_of
 from commlib.radix.results import Insert, InsertMatch, Match, Stats
+
+if TYPE_CHECKING:
+    from commlib._native import RadixTree
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
 EVICTIONS = ("leaf", "tail")
@@ -57,22 +60,13 @@ class RadixCache:
         _count("page_size", page_size, 1)
         if capacity is not None:
             _count("capacity", capacity, 0)
-        tree = functions()["radix_open"](
-            page_size,
-            POLICIES.index(policy),
-            eviction == "tail",
-            events,
-            -1 if capacity is None else capacity,
-            *_RESULTS,
-        )
-        self._bind(tree, on_free)
+        limit = -1 if capacity is None else capacity
+        tail = eviction == "tail"
+        self._take(library.radix_open(page_size, POLICIES.index(policy), tail, events, limit, *_RESULTS), on_free)
 
-    def _bind(self, tree: dict[str, Callable[..., Any]], on_free: Callable[[Tensor], object] | None) -> None:
-        self._on_free = on_free
-        self._tree = tree
-        self._match, self._insert, self._evict = tree["match"], tree["insert"], tree["evict"]
-        self._lock, self._unlock = tree["lock"], tree["unlock"]
-        page_size, policy, tail, events, capacity = tree["settings"]()
+    def _take(self, tree: RadixTree, on_free: Callable[[Tensor], object] | None) -> None:
+        self._tree, self._on_free = tree, on_free
+        page_size, policy, tail, events, capacity = tree.settings()
         self.page_size: int = page_size
         self.policy = POLICIES[policy]
         self.eviction = EVICTIONS[tail]
@@ -87,7 +81,7 @@ class RadixCache:
         `out`, which must be as long as ids, they are its first `length` elements, and `out` is what is returned.
         """
         name = None if namespace is None else encoded(namespace)
-        return self._match(ids, name, touch, out)  # type: ignore[no-any-return]
+        return self._tree.match(ids, name, touch, out)
 
     def match_many(self, ids: Sequence[Any], namespaces: Sequence[Namespace] | None = None) -> Tensor:
         """Return the matched lengths of many prompts, as for a waiting queue: nothing is touched or split."""
@@ -97,7 +91,7 @@ class RadixCache:
             names = [encoded(namespace) for namespace in namespaces]
         if len(names) != len(ids):
             raise ValueError(f"there are {len(ids)} prompts, but {len(names)} namespaces; pass one for each prompt")
-        return self._tree["match_many"](ids, names)  # type: ignore[no-any-return]
+        return self._tree.match_many(ids, names)
 
     def insert(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> Insert:
         """Store the whole pages of `ids` with their slots; `existing` tokens were there, and keep the slots they had.
@@ -105,12 +99,12 @@ class RadixCache:
         The handle stands for all of it. `priority` raises that of the whole path, where it is higher.
         """
         name = None if namespace is None else encoded(namespace)
-        done = self._insert(ids, slots, name, priority, False)
+        done = self._tree.insert(ids, slots, name, priority, False)
         return done if type(done) is Insert else self._freed(*done)
 
     def insert_and_match(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> InsertMatch:
         """Insert, and return from the same walk the slots that the tree now has for all of it."""
-        done = self._insert(ids, slots, encoded(namespace), priority, True)
+        done = self._tree.insert(ids, slots, encoded(namespace), priority, True)
         return done if type(done) is InsertMatch else self._freed(*done)
 
     def _freed(self, result: Any, slots: Tensor) -> Any:
@@ -121,42 +115,42 @@ class RadixCache:
 
     def lock(self, handle: int) -> None:
         """Keep what the handle stands for from being evicted; locks count, and unlock takes one back."""
-        self._lock(handle)
+        self._tree.lock(handle)
 
     def unlock(self, handle: int) -> None:
         """Take back one lock of this handle."""
-        self._unlock(handle)
+        self._tree.unlock(handle)
 
     def evict(self, n: int) -> Tensor:
         """Free at least `n` tokens and return their slots, in the order of eviction; ValueError if n are not there."""
-        freed: Tensor = self._evict(n)
+        freed = self._tree.evict(n)
         if self._on_free is not None and len(freed) > 0:
             self._on_free(freed)
         return freed
 
     def reset(self, *, force: bool = False) -> None:
         """Free everything; refused while locks are held, unless forced. All handles are dead after it."""
-        freed = self._tree["reset"](force)
+        freed = self._tree.reset(force)
         if self._on_free is not None and len(freed) > 0:
             self._on_free(freed)
 
     @property
     def evictable_size(self) -> int:
         """Tokens that no lock protects."""
-        return self._tree["evictable"]()  # type: ignore[no-any-return]
+        return self._tree.evictable()
 
     @property
     def protected_size(self) -> int:
         """Tokens that locks protect; with evictable_size this is all there is."""
-        return self._tree["locked"]()  # type: ignore[no-any-return]
+        return self._tree.locked()
 
     def stats(self) -> Stats:
         """Return counts of calls and tokens, and what the tree holds."""
-        return Stats(*self._tree["stats"]())
+        return Stats(*self._tree.stats())
 
     def check(self) -> None:
         """Recompute every invariant, for tests and debugging; RuntimeError names the first that does not hold."""
-        self._tree["check"]()
+        self._tree.check()
 
     def take_events(self) -> list[Event]:
         """Return what was stored and removed since the last call, for a cache made with events=True.
@@ -167,11 +161,11 @@ class RadixCache:
         """
         if not self.events:
             raise ValueError("this cache records no events; make it with events=True")
-        return unpacked(self._tree["take_events"](), self.page_size)
+        return unpacked(self._tree.take_events(), self.page_size)
 
     def snapshot(self) -> bytes:
         """Return the tree as bytes, with its order of eviction; locks, statistics and events are not part of it."""
-        return self._tree["snapshot"]()  # type: ignore[no-any-return]
+        return self._tree.snapshot()
 
     @classmethod
     def restore(cls, snapshot: bytes, *, on_free: Callable[[Tensor], object] | None = None) -> RadixCache:
@@ -182,15 +176,19 @@ class RadixCache:
         if not isinstance(snapshot, bytes):
             raise TypeError(f"a snapshot is bytes, not {type(snapshot).__name__}; pass what snapshot() returned")
         cache = cls.__new__(cls)
-        cache._bind(functions()["radix_restore"](snapshot, *_RESULTS), on_free)
+        cache._take(library.radix_restore(snapshot, *_RESULTS), on_free)
         return cache
 
     def dump(self, path: str | Path | None = None) -> str:
         """Return the tree as text, a line for each node, and with `path` also write it as a picture (SVG)."""
-        nodes = nodes_of(*self._tree["listing"]())
+        nodes = nodes_of(*self._tree.listing())
         if path is not None:
             Path(path).write_text(svg_of(nodes), encoding="utf-8")
         return text_of(nodes)
+
+    def __reduce__(self) -> NoReturn:
+        """Two objects on one tree would free each other's slots, so copy, deepcopy and pickle are refused."""
+        raise TypeError("a RadixCache cannot be copied or pickled; pass its snapshot() to RadixCache.restore()")
 
     def __repr__(self) -> str:
         return (

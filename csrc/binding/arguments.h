@@ -1,43 +1,41 @@
 // Checks of a call's tensors, as declarations at the top of each entry point.
 #pragma once
 
-#include <tvm/ffi/tvm_ffi.h>
-
 #include "binding/target.h"
 #include "commlib/check.h"
 #include "commlib/dtype.h"
 
 namespace commlib::binding {
 
-inline DType dtype_of(const DLDataType& type, const char* name) {
+inline DType dtype_of(ElementType type, const char* name) {
   const int bits = type.bits * type.lanes;
   switch (type.code) {
-    case kDLFloat:
+    case kFloat:
       if (bits == 64) return DType::f64;
       if (bits == 32) return DType::f32;
       if (bits == 16) return DType::f16;
       break;
-    case kDLBfloat:
+    case kBfloat:
       return DType::bf16;
-    case kDLFloat8_e4m3fn:
+    case kFloat8_e4m3fn:
       return DType::f8e4m3;
-    case kDLFloat8_e5m2:
+    case kFloat8_e5m2:
       return DType::f8e5m2;
-    case kDLBool:
+    case kBool:
       return DType::boolean;
-    case kDLInt:
+    case kInt:
       if (bits == 8) return DType::i8;
       if (bits == 16) return DType::i16;
       if (bits == 32) return DType::i32;
       if (bits == 64) return DType::i64;
       break;
-    case kDLUInt:
+    case kUInt:
       if (bits == 8) return DType::u8;
       if (bits == 16) return DType::u16;
       if (bits == 32) return DType::u32;
       if (bits == 64) return DType::u64;
       break;
-    case kDLComplex:
+    case kComplex:
       if (bits == 64) return DType::c64;
       if (bits == 128) return DType::c128;
       break;
@@ -66,13 +64,13 @@ struct Buffer {
   size_t count;
   DType dtype;
 
-  Buffer(const Target& target, const tvm::ffi::TensorView& tensor, const char* name)
-      : data(static_cast<unsigned char*>(tensor.data_ptr()) + tensor.byte_offset()),
+  Buffer(const Target& target, const Tensor& tensor, const char* name)
+      : data(tensor.data()),
         count(static_cast<size_t>(tensor.numel())),
-        dtype(dtype_of(tensor.dtype(), name)) {
-    const DLDevice device = tensor.device();
+        dtype(dtype_of(tensor.type(), name)) {
+    const Device device = tensor.device();
     if (!target.owns(device)) target.refuse(device, name);
-    if (!tensor.IsContiguous()) {
+    if (!tensor.is_contiguous()) {
       fail("ValueError", name, " is not contiguous; pass ", name,
            ".contiguous() or copy into a contiguous tensor");
     }

@@ -3,12 +3,12 @@
 // registered already.
 #include <dlfcn.h>
 #include <sys/types.h>
-#include <tvm/ffi/reflection/registry.h>
 
 #include <map>
 #include <mutex>
 #include <vector>
 
+#include "binding/method.h"
 #include "binding/nccl_target.h"
 
 namespace commlib::binding {
@@ -24,7 +24,7 @@ std::map<void*, NcclTargetPtr>& owners() {
   return *map;
 }
 
-tvm::ffi::String library_path() {
+std::string library_path() {
   Dl_info where;
   const auto* here = reinterpret_cast<const void*>(&library_path);
   return dladdr(here, &where) != 0 && where.dli_fname ? where.dli_fname : "";
@@ -40,9 +40,7 @@ void serve_pool(NcclTargetPtr target) {
   }
 }
 
-TVM_FFI_STATIC_INIT_BLOCK() {
-  tvm::ffi::reflection::GlobalDef().def("commlib.library_path", library_path);
-}
+COMMLIB_MODULE(module) { module.add({COMMLIB_METHOD("library_path", library_path, "")}); }
 
 }  // namespace commlib::binding
 

@@ -1,13 +1,11 @@
 // What the entry points see of the nccl backend.
 #pragma once
 
-#include <tvm/ffi/extra/c_env_api.h>
-#include <tvm/ffi/tvm_ffi.h>
-
 #include <memory>
 #include <string>
 
 #include "binding/arguments.h"
+#include "binding/interpreter.h"
 #include "binding/target.h"
 #include "nccl/group.h"
 
@@ -21,19 +19,19 @@ class NcclTarget final : public Target {
   void place(int rank, int world, int device) {
     rank_ = rank;
     world_ = world;
-    device_ = {kDLCUDA, device};
+    device_ = {kCuda, device};
   }
-  DLDevice device() const { return device_; }
+  Device device() const { return device_; }
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
 
-  void refuse(const DLDevice& device, const char* name) const override {
+  void refuse(const Device& device, const char* name) const override {
     const std::string where =
-        device.device_type == kDLCUDA
-            ? text("cuda:", device.device_id)
-            : std::string(device.device_type == kDLCPU ? "the CPU" : "another device");
+        device.type == kCuda
+            ? text("cuda:", device.index)
+            : std::string(device.type == kCpu ? "the CPU" : "another device");
     fail("ValueError", name, " is on ", where, ", but rank ", rank_,
-         "'s communicator is on cuda:", device_.device_id,
+         "'s communicator is on cuda:", device_.index,
          " (backend nccl); move it with .to(comm.device)");
   }
   bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
@@ -45,12 +43,26 @@ class NcclTarget final : public Target {
   void receive(const Buffer& x, int from) override {
     group->message(message_of(x), from, false, stream());
   }
-  // Torch's current stream: the caller's tensors brought it along.
+  // Waits on the host too, unless a graph is being captured: then the replay waits. The deadline is
+  // the kernel's, or the watch's for NCCL's own.
+  void finish_barrier() override {
+    constexpr double kSliceS = 0.01;  // between two, Python sees signals
+    if (nccl::capture_of(stream()) != 0) return;
+    while (!came(kSliceS)) {
+      if (PyErr_CheckSignals() != 0) throw python::Raised();
+    }
+  }
+  // Torch's current stream.
   CUstream stream() const {
-    return static_cast<CUstream>(TVMFFIEnvGetStream(device_.device_type, device_.device_id));
+    return static_cast<CUstream>(current_stream(device_));
   }
 
  private:
+  bool came(double wait_s) {
+    const CUstream behind = stream();
+    const Unlocked unlocked;
+    return group->wait(behind, wait_s);
+  }
   bool in_arena(const Placed& placed) const {
     if (!placed.in || !group->has_arena()) return false;
     const Buffer &in = *placed.in, &out = *placed.out;

@@ -1,93 +1,111 @@
-// The few functions of Python's stable ABI that native code calls itself: where a call must cost
-// 50 ns and not 500. They are found in the running process: no headers, no link-time dependency,
-// one wheel for every Python.
+// Python's stable ABI, as far as native code uses it. The interpreter that loads the module
+// resolves these names: no headers, no link-time dependency, one library for every Python.
 #pragma once
-
-#include <dlpack/dlpack.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <new>
+#include <initializer_list>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "commlib/check.h"
 
-namespace commlib::binding::python {
-
-struct Object;  // PyObject, whose insides are none of our business
-using Size = ptrdiff_t;
-
-struct Method {  // PyMethodDef
+extern "C" {
+struct PyObject {
+  ptrdiff_t references;
+  PyObject* type;
+};
+struct PyMethodDef {
   const char* name;
-  Object* (*function)(Object* self, Object* const* arguments, Size count);
+  PyObject* (*function)(PyObject* self, PyObject* const* arguments, ptrdiff_t count);
   int flags;
   const char* doc;
 };
-constexpr int kFastCall = 0x80;  // METH_FASTCALL
-constexpr int kNew = 65;         // Py_tp_new
-
-struct View {  // Py_buffer
+struct PyModuleDef {
+  PyObject head;
+  PyObject* (*init)();
+  ptrdiff_t index;
+  PyObject* copy;
+  const char *name, *doc;
+  ptrdiff_t size;
+  PyMethodDef* methods;
+  void *slots, *traverse, *clear, *free;
+};
+struct PyType_Slot {
+  int slot;
+  void* value;
+};
+struct PyType_Spec {
+  const char* name;
+  int basic_size, item_size;
+  unsigned flags;
+  PyType_Slot* slots;
+};
+struct Py_buffer {
   void* data;
-  Object* owner;
-  Size bytes, item_bytes;
+  PyObject* owner;
+  ptrdiff_t bytes, item_bytes;
   int readonly, ndim;
   char* format;
-  Size *shape, *strides, *suboffsets;
+  ptrdiff_t *shape, *strides, *suboffsets;
   void* internal;
 };
-constexpr int kViewWritable = 0x1, kViewFormat = 0x4, kViewStrides = 0x18;
 
-struct Api {
-  Object* (*PyCFunction_NewEx)(Method*, Object* self, Object* module);
-  Object* (*PyCapsule_New)(void*, const char*, void (*)(Object*));
-  void* (*PyCapsule_GetPointer)(Object*, const char*);
-  int (*PyObject_CheckBuffer)(Object*);
-  int (*PyObject_GetBuffer)(Object*, View*, int);
-  void (*PyBuffer_Release)(View*);
-  int (*PyObject_IsInstance)(Object*, Object*);
-  int (*PyObject_IsTrue)(Object*);
-  Object* (*PyObject_Type)(Object*);
-  Object* (*PyObject_GetAttrString)(Object*, const char*);
-  const char* (*PyUnicode_AsUTF8AndSize)(Object*, Size*);
-  Object* (*PyLong_FromLongLong)(long long);
-  long long (*PyLong_AsLongLong)(Object*);
-  Object* (*PyBytes_FromStringAndSize)(const char*, Size);
-  int (*PyBytes_AsStringAndSize)(Object*, char**, Size*);
-  double (*PyFloat_AsDouble)(Object*);
-  Object* (*PyImport_ImportModule)(const char*);
-  Object* (*PyTuple_New)(Size);
-  int (*PyTuple_SetItem)(Object*, Size, Object*);
-  void* (*PyType_GetSlot)(Object*, int);
-  Object* (*PyDict_New)();
-  int (*PyDict_SetItemString)(Object*, const char*, Object*);
-  Size (*PySequence_Size)(Object*);
-  Object* (*PySequence_GetItem)(Object*, Size);
-  Object* (*PyErr_Occurred)();
-  void (*PyErr_Clear)();
-  void (*PyErr_SetString)(Object*, const char*);
-  void (*Py_IncRef)(Object*);
-  void (*Py_DecRef)(Object*);
-  Object* _Py_NoneStruct;  // None itself, and so on
-  Object* _Py_TrueStruct;
-  Object* _Py_FalseStruct;
-  Object* PyTuple_Type;
-  Object* PyBool_Type;
-  Object* PyLong_Type;
-  Object* PyUnicode_Type;
-  Object* PyFloat_Type;
-  Object** PyExc_RuntimeError;  // these hold the classes
-  Object** PyExc_MemoryError;
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
+extern PyObject PyTuple_Type;
+extern PyObject *PyExc_RuntimeError, *PyExc_MemoryError;
 
-  const DLPackExchangeAPI* torch;  // tensors without a Python call
-  Object* tensor_class;            // torch.Tensor
-  Object* parameter_class;         // its one subclass that is no more than it
-};
-extern Api api;
+PyObject* PyModule_Create2(PyModuleDef*, int api_version);
+int PyModule_AddFunctions(PyObject*, PyMethodDef*);
+int PyModule_AddObject(PyObject*, const char*, PyObject*);
+PyObject* PyType_FromSpec(PyType_Spec*);
+void* PyType_GetSlot(PyObject*, int);
+PyObject* PyType_GenericAlloc(PyObject*, ptrdiff_t);
+void PyObject_Free(void*);
+void Py_IncRef(PyObject*);
+void Py_DecRef(PyObject*);
+int PyObject_IsInstance(PyObject*, PyObject*);
+int PyObject_IsTrue(PyObject*);
+PyObject* PyObject_GetAttrString(PyObject*, const char*);
+PyObject* PyObject_CallMethod(PyObject*, const char*, const char*, ...);
+PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);
+PyObject* PyObject_CallObject(PyObject*, PyObject*);
+int PyObject_CheckBuffer(PyObject*);
+int PyObject_GetBuffer(PyObject*, Py_buffer*, int);
+void PyBuffer_Release(Py_buffer*);
+void* PyCapsule_GetPointer(PyObject*, const char*);
+PyObject* PyObject_Repr(PyObject*);
+PyObject* PyUnicode_DecodeUTF8(const char*, ptrdiff_t, const char*);
+PyObject* PyUnicode_AsEncodedString(PyObject*, const char*, const char*);
+const char* PyUnicode_AsUTF8AndSize(PyObject*, ptrdiff_t*);
+PyObject* PyLong_FromLongLong(long long);
+long long PyLong_AsLongLong(PyObject*);
+PyObject* PyBytes_FromStringAndSize(const char*, ptrdiff_t);
+int PyBytes_AsStringAndSize(PyObject*, char**, ptrdiff_t*);
+double PyFloat_AsDouble(PyObject*);
+PyObject* PyImport_ImportModule(const char*);
+PyObject* PyTuple_New(ptrdiff_t);
+int PyTuple_SetItem(PyObject*, ptrdiff_t, PyObject*);
+PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
+ptrdiff_t PySequence_Size(PyObject*);
+PyObject* PySequence_GetItem(PyObject*, ptrdiff_t);
+PyObject* PyErr_Occurred();
+void PyErr_Clear();
+void PyErr_SetString(PyObject*, const char*);
+void PyErr_SetObject(PyObject*, PyObject*);
+int PyErr_CheckSignals();
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+}
 
-// Finds all of it once; called with the interpreter's lock held, as everything here.
-void connect(const DLPackExchangeAPI* torch, Object* tensor_class, Object* parameter_class);
+namespace commlib::binding::python {
+
+using Object = PyObject;
+using Size = ptrdiff_t;
 
 // The Python error is set already.
 class Raised : public std::exception {};
@@ -102,7 +120,7 @@ class Owned {
  public:
   explicit Owned(Object* object) : object_(checked(object)) {}
   ~Owned() {
-    if (object_) api.Py_DecRef(object_);
+    if (object_) Py_DecRef(object_);
   }
   Owned(const Owned&) = delete;
   Owned& operator=(const Owned&) = delete;
@@ -118,22 +136,22 @@ class Owned {
 };
 
 inline Object* again(Object* object) {
-  api.Py_IncRef(object);
+  Py_IncRef(object);
   return object;
 }
-inline Object* none() { return again(api._Py_NoneStruct); }
-inline bool is_none(Object* object) { return object == api._Py_NoneStruct; }
-inline Object* number(int64_t value) { return checked(api.PyLong_FromLongLong(value)); }
+inline Object* none() { return again(&_Py_NoneStruct); }
+inline bool is_none(Object* object) { return object == &_Py_NoneStruct; }
+inline Object* number(int64_t value) { return checked(PyLong_FromLongLong(value)); }
 inline Object* bytes(std::string_view value) {
-  return checked(api.PyBytes_FromStringAndSize(value.data(), static_cast<Size>(value.size())));
+  return checked(PyBytes_FromStringAndSize(value.data(), static_cast<Size>(value.size())));
 }
 
 // A tuple of references that it takes over.
 template <class... Items>
 Object* tuple(Items... items) {
-  Object* made = checked(api.PyTuple_New(sizeof...(items)));
+  Object* made = checked(PyTuple_New(sizeof...(items)));
   Size at = 0;
-  (api.PyTuple_SetItem(made, at++, items), ...);
+  (PyTuple_SetItem(made, at++, items), ...);
   return made;
 }
 
@@ -142,7 +160,7 @@ Object* tuple(Items... items) {
 class Named {
  public:
   explicit Named(Object* type)
-      : type_(type), make_(reinterpret_cast<New>(api.PyType_GetSlot(api.PyTuple_Type, kNew))) {}
+      : type_(type), make_(reinterpret_cast<New>(PyType_GetSlot(&PyTuple_Type, kNew))) {}
   template <class... Items>
   Object* operator()(Items... items) const {
     const Owned arguments(tuple(tuple(items...)));
@@ -150,75 +168,61 @@ class Named {
   }
 
  private:
+  static constexpr int kNew = 65;  // Py_tp_new
   using New = Object* (*)(Object* type, Object* arguments, Object* named);
   Object* type_;
   New make_;
 };
 
-bool truth(Object* object);
-int64_t integer(Object* object, const char* name);
+bool is_instance(Object* object, Object* type);
 std::string type_of(Object* object);
-std::string_view bytes_in(Object* object);
+// As Python's repr().
+std::string repr(Object* object);
 
-// A one-dimensional, contiguous array of int32 or int64: a torch tensor on the CPU, or anything
-// with a buffer (numpy, array, memoryview). Borrowed for the lifetime of this object.
-class Array {
- public:
-  Array(Object* object, const char* name, bool writable = false);
-  ~Array() {
-    if (view_.owner) api.PyBuffer_Release(&view_);
-  }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
-
-  void* data = nullptr;
-  bool wide = false;
-  size_t count = 0;
-
- private:
-  void read_tensor(Object* object, const char* name);
-  void read_buffer(Object* object, const char* name, bool writable);
-
-  View view_ = {};
+// Which argument of a call it is, for the words of an error: one of "x, redop, out", or an item of
+// it.
+struct Argument {
+  const char* names;
+  int at = 0;
+  Size item = -1;
+  std::string name() const;
 };
 
-// A fresh one-dimensional torch tensor; release() hands it to Python.
-class Fresh {
- public:
-  Fresh(size_t count, bool wide);
-  ~Fresh();
-  Fresh(const Fresh&) = delete;
-  Fresh& operator=(const Fresh&) = delete;
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(tensor_->dl_tensor.data);
-  }
-  Object* release();
+// An int, or what says that it is one (numpy's).
+int64_t integer_of_other(Object* object, const Argument& argument);
+inline int64_t integer(Object* object, const Argument& argument) {
+  const long long value = PyLong_AsLongLong(object);
+  return value != -1 || !PyErr_Occurred() ? value : integer_of_other(object, argument);
+}
 
- private:
-  DLManagedTensorVersioned* tensor_;
-};
-
-// As the class of commlib.errors, or Python's own, that its kind names.
-void raise(const Failure& failure);
+// Sets the Python error for what is being thrown: the class of commlib.errors, or Python's own,
+// that a failure names. Called in a catch block.
+void set_error() noexcept;
 
 // Runs the work of an entry point; what it throws becomes the Python error.
 template <class Work>
 Object* entered(Work&& work) {
   try {
     return work();
-  } catch (const Failure& failure) {
-    raise(failure);
-  } catch (const Raised&) {
-  } catch (const std::bad_alloc&) {
-    api.PyErr_SetString(*api.PyExc_MemoryError, "commlib: out of memory");
+  } catch (...) {
+    set_error();
+    return nullptr;
   }
-  return nullptr;
 }
 
-// Entry points refuse a wrong number of arguments, which is a mistake in our own Python half.
-inline void takes(Size given, Size needed) {
-  if (given != needed) fail("TypeError", "native call with ", given, " arguments, not ", needed);
-}
+// A function of Python's that native code calls, from any thread, with or without the
+// interpreter's lock; one reference, for the life of the process.
+class Callback {
+ public:
+  Callback() = default;
+  explicit Callback(Object* function) : function_(again(function)) {}
+  explicit operator bool() const { return function_ != nullptr; }
+  // Calls it with strings; it returns (bytes, str).
+  std::pair<std::string, std::string> operator()(
+      std::initializer_list<std::string_view> given) const;
+
+ private:
+  Object* function_ = nullptr;
+};
 
 }  // namespace commlib::binding::python

@@ -1,23 +1,17 @@
 // The shm backend for Python: the object for set-up and control.
-#include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/tensor.h>
-#include <tvm/ffi/reflection/registry.h>
-#include <tvm/ffi/tvm_ffi.h>
 #include <unistd.h>
 
 #include <memory>
 #include <string>
 
-#include "binding/arena_tensor.h"
 #include "binding/arguments.h"
-#include "binding/entry.h"
-#include "binding/target.h"
+#include "binding/calls.h"
+#include "binding/interpreter.h"
+#include "binding/method.h"
 #include "shm/mailbox.h"
 
 namespace commlib::binding {
 namespace {
-
-namespace ffi = tvm::ffi;
 
 // Everything a rank holds; tensors from empty() and bound functions keep it alive past close().
 class ShmTarget final : public Target {
@@ -33,9 +27,8 @@ class ShmTarget final : public Target {
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
 
-  void refuse(const DLDevice& device, const char* name) const override {
-    fail("ValueError", name, " is on a device (type ", int(device.device_type), ", index ",
-         device.device_id,
+  void refuse(const Device& device, const char* name) const override {
+    fail("ValueError", name, " is on a device (type ", int{device.type}, ", index ", device.index,
          "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use "
          "another backend");
   }
@@ -77,81 +70,67 @@ class ShmTarget final : public Target {
 };
 using ShmTargetPtr = std::shared_ptr<ShmTarget>;
 
-class ShmGroup : public ffi::Object {
+class ShmGroup {
  public:
+  static constexpr const char* kName = "ShmGroup";
+
   // Rank 0 makes the memory (pid 0); the others open it through the maker's descriptor.
   ShmGroup(int64_t world, int64_t rank, int64_t arena_bytes, int64_t nonce, int64_t pid,
            int64_t fd) {
-    guarded([&] {
-      if (world < 1 || world > kMaxRanks) {
-        fail("Unsupported", "the shm backend serves 1 to ", kMaxRanks, " ranks of one host, not ",
-             world);
-      }
-      const shm::Layout layout = {static_cast<int>(world), static_cast<size_t>(arena_bytes)};
-      const auto unique = static_cast<uint64_t>(nonce);
-      target_->place(static_cast<int>(rank), static_cast<int>(world));
-      target_->segment = pid == 0 ? shm::Segment::create(layout, unique)
-                                  : shm::Segment::attach(layout, unique, static_cast<int>(pid),
-                                                         static_cast<int>(fd));
-      target_->segment->back(layout.section(target_->rank()), layout.fixed_bytes());
-      shm::RankControl* control = target_->segment->control(target_->rank());
-      control->cpu.store(-1);
-      shm::publish_cores(control);
-      control->pid.store(getpid());
-    });
+    if (world < 1 || world > kMaxRanks) {
+      fail("Unsupported", "the shm backend serves 1 to ", kMaxRanks, " ranks of one host, not ",
+           world);
+    }
+    const shm::Layout layout = {static_cast<int>(world), static_cast<size_t>(arena_bytes)};
+    const auto unique = static_cast<uint64_t>(nonce);
+    target_->place(static_cast<int>(rank), static_cast<int>(world));
+    target_->segment = pid == 0 ? shm::Segment::create(layout, unique)
+                                : shm::Segment::attach(layout, unique, static_cast<int>(pid),
+                                                       static_cast<int>(fd));
+    target_->segment->back(layout.section(target_->rank()), layout.fixed_bytes());
+    shm::RankControl* control = target_->segment->control(target_->rank());
+    control->cpu.store(-1);
+    shm::publish_cores(control);
+    control->pid.store(getpid());
   }
   ~ShmGroup() { close(); }
 
-  int64_t fd() const { return target_->segment->fd(); }
+  int64_t fd() { return target_->segment->fd(); }
 
   // Once every rank has attached.
-  void start(double timeout_s, ffi::String isa, bool checked) {
-    guarded([&] {
-      const ReduceTable* reduce = reduce_table(isa.c_str());
-      if (!reduce)
-        fail("Unsupported", "this CPU does not have x86-64-", isa.c_str(), "; unset COMMLIB_ISA");
-      connect_interpreter();
-      target_->segment->close_descriptor();
-      target_->group = std::make_unique<shm::Group>(target_->segment, target_->rank(), timeout_s,
-                                                    reduce, checked);
-      target_->mailbox = std::make_unique<shm::Mailbox>(target_->segment, target_->rank(),
-                                                        target_->group->waiter(), checked);
-    });
+  void start(double timeout_s, const std::string& isa, bool checked) {
+    const ReduceTable* reduce = reduce_table(isa.c_str());
+    if (!reduce) fail("Unsupported", "this CPU does not have x86-64-", isa, "; unset COMMLIB_ISA");
+    target_->segment->close_descriptor();
+    target_->group =
+        std::make_unique<shm::Group>(target_->segment, target_->rank(), timeout_s, reduce, checked);
+    target_->mailbox = std::make_unique<shm::Mailbox>(target_->segment, target_->rank(),
+                                                      target_->group->waiter(), checked);
   }
 
   // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
-  void learn(ffi::String rows) {
-    guarded([&] { target_->group->learn(rows); });
-  }
-  void set_plan(ffi::String plan) {
-    guarded([&] { target_->group->set_plan(plan); });
-  }
+  void learn(const std::string& rows) { target_->group->learn(rows); }
+  void set_plan(const std::string& plan) { target_->group->set_plan(plan); }
   // The algorithm that would run, as the hot path finds it; empty: none.
-  ffi::String choice(ffi::String op, ffi::String dtype, ffi::String redop, int64_t bytes,
-                     bool symmetric) {
-    return guarded([&]() -> ffi::String {
-      const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
-                      static_cast<RedOp>(redop_named(redop))};
-      return target_->group->choice(call, static_cast<size_t>(bytes), symmetric);
-    });
+  std::string choice(const std::string& op, const std::string& dtype, const std::string& redop,
+                     int64_t bytes, bool symmetric) {
+    const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
+                    static_cast<RedOp>(redop_named(redop))};
+    return target_->group->choice(call, static_cast<size_t>(bytes), symmetric);
   }
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { target_->group->set_inner(inner); }
 
-  ffi::Function bind(ffi::String name) {
-    return guarded([&] { return bind_call(target_, name); });
-  }
+  std::unique_ptr<Calls> calls() { return std::make_unique<Calls>(target_); }
 
   // One-dimensional bytes in the arena; the tensor keeps the memory alive.
-  ffi::Tensor empty(int64_t bytes) { return arena_tensor(target_, bytes, DLDevice{kDLCPU, 0}); }
+  Object* empty(int64_t bytes) { return arena_tensor(target_, bytes, {kCpu, 0}); }
 
   void check() {
-    guarded([&] {
-      target_->open();
-      target_->group->waiter().check_peers();
-    });
+    target_->open();
+    target_->group->waiter().check_peers();
   }
-  void abort(ffi::String why) {
+  void abort(const std::string& why) {
     if (target_->group && !target_->closed())
       target_->group->waiter().record_ending("CommError", why);
   }
@@ -164,33 +143,34 @@ class ShmGroup : public ffi::Object {
     if (target_->group) target_->group->waiter().announce_close();
   }
 
-  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("commlib.ShmGroup", ShmGroup, ffi::Object);
-
  private:
   ShmTargetPtr target_ = std::make_shared<ShmTarget>();
 };
 
-ffi::ObjectRef open_group(int64_t world, int64_t rank, int64_t arena_bytes, int64_t nonce,
-                          int64_t pid, int64_t fd) {
-  return ffi::ObjectRef(ffi::make_object<ShmGroup>(world, rank, arena_bytes, nonce, pid, fd));
+std::unique_ptr<ShmGroup> open_shm(int64_t world, int64_t rank, int64_t arena_bytes, int64_t nonce,
+                                   int64_t pid, int64_t fd) {
+  const Unlocked unlocked;
+  return std::make_unique<ShmGroup>(world, rank, arena_bytes, nonce, pid, fd);
 }
 
-TVM_FFI_STATIC_INIT_BLOCK() {
-  namespace refl = tvm::ffi::reflection;
-  refl::ObjectDef<ShmGroup>()
-      .def("fd", &ShmGroup::fd)
-      .def("start", &ShmGroup::start)
-      .def("learn", &ShmGroup::learn)
-      .def("set_plan", &ShmGroup::set_plan)
-      .def("choice", &ShmGroup::choice)
-      .def("set_inner", &ShmGroup::set_inner)
-      .def("bind", &ShmGroup::bind)
-      .def("empty", &ShmGroup::empty)
-      .def("check", &ShmGroup::check)
-      .def("abort", &ShmGroup::abort)
-      .def("abandon", &ShmGroup::abandon)
-      .def("close", &ShmGroup::close);
-  refl::GlobalDef().def("commlib.shm.open", open_group);
+COMMLIB_MODULE(module) {
+  module.add({
+      COMMLIB_METHOD("open_shm", open_shm, "world, rank, arena_bytes, nonce, pid, fd"),
+  });
+  module.add_class<ShmGroup>({
+      COMMLIB_METHOD("fd", ShmGroup::fd, ""),
+      COMMLIB_METHOD("start", ShmGroup::start, "timeout_s, isa, checked"),
+      COMMLIB_METHOD("learn", ShmGroup::learn, "rows"),
+      COMMLIB_METHOD("set_plan", ShmGroup::set_plan, "plan"),
+      COMMLIB_METHOD("choice", ShmGroup::choice, "op, dtype, redop, num_bytes, symmetric"),
+      COMMLIB_METHOD("set_inner", ShmGroup::set_inner, "inner"),
+      COMMLIB_METHOD("calls", ShmGroup::calls, ""),
+      COMMLIB_METHOD("empty", ShmGroup::empty, "num_bytes"),
+      COMMLIB_METHOD("check", ShmGroup::check, ""),
+      COMMLIB_METHOD("abort", ShmGroup::abort, "why"),
+      COMMLIB_METHOD("abandon", ShmGroup::abandon, ""),
+      COMMLIB_METHOD("close", ShmGroup::close, ""),
+  });
 }
 
 }  // namespace

@@ -2,11 +2,9 @@
 // to run a call whose arguments were checked.
 #pragma once
 
-#include <tvm/ffi/tvm_ffi.h>
-
 #include <memory>
-#include <string>
 
+#include "binding/tensor.h"
 #include "commlib/call.h"
 
 namespace commlib::binding {
@@ -29,27 +27,36 @@ class Target {
   void open() const {
     if (closed_) fail("Closed", "this communicator is closed; call commlib.init() for a new one");
   }
-  bool owns(const DLDevice& device) const {
-    return device.device_type == device_.device_type &&
-           (device.device_type == kDLCPU || device.device_id == device_.device_id);
+  bool owns(const Device& device) const {
+    return device.type == device_.type &&
+           (device.type == kCpu || device.index == device_.index);
   }
-  [[noreturn]] virtual void refuse(const DLDevice& device, const char* name) const = 0;
+  [[noreturn]] virtual void refuse(const Device& device, const char* name) const = 0;
   virtual bool reduces(DType dtype, RedOp redop) const = 0;
 
   // Runs `call` with the algorithm the plan names for `plan_bytes`.
   virtual void run(Call& call, size_t plan_bytes, Placed placed) = 0;
   virtual void send(const Buffer& x, int to) = 0;
   virtual void receive(const Buffer& x, int from) = 0;
+  // Makes the host wait too, where run() only put the barrier on a stream.
+  virtual void finish_barrier() {}
 
  protected:
   int rank_ = 0;
   int world_ = 1;
-  DLDevice device_ = {kDLCPU, 0};
+  Device device_ = {kCpu, 0};
   bool closed_ = false;
 };
 using TargetPtr = std::shared_ptr<Target>;
 
-// The entry point `name` ("broadcast", "all_reduce_sum_into", ...) bound to one communicator.
-tvm::ffi::Function bind_call(const TargetPtr& target, const std::string& name);
+// A tensor of bytes in the arena of the target's group; it keeps what the rank holds alive.
+template <class T>
+python::Object* arena_tensor(const std::shared_ptr<T>& target, int64_t bytes, Device device) {
+  if (bytes < 0) fail("ValueError", "empty() of ", bytes, " bytes; shapes are 0 or more");
+  target->open();
+  void* const memory = target->group->arena().allocate(static_cast<size_t>(bytes));
+  return tensor_over(memory, bytes, {kUInt, 8, 1}, device,
+                     [target, memory] { target->group->arena().free(memory); });
+}
 
 }  // namespace commlib::binding

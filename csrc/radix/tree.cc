@@ -9,7 +9,7 @@
 #include <random>
 
 #include "commlib/check.h"
-#include "kernels/prefix.h"
+#include "kernels/prefix/host.h"
 
 namespace commlib::radix {
 namespace {

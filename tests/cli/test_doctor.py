@@ -39,9 +39,9 @@ def test_only_what_is_needed_decides_the_exit_code(monkeypatch, capsys, needed, 
 
 def test_a_probe_that_crashes_is_named_with_its_topic():
     script = 'import os; print(\'{"topic": "torch", "state": "ok", "detail": "2"}\', flush=True); os.abort()'
-    found = list(checks._libraries(Probe(("torch", "tvm_ffi"), [sys.executable, "-c", script])))
+    found = list(checks._libraries(Probe(("torch", "native library"), [sys.executable, "-c", script])))
     assert [f.state for f in found] == ["ok", "broken"]
-    assert (found[1].topic, found[1].detail) == ("tvm_ffi", "died of SIGABRT")
+    assert (found[1].topic, found[1].detail) == ("native library", "died of SIGABRT")
 
 
 def test_a_probe_that_hangs_is_ended(monkeypatch):

@@ -25,11 +25,11 @@ class Borrowed(World):
 
 def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 << 20) -> Communicator:
     """Make one more communicator of all ranks; `patience_s` is the deadline of its calls, not of its start."""
-    open_nccl = native.open_nccl
+    open_nccl = native.library.open_nccl
 
     def impatient(*args: Any) -> Any:
         *most, _, user_bytes = args
         return open_nccl(*most, patience_s, user_bytes)
 
-    with mock.patch.object(native, "open_nccl", impatient):
+    with mock.patch.object(native.library, "open_nccl", impatient):
         return Communicator.create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)

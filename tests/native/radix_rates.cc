@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "commlib/check.h"
-#include "kernels/prefix.h"
+#include "kernels/prefix/host.h"
 #include "radix/tree.h"
 
 namespace {

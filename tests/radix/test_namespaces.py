@@ -41,7 +41,7 @@ def test_names_are_forgotten_with_their_nodes():
     cache = RadixCache(capacity=8)
     for i in range(5000):
         cache.insert(PROMPT, PROMPT + 4 * (i % 50), namespace=f"user {i}")
-    assert len(cache._tree["listing"]()[1]) <= 4
+    assert len(cache._tree.listing()[1]) <= 4
     cache.check()
 
 

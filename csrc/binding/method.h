@@ -1,0 +1,260 @@
+// How a typed C++ function becomes a function of commlib._native, or a method of a class of it:
+// its arguments are taken from Python objects by their types (From), its result becomes one (To).
+//
+//   int64_t tokens_of(const Tensor& lengths);
+//   COMMLIB_MODULE(module) { module.add({COMMLIB_METHOD("tokens_of", tokens_of, "lengths")}); }
+//
+// The documentation of each names its types and where it stands; tests compare commlib/_native.pyi
+// with it. Adding a type of argument: a specialisation of From.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "binding/array.h"
+#include "binding/python.h"
+#include "binding/tensor.h"
+
+namespace commlib::binding {
+
+using python::Argument;
+using python::Object;
+using python::Size;
+
+// `take` makes the C++ value of a Python object or throws; `name` is what Python calls the type.
+template <class T>
+struct From;
+
+template <>
+struct From<Object*> {
+  static std::string name() { return "object"; }
+  static Object* take(Object* object, const Argument&) { return object; }
+};
+template <>
+struct From<Tensor> {
+  static std::string name() { return "Tensor"; }
+  static Tensor take(Object* object, const Argument& argument) { return {object, argument}; }
+};
+template <>
+struct From<Array> {
+  static std::string name() { return "Integers"; }
+  static Array take(Object* object, const Argument& argument) { return Array(object, argument); }
+};
+template <>
+struct From<int64_t> {
+  static std::string name() { return "int"; }
+  static int64_t take(Object* object, const Argument& argument) {
+    return python::integer(object, argument);
+  }
+};
+template <>
+struct From<double> {
+  static std::string name() { return "float"; }
+  static double take(Object* object, const Argument& argument);
+};
+template <>
+struct From<bool> {
+  static std::string name() { return "bool"; }
+  static bool take(Object* object, const Argument&) {
+    if (object == &_Py_TrueStruct || object == &_Py_FalseStruct) return object == &_Py_TrueStruct;
+    const int value = PyObject_IsTrue(object);
+    if (value < 0) throw python::Raised();
+    return value != 0;
+  }
+};
+template <>
+struct From<std::string> {
+  static std::string name() { return "str"; }
+  static std::string take(Object* object, const Argument& argument);
+};
+template <>
+struct From<std::string_view> {  // borrowed
+  static std::string name() { return "bytes"; }
+  static std::string_view take(Object* object, const Argument& argument);
+};
+template <class T>
+struct From<std::optional<T>> {
+  static std::string name() { return From<T>::name() + " | None"; }
+  static std::optional<T> take(Object* object, const Argument& argument) {
+    if (python::is_none(object)) return std::nullopt;
+    return std::optional<T>(From<T>::take(object, argument));
+  }
+};
+template <>
+struct From<std::vector<int64_t>> {
+  static std::string name() { return "Sequence[int]"; }
+  static std::vector<int64_t> take(Object* object, const Argument& argument);
+};
+
+// An object of a class of the module.
+template <class T>
+struct Instance {
+  Object head;
+  T* value;
+};
+template <class T>
+Object* class_of = nullptr;
+
+// `make` gives a new reference.
+template <class T>
+struct To;
+
+template <>
+struct To<void> {
+  static std::string name() { return "None"; }
+};
+template <>
+struct To<Object*> {
+  static std::string name() { return "object"; }
+  static Object* make(Object* object) { return object; }
+};
+template <>
+struct To<bool> {
+  static std::string name() { return "bool"; }
+  static Object* make(bool value) {
+    return python::again(value ? &_Py_TrueStruct : &_Py_FalseStruct);
+  }
+};
+template <>
+struct To<int64_t> {
+  static std::string name() { return "int"; }
+  static Object* make(int64_t value) { return python::number(value); }
+};
+template <>
+struct To<std::string> {
+  static std::string name() { return "str"; }
+  static Object* make(const std::string& value) {
+    return python::checked(
+        PyUnicode_DecodeUTF8(value.data(), static_cast<Size>(value.size()), "replace"));
+  }
+};
+template <class T>
+struct To<std::unique_ptr<T>> {
+  static std::string name() { return T::kName; }
+  static Object* make(std::unique_ptr<T> value) {
+    Object* made = python::checked(PyType_GenericAlloc(class_of<T>, 0));
+    reinterpret_cast<Instance<T>*>(made)->value = value.release();
+    return made;
+  }
+};
+
+// The arguments in their order, so that of two bad ones the first is named.
+template <class... Args>
+struct Taken {
+  Taken(Object* const*, const char*, int) {}
+  template <class Use, class... Before>
+  decltype(auto) into(const Use& use, Before&... before) {
+    return use(before...);
+  }
+};
+template <class First, class... Rest>
+struct Taken<First, Rest...> {
+  First first;
+  Taken<Rest...> rest;
+  Taken(Object* const* given, const char* names, int at)
+      : first(From<First>::take(*given, {names, at})), rest(given + 1, names, at + 1) {}
+  template <class Use, class... Before>
+  decltype(auto) into(const Use& use, Before&... before) {
+    return rest.into(use, before..., first);
+  }
+};
+
+[[noreturn]] void refuse_count(const char* name, const char* names, Size given, size_t needed);
+// "(x: Tensor, dst: int) -> None", and below it where the function stands; never freed.
+const char* document(const char* names, const std::vector<std::string>& types,
+                     const std::string& result, const char* file, const char* function);
+
+// `Here` names one function: its arguments' names, its file.
+template <class Here, class R, class... Args>
+struct Entry {
+  template <class Run>
+  static Object* call(Object* const* given, Size count, const Run& run) {
+    return python::entered([&]() -> Object* {
+      if (count != static_cast<Size>(sizeof...(Args)))
+        refuse_count(Here::name(), Here::names(), count, sizeof...(Args));
+      Taken<std::decay_t<Args>...> taken(given, Here::names(), 0);
+      if constexpr (std::is_void_v<R>) {
+        taken.into(run);
+        return python::none();
+      } else {
+        return To<R>::make(taken.into(run));
+      }
+    });
+  }
+  static const char* doc() {
+    return document(Here::names(), {From<std::decay_t<Args>>::name()...}, To<R>::name(),
+                    Here::file(), Here::function());
+  }
+};
+
+constexpr int kFastCall = 0x80;  // METH_FASTCALL
+
+template <class Here, class R, class... Args>
+PyMethodDef method_of(R (*)(Args...)) {
+  const auto call = [](Object*, Object* const* given, Size count) {
+    return Entry<Here, R, Args...>::call(given, count, Here::target());
+  };
+  return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
+}
+template <class Here, class T, class R, class... Args>
+PyMethodDef method_of(R (T::*)(Args...)) {
+  const auto call = [](Object* self, Object* const* given, Size count) {
+    T& value = *reinterpret_cast<Instance<T>*>(self)->value;
+    return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
+      return (value.*Here::target())(arguments...);
+    });
+  };
+  return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
+}
+
+#define COMMLIB_METHOD(python_name, target_function, argument_names)                          \
+  [] {                                                                                        \
+    struct Here {                                                                             \
+      static constexpr const char* name() { return python_name; }                             \
+      static constexpr const char* names() { return argument_names; }                         \
+      static constexpr const char* file() { return __FILE__; }                                \
+      static constexpr const char* function() { return #target_function; }                    \
+      static constexpr auto target() { return &target_function; }                             \
+    };                                                                                        \
+    return ::commlib::binding::method_of<Here>(Here::target());                               \
+  }()
+
+// The module while it is made.
+class Module {
+ public:
+  explicit Module(Object* module) : module_(module) {}
+  void add(std::vector<PyMethodDef> functions);
+  // T::kName is its name; Python cannot make one, functions return it.
+  template <class T>
+  void add_class(std::vector<PyMethodDef> methods) {
+    class_of<T> = make_class(T::kName, sizeof(Instance<T>), std::move(methods), [](Object* self) {
+      delete reinterpret_cast<Instance<T>*>(self)->value;
+      Object* const type = self->type;
+      PyObject_Free(self);
+      Py_DecRef(type);
+    });
+  }
+
+ private:
+  Object* make_class(const char* name, int bytes, std::vector<PyMethodDef> methods,
+                     void (*drop)(Object*));
+
+  Object* module_;
+};
+
+// Called when Python imports the module; one in each file that has something for it.
+struct Registered {
+  explicit Registered(void (*add)(Module&));
+};
+#define COMMLIB_MODULE(module)                                              \
+  static void add_to(::commlib::binding::Module& module);                   \
+  static const ::commlib::binding::Registered registered(add_to);           \
+  static void add_to(::commlib::binding::Module& module)
+
+}  // namespace commlib::binding

@@ -1,0 +1,165 @@
+#include "binding/tensor.h"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+namespace commlib::binding {
+
+using python::Object;
+using python::Owned;
+
+Torch torch;
+
+namespace {
+
+int64_t asked(Object* object, const char* method) {
+  const Owned answer(PyObject_CallMethod(object, method, nullptr));
+  return python::integer(answer.get(), {method});
+}
+
+bool says(Object* object, const char* method) {
+  const Owned answer(PyObject_CallMethod(object, method, nullptr));
+  return answer.get() == &_Py_TrueStruct;
+}
+
+// Where a tensor has the word that its `_cdata` gives; 0: nowhere near its beginning.
+ptrdiff_t handle_of(Object* tensor_class) {
+  constexpr ptrdiff_t kWords = 6;
+  const Owned tensor(PyObject_CallFunctionObjArgs(tensor_class, nullptr));
+  const Owned handle(PyObject_GetAttrString(tensor.get(), "_cdata"));
+  const auto word = static_cast<uint64_t>(python::integer(handle.get(), {"_cdata"}));
+  const auto* words = reinterpret_cast<const uint64_t*>(tensor.get());
+  for (ptrdiff_t at = 2; at < kWords; ++at) {
+    if (words[at] == word) return at * static_cast<ptrdiff_t>(sizeof(uint64_t));
+  }
+  return 0;
+}
+
+}  // namespace
+
+Torch::Torch(Object* tensor, Object* parameter)
+    : tensor(python::again(tensor)), parameter(python::again(parameter)) {
+  Object* const capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
+  if (!capsule) {
+    PyErr_Clear();
+    fail("Unsupported", "this torch has no C interface for tensors; install 2.11 or later");
+  }
+  exchange =
+      static_cast<const TensorExchange*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_DecRef(capsule);
+  if (!exchange) throw python::Raised();
+  if (exchange->version.major != kDlpack.major || !exchange->borrow)
+    fail("Unsupported", "this torch hands tensors over in another way; install 2.11 or later");
+  storage_bytes_ = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "aoti_torch_get_storage_size"));
+  storage_offset_ = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "aoti_torch_get_storage_offset"));
+  if (storage_bytes_ && storage_offset_) handle_ = handle_of(tensor);
+}
+
+int64_t Torch::bytes_from(Object* tensor, int64_t item_bytes) const {
+  int64_t bytes = 0, offset = 0;
+  if (handle_ > 0) {
+    const void* handle = reinterpret_cast<const char*>(tensor) + handle_;
+    if (storage_bytes_(handle, &bytes) != 0 || storage_offset_(handle, &offset) != 0) return 0;
+  } else {
+    const Owned storage(PyObject_CallMethod(tensor, "untyped_storage", nullptr));
+    bytes = asked(storage.get(), "nbytes");
+    offset = asked(tensor, "storage_offset");
+  }
+  return bytes - offset * item_bytes;
+}
+
+bool Tensor::is_lazy() const { return says(object_, "is_conj") || says(object_, "is_neg"); }
+
+void Tensor::refuse_object(const std::string& name) const {
+  fail("TypeError", name, " is a ", python::type_of(object_), ", but must be a torch tensor");
+}
+
+void Tensor::refuse_layout(const std::string& name) const {
+  PyErr_Clear();  // torch's words name no argument
+  fail("ValueError", name,
+       " has no plain memory (it is sparse, quantised, on the meta device or a wrapper); convert "
+       "it to a dense tensor of plain bytes");
+}
+
+void Tensor::refuse_lazy(const std::string& name) const {
+  fail("ValueError", name,
+       " is a lazy conjugate or negative, whose bytes are those of another tensor; pass ", name,
+       says(object_, "is_conj") ? ".resolve_conj()" : ".resolve_neg()");
+}
+
+void Tensor::refuse_memory(const std::string& name) const {
+  fail("ValueError", name, " spans ", span_bytes(), " bytes, but its storage has ",
+       std::max<int64_t>(0, torch.bytes_from(object_, item_bytes())),
+       " from its first element on: it was resized; give it its memory back first");
+}
+
+std::string name_of(ElementType type) {
+  const int bits = type.bits * type.lanes;
+  switch (type.code) {
+    case kInt:
+      return text("int", bits);
+    case kUInt:
+      return text("uint", bits);
+    case kFloat:
+      return text("float", bits);
+    case kBfloat:
+      return text("bfloat", bits);
+    case kComplex:
+      return text("complex", bits);
+    case kBool:
+      return "bool";
+    case kFloat8_e4m3fn:
+      return "float8_e4m3fn";
+    case kFloat8_e5m2:
+      return "float8_e5m2";
+    default:
+      return text(bits, "-bit elements");
+  }
+}
+
+Object* tensor_over(void* data, int64_t count, ElementType type, Device device,
+                    std::function<void()> release) {
+  struct Block {
+    ManagedTensor tensor;
+    int64_t shape, stride;
+    std::function<void()> release;
+  };
+  auto* block = new Block{{}, count, 1, std::move(release)};
+  block->tensor.version = kDlpack;
+  block->tensor.context = block;
+  block->tensor.deleter = [](ManagedTensor* tensor) {
+    auto* mine = static_cast<Block*>(tensor->context);
+    mine->release();
+    delete mine;
+  };
+  block->tensor.tensor = {data, device, 1, type, &block->shape, &block->stride, 0};
+  void* made = nullptr;
+  if (torch.exchange->object_of(&block->tensor, &made) != 0) {
+    block->tensor.deleter(&block->tensor);
+    throw python::Raised();
+  }
+  return static_cast<Object*>(made);
+}
+
+void* current_stream(Device device) {
+  void* stream = nullptr;
+  if (torch.exchange->current_stream(device.type, device.index, &stream) != 0)
+    throw python::Raised();
+  return stream;
+}
+
+Words words_on(Device device, int64_t count) {
+  TensorFields like = {nullptr, device, 1, {kInt, 32, 1}, &count, nullptr, 0};
+  const auto refuse = [](void* message, const char*, const char* words) {
+    *static_cast<std::string*>(message) = words;
+  };
+  std::string message;
+  ManagedTensor* made = nullptr;
+  if (torch.exchange->allocate(&like, &made, &message, refuse) != 0)
+    fail("RuntimeError", "torch has no memory for ", count, " words on cuda:", device.index, ": ",
+         message);
+  return Words(made);
+}
+
+}  // namespace commlib::binding

@@ -1,0 +1,131 @@
+"""commlib._native: its stub is true, and functions take Python objects as they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from commlib.kernels import store
+from commlib.native import library
+
+ROOT = Path(__file__).resolve().parent.parent
+STUB = ast.parse((ROOT / "commlib/_native.pyi").read_text(encoding="utf-8"))
+
+
+def stubbed():
+    """Yield (name, definition) of every function of the stub, "Class.method" for a method."""
+    for node in STUB.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name, node
+        elif isinstance(node, ast.ClassDef):
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    yield f"{node.name}.{method.name}", method
+
+
+def loaded():
+    """Yield (name, documentation) of every function of the library."""
+    for name, value in vars(library).items():
+        if isinstance(value, type):
+            methods = {key: member for key, member in vars(value).items() if not key.startswith("__")}
+            yield from ((f"{name}.{key}", member.__doc__) for key, member in methods.items())
+        elif callable(value) and not name.startswith("__"):
+            yield name, value.__doc__
+
+
+FUNCTIONS = dict(loaded())
+
+
+def types_of(text):
+    return {part.strip() for part in text.split("|")}
+
+
+def test_the_stub_names_what_the_library_has():
+    assert [name for name, _ in stubbed()] == list(dict.fromkeys(name for name, _ in stubbed()))
+    assert {name for name, _ in stubbed()} == set(FUNCTIONS)
+
+
+@pytest.mark.parametrize(("name", "definition"), list(stubbed()), ids=[name for name, _ in stubbed()])
+def test_the_stub_says_what_a_function_takes_and_where_it_stands(name, definition):
+    signature, place = FUNCTIONS[name].split("\n\n")
+    given, result = re.fullmatch(r"\((.*)\) -> (.*)", signature).groups()
+    native = [argument.split(": ") for argument in given.split(", ") if argument]
+    arguments = [a for a in definition.args.posonlyargs if a.arg != "self"]
+    assert [argument.arg for argument in arguments] == [argument for argument, _ in native]
+    assert not [a for a in definition.args.args if a.arg != "self"], "arguments are positional"
+    shown = [ast.unparse(argument.annotation) for argument in arguments]
+    for stub, (_, kind) in zip([*shown, ast.unparse(definition.returns)], [*native, ("", result)], strict=True):
+        if kind not in ("object", "object | None"):  # native code leaves it open
+            assert types_of(stub) == types_of(kind)
+    assert ast.get_docstring(definition) == place
+    path, function = place.split(": ")
+    source = (ROOT / path).read_text(encoding="utf-8")
+    assert re.search(rf"\b{function.split('::')[-1]}\(", source), "the C++ of that name"
+
+
+def arguments(start=0, length=-1, policy="zero"):
+    return torch.zeros(1, 2), torch.arange(6.0).view(3, 2), torch.tensor([2]), start, length, policy
+
+
+@pytest.mark.parametrize("number", [1, np.int64(1), True], ids=["int", "numpy", "bool"])
+def test_integers_of_every_kind_are_integers(number):
+    out, *rest = arguments(start=number, length=2)
+    assert library.index(out, *rest) is True
+    assert out.tolist() == [[2, 3]]
+
+
+def test_parameters_and_subclasses_are_tensors():
+    class Marked(torch.Tensor):
+        pass
+
+    for kind in (torch.nn.Parameter, lambda table: table.as_subclass(Marked)):
+        out, table, *rest = arguments()
+        library.index(out, kind(table), *rest)
+        assert out.tolist() == [[4, 5]]
+
+
+@pytest.mark.parametrize("scale", [2.0, np.float64(2), torch.tensor([2.0])], ids=["float", "numpy", "tensor"])
+def test_numbers_are_floats(scale):
+    cache, rows = torch.zeros(4, 8, dtype=torch.float8_e4m3fn), torch.ones(1, 8)
+    store(cache, None, torch.tensor([1]), rows[:, :4], rows[:, 4:], k_scale=scale)
+    assert cache[1].float().tolist() == [0.5] * 8
+
+
+@pytest.mark.parametrize("wrong", [[0], {}, 1.5j, 1.5, "0"], ids=repr)
+def test_other_objects_are_refused_by_the_argument_s_name(wrong):
+    out, table, ids, *rest = arguments()
+    with pytest.raises(TypeError, match=f"start is of type {type(wrong).__name__}, but must be an int"):
+        library.index(out, table, ids, wrong, *rest[1:])
+    assert out.tolist() == [[0, 0]]
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], np.ones(2), None, "x"], ids=["list", "numpy", "None", "str"])
+def test_what_is_no_tensor_is_refused_by_the_argument_s_name(wrong):
+    out, table, _, *rest = arguments()
+    with pytest.raises(TypeError, match=f"ids is a {type(wrong).__name__}, but must be a torch tensor"):
+        library.index(out, table, wrong, *rest)
+
+
+def test_numbers_beyond_64_bits_are_refused():
+    out, table, ids, *rest = arguments()
+    with pytest.raises(ValueError, match="start does not fit 64 bits"):
+        library.index(out, table, ids, 1 << 70, *rest[1:])
+
+
+def test_errors_keep_their_class_and_their_text():
+    out, table, ids, *rest = arguments()
+    with pytest.raises(ValueError, match=r"weights has 1 dimensions, but .* reshape it"):
+        library.index(out, table[0], ids, *rest)
+    with pytest.raises(TypeError, match=r"index\(out, weights, .*\) takes 6 arguments, but got 17"):
+        library.index(*[0] * 17)
+
+
+@pytest.mark.parametrize("name", ["Calls", "ShmGroup", "NcclGroup", "RadixTree"])
+def test_only_the_library_makes_its_objects(name):
+    with pytest.raises(TypeError, match="cannot create"):
+        getattr(library, name)()
