@@ -107,7 +107,7 @@ def test_other_objects_are_refused_by_the_argument_s_name(wrong):
 @pytest.mark.parametrize("wrong", [[1, 2], np.ones(2), None, "x"], ids=["list", "numpy", "None", "str"])
 def test_what_is_no_tensor_is_refused_by_the_argument_s_name(wrong):
     out, table, _, *rest = arguments()
-    with pytest.raises(TypeError, match=f"ids is a {type(wrong).__name__}, but must be a torch tensor"):
+    with pytest.raises(TypeError, match=f"ids of index is a {type(wrong).__name__}, but must be a torch tensor"):
         library.index(out, table, wrong, *rest)
 
 

@@ -41,6 +41,8 @@ def metadata(
         out = _outputs(seq_lens, _capacity(extend, window, seq_lens, capacity))
     elif capacity is not None:
         raise ValueError(f"capacity is {capacity}, but out has its own; pass one of them")
+    elif len(out) != len(Metadata._fields):
+        raise ValueError(f"out has {len(out)} entries, but Metadata has 6; pass what an earlier call returned")
     if plain and not compiling():
         _run(extend, window, seq_lens, topk, pad, *out)
     else:

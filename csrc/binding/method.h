@@ -144,10 +144,15 @@ struct To<std::unique_ptr<T>> {
   }
 };
 
+inline Argument after(Argument which) {
+  ++which.at;
+  return which;
+}
+
 // The arguments in their order, so that of two bad ones the first is named.
 template <class... Args>
 struct Taken {
-  Taken(Object* const*, const char*, int) {}
+  Taken(Object* const*, Argument) {}
   template <class Use, class... Before>
   decltype(auto) into(const Use& use, Before&... before) {
     return use(before...);
@@ -157,8 +162,8 @@ template <class First, class... Rest>
 struct Taken<First, Rest...> {
   First first;
   Taken<Rest...> rest;
-  Taken(Object* const* given, const char* names, int at)
-      : first(From<First>::take(*given, {names, at})), rest(given + 1, names, at + 1) {}
+  Taken(Object* const* given, Argument which)
+      : first(From<First>::take(*given, which)), rest(given + 1, after(which)) {}
   template <class Use, class... Before>
   decltype(auto) into(const Use& use, Before&... before) {
     return rest.into(use, before..., first);
@@ -178,7 +183,7 @@ struct Entry {
     return python::entered([&]() -> Object* {
       if (count != static_cast<Size>(sizeof...(Args)))
         refuse_count(Here::name(), Here::names(), count, sizeof...(Args));
-      Taken<std::decay_t<Args>...> taken(given, Here::names(), 0);
+      Taken<std::decay_t<Args>...> taken(given, {Here::names(), 0, Here::name()});
       if constexpr (std::is_void_v<R>) {
         taken.into(run);
         return python::none();
@@ -213,16 +218,16 @@ PyMethodDef method_of(R (T::*)(Args...)) {
   return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
 }
 
-#define COMMLIB_METHOD(python_name, target_function, argument_names)                          \
-  [] {                                                                                        \
-    struct Here {                                                                             \
-      static constexpr const char* name() { return python_name; }                             \
-      static constexpr const char* names() { return argument_names; }                         \
-      static constexpr const char* file() { return __FILE__; }                                \
-      static constexpr const char* function() { return #target_function; }                    \
-      static constexpr auto target() { return &target_function; }                             \
-    };                                                                                        \
-    return ::commlib::binding::method_of<Here>(Here::target());                               \
+#define COMMLIB_METHOD(python_name, target_function, argument_names)       \
+  [] {                                                                     \
+    struct Here {                                                          \
+      static constexpr const char* name() { return python_name; }          \
+      static constexpr const char* names() { return argument_names; }      \
+      static constexpr const char* file() { return __FILE__; }             \
+      static constexpr const char* function() { return #target_function; } \
+      static constexpr auto target() { return &target_function; }          \
+    };                                                                     \
+    return ::commlib::binding::method_of<Here>(Here::target());            \
   }()
 
 // The module while it is made.
@@ -252,9 +257,9 @@ class Module {
 struct Registered {
   explicit Registered(void (*add)(Module&));
 };
-#define COMMLIB_MODULE(module)                                              \
-  static void add_to(::commlib::binding::Module& module);                   \
-  static const ::commlib::binding::Registered registered(add_to);           \
+#define COMMLIB_MODULE(module)                                    \
+  static void add_to(::commlib::binding::Module& module);         \
+  static const ::commlib::binding::Registered registered(add_to); \
   static void add_to(::commlib::binding::Module& module)
 
 }  // namespace commlib::binding

@@ -105,7 +105,7 @@ std::vector<int64_t> From<std::vector<int64_t>>::take(Object* object, const Argu
     const python::Owned item(PySequence_GetItem(object, i));
     const long long value = PyLong_AsLongLong(item.get());
     if (value == -1 && PyErr_Occurred())
-      python::integer_of_other(item.get(), {argument.names, argument.at, i});
+      python::integer_of_other(item.get(), {argument.names, argument.at, argument.function, i});
     values.push_back(value);
   }
   return values;

@@ -26,10 +26,9 @@ class NcclTarget final : public Target {
   bool closed() const { return closed_; }
 
   void refuse(const Device& device, const char* name) const override {
-    const std::string where =
-        device.type == kCuda
-            ? text("cuda:", device.index)
-            : std::string(device.type == kCpu ? "the CPU" : "another device");
+    const std::string where = device.type == kCuda
+                                  ? text("cuda:", device.index)
+                                  : std::string(device.type == kCpu ? "the CPU" : "another device");
     fail("ValueError", name, " is on ", where, ", but rank ", rank_,
          "'s communicator is on cuda:", device_.index,
          " (backend nccl); move it with .to(comm.device)");
@@ -53,9 +52,7 @@ class NcclTarget final : public Target {
     }
   }
   // Torch's current stream.
-  CUstream stream() const {
-    return static_cast<CUstream>(current_stream(device_));
-  }
+  CUstream stream() const { return static_cast<CUstream>(current_stream(device_)); }
 
  private:
   bool came(double wait_s) {

@@ -180,10 +180,11 @@ std::string type_of(Object* object);
 std::string repr(Object* object);
 
 // Which argument of a call it is, for the words of an error: one of "x, redop, out", or an item of
-// it.
+// it; and of which function, where that is known.
 struct Argument {
   const char* names;
   int at = 0;
+  const char* function = nullptr;
   Size item = -1;
   std::string name() const;
 };

@@ -28,8 +28,7 @@ class Target {
     if (closed_) fail("Closed", "this communicator is closed; call commlib.init() for a new one");
   }
   bool owns(const Device& device) const {
-    return device.type == device_.type &&
-           (device.type == kCpu || device.index == device_.index);
+    return device.type == device_.type && (device.type == kCpu || device.index == device_.index);
   }
   [[noreturn]] virtual void refuse(const Device& device, const char* name) const = 0;
   virtual bool reduces(DType dtype, RedOp redop) const = 0;

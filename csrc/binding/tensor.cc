@@ -6,6 +6,7 @@
 
 namespace commlib::binding {
 
+using python::Argument;
 using python::Object;
 using python::Owned;
 
@@ -71,15 +72,19 @@ int64_t Torch::bytes_from(Object* tensor, int64_t item_bytes) const {
 
 bool Tensor::is_lazy() const { return says(object_, "is_conj") || says(object_, "is_neg"); }
 
-void Tensor::refuse_object(const std::string& name) const {
-  fail("TypeError", name, " is a ", python::type_of(object_), ", but must be a torch tensor");
+void Tensor::refuse_object(const Argument& argument) const {
+  fail("TypeError", argument.name(), argument.function ? " of " : "",
+       argument.function ? argument.function : "", " is a ", python::type_of(object_),
+       ", but must be a torch tensor");
 }
 
-void Tensor::refuse_layout(const std::string& name) const {
+void Tensor::refuse_layout(const Argument& argument) const {
   PyErr_Clear();  // torch's words name no argument
-  fail("ValueError", name,
-       " has no plain memory (it is sparse, quantised, on the meta device or a wrapper); convert "
-       "it to a dense tensor of plain bytes");
+  fail("ValueError", argument.name(),
+       " is a tensor without plain memory (sparse, quantised, on the meta device, or a wrapper), "
+       "but ",
+       argument.function ? argument.function : "native code",
+       " needs dense tensors of plain bytes; convert or view it");
 }
 
 void Tensor::refuse_lazy(const std::string& name) const {

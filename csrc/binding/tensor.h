@@ -42,8 +42,8 @@ class Tensor {
  public:
   Tensor(python::Object* object, const python::Argument& argument) : object_(object) {
     const bool plain = object->type == torch.tensor || object->type == torch.parameter;
-    if (!plain && !python::is_instance(object, torch.tensor)) refuse_object(argument.name());
-    if (torch.exchange->borrow(object, &fields_) != 0) refuse_layout(argument.name());
+    if (!plain && !python::is_instance(object, torch.tensor)) refuse_object(argument);
+    if (torch.exchange->borrow(object, &fields_) != 0) refuse_layout(argument);
     if (may_be_lazy() && is_lazy()) refuse_lazy(argument.name());
     if (numel() > 0 && !has_memory()) refuse_memory(argument.name());
   }
@@ -95,8 +95,8 @@ class Tensor {
   bool has_memory() const {
     return fields_.data && torch.bytes_from(object_, item_bytes()) >= span_bytes();
   }
-  [[noreturn]] void refuse_object(const std::string& name) const;
-  [[noreturn]] void refuse_layout(const std::string& name) const;
+  [[noreturn]] void refuse_object(const python::Argument& argument) const;
+  [[noreturn]] void refuse_layout(const python::Argument& argument) const;
   [[noreturn]] void refuse_lazy(const std::string& name) const;
   [[noreturn]] void refuse_memory(const std::string& name) const;
 

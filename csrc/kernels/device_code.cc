@@ -1,6 +1,5 @@
 #include "kernels/device_code.h"
 
-
 #include <mutex>
 #include <vector>
 

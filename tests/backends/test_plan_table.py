@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from commlib import native
 from commlib.backends.rules import plan_text
 from commlib.collectives import COLLECTIVES
+from commlib.native import library
 from commlib.plan import Facts, Query
 from commlib.plan.decide import decide
 from tests.plan.documents import plan_of
@@ -29,7 +29,7 @@ Serves = Mapping[str, Sequence[tuple[str, str]]]
 
 def group() -> Any:
     """One rank, whose rows are not told yet."""
-    made = native.open_shm(1, 0, 4096, 1, 0, -1)
+    made = library.open_shm(1, 0, 4096, 1, 0, -1)
     made.start(5.0, "auto", False)
     return made
 

@@ -66,9 +66,9 @@ BAD = {
     "double into 8 bits": (dict(**in_fp8(), k=ROWS.double()), "k is float64, but its cache is float8_e4m3fn"),
     "8 bits into bfloat16": (dict(k_cache=CACHE.bfloat16(), k=ROWS.to(FP8)), "k is float8_e4m3fn, but its cache is bf"),
     "bytes are not 8-bit floats": (dict(k_cache=CACHE.byte(), v_cache=CACHE.byte()), "k is float32, but .* uint8"),
-    "complex": (
+    "conjugate rows": (
         dict(k_cache=CACHE.cfloat(), v_cache=CACHE.cfloat(), k=ROWS.cfloat().conj(), v=ROWS.cfloat()),
-        r"k is complex, and torch may hold its conjugate instead; pass k\.view\(\) of a real type",
+        r"k is a lazy conjugate or negative, .* pass k\.resolve_conj\(\)",
     ),
     "a scale of what is copied": (
         dict(k_scale=2.0),
@@ -217,7 +217,7 @@ def test_counters_are_one_for_each_kernel():
         out_of_range_count(kernel=kernel)
     store(*{**good(), "slots": torch.tensor([10, 11])}.values())
     assert [out_of_range_count(kernel=kernel) for kernel in ("index", "metadata", "store")] == [0, 0, 2]
-    with pytest.raises(ValueError, match="kernel is 'gather', but must be one of index, store, metadata"):
+    with pytest.raises(ValueError, match="kernel is 'gather', but must be one of index, metadata, store"):
         out_of_range_count(kernel="gather")
     with pytest.raises(commlib.Unsupported, match="no kernel of commlib runs on meta here"):
         out_of_range_count("meta")

@@ -27,13 +27,13 @@ Table table_of(const Tensor& weights, int64_t start, int64_t length) {
          " rows of weights; pass (start, length) of this shard");
   }
   const int64_t bytes = weights.item_bytes();
-  return {weights.data(), weights.stride(0) * bytes,
-          static_cast<size_t>(weights.size(1) * bytes), start, length};
+  return {weights.data(), weights.stride(0) * bytes, static_cast<size_t>(weights.size(1) * bytes),
+          start, length};
 }
 
 Ids ids_of(const Tensor& ids) {
-  return {ids.data(),      is_wide(ids, "ids"),  ids.is_contiguous(), ids.ndim(),
-          ids.shape(), ids.strides(), ids.numel()};
+  return {ids.data(),  is_wide(ids, "ids"), ids.is_contiguous(), ids.ndim(),
+          ids.shape(), ids.strides(),       ids.numel()};
 }
 
 // The shape of ids, and the row.
@@ -73,8 +73,7 @@ std::string place_of(const Ids& ids, int64_t position) {
        " rows, numbered from 0; correct it, or pass out_of_range=\"zero\" or \"count\"");
 }
 
-bool run_on_cpu(const Table& table, const Ids& ids, const Tensor& out,
-                const std::string& policy) {
+bool run_on_cpu(const Table& table, const Ids& ids, const Tensor& out, const std::string& policy) {
   const binding::InterpreterLock lock(static_cast<size_t>(ids.count) * table.row_bytes);
   int64_t id = 0;
   const int64_t bad = policy == "raise" ? first_outside(table, ids, &id) : ids.count;
@@ -84,8 +83,7 @@ bool run_on_cpu(const Table& table, const Ids& ids, const Tensor& out,
   return true;
 }
 
-bool run_on_gpu(const Table& table, const Ids& ids, const Tensor& out,
-                const std::string& policy) {
+bool run_on_gpu(const Table& table, const Ids& ids, const Tensor& out, const std::string& policy) {
   if (!ids.contiguous) return false;
   if (ids.count == 0) return true;
   const Device device = out.device();
@@ -127,8 +125,7 @@ bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_given, in
 }
 
 COMMLIB_MODULE(module) {
-  module.add(
-      {COMMLIB_METHOD("index", index, "out, weights, ids, start, length, out_of_range")});
+  module.add({COMMLIB_METHOD("index", index, "out, weights, ids, start, length, out_of_range")});
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Row gather on the CPU: take a block of ids | find each row, or none | copy it, or zeros.
 // A contiguous tensor of ids is one block and read in place; another is read in blocks of
 // kBlockIds. One thread: ranks share the host's cores, and the caller's other threads have theirs.
-#include "kernels/index/host.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "kernels/index/host.h"
 
 namespace commlib::kernels {
 namespace {

@@ -28,7 +28,7 @@ struct Instances {
       for (size_t w = 0; w < std::size(kWidths); ++w)
         code[s][w] = std::make_unique<DeviceCode>(
             "kernels/index/gpu.cu", text("commlib::kernels::index<", kShapes[s].lanes, ", ",
-                                     kShapes[s].loads, ", ", kWidths[w], ">"));
+                                         kShapes[s].loads, ", ", kWidths[w], ">"));
   }
 };
 

@@ -101,7 +101,8 @@ struct Outputs {
  private:
   void take(int at, const Tensor& out, const Place& place) {
     place.holds(out, kNames[at]);
-    if (!binding::same_type(out.type(), {binding::kInt, 32, 1}) || out.ndim() != 1 || !out.is_contiguous()) {
+    if (!binding::same_type(out.type(), {binding::kInt, 32, 1}) || out.ndim() != 1 ||
+        !out.is_contiguous()) {
       fail("ValueError", kNames[at], " must be int32, contiguous and of 1 dimension, as metadata ",
            "makes it; pass an out of an earlier call");
     }

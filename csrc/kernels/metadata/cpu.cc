@@ -1,9 +1,9 @@
 // Metadata of draft-extend attention on the CPU: one pass over the requests, and in each over its
 // new tokens.
-#include "kernels/metadata/host.h"
-
 #include <algorithm>
 #include <limits>
+
+#include "kernels/metadata/host.h"
 
 namespace commlib::kernels {
 namespace {

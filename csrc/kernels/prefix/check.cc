@@ -37,7 +37,7 @@ Object* match_many(const Array& query, Object* keys, int64_t page_size) {
   binding::Fresh lengths(static_cast<size_t>(many), true);
   for (python::Size i = 0; i < many; ++i) {
     const python::Owned item(PySequence_GetItem(keys, i));
-    const Array key(item.get(), {"keys", 0, i});
+    const Array key(item.get(), {"keys", 0, "prefix_match_many", i});
     lengths.as<int64_t>()[i] = in_pages(shared(query, key), page_size);
   }
   return lengths.release();

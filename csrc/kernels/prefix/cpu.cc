@@ -1,9 +1,9 @@
 // Prefix compare: four vectors at a time | the vector that differs | what is left.
 // One function per x86-64 level in one file, by the compiler's target attribute, and plain C++
 // for every other CPU. Below 8 KiB a call costs about as much as reading one of its inputs.
-#include "kernels/prefix/host.h"
-
 #include <cstring>
+
+#include "kernels/prefix/host.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>

@@ -79,14 +79,10 @@ struct Conversion {
 
 Conversion conversion_of(const Tensor& cache, const Tensor& rows, const char* name) {
   const ElementType to = cache.type(), from = rows.type();
-  if (from.code == binding::kComplex) {
-    fail("ValueError", name, " is complex, and torch may hold its conjugate instead; pass ", name,
-         ".view() of a real type, and the cache likewise");
-  }
   if (same_type(to, from)) return {};
   const StoreAs as = to.code == binding::kFloat8_e4m3fn ? StoreAs::e4m3
                      : to.code == binding::kFloat8_e5m2 ? StoreAs::e5m2
-                                                 : StoreAs::copy;
+                                                        : StoreAs::copy;
   if (as != StoreAs::copy) {
     if (same_type(from, {binding::kFloat, 32, 1})) return {StoreFrom::f32, as};
     if (same_type(from, {binding::kFloat, 16, 1})) return {StoreFrom::f16, as};
@@ -166,8 +162,8 @@ void take_slots(StoreJob* job, const Call& call) {
   job->slots_step = slots.stride(0);
   job->tokens = count;
   if (call.reserved.size() > kMaxReserved) {
-    fail("ValueError", "skip names ", call.reserved.size(), " slots, but at most ",
-         kMaxReserved, " can be reserved");
+    fail("ValueError", "skip names ", call.reserved.size(), " slots, but at most ", kMaxReserved,
+         " can be reserved");
   }
   job->num_reserved = static_cast<int>(call.reserved.size());
   for (int i = 0; i < job->num_reserved; ++i) job->reserved[i] = call.reserved[i];

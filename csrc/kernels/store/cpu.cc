@@ -1,13 +1,12 @@
 // Scatter of K and V on the CPU: find the places of a block of slots | move K's rows | move V's.
 // One thread, so that the last of two rows for one slot stays, in K and in V; and ranks share the
 // host's cores.
-#include "kernels/store/host.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "commlib/check.h"
 #include "commlib/reduce.h"
+#include "kernels/store/host.h"
 
 namespace commlib::kernels {
 namespace {

@@ -81,7 +81,8 @@ struct Instances {
 
   Instances() {
     const auto code = [](const std::string& expression) {
-      return std::make_unique<DeviceCode>("kernels/store/gpu.cu", "commlib::kernels::" + expression);
+      return std::make_unique<DeviceCode>("kernels/store/gpu.cu",
+                                          "commlib::kernels::" + expression);
     };
     for (size_t job = 0; job < std::size(kJobs); ++job) {
       claim[job] = code(text("claim<", kJobs[job], ">"));
@@ -206,7 +207,8 @@ Division divide(const StoreJob& job, StoreFrom from, StoreAs as) {
   return {move, shape, blocks_for(job.tokens, kThreads / kShapes[shape].lanes)};
 }
 
-void launch(const StoreJob& like, const Division& by, JobKind kind, binding::Device device, void* job) {
+void launch(const StoreJob& like, const Division& by, JobKind kind, binding::Device device,
+            void* job) {
   const Instances& all = instances();
   if (like.claims)
     all.claim[kind]->launch(blocks_for(like.tokens, kThreads), kThreads, device, job);
