@@ -52,8 +52,11 @@ Torch::Torch(Object* tensor, Object* parameter)
   if (!exchange) throw python::Raised();
   if (exchange->version.major != kDlpack.major || !exchange->borrow)
     fail("Unsupported", "this torch hands tensors over in another way; install 2.11 or later");
-  storage_bytes_ = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "aoti_torch_get_storage_size"));
-  storage_offset_ = reinterpret_cast<Ask>(dlsym(RTLD_DEFAULT, "aoti_torch_get_storage_offset"));
+  // In the process already, but of its importer alone.
+  if (void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD)) {
+    storage_bytes_ = reinterpret_cast<Ask>(dlsym(library, "aoti_torch_get_storage_size"));
+    storage_offset_ = reinterpret_cast<Ask>(dlsym(library, "aoti_torch_get_storage_offset"));
+  }
   if (storage_bytes_ && storage_offset_) handle_ = handle_of(tensor);
 }
 
