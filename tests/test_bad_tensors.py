@@ -1,0 +1,170 @@
+"""Tensors that are not what their bytes are, or have none, and sizes that no tensor has: refused in every call."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import commlib
+from commlib.kernels import index, metadata, prefix_match, store
+
+MOST = 2**63 - 1
+
+
+def conjugate(dtype=torch.complex64):
+    return torch.tensor([1 - 2j, 3 + 4j], dtype=dtype).conj()
+
+
+def negative():
+    return torch.tensor([1 - 2j]).conj().imag
+
+
+def negative_of_64_bits():
+    return torch.tensor([1 - 2j], dtype=torch.complex128).conj().imag.reshape(1)
+
+
+def without_memory():
+    x = torch.ones(2)
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def part_without_memory():
+    x = torch.ones(100)[10:12]
+    x.untyped_storage().resize_(0)
+    return x
+
+
+def shrunk():
+    x = torch.ones(1000)
+    x.untyped_storage().resize_(8)
+    return x
+
+
+BAD = {
+    conjugate: r"resolve_conj\(\)",
+    negative: r"resolve_neg\(\)",
+    negative_of_64_bits: r"resolve_neg\(\)",
+    without_memory: "spans 8 bytes, but its storage has 0",
+    part_without_memory: "spans 8 bytes, but its storage has 0",
+    shrunk: "spans 4000 bytes, but its storage has 8",
+}
+CALLS = {
+    "all_reduce": lambda comm, x: comm.all_reduce(x),
+    "all_reduce out": lambda comm, x: comm.all_reduce(torch.ones_like(x), out=x),
+    "reduce": lambda comm, x: comm.reduce(x, 0),
+    "broadcast": lambda comm, x: comm.broadcast(x, 0),
+    "all_gather": lambda comm, x: comm.all_gather_into_tensor(torch.empty(x.shape, dtype=x.dtype), x),
+    "all_gatherv": lambda comm, x: comm.all_gatherv(torch.empty(x.shape, dtype=x.dtype), x, [x.numel()]),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter_tensor(torch.empty(x.shape, dtype=x.dtype), x),
+    "all_to_all": lambda comm, x: comm.all_to_all_single(torch.empty(x.shape, dtype=x.dtype), x),
+    "gather": lambda comm, x: comm.gather(x, 0, out=torch.empty((1, *x.shape), dtype=x.dtype)),
+    "scatter": lambda comm, x: comm.scatter(x.view(1, -1), 0, out=torch.empty(x.numel(), dtype=x.dtype)),
+    "send": lambda comm, x: comm.send(x, 0),
+    "recv": lambda comm, x: comm.recv(x, 0),
+}
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with commlib.init(backend="shm") as made:
+        yield made
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_collective_refuses_a_tensor_that_is_not_its_bytes(comm, call, bad):
+    with pytest.raises(ValueError, match=BAD[bad]):
+        CALLS[call](comm, bad())
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+def test_index_refuses_a_table_that_is_not_its_bytes(bad):
+    with pytest.raises(ValueError, match=BAD[bad]):
+        index(bad().view(-1, 1), torch.zeros(1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
+def test_store_refuses_rows_that_are_not_their_bytes(bad):
+    k = bad().view(-1, 1)
+    caches = torch.zeros(2000, 1, dtype=k.dtype), torch.zeros(2000, 1, dtype=k.dtype)
+    with pytest.raises(ValueError, match=BAD[bad]):
+        store(*caches, torch.arange(len(k)), k, torch.ones_like(caches[0][: len(k)]))
+
+
+def test_complex_rows_are_stored():
+    cache, rows = torch.zeros(4, 2, dtype=torch.complex64), torch.tensor([[1 - 2j, 3j], [4, 5 + 1j]])
+    store(cache, cache.clone(), torch.tensor([2, 0]), rows, rows)
+    assert torch.equal(cache[[2, 0]], rows)
+
+
+def test_lengths_and_tokens_without_memory_are_refused():
+    lengths = torch.ones(3, dtype=torch.int32)
+    lengths.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="seq_lens spans 12 bytes"):
+        metadata(1, lengths, 4)
+    with pytest.raises(ValueError, match="a spans 12 bytes"):
+        prefix_match(lengths, lengths)
+    with pytest.raises(ValueError, match="ids spans 12 bytes"):
+        commlib.RadixCache().match(lengths)
+
+
+def test_a_capacity_of_nothing_holds_nothing():
+    lengths = torch.tensor([1, 2], dtype=torch.int32)
+    with pytest.raises(ValueError, match="3 new tokens, but the outputs hold 0"):
+        metadata(lengths, lengths + 5, 4, capacity=0)
+
+
+@pytest.mark.parametrize("sizes", [[MOST, MOST, 12], [MOST, 1], [1 << 62] * 4, [2**64, 1], [-1, 3]])
+def test_sizes_beyond_all_tensors_are_refused(shm_ranks, sizes):
+    shm_ranks.run(refuses_sizes, sizes, world=len(sizes))
+
+
+def refuses_sizes(comm, sizes):
+    x = torch.ones(sum(size % 2**64 for size in sizes) % 2**64 % 1000)
+    for call in (
+        lambda: comm.reduce_scatterv(torch.empty(2), x, sizes),
+        lambda: comm.all_gatherv(x, torch.ones(2), sizes),
+        lambda: comm.all_to_all_single(x, x.clone(), sizes, sizes),
+    ):
+        with pytest.raises(ValueError, match=r"sizes|64 bits|splits"):
+            call()
+    comm.barrier()
+
+
+@pytest.mark.parametrize("wrong", [[1, 2], np.ones(2), None], ids=["list", "numpy", "None"])
+def test_what_is_no_tensor_is_named(comm, wrong):
+    with pytest.raises(TypeError, match=f"x of all_reduce is a {type(wrong).__name__}, but must be a torch tensor"):
+        comm.all_reduce(wrong)
+    with pytest.raises(TypeError, match=f"out of all_gather is a {type(wrong).__name__}"):
+        comm.all_gather_into_tensor(wrong, torch.ones(2))
+
+
+RECORDS = np.zeros(4, dtype=[("id", "<i4"), ("flag", "u1"), ("more", "u1", 2)])
+
+
+def test_a_field_of_records_is_not_contiguous():
+    RECORDS["id"] = [1, 2, 3, 4]
+    field = RECORDS["id"]
+    cache = commlib.RadixCache()
+    for call in (
+        lambda: cache.insert(field, np.arange(4)),
+        lambda: cache.insert(np.arange(4), field),
+        lambda: cache.match(field),
+        lambda: cache.match(np.arange(4), out=field),
+        lambda: prefix_match(field, field),
+    ):
+        with pytest.raises(ValueError, match=r"the elements of \w+ are 7 bytes apart, but must be 4"):
+            call()
+    assert cache.match(np.arange(4)).length == 0
+    assert RECORDS["id"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps], ids=["copy", "deepcopy", "pickle"])
+def test_a_cache_is_not_copied(take):
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled; pass its snapshot\(\) to RadixCache.restore"):
+        take(commlib.RadixCache())
