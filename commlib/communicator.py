@@ -187,6 +187,7 @@ class Communicator(Collectives):
         if not self._closed:
             self._closed = True
             self._backend.abandon()
+            self._calls = self._unordered = cast("Any", _Closed())  # the parent's lanes have no threads here
 
     def __enter__(self) -> Communicator:
         """Close at the end of the block."""

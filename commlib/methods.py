@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import torch
@@ -236,6 +237,11 @@ class Collectives:
         return None
 
     # --- inside -------------------------------------------------------------------------------------------------
+
+    def _inner(self) -> AbstractContextManager[None]:
+        """Mark the calls inside as part of another one, when those on the lane, which are not, are done."""
+        self._lanes.drain(COLLECTIVE_CALLS)
+        return self._backend.inner()
 
     def _later(self, name: str, run: Run, result: Tensor | None = None) -> AnyWork:
         """Make a call on the lane of the collectives; from now on those of the caller come behind it."""

@@ -17,7 +17,7 @@ def all_gather(comm: Communicator, obj: T) -> list[T]:
     """Return every rank's object."""
     data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(comm.device)
     lengths = torch.empty(comm.size, dtype=torch.int64, device=comm.device)
-    with comm._backend.inner():
+    with comm._inner():
         comm.all_gather_into_tensor(lengths, torch.tensor([len(data)], dtype=torch.int64, device=comm.device))
         sizes = lengths.tolist()
         everyone = torch.empty(sum(sizes), dtype=torch.uint8, device=comm.device)
@@ -29,7 +29,7 @@ def broadcast(comm: Communicator, obj: T | None, src: int) -> T:
     """Return rank `src`'s object."""
     data = pickle.dumps(obj) if comm.rank == src else b""
     length = torch.tensor([len(data)], dtype=torch.int64, device=comm.device)
-    with comm._backend.inner():
+    with comm._inner():
         comm.broadcast(length, src)
         payload = torch.empty(int(length), dtype=torch.uint8, device=comm.device)
         if comm.rank == src:

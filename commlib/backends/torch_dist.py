@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         lost = isinstance(error, dist.DistNetworkError) or any(t in text for t in _LOST)
         kind = PeerLost if lost else CommError
-        kind = CommTimeout if any(t in text for t in _TIMED_OUT) else kind
+        self._kind = kind = CommTimeout if any(t in text for t in _TIMED_OUT) else kind
         self._ended = f"rank {self.rank}: {what} failed in torch.distributed: {text}"
         return kind(self._ended)
 

@@ -100,7 +100,7 @@ def agree_splits(comm: Collectives, from_each: Sequence[int], to_each: Sequence[
     """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
     mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=comm.device)
     everyone = torch.empty((comm.size, 2 * comm.size), dtype=torch.int64, device=comm.device)
-    with comm._backend.inner():
+    with comm._inner():
         table = comm.all_gather_into_tensor(everyone, mine).tolist()
     for source in range(comm.size):
         for target in range(comm.size):

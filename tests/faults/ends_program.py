@@ -78,6 +78,7 @@ def pending_collectives(comm):
 
 def forked_child(comm):
     pending = comm.recv(torch.zeros(SMALL), 1, async_op=True)
+    comm.all_reduce(torch.zeros(SMALL), async_op=True)
     child = os.fork()
     if child == 0:
         try:

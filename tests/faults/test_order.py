@@ -41,6 +41,24 @@ def send_beside_a_pending_recv(comm: Communicator) -> list[float]:
     return [float(total), *box.tolist()]
 
 
+def objects_behind_collectives(comm: Communicator) -> bool:
+    """Objects and exchanges of splits come behind asynchronous calls, which are not taken for a part of them."""
+    good = True
+    for turn in range(20):
+        tensors = [torch.full((1000,), float(comm.rank)) for _ in range(3)]
+        if comm.rank == turn % comm.size:
+            time.sleep(0.002)
+        works = [comm.all_reduce(x, async_op=True) for x in tensors]
+        good &= comm.all_gather_object(comm.rank) == list(range(comm.size))
+        works += [comm.broadcast(x, 0, async_op=True) for x in tensors]
+        rows = torch.arange(comm.size * 2.0).view(comm.size, 2)
+        comm.all_to_all_single(torch.empty_like(rows), rows, [1] * comm.size, [1] * comm.size)
+        for work in works:
+            work.wait()
+        good &= all(bool((x == sum(range(comm.size))).all()) for x in tensors)
+    return good
+
+
 def split_beside_messages(comm: Communicator) -> list[object]:
     """Messages that were sent before a split arrive behind it, and those of the split's are not among them."""
     after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
@@ -142,6 +160,11 @@ def test_nothing_waits_for_a_receive_that_is_pending(request: pytest.FixtureRequ
 
 
 @BACKENDS
+def test_objects_come_behind_asynchronous_collectives(request: pytest.FixtureRequest, backend: str) -> None:
+    assert request.getfixturevalue(backend).run(objects_behind_collectives) == [True] * 4
+
+
+@BACKENDS
 def test_a_split_takes_no_message_of_the_program(request: pytest.FixtureRequest, backend: str) -> None:
     assert request.getfixturevalue(backend).run(split_beside_messages) == [
         [True, [r // 2 * 2, r // 2 * 2 + 1]] for r in range(4)
@@ -166,3 +189,21 @@ def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: s
         raised, heard = ranks.run(leave_with, how)
     assert raised == "raised"
     assert heard.startswith("rank 0 left the communicator with ")
+
+
+def hear_twice(comm: Communicator) -> list[str]:
+    """Wait for a rank that dies, twice; return what was raised."""
+    heard = []
+    for _ in range(2):
+        try:
+            comm.barrier() if comm.rank == 0 else time.sleep(30)
+        except CommError as error:
+            heard.append(type(error).__name__)
+    return heard
+
+
+def test_a_later_call_raises_the_same_kind_again(pair: Ranks) -> None:
+    handle = pair.start(hear_twice)
+    time.sleep(0.3)
+    pair.kill(1)
+    assert handle.result(0) == ["PeerLost"] * 2
