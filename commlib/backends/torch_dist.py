@@ -75,7 +75,11 @@ class TorchBackend(Backend):
         """Run the Python half of a collective: the engine may fail where it is called, before it is waited for."""
         try:
             return half(self, *arguments)
-        except dist.DistError as error:
+        except CommError:
+            raise
+        except RuntimeError as error:  # the engine's own is of no other class
+            if not (isinstance(error, dist.DistError) or any(text in str(error) for text in (*_LOST, *_TIMED_OUT))):
+                raise
             raise self._translate(error, name) from None
 
     def _translate(self, error: RuntimeError, what: str) -> CommError:
