@@ -113,9 +113,10 @@ class StoreWorld(World):
             raise ValueError(self._ask(lambda: self._store.get("refused")).decode())
         missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
         dead = self._neighbours.dead(missing) if self._neighbours else []
-        left = [rank for rank in missing if self._there(f"left/{rank}")]
-        if dead or left:
-            what = f"{named(dead)} died" if dead else f"{named(left)} closed its communicator"
+        left = [rank for rank in missing if self._there(f"left/{rank}")]  # and its process may have ended since
+        died = [rank for rank in dead if rank not in left]
+        if died or left:
+            what = f"{named(died)} died" if died else f"{named(left)} closed its communicator"
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")
 
     def _leave_round(self, keys: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commlib.kernels import device as _device  # noqa: F401 - gives native code the compiler
 from commlib.kernels.counters import out_of_range_count
 from commlib.kernels.index import index
 from commlib.kernels.metadata import Metadata, metadata

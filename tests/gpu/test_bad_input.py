@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         lambda c, t: c.all_gather_into_tensor(t(4 * c.size), torch.ones(4, device=another_gpu(c))),
         "x is on {other}, but rank {r}'s communicator is on {device}",
     ),
-    "no tensor": (lambda c, t: c.all_reduce([1.0]), "Tensor"),  # type: ignore[arg-type]
+    "no tensor": (lambda c, t: c.all_reduce([1.0]), "x of all_reduce is a list, but must be a torch tensor"),  # type: ignore[arg-type]
     "another dtype, all_reduce": (
         lambda c, t: c.all_reduce(t(4), out=t(4).double()),
         "out is float64, but x is float32",
