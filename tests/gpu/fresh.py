@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from commlib import native
+from commlib import collectives, native
 from commlib.bootstrap.world import World
+from commlib.collectives import nccl_calls, told
 from commlib.communicator import Communicator
 
 
@@ -33,3 +36,17 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 <<
 
     with mock.patch.object(native.library, "open_nccl", impatient):
         return Communicator.create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)
+
+
+@contextmanager
+def as_if_nccl_were_new() -> Iterator[None]:
+    """Communicators made inside take NCCL's symmetric kernels for safe; an old NCCL is then refused by the call itself."""
+    with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
+        _forget()
+        yield
+    _forget()
+
+
+def _forget() -> None:
+    collectives._text.cache_clear()
+    told.refusal.cache_clear()

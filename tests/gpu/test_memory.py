@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
-from commlib.collectives import nccl_calls
 from commlib.collectives.nccl_calls import SAFE_SYMMETRIC
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.fresh import fresh
+from tests.gpu.fresh import as_if_nccl_were_new, fresh
 from tests.gpu.steady import ALGORITHMS, KERNELS, Steady, first, pinned, warm_up
 
 ARENA_BYTES = 64 << 20  # of nccl_ranks
@@ -28,7 +26,7 @@ def refusals(comm: Communicator) -> dict[str, str]:
 
     Its row would have it passed over, so this communicator is told that it serves.
     """
-    with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
+    with as_if_nccl_were_new():
         comm = fresh(comm)
     inside, outside = comm.empty(1000), torch.zeros(1000, device=comm.device)
     inside.zero_()

@@ -10,7 +10,7 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.fresh import fresh
+from tests.gpu.fresh import as_if_nccl_were_new, fresh
 from tests.gpu.steady import pinned
 
 ARENA_BYTES = 64 << 20
@@ -32,7 +32,8 @@ def recognised(comm: Communicator, x: torch.Tensor) -> bool:
 
 
 def where_tensors_lie(comm: Communicator) -> dict[str, bool]:
-    made = fresh(comm, max_bytes=ARENA_BYTES)
+    with as_if_nccl_were_new():
+        made = fresh(comm, max_bytes=ARENA_BYTES)
     before = torch.ones(1000, device=comm.device)
     with made.symmetric():
         small = torch.ones(1000, device=comm.device)
