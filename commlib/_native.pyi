@@ -98,7 +98,9 @@ class ShmGroup:
 def hint_nccl(path: str, /) -> None:
     """csrc/binding/nccl_group.cc: hint_nccl"""
 
-def open_nccl(comm: int, rank: int, world: int, device: int, timeout_s: float, user_bytes: int, /) -> NcclGroup:
+def open_nccl(
+    comm: int, rank: int, world: int, device: int, timeout_s: float, user_bytes: int, multiprocessors: int, /
+) -> NcclGroup:
     """csrc/binding/nccl_group.cc: open_nccl"""
 
 class NcclGroup:

@@ -137,3 +137,9 @@ def test_importing_the_kernels_gives_native_code_the_compiler():
     # On a machine without GPUs nothing else would show that it is missing.
     program = "import sys, commlib.kernels; sys.exit('commlib.kernels.device' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("size", [-1, 2**62])
+def test_an_arena_of_no_possible_size_is_refused(size):
+    with pytest.raises(ValueError, match="is no size of memory"):
+        library.open_shm(1, 0, size, 1, 0, -1)

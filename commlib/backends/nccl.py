@@ -24,9 +24,6 @@ from commlib.native import library
 if TYPE_CHECKING:
     from commlib._native import NcclGroup
 
-if TYPE_CHECKING:
-    from commlib._native import NcclGroup
-
 _LOG = logging.getLogger("commlib")
 CLOSE_S = 10.0  # for the peers to close too
 
@@ -60,9 +57,12 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
         library.hint_nccl(self.control.library)
-        self._group: NcclGroup | None = library.open_nccl(
-            self.control.ptr, world.rank, world.size, self.device.index, options.timeout_s, options.max_bytes
-        )
+        # The layout of symmetric memory has room for a block on each multiprocessor of the smallest GPU.
+        count = torch.cuda.get_device_properties(self.device).multi_processor_count
+        counts = world.all_gather(str(count).encode(), options.timeout_s)
+        place = world.rank, world.size, self.device.index
+        limits = options.timeout_s, options.max_bytes, min(map(int, counts))
+        self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits)
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
         self._open.start(pids, self._build)

@@ -18,11 +18,11 @@ class NcclGroup {
   static constexpr const char* kName = "NcclGroup";
 
   NcclGroup(int64_t comm, int64_t rank, int64_t world, int64_t device, double timeout_s,
-            int64_t user_bytes) {
+            int64_t user_bytes, int64_t multiprocessors) {
     target_->place(static_cast<int>(rank), static_cast<int>(world), static_cast<int>(device));
-    target_->group = std::make_unique<Group>(
-        Group::Settings{reinterpret_cast<nccl::ncclComm_t>(comm), static_cast<int>(rank),
-                        static_cast<int>(world), timeout_s, static_cast<size_t>(user_bytes)});
+    target_->group = std::make_unique<Group>(Group::Settings{
+        reinterpret_cast<nccl::ncclComm_t>(comm), static_cast<int>(rank), static_cast<int>(world),
+        timeout_s, Allocator::size(user_bytes), static_cast<unsigned>(multiprocessors)});
   }
 
   // Symmetric memory, one step at a time: between them the ranks tell each other how it went.
@@ -114,16 +114,19 @@ class NcclGroup {
 };
 
 std::unique_ptr<NcclGroup> open_nccl(int64_t comm, int64_t rank, int64_t world, int64_t device,
-                                     double timeout_s, int64_t user_bytes) {
+                                     double timeout_s, int64_t user_bytes,
+                                     int64_t multiprocessors) {
   const Unlocked unlocked;
-  return std::make_unique<NcclGroup>(comm, rank, world, device, timeout_s, user_bytes);
+  return std::make_unique<NcclGroup>(comm, rank, world, device, timeout_s, user_bytes,
+                                     multiprocessors);
 }
 
 void hint_nccl(const std::string& path) { nccl::nccl_hint(path); }
 
 COMMLIB_MODULE(module) {
   module.add({
-      COMMLIB_METHOD("open_nccl", open_nccl, "comm, rank, world, device, timeout_s, user_bytes"),
+      COMMLIB_METHOD("open_nccl", open_nccl,
+                     "comm, rank, world, device, timeout_s, user_bytes, multiprocessors"),
       COMMLIB_METHOD("hint_nccl", hint_nccl, "path"),
   });
   module.add_class<NcclGroup>({

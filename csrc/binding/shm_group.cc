@@ -81,7 +81,7 @@ class ShmGroup {
       fail("Unsupported", "the shm backend serves 1 to ", kMaxRanks, " ranks of one host, not ",
            world);
     }
-    const shm::Layout layout = {static_cast<int>(world), static_cast<size_t>(arena_bytes)};
+    const shm::Layout layout = {static_cast<int>(world), Allocator::size(arena_bytes)};
     const auto unique = static_cast<uint64_t>(nonce);
     target_->place(static_cast<int>(rank), static_cast<int>(world));
     target_->segment = pid == 0 ? shm::Segment::create(layout, unique)

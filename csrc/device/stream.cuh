@@ -35,7 +35,7 @@ class Stream {
  public:
   __device__ Stream(const Job& job, StreamBoard* board) : job_(job), board_(board), step_(0) {
     wait_for_stream();
-    step_ = control_of(job, job.rank)->stream_step[blockIdx.x] + 1;
+    step_ = block_of(job_.rank)->step + 1;
     if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
     __syncthreads();
@@ -55,7 +55,7 @@ class Stream {
       help((threadIdx.x - movers()) / 32);
     }
     if (threadIdx.x == movers() && steps > 0) {
-      control_of(job_, job_.rank)->stream_step[blockIdx.x] = step_ - 1 + steps;
+      block_of(job_.rank)->step = step_ - 1 + steps;
       count_call(job_);
     }
   }
@@ -75,15 +75,15 @@ class Stream {
 #pragma unroll
     for (int p = 1; p < N; ++p) {
       const int peer = (job_.rank + p) % N;
-      st_relaxed_sys(&control_of(job_, peer)->posted[stage][blockIdx.x][job_.rank], flag(i));
+      st_relaxed_sys(&block_of(peer)->posted[stage][job_.rank], flag(i));
     }
   }
 
   // Where rank `source` puts its tile of step i of this call, in the arena of `at`.
   __device__ __forceinline__ Pair* slot(Stage stage, int at, int source, u64 i) const {
-    constexpr u64 begin = places(N).stream;
+    constexpr u64 begin = places(N).tiles;
     const u64 turn = static_cast<u64>(stage) * kSlots + (step_ + i) % kSlots;
-    const u64 tile = (turn * N + source) * kStreamBlocks + blockIdx.x;
+    const u64 tile = (turn * N + source) * job_.stream_blocks + blockIdx.x;
     return reinterpret_cast<Pair*>(job_.arena[at] + begin + tile * kSlotBytes);
   }
 
@@ -105,6 +105,10 @@ class Stream {
   }
 
  private:
+  // This block's, of a rank.
+  __device__ __forceinline__ StreamBlock* block_of(int rank) const {
+    return reinterpret_cast<StreamBlock*>(job_.arena[rank] + places(N).stream) + blockIdx.x;
+  }
   __device__ __forceinline__ u64 flag(u64 i) const {
     return (step_ + i) << kSignatureBits | job_.signature;
   }
@@ -127,7 +131,7 @@ class Stream {
     fence_sys();
     const int peer = threadIdx.x & 31;
     if (peer < N && peer != job_.rank)
-      st_relaxed_sys(&control_of(job_, peer)->posted[stage][blockIdx.x][job_.rank], flag(i));
+      st_relaxed_sys(&block_of(peer)->posted[stage][job_.rank], flag(i));
     return true;
   }
 
@@ -135,8 +139,7 @@ class Stream {
   __device__ void watch(u64 steps, int stages) const {
     const int lane = threadIdx.x & 31, stage = lane / kMaxPeers, peer = lane % kMaxPeers;
     const bool looks = stage < stages && peer < N && peer != job_.rank;
-    const u64* posted =
-        &control_of(job_, job_.rank)->posted[looks ? stage : 0][blockIdx.x][looks ? peer : 0];
+    const u64* posted = &block_of(job_.rank)->posted[looks ? stage : 0][looks ? peer : 0];
     Patience patience;
     u64 there = looks ? 0 : steps, least = 0, shown = 0, scattered = 0;
     bool over = false;

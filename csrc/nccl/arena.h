@@ -46,8 +46,9 @@ class Arena {
   int64_t offset_of(const void* pointer, size_t bytes) const {
     const auto offset = reinterpret_cast<intptr_t>(pointer) - reinterpret_cast<intptr_t>(base_);
     const auto first = static_cast<int64_t>(user_first_);
-    const bool inside = !closed_ && offset >= first &&
-                        static_cast<size_t>(offset - first) + bytes <= allocator_.bytes();
+    const size_t room = allocator_.bytes();
+    const bool inside = !closed_ && offset >= first && bytes <= room &&
+                        static_cast<size_t>(offset - first) <= room - bytes;
     return inside ? offset : -1;
   }
 

@@ -30,6 +30,7 @@ class Group {
     int world;
     double timeout_s;
     size_t user_bytes;
+    unsigned multiprocessors;  // of the smallest GPU of all ranks
   };
 
   explicit Group(const Settings& settings);

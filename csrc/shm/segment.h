@@ -59,7 +59,8 @@ class Arena {
   // The offset of [pointer, pointer + bytes) in this rank's arena, or -1 when it lies elsewhere.
   int64_t offset_of(const void* pointer, size_t bytes) const {
     const auto offset = static_cast<const unsigned char*>(pointer) - start_;
-    const bool inside = offset >= 0 && static_cast<size_t>(offset) + bytes <= allocator_.bytes();
+    const size_t room = allocator_.bytes();
+    const bool inside = offset >= 0 && bytes <= room && static_cast<size_t>(offset) <= room - bytes;
     return inside ? offset : -1;
   }
 

@@ -31,8 +31,8 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 <<
     open_nccl = native.library.open_nccl
 
     def impatient(*args: Any) -> Any:
-        *most, _, user_bytes = args
-        return open_nccl(*most, patience_s, user_bytes)
+        *most, _, user_bytes, multiprocessors = args
+        return open_nccl(*most, patience_s, user_bytes, multiprocessors)
 
     with mock.patch.object(native.library, "open_nccl", impatient):
         return Communicator.create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)
@@ -40,7 +40,7 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 <<
 
 @contextmanager
 def as_if_nccl_were_new() -> Iterator[None]:
-    """Communicators made inside take NCCL's symmetric kernels for safe; an old NCCL is then refused by the call itself."""
+    """Communicators made inside take the symmetric kernels of any NCCL for safe; the call itself refuses an old one."""
     with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
         _forget()
         yield

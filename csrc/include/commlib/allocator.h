@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -16,6 +17,13 @@ class Allocator {
  public:
   static constexpr size_t kAlign = 256;  // of blocks: what cudaMalloc gives, and four cache lines
 
+  static constexpr int64_t kMost = int64_t{1} << 47;  // of an arena: what a process can address
+
+  // The bytes of an arena as they are given from outside: sums of such sizes do not overflow.
+  static size_t size(int64_t bytes) {
+    if (bytes >= 0 && bytes <= kMost) return static_cast<size_t>(bytes);
+    fail("ValueError", "max_bytes ", bytes, " is no size of memory; it is 0 to ", kMost);
+  }
   explicit Allocator(size_t bytes) : bytes_(bytes) {
     if (bytes > 0) free_[0] = bytes;
   }
@@ -30,7 +38,7 @@ class Allocator {
   }
 
   size_t allocate(size_t bytes) {
-    const size_t wanted = rounded(bytes);
+    const size_t wanted = bytes > bytes_ ? bytes : rounded(bytes);  // too much stays too much
     const std::lock_guard<std::mutex> lock(mutex_);
     size_t largest = 0;
     for (auto it = free_.begin(); it != free_.end(); ++it) {

@@ -3,11 +3,11 @@
 //
 // Each rank has one arena, mapped by every peer:
 //
-//   Control | LL slots | LL128 slots | stream slots | user arena
+//   Control | LL slots | LL128 slots | StreamBlocks | stream slots | user arena
 //
 // A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
-// by rank s alone. Everything a kernel remembers from call to call lies in Control, so a replayed
-// graph and an eager call continue each other.
+// by rank s alone. Everything a kernel remembers from call to call lies in Control and
+// StreamBlocks, so a replayed graph and an eager call continue each other.
 #pragma once
 
 #include "commlib/types.h"
@@ -18,8 +18,8 @@ constexpr int kMaxPeers = 8;           // ranks that kernels serve
 constexpr int kChannels = 2048;        // warps of a grid that moves packets
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
-constexpr unsigned kSmallBlock = 128;  // threads of packets' blocks whose next kernel starts early
-constexpr int kStreamBlocks = 132;
+constexpr unsigned kSmallBlock = 128;   // threads of packets' blocks whose next kernel starts early
+constexpr u64 kMostStreamBlocks = 256;  // of a grid that moves tiles: one for each multiprocessor
 constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/stream.cuh
@@ -36,13 +36,16 @@ struct CallRecord {
 struct alignas(256) Control {
   u64 ll_number[kChannels];
   u64 ll128_number[kChannels];
-  u64 stream_step[kStreamBlocks];
-  // Written by peers: the step each has posted, by stage, block and peer.
-  u64 posted[kStages][kStreamBlocks][kMaxPeers];
   alignas(128) u64 ended;  // not 0: this rank's communicator is over, kernels leave
   u64 token;               // of the check that memory is mapped
   u64 asked_ns;            // when a kernel last looked whether the host aborts
   alignas(128) CallRecord current;
+};
+
+// What a block of a grid that moves tiles remembers, and what peers write to it.
+struct alignas(256) StreamBlock {
+  u64 step;
+  alignas(128) u64 posted[kStages][kMaxPeers];  // the step that each peer has posted
 };
 
 // What a kernel that gave up tells the host; in host memory.
@@ -77,7 +80,8 @@ struct Job {
   int rank;
   int world;
   int redop;
-  u32 signature;  // of everything ranks must agree on in this call
+  u32 signature;      // of everything ranks must agree on in this call
+  u32 stream_blocks;  // that the layout has room for, the same on every rank
 };
 
 // What each rank sends and takes where that differs from peer to peer: the second parameter of the
@@ -88,9 +92,10 @@ struct Moves {
   u64 longest;                                    // of all ranks' blocks, equal on all ranks
 };
 
-// Where the parts of an arena begin, for a world of n.
+// Where the parts of an arena begin, for a world of n. Stream slots follow the StreamBlocks; how
+// much room they take depends on the GPU.
 struct Places {
-  u64 ll, ll128, stream, user;
+  u64 ll, ll128, stream, tiles;
 };
 
 constexpr u64 kPlaceAlign = 1 << 16;
@@ -101,8 +106,12 @@ COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
   const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
   const u64 stream = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
-  const u64 user = place_after(stream, u64{kStages} * kStreamBlocks * kSlots * n * kSlotBytes);
-  return {ll, ll128, stream, user};
+  const u64 tiles = place_after(stream, kMostStreamBlocks * sizeof(StreamBlock));
+  return {ll, ll128, stream, tiles};
+}
+// Where the user arena begins.
+COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 stream_blocks) {
+  return place_after(places(n).tiles, kStages * stream_blocks * kSlots * n * kSlotBytes);
 }
 
 }  // namespace commlib
