@@ -10,20 +10,23 @@ from commlib import env, jit
 from commlib.collectives.device import ELEMENTS, kernels
 from commlib.kernels import device
 
-ARCHS = ("sm_80", "sm_90", "sm_100")
+HERE, *OTHERS = "sm_90", "sm_80", "sm_100"  # what the figures are of, and older and newer GPUs
 COMMON = ("float32", "bfloat16")
 
 # All of everything would take half an hour. "max" stands for the reductions that are chosen at run time.
-EVERYWHERE = dict.fromkeys(kernels([2], ELEMENTS, ["max"]) + kernels([2, 8], COMMON, ["sum", "max"]))
-BETWEEN = kernels([1, 4], COMMON, ["sum", "max"])
+FOR_TWO = kernels([2], ELEMENTS, ["max"]) + kernels([2], COMMON, ["sum"])
+FOR_MORE = kernels([1, 4, 8], COMMON, ["sum", "max"])
+EVERYWHERE = dict.fromkeys(FOR_TWO + kernels([8], COMMON, ["sum", "max"]))
 # Of the kernels without a communicator: all for one generation, those of common rows for the others.
 ALONE = device.kernels()
 COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
 ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words in COMMON_ROWS)]
+SOON = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + ALONE_COMMON)]
+REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_MORE + ALONE)]
+REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
 REQUESTS = [
-    jit.Request(source, expression, arch)
-    for arch in ARCHS
-    for source, expression in [*EVERYWHERE, *([*BETWEEN, *ALONE] if arch == "sm_90" else ALONE_COMMON)]
+    *SOON,
+    *(pytest.param(request, marks=pytest.mark.compile_all) for request in REST if request not in set(SOON)),
 ]
 
 pytestmark = pytest.mark.timeout(600)  # of the first test, in which all are compiled
