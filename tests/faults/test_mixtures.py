@@ -1,0 +1,113 @@
+"""Mixtures that nobody planned: calls now and later, two communicators, messages, objects and splits, from a seed."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+
+SIZES = (0, 1, 7, 8, 9, 1000, 33_333, 300_001)
+STEPS = 60
+
+
+class Mixture:
+    """A program that all ranks draw from one seed, and what it still has to look at."""
+
+    def __init__(self, comm, seed):
+        self.draw = random.Random(seed)
+        self.world, self.rank, self.size = comm, comm.rank, comm.size
+        self.comms = [comm, comm.split(0)]
+        self.pending = []  # (work, tensor, expected) of calls under way
+
+    def tensor(self, rank, step, count):
+        return torch.full((count,), float((7 * rank + 3 * step) % 11))
+
+    def expect(self, work, tensor, expected):
+        """Compare now, or once the call is over."""
+        if work is not None:
+            self.pending.append((work, tensor, expected))
+        else:
+            assert torch.equal(tensor, expected)
+
+    def look(self):
+        """Wait for everything that is under way."""
+        for work, tensor, expected in self.pending:
+            work.wait()
+            assert torch.equal(tensor, expected)
+        self.pending = []
+
+    def step(self, step):
+        """Make one call of some kind; now and then one rank comes late to it."""
+        comm, count, later = self.draw.choice(self.comms), self.draw.choice(SIZES), self.draw.random() < 0.4
+        if self.draw.random() < 0.1 and self.draw.randrange(self.size) == self.rank:
+            time.sleep(0.005)
+        kinds = [
+            self.all_reduce,
+            self.all_reduce,
+            self.all_gather,
+            self.broadcast,
+            self.message,
+            self.objects,
+            self.split,
+        ]
+        self.draw.choice(kinds)(comm, step, count, later)
+        if self.draw.random() < 0.1:
+            self.look()
+
+    def all_reduce(self, comm, step, count, later):
+        x = self.tensor(self.rank, step, count)
+        expected = sum(self.tensor(rank, step, count) for rank in range(self.size))
+        work = comm.all_reduce(x, async_op=later)
+        self.expect(work if later else None, x, expected)
+
+    def all_gather(self, comm, step, count, later):
+        out = torch.empty(count * self.size)
+        expected = torch.cat([self.tensor(rank, step, count) for rank in range(self.size)])
+        work = comm.all_gather_into_tensor(out, self.tensor(self.rank, step, count), async_op=later)
+        self.expect(work if later else None, out, expected)
+
+    def broadcast(self, comm, step, count, later):
+        source, x = self.draw.randrange(self.size), self.tensor(self.rank, step, count)
+        work = comm.broadcast(x, source, async_op=later)
+        self.expect(work if later else None, x, self.tensor(source, step, count))
+
+    def message(self, comm, step, count, later):
+        source = self.draw.randrange(self.size)
+        target = (source + 1 + self.draw.randrange(self.size - 1)) % self.size
+        if self.rank == source:
+            x = self.tensor(source, step, count)
+            work = comm.send(x, target, async_op=later)
+            self.expect(work if later else None, x, x.clone())
+        if self.rank == target:
+            out = torch.empty(count)
+            self.expect(comm.recv(out, source, async_op=True), out, self.tensor(source, step, count))
+
+    def objects(self, comm, step, count, later):
+        text = "x" * self.draw.randrange(2000)
+        assert comm.all_gather_object((self.rank, step, text)) == [(rank, step, text) for rank in range(self.size)]
+
+    def split(self, comm, step, count, later):
+        part = comm.split(self.rank % 2 if later else 0, -self.rank)
+        assert float(part.all_reduce(torch.ones(1))) == part.size
+        part.close()
+
+
+def mix(comm, seed):
+    mixture = Mixture(comm, seed)
+    for step in range(STEPS):
+        mixture.step(step)
+    mixture.look()
+    mixture.comms[1].close()
+    return True
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixture_of_calls_gives_every_value(shm_ranks, seed):
+    assert all(shm_ranks.run(mix, seed, world=2 + seed % 2))
+
+
+@pytest.mark.parametrize("seed", [4])
+def test_a_mixture_of_calls_gives_every_value_on_torch(torch_ranks, seed):
+    assert all(torch_ranks.run(mix, seed, world=2))
