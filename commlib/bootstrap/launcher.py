@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """Where a launcher put this process: its rank, how many there are, and its number on this host."""
+class Identity(NamedTuple):
+    """Who a launcher says this process is: its rank, how many there are, and its number on this host."""
 
     rank: int
     size: int
@@ -50,7 +50,7 @@ def announced(
     return total
 
 
-def place(environ: Mapping[str, str], rank: str, size: str, local_rank: str) -> Place:
-    """Read this process's place from variables that `announced` has found complete."""
+def identity(environ: Mapping[str, str], rank: str, size: str, local_rank: str) -> Identity:
+    """Read which rank this process is from variables that `announced` has found complete."""
     local = number(environ, local_rank) if environ.get(local_rank) else None
-    return Place(number(environ, rank), number(environ, size), local)
+    return Identity(number(environ, rank), number(environ, size), local)

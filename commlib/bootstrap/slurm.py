@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from commlib.bootstrap.launcher import announced, number, place, port
+from commlib.bootstrap.launcher import announced, identity, number, port
 from commlib.bootstrap.store import connect_store
 from commlib.bootstrap.world import World
 
@@ -24,7 +24,7 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 def connect(timeout_s: float) -> World:
     """Join the other tasks of the step through a store that task 0 serves on the step's first host."""
-    here = place(os.environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+    here = identity(os.environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
     return connect_store("slurm", address(os.environ), here, timeout_s)
 
 

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from commlib.bootstrap.launcher import Place
+from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import Neighbours, card
 from commlib.bootstrap.world import World
 from commlib.errors import CommError, CommTimeout, PeerLost
@@ -33,10 +33,10 @@ LOOK_AROUND_S = 0.2  # between two looks for ranks that died or left
 class StoreWorld(World):
     """Each rank puts its bytes under a key of this round and reads the others'; the last reader cleans up."""
 
-    def __init__(self, name: str, store: Store, place: Place, timeout_s: float, serves: bool = False) -> None:
+    def __init__(self, name: str, store: Store, who: Identity, timeout_s: float, serves: bool = False) -> None:
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-        self.name, self.rank, self.size = name, place.rank, place.size
+        self.name, self.rank, self.size = name, who.rank, who.size
         self._lane, self._deadline = Lane("store"), time.monotonic() + timeout_s
         # Counted in the store, not here: the n-th world of every rank is one world, whatever else ran before.
         base = PrefixStore("commlib", store)
@@ -49,7 +49,7 @@ class StoreWorld(World):
         self._agree_on_size()
         cards = self.all_gather(card(), timeout_s)
         self._neighbours = Neighbours(self.rank, cards)
-        self.local_rank = self._neighbours.local_rank if place.local_rank is None else place.local_rank
+        self.local_rank = self._neighbours.local_rank if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return every rank's bytes in rank order."""
@@ -159,16 +159,16 @@ class StoreWorld(World):
             ) from None
 
 
-def connect_store(name: str, address: tuple[str, int], place: Place, timeout_s: float) -> StoreWorld:
+def connect_store(name: str, address: tuple[str, int], who: Identity, timeout_s: float) -> StoreWorld:
     """Make the world of ranks that know one address, where rank 0 (or torchrun's agent) serves the store."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # takes seconds, which nobody waits for
 
     # torchrun's agent serves the store itself and says so; a store of rank 0 would take its port.
-    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    serves = who.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline = time.monotonic() + timeout_s
     if not serves:
-        _wait_for_server(address, place, timeout_s)
-    where = f"rank {place.rank}: no store at {address[0]}:{address[1]}"
+        _wait_for_server(address, who, timeout_s)
+    where = f"rank {who.rank}: no store at {address[0]}:{address[1]}"
     try:
         connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
         store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
@@ -182,7 +182,7 @@ def connect_store(name: str, address: tuple[str, int], place: Place, timeout_s: 
         ) from None
     # The agent's store may outlive a failed attempt; what its ranks left there must not count in this one.
     store = PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    return StoreWorld(name, store, place, max(deadline - time.monotonic(), 0.1), serves)
+    return StoreWorld(name, store, who, max(deadline - time.monotonic(), 0.1), serves)
 
 
 # One connection for the life of the process: a server that went with the first communicator would cut off peers that
@@ -222,7 +222,7 @@ def served(address: tuple[str, int], **options: Any) -> Store:
     return TCPStore(host, port, None, True, **options)
 
 
-def _wait_for_server(address: tuple[str, int], place: Place, timeout_s: float) -> None:
+def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float) -> None:
     """Knock until the server is there: torch's own retries print a stack trace each, and ignore Ctrl-C."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -232,7 +232,7 @@ def _wait_for_server(address: tuple[str, int], place: Place, timeout_s: float) -
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise CommTimeout(
-                    f"rank {place.rank} waited {timeout_s:g} s for rank 0's store at "
+                    f"rank {who.rank} waited {timeout_s:g} s for rank 0's store at "
                     f"{address[0]}:{address[1]} ({error}); is rank 0 running, and is this its host?"
                 ) from None
         time.sleep(0.05)

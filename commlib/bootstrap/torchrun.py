@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from commlib.bootstrap.launcher import announced, place, port
+from commlib.bootstrap.launcher import announced, identity, port
 from commlib.bootstrap.store import connect_store
 from commlib.bootstrap.world import World
 
@@ -21,4 +21,4 @@ def connect(timeout_s: float) -> World:
     """Join the other ranks through the store that torch.distributed uses, too."""
     environ = os.environ
     address = (environ["MASTER_ADDR"], port(environ, "MASTER_PORT"))
-    return connect_store("torchrun", address, place(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK"), timeout_s)
+    return connect_store("torchrun", address, identity(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK"), timeout_s)

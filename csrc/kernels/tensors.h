@@ -31,10 +31,10 @@ inline bool is_wide(const Tensor& tensor, const char* name) {
 }
 
 // Where a kernel runs: all its tensors lie there.
-struct Place {
+struct OneDevice {
   Device device;
 
-  explicit Place(const Tensor& tensor) : device(tensor.device()) {
+  explicit OneDevice(const Tensor& tensor) : device(tensor.device()) {
     if (device.type != binding::kCpu && device.type != binding::kCuda)
       fail("Unsupported", "the tensors are on a device of DLPack type ", int{device.type},
            "; move them to the CPU or to a CUDA device");

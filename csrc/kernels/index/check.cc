@@ -112,16 +112,16 @@ bool run_on_gpu(const Table& table, const Ids& ids, const Tensor& out, const std
 // contiguous ids.
 bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_given, int64_t start,
            int64_t length, const std::string& policy) {
-  const Place place(weights);
-  place.holds(ids_given, "ids");
-  place.holds(out, "out");
+  const OneDevice where(weights);
+  where.holds(ids_given, "ids");
+  where.holds(out, "out");
   const int64_t rows = weights.ndim() > 0 && length < 0 ? weights.size(0) : length;
   const Table table = table_of(weights, start, rows);
   const Ids ids = ids_of(ids_given);
   fits(out, weights, ids_given);
   apart(out, "out", weights, "weights");
   apart(out, "out", ids_given, "ids");
-  return (place.is_cpu() ? run_on_cpu : run_on_gpu)(table, ids, out, policy);
+  return (where.is_cpu() ? run_on_cpu : run_on_gpu)(table, ids, out, policy);
 }
 
 COMMLIB_MODULE(module) {

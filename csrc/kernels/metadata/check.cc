@@ -30,7 +30,7 @@ Lengths lengths_of(const Tensor& lengths, const char* name) {
 }
 
 MetadataJob job_of(const MaybeTensor& extend, int64_t window, const Tensor& seq, int64_t topk,
-                   const Place& place) {
+                   const OneDevice& where) {
   MetadataJob job = {};
   job.seq = lengths_of(seq, "seq_lens");
   job.requests = seq.size(0);
@@ -42,7 +42,7 @@ MetadataJob job_of(const MaybeTensor& extend, int64_t window, const Tensor& seq,
       fail("ValueError", "extend_lens is ", job.window, ", but must be 0 or more");
     return job;
   }
-  place.holds(*extend, "extend_lens");
+  where.holds(*extend, "extend_lens");
   job.extend = lengths_of(*extend, "extend_lens");
   if (extend->size(0) != job.requests) {
     fail("ValueError", "extend_lens has ", extend->size(0), " lengths, but seq_lens ", job.requests,
@@ -57,10 +57,10 @@ struct Outputs {
   i64 sizes[kNumOutputs] = {};
   bool wanted[kNumOutputs] = {};
 
-  Outputs(std::initializer_list<const MaybeTensor*> given, const Place& place) {
+  Outputs(std::initializer_list<const MaybeTensor*> given, const OneDevice& where) {
     int at = 0;
     for (const MaybeTensor* out : given) {
-      if (*out) take(at, **out, place);
+      if (*out) take(at, **out, where);
       ++at;
     }
   }
@@ -99,8 +99,8 @@ struct Outputs {
   }
 
  private:
-  void take(int at, const Tensor& out, const Place& place) {
-    place.holds(out, kNames[at]);
+  void take(int at, const Tensor& out, const OneDevice& where) {
+    where.holds(out, kNames[at]);
     if (!binding::same_type(out.type(), {binding::kInt, 32, 1}) || out.ndim() != 1 ||
         !out.is_contiguous()) {
       fail("ValueError", kNames[at], " must be int32, contiguous and of 1 dimension, as metadata ",
@@ -157,17 +157,17 @@ void metadata(const MaybeTensor& extend, int64_t window, const Tensor& seq, int6
               std::optional<int64_t> pad, const MaybeTensor& expanded, const MaybeTensor& clipped,
               const MaybeTensor& cu_seqlens, const MaybeTensor& positions,
               const MaybeTensor& request_index, const MaybeTensor& total) {
-  const Place place(seq);
-  MetadataJob job = job_of(extend, window, seq, topk, place);
+  const OneDevice where(seq);
+  MetadataJob job = job_of(extend, window, seq, topk, where);
   const Outputs outputs({&expanded, &clipped, &cu_seqlens, &positions, &request_index, &total},
-                        place);
+                        where);
   fill_in(&job, outputs, pad);
   outputs.are_apart();
   outputs.are_apart_from(seq, "seq_lens");
   if (extend) outputs.are_apart_from(*extend, "extend_lens");
-  if (!place.is_cpu()) {
-    job.counter = counter.on_gpu(place.device.index);
-    return launch_metadata(&job, place.device);
+  if (!where.is_cpu()) {
+    job.counter = counter.on_gpu(where.device.index);
+    return launch_metadata(&job, where.device);
   }
   const binding::InterpreterLock lock(static_cast<size_t>(job.capacity) * 4 * sizeof(i32));
   fits(job);

@@ -26,7 +26,7 @@ struct Scale {
 
   bool is_none() const { return !tensor && !number; }
 
-  void read(StoreSide* side, i64 heads, const Place& place) const {
+  void read(StoreSide* side, i64 heads, const OneDevice& where) const {
     side->scale = 1;
     if (is_none()) return;
     if (number) {
@@ -34,7 +34,7 @@ struct Scale {
       if (side->scale > 0 && std::isfinite(side->scale) && std::isfinite(1 / side->scale)) return;
       fail("ValueError", name, " is ", *number, ", but must be above 0 and finite in float32");
     }
-    place.holds(*tensor, name);
+    where.holds(*tensor, name);
     if (!same_type(tensor->type(), {binding::kFloat, 32, 1}) || !tensor->is_contiguous()) {
       fail("ValueError", name, " is ", name_of(*tensor), ", but must be contiguous float32; pass ",
            name, ".float().contiguous()");
@@ -129,7 +129,7 @@ struct Call {
   bool hnd, unique;
   const Scale &k_scale, &v_scale;
   const std::vector<int64_t>& reserved;
-  Place place;
+  OneDevice where;
 };
 
 void are_apart(const Call& call) {
@@ -201,8 +201,8 @@ StoreJob job_of(const Call& call) {
   job.num_slots = k_cache.slots();
   job.page_size = share_pages(&k_cache, &v_cache);
   job.page_shift = shift_of(job.page_size);
-  call.k_scale.read(&job.sides[0], k.heads, call.place);
-  call.v_scale.read(&job.sides[1], v.heads, call.place);
+  call.k_scale.read(&job.sides[0], k.heads, call.where);
+  call.v_scale.read(&job.sides[1], v.heads, call.where);
   job.sides[0] = side_of(k_cache, k, job.sides[0], to_bytes, from_bytes);
   job.sides[1] = side_of(v_cache, v, job.sides[1], to_bytes, from_bytes);
   job.num_sides = 2;
@@ -211,17 +211,17 @@ StoreJob job_of(const Call& call) {
 }
 
 void run(const Call& call) {
-  call.place.holds(call.v_cache, "v_cache");
-  call.place.holds(call.slots, "slots");
-  call.place.holds(call.k, "k");
-  call.place.holds(call.v, "v");
+  call.where.holds(call.v_cache, "v_cache");
+  call.where.holds(call.slots, "slots");
+  call.where.holds(call.k, "k");
+  call.where.holds(call.v, "v");
   const Conversion conversion = conversion_of(call);
   StoreJob job = job_of(call);
   are_apart(call);
   if (job.tokens == 0) return;
-  if (!call.place.is_cpu()) {
-    job.counter = counter.on_gpu(call.place.device.index);
-    return launch_store(&job, conversion.from, conversion.as, call.place.device);
+  if (!call.where.is_cpu()) {
+    job.counter = counter.on_gpu(call.where.device.index);
+    return launch_store(&job, conversion.from, conversion.as, call.where.device);
   }
   const binding::InterpreterLock lock(static_cast<size_t>(call.k.numel() + call.v.numel()) *
                                       job.element_bytes);
@@ -235,7 +235,7 @@ void store_rows(const Tensor& k_cache, const std::optional<Tensor>& v_cache, con
   v_scale.name = "v_scale";
   if (!v_cache && v_scale.is_none()) v_scale = k_scale;
   run({k_cache, v_cache ? *v_cache : k_cache, v_cache.has_value(), slots, k, v, hnd, unique,
-       k_scale, v_scale, reserved, Place(k_cache)});
+       k_scale, v_scale, reserved, OneDevice(k_cache)});
 }
 
 }  // namespace
