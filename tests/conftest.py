@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from commlib.testing.ranks import PRELOAD
 from tests import forked
 
 ARENA_BYTES = 64 << 20
+
+# A job of a script in the background ignores Ctrl-C, and so would the processes that tests send it to.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
