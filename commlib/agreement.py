@@ -15,10 +15,8 @@ from commlib.backends.base import Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, shipped_plan
-from commlib.plan.search import explicit
+from commlib.plan import Plan, find, shipped_plan
 from commlib.redops import DTYPES
-from commlib.timing.machine import fingerprint
 
 _LOG = logging.getLogger("commlib")
 
@@ -72,6 +70,7 @@ def agree(world: World, options: Options, backend: str) -> None:
 
 def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float) -> Plan:
     """Rank 0's plan is everyone's; a plan passed as an object must be the same on every rank."""
+    chosen: Plan | None = None
     reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
     if world.rank == 0:
         try:
@@ -88,7 +87,7 @@ def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan,
     if any(other != digests[0] for other in digests):
         table = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
         raise PlanMismatch(f"ranks were given different plans ({table}); pass the same plan= on every rank")
-    agreed = Plan.unpacked(packed)
+    agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
 
 
@@ -96,10 +95,7 @@ def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int) -> 
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     if isinstance(plan, Plan):
         return plan
-    accept = partial(check_names, algorithms=usable(backend), backend=backend)
-    if plan == "auto":
-        return Plan.auto(backend, world=world, accept=accept)
-    return explicit(Plan.load(plan), fingerprint(backend), world, accept)
+    return find(backend, plan, world, partial(check_names, algorithms=usable(backend), backend=backend))
 
 
 def override(plan: Plan, backend: str) -> Plan:

@@ -22,7 +22,7 @@ from commlib.collectives import COLLECTIVES, calls_of, introduce
 from commlib.collectives.facts import facts
 from commlib.errors import Closed
 from commlib.methods import Collectives
-from commlib.plan import Explanation, Plan, Query
+from commlib.plan import Explanation, Plan
 from commlib.subworld import split
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes
 
@@ -136,8 +136,10 @@ class Communicator(Collectives):
         """Say which algorithm would run, by which rule of which plan."""
         if op not in COLLECTIVES:
             raise ValueError(f"unknown collective {op!r}; known: {', '.join(COLLECTIVES)}")
-        call = Query(op, num_bytes, str(dtype).removeprefix("torch."), redop, self.size, placement, mode)
-        return self.plan.explained(call, facts(self._backend.has_arena))
+        name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena)
+        return self.plan.explain(
+            op, num_bytes, name, redop, world=self.size, placement=placement, mode=mode, facts=known
+        )
 
     def use(self, plan: Plan) -> None:
         """Switch to another plan; every rank calls it at the same place with the same plan."""

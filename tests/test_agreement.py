@@ -29,7 +29,7 @@ def read_plan(comm: Communicator) -> tuple[str, str, float]:
 
 def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text(twoshot().text)
+    path.write_text(twoshot().file_text)
     with Ranks(2, backend="shm", plan=str(path), max_bytes=SMALL) as ranks:
         assert ranks.run(read_plan) == [(twoshot().digest, "shm_twoshot", 2.0)] * 2
 

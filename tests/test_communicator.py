@@ -185,7 +185,7 @@ def mixed_placement(comm: Communicator) -> bool:
 def explanations(comm: Communicator) -> list[tuple[str, str, bool]]:
     """What explain says is what the native table finds, at every edge of every range."""
     seen = []
-    for rule in comm.plan.rules_for(comm.size, "eager"):
+    for rule in comm.plan.rules_of(comm.size):
         for limit in [r.max_bytes or 1 << 30 for r in rule.ranges]:
             for num_bytes in (limit - 1, limit, limit + 1):
                 said = comm.explain(rule.op, num_bytes, placement=rule.placement).algorithm

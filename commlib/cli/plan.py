@@ -212,8 +212,7 @@ def _read(plan: str | None, backend: str, world: int) -> Plan:
 
     if plan is not None:
         found = _open(plan)
-        tuned = found.document.get("fingerprint", {})
-        return found.fitted(fingerprint(tuned.get("backend", "")))
+        return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
     _one_of("backend", backend, shipped())
     return override(find_plan(backend, "auto", world), backend)
 
@@ -237,7 +236,7 @@ def _known(plan: Plan) -> tuple[dict[str, list[str]], str]:
     from commlib.collectives import COLLECTIVES
     from commlib.plan import shipped
 
-    backend = plan.document.get("fingerprint", {}).get("backend", "")
+    backend = plan.fingerprint.get("backend", "")
     if backend in shipped():
         return usable(backend), backend
     return {name: [a.name for a in spec.algorithms] for name, spec in COLLECTIVES.items()}, ""

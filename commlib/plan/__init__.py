@@ -2,20 +2,16 @@
 
 from commlib.plan.compare import Difference, differences
 from commlib.plan.decide import Facts, Query
-from commlib.plan.explanation import HARD, SOFT, Explanation, Match
-from commlib.plan.faults import SCHEMA, VERSION
-from commlib.plan.plan import Plan
+from commlib.plan.explanation import Explanation, Match
+from commlib.plan.plan import HEAD, Plan
 from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Range, Rule
-from commlib.plan.search import shipped, shipped_plan, slug, user_path
+from commlib.plan.search import find, shipped, shipped_plan, slug, user_path
 
 __all__ = [
-    "HARD",
+    "HEAD",
     "MAX_WORLD",
     "MODES",
     "PLACEMENTS",
-    "SCHEMA",
-    "SOFT",
-    "VERSION",
     "Difference",
     "Explanation",
     "Facts",
@@ -25,6 +21,7 @@ __all__ = [
     "Range",
     "Rule",
     "differences",
+    "find",
     "shipped",
     "shipped_plan",
     "slug",

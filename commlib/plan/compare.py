@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, pairwise, product
 
 from commlib.plan.plan import Plan
 from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Rule, keys_text, span_text
 
 NOTHING = "no rule"
+Span = tuple[int | None, int | None, str, str]  # above, up to, what runs in one plan, in the other
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Calls that two plans run differently: the sizes above one and up to another, and what runs in each plan."""
+    """Calls that two plans run differently, and at which sizes."""
 
     op: str
     placement: str
@@ -22,7 +23,7 @@ class Difference:
     redop: str
     mode: str
     world: tuple[int, int]
-    spans: tuple[tuple[int | None, int | None, str, str], ...]
+    spans: tuple[Span, ...]
 
     def __str__(self) -> str:
         """Return the calls on a line, and below them a line for each span of sizes."""
@@ -41,71 +42,57 @@ def _of(op: str, placement: str, one: Plan, other: Plan) -> Iterator[Difference]
     sides = [[rule for rule in plan.rules if (rule.op, rule.placement) == (op, placement)] for plan in (one, other)]
     rules = [rule for side in sides for rule in side]
     modes = MODES if any(rule.mode != "*" for rule in rules) else ("*",)
-    for dtype, redop in product(_named(rule.dtype for rule in rules), _named(rule.redop for rule in rules)):
+    named = sorted({rule.dtype for rule in rules} - {"*"}), sorted({rule.redop for rule in rules} - {"*"})
+    for dtype, redop in product(*(["*", *names] for names in named)):
         call = Difference(op, placement, dtype, redop, "*", (1, MAX_WORLD), ())
-        found = [_unusual(replace(call, mode=mode), sides, rules) for mode in modes]
-        same = [replace(difference, mode="*") for difference in found[0]]
-        if all([replace(difference, mode="*") for difference in of_mode] == same for of_mode in found):
-            yield from same
+        found = [_unusual(replace(call, mode=mode), sides) for mode in modes]
+        alike = [[replace(difference, mode="*") for difference in of_mode] for of_mode in found]
+        if all(of_mode == alike[0] for of_mode in alike):
+            yield from alike[0]
         else:
             yield from (difference for of_mode in found for difference in of_mode)
 
 
-def _unusual(call: Difference, sides: list[list[Rule]], rules: list[Rule]) -> list[Difference]:
+def _unusual(call: Difference, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
     """Return the differences of one call; what all types and reductions have in common is said once, for "*"."""
     general = replace(call, dtype="*", redop="*")
-    usual = {} if call == general else {d.world: d.spans for d in _by_world(general, sides, rules)}
-    return [d for d in _by_world(call, sides, rules) if usual.get(d.world) != d.spans]
+    usual = {} if call == general else {d.world: d.spans for d in _by_world(general, sides)}
+    return [d for d in _by_world(call, sides) if usual.get(d.world) != d.spans]
 
 
-def _named(values: Iterable[str]) -> list[str]:
-    return ["*", *sorted({value for value in values if value != "*"})]
-
-
-def _by_world(call: Difference, sides: list[list[Rule]], rules: list[Rule]) -> list[Difference]:
+def _by_world(call: Difference, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
     """Return the differences of one call over all numbers of ranks, neighbours with the same ones together."""
-    starts = sorted({1, *(rule.world[0] for rule in rules), *(rule.world[1] + 1 for rule in rules)})
+    rules = [rule for side in sides for rule in side]
+    starts = {1, *(rule.world[0] for rule in rules), *(rule.world[1] + 1 for rule in rules)} - {MAX_WORLD + 1}
     found: list[Difference] = []
-    for low, after in zip(starts, [*starts[1:], MAX_WORLD + 1], strict=True):
-        if low > MAX_WORLD:
-            continue
-        spans = tuple(_spans(*(_deciding(side, call, low) for side in sides)))
-        here = replace(call, world=(low, after - 1), spans=spans)
-        if found and found[-1].world[1] == low - 1 and found[-1].spans == spans:
-            here = replace(here, world=(found.pop().world[0], after - 1))
-        found.append(here)
+    for low, after in pairwise([*sorted(starts), MAX_WORLD + 1]):
+        one, other = (
+            [rule for rule in side if rule.covers(call.dtype, call.redop, call.placement, call.mode, low)]
+            for side in sides
+        )
+        spans = tuple(_spans(one, other))
+        first = found.pop().world[0] if found and found[-1].spans == spans else low
+        found.append(replace(call, world=(first, after - 1), spans=spans))
     return [difference for difference in found if difference.spans]
 
 
-def _deciding(rules: Iterable[Rule], call: Difference, world: int) -> list[Rule]:
-    return [rule for rule in rules if rule.covers(call.dtype, call.redop, call.placement, call.mode, world)]
-
-
-def _spans(one: list[Rule], other: list[Rule]) -> Iterator[tuple[int | None, int | None, str, str]]:
-    """Yield (above, up to, what runs in one, in the other) where these differ; neighbours that agree are one."""
-    entries = [entry for rule in (*one, *other) for entry in rule.ranges]
-    ends = sorted({entry.max_bytes for entry in entries if entry.max_bytes is not None})
-    open_span: tuple[int | None, int | None, str, str] | None = None
-    above: int | None = None
-    for end in (*ends, None):
-        names = _choice(one, end), _choice(other, end)
-        if open_span and open_span[2:] == names:
-            open_span = (open_span[0], end, *names)
-        else:
-            if open_span and open_span[2] != open_span[3]:
-                yield open_span
-            open_span = (above, end, *names)
+def _spans(one: Sequence[Rule], other: Sequence[Rule]) -> Iterator[Span]:
+    """Yield the sizes where what runs differs; neighbours that agree are one."""
+    limits = {entry.max_bytes for rule in (*one, *other) for entry in rule.ranges if entry.max_bytes is not None}
+    choices = [(end, _choice(one, end), _choice(other, end)) for end in (*sorted(limits), None)]
+    above = None
+    for (ours, theirs), group in groupby(choices, key=lambda choice: choice[1:]):
+        *_, (end, _, _) = group
+        if ours != theirs:
+            yield above, end, ours, theirs
         above = end
-    if open_span and open_span[2] != open_span[3]:
-        yield open_span
 
 
-def _choice(rules: list[Rule], up_to: int | None) -> str:
+def _choice(rules: Iterable[Rule], up_to: int | None) -> str:
     """Return what runs at the largest size of a span: the first range there is, and what stands in for it."""
     for rule in rules:
         for entry in rule.ranges:
             if entry.max_bytes is None or (up_to is not None and up_to <= entry.max_bytes):
-                return ", else ".join(
-                    each.choice for each in (entry, *rule.fallback) if each is entry or each.choice != entry.choice
-                )
+                choices = [entry.choice, *(each.choice for each in rule.fallback)]
+                return ", else ".join(dict.fromkeys(choices))
     return NOTHING

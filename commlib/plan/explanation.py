@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from commlib.plan.rules import size_text
 
-HARD = ("backend", "device")
-SOFT = ("driver", "nccl", "cuda", "cpu", "cores", "kernel", "torch")
+KEYS = ("backend", "device", "driver", "nccl", "cuda", "cpu", "cores", "kernel", "torch")
 _SPELLED = {"nccl": "NCCL", "cuda": "CUDA", "cpu": "CPU"}
 
 
@@ -19,12 +18,12 @@ class Match:
 
     score: int = 0
     total: int = 0
-    differences: tuple[str, ...] = ()
+    differences: Sequence[str] = ()
 
     @classmethod
     def of(cls, tuned: Mapping[str, Any], here: Mapping[str, Any]) -> Match:
         """Compare the fingerprint of a plan with this machine's, over the keys that the plan has."""
-        keys = [key for key in (*HARD, *SOFT) if tuned.get(key) is not None]
+        keys = [key for key in KEYS if tuned.get(key) is not None]
         differing = [key for key in keys if tuned[key] != here.get(key)]
         told = tuple(f"{_SPELLED.get(key, key)} {tuned[key]}, here {here.get(key, 'unknown')}" for key in differing)
         return cls(len(keys) - len(differing), len(keys), told)
@@ -52,8 +51,8 @@ class Explanation:
     digest: str = ""
     params: Mapping[str, int] = field(default_factory=dict)
     confidence: float | None = None
-    ci_bytes: tuple[int, int] | None = None  # where the upper end may lie
-    low_ci_bytes: tuple[int, int] | None = None  # where the lower end may lie
+    ci_bytes: Sequence[int] | None = None  # where the upper end may lie
+    low_ci_bytes: Sequence[int] | None = None  # where the lower end may lie
     match: str = ""
     pinned_by: str = ""
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
@@ -86,5 +85,5 @@ class Explanation:
         return f"measured {self.gain:.0%} faster than {self.runner_up}{sure}"
 
 
-def _interval(ends: tuple[int, int] | None) -> str:
+def _interval(ends: Sequence[int] | None) -> str:
     return "" if ends is None else f" [{size_text(ends[0])}–{size_text(ends[1])}]"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from commlib.plan.plan import Plan
-from commlib.plan.rules import Range, span_text
+from commlib.plan.rules import Range, Rule, span_text
 
 _UNLIMITED = (1 << 63) - 1
 _NCCL_OPS = {
@@ -20,8 +20,7 @@ _NCCL_OPS = {
 _NCCL_PROTOCOLS = {"lsa_ll128_": "ll128", "lsa_ll_": "ll", "lsa_": "simple", "nccl_": "simple"}
 
 
-@dataclass(frozen=True)
-class _Peer:
+class _Peer(NamedTuple):
     """An algorithm of Open MPI's: its number there, its name, and whether it cuts messages into segments."""
 
     number: int
@@ -29,8 +28,7 @@ class _Peer:
     segments: bool = False
 
 
-@dataclass(frozen=True)
-class _MpiOp:
+class _MpiOp(NamedTuple):
     """A collective of Open MPI's: its number, and what stands for our small, chunked and two-phase algorithms."""
 
     number: int
@@ -58,20 +56,22 @@ _MPI_OPS = {
 }
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """The text of the file, and what could not be said in it."""
 
     text: str
-    left_out: tuple[str, ...]
+    left_out: list[str]
 
 
 def export(plan: Plan, form: str, world: int) -> Exported:
     """Return a plan as `nccl-tuner` or `ompi` for one number of ranks: plain float32 tensors, sums, eager calls."""
-    tables = {op: _ranges(plan, op, world) for op in dict.fromkeys(rule.op for rule in plan.rules_of(world))}
-    made = _nccl(tables, world) if form == "nccl-tuner" else _ompi(tables, world)
+    rules: dict[str, Rule] = {}
+    for rule in plan.rules:
+        if rule.covers("float32", "sum", "plain", "eager", world):
+            rules.setdefault(rule.op, rule)
+    made = (_nccl if form == "nccl-tuner" else _ompi)(rules, world)
     if not made.text:
-        names = sorted({entry.algorithm for ranges in tables.values() for entry in ranges})
+        names = sorted({entry.algorithm for rule in rules.values() for entry in rule.ranges})
         wanted = "nccl" if form == "nccl-tuner" else "shm"
         raise ValueError(
             f"plan {plan.source} has nothing that {form} could say, it names {', '.join(names) or 'nothing'}; "
@@ -80,71 +80,54 @@ def export(plan: Plan, form: str, world: int) -> Exported:
     return Exported(f"# {form} rules from commlib's plan {plan.digest} for {world} ranks\n{made.text}", made.left_out)
 
 
-def _ranges(plan: Plan, op: str, world: int) -> tuple[Range, ...]:
-    rules = (rule for rule in plan.rules if rule.op == op)
-    return next((rule.ranges for rule in rules if rule.covers("float32", "sum", "plain", "eager", world)), ())
-
-
-def _spans(ranges: tuple[Range, ...]) -> Iterator[tuple[int | None, Range]]:
-    """Yield each range with the largest size below it."""
-    above = None
-    for entry in ranges:
-        yield above, entry
-        above = entry.max_bytes
-
-
-def _nccl(tables: Mapping[str, tuple[Range, ...]], world: int) -> Exported:
+def _nccl(rules: Mapping[str, Rule], world: int) -> Exported:
     """Write the CSV of NCCL's example tuner; its first line that fits decides, -1 stands for any."""
     rows: list[str] = []
     left_out: list[str] = []
-    for op, ranges in tables.items():
-        for above, entry in _spans(ranges):
+    for op, rule in rules.items():
+        for above, entry in rule.spans():
             protocol = next((word for stem, word in _NCCL_PROTOCOLS.items() if entry.algorithm.startswith(stem)), None)
             span = span_text(above, entry.max_bytes)
             if op not in _NCCL_OPS or protocol is None:
                 left_out.append(f"{op} {span} by {entry.algorithm}")
                 continue
-            low = 0 if above is None else above + 1
             high = _UNLIMITED if entry.max_bytes is None else entry.max_bytes
             rows.append(f"# {op} {span}: {entry.algorithm}")
-            rows.append(f"{_NCCL_OPS[op]},{low},{high},ring,{protocol},-1,1,{world},-1,-1")
+            rows.append(f"{_NCCL_OPS[op]},{_first(above)},{high},ring,{protocol},-1,1,{world},-1,-1")
     head = [
         "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff",
         "# NCCL has no lsa_ kernels and can only choose among its own: each line takes the protocol",
         "# that moves data in the same way (packets: ll, lines: ll128, streams and NCCL's: simple).",
     ]
-    return Exported("\n".join([*head, *rows, ""]) if rows else "", tuple(left_out))
+    return Exported(_text(head, rows), left_out)
 
 
-def _ompi(tables: Mapping[str, tuple[Range, ...]], world: int) -> Exported:
+def _ompi(rules: Mapping[str, Rule], world: int) -> Exported:
     """Write the rules of Open MPI's coll/tuned in the classic form, which every version reads."""
-    sections: list[list[str]] = []
+    rows: list[str] = []
     left_out: list[str] = []
-    for op, ranges in tables.items():
-        peers = [(above, entry, _peer(op, entry)) for above, entry in _spans(ranges)]
-        lacking = [f"{op} {span_text(at, entry.max_bytes)} by {entry.algorithm}" for at, entry, p in peers if not p]
-        if lacking or not peers:
-            left_out += lacking
-        else:
-            sections.append(_section(_MPI_OPS[op], [(at, entry, p) for at, entry, p in peers if p], world))
+    count = 0
+    for op, rule in rules.items():
+        lacking = [(above, entry) for above, entry in rule.spans() if _peer(op, entry) is None]
+        left_out += [f"{op} {span_text(above, entry.max_bytes)} by {entry.algorithm}" for above, entry in lacking]
+        if lacking:
+            continue
+        # Between fewer and more ranks, which are Open MPI's to choose.
+        count += 1
+        rows += [f"{_MPI_OPS[op].number}  # {_MPI_OPS[op].name}", "3  # sizes of communicators", "0 1", "0 0 0 0"]
+        rows.append(f"{world} {len(rule.ranges)}  # ranks, rules")
+        for above, entry in rule.spans():
+            peer = _peer(op, entry)
+            assert peer is not None
+            segment = entry.params.get("chunk_bytes", 0) if peer.segments else 0
+            rows.append(f"{_first(above)} {peer.number} 0 {segment}  # {peer.name} for {entry.choice}")
+        rows += [f"{world + 1} 1", "0 0 0 0"]
     head = [
         "# for --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename FILE",
         "# a rule: from so many bytes on, algorithm, fan-out, bytes of a segment; 0 0 0 0 leaves it to Open MPI",
-        f"{len(sections)}  # collectives",
+        f"{count}  # collectives",
     ]
-    text = "\n".join([*head, *(line for section in sections for line in section), ""])
-    return Exported(text if sections else "", tuple(left_out))
-
-
-def _section(op: _MpiOp, ranges: list[tuple[int | None, Range, _Peer]], world: int) -> list[str]:
-    """Write one collective: the rules for `world` ranks, between fewer and more, which are Open MPI's to choose."""
-    rows = [f"{op.number}  # {op.name}", "3  # sizes of communicators", "0 1", "0 0 0 0"]
-    rows.append(f"{world} {len(ranges)}  # ranks, rules")
-    for above, entry, peer in ranges:
-        low = 0 if above is None else above + 1
-        segment = entry.params.get("chunk_bytes", 0) if peer.segments else 0
-        rows.append(f"{low} {peer.number} 0 {segment}  # {peer.name} for {entry.choice}")
-    return [*rows, f"{world + 1} 1", "0 0 0 0"]
+    return Exported(_text(head, rows), left_out)
 
 
 def _peer(op: str, entry: Range) -> _Peer | None:
@@ -155,3 +138,11 @@ def _peer(op: str, entry: Range) -> _Peer | None:
     if entry.algorithm == "shm_twoshot":
         return known.twoshot
     return known.small if entry.params.get("hot") else known.chunked
+
+
+def _first(above: int | None) -> int:
+    return 0 if above is None else above + 1
+
+
+def _text(head: Sequence[str], rows: Sequence[str]) -> str:
+    return "\n".join([*head, *rows, ""]) if rows else ""

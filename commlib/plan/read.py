@@ -1,19 +1,34 @@
-"""Read: a plan's text and document; rules check themselves, and what they refuse is looked up in the schema."""
+"""Read: from a plan's text to its rules; schema.json says what is right, and a fault is told with its line."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib import resources
 from typing import Any, NoReturn
 
-from commlib.plan.faults import SCHEMA, VERSION, error_of
-from commlib.plan.lines import lines_of
-from commlib.plan.rules import Fault, Rule, read_rule
+from commlib.plan.lines import Path, line_of, lines_of
+from commlib.plan.rules import Rule
+from commlib.schema import Test, errors, test_of
 
+SCHEMA, VERSION = "commlib.plan", 2
 MAX_RULES = (1 << 16) - 1  # the native tables count them in 16 bits
-_REQUIRED = {"schema", "version", "rules"}
-_KEYS = _REQUIRED | {"created", "commlib", "fingerprint", "method"}
+TOO_MANY = f"it has {{}} rules; a plan has at most {MAX_RULES}"
+Found = tuple[Path, str]
+
+
+@cache
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a plan: the one table of keys and types, also for other tools."""
+    text = (resources.files("commlib") / "plan" / "schema.json").read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+@cache
+def _is_right() -> Test:
+    return test_of(schema())
 
 
 def parse(text: str, source: str) -> Any:
@@ -32,37 +47,6 @@ def parse(text: str, source: str) -> Any:
         number = re.search(r"\bNaN\b|\bInfinity\b|\d{4000}", text)
         line = text.count("\n", 0, number.start() if number else 0) + 1
         raise ValueError(f"plan {source}, line {line}: {error}") from None
-
-
-def read_rules(document: Any, source: str, text: str | None = None) -> tuple[Rule, ...]:
-    """Return the rules of a document; a fault is a ValueError that names file, part and, of a text, the line."""
-    part: tuple[str | int, ...] = ()
-    rules = []
-    try:
-        _check_head(document)
-        if len(document["rules"]) > MAX_RULES:
-            raise ValueError(f"plan {source} has {len(document['rules'])} rules; a plan has at most {MAX_RULES}")
-        for at, rule in enumerate(document["rules"]):
-            part = ("rules", at)
-            rules.append(read_rule(rule, at, source, text))
-    except Fault as fault:
-        error = error_of(document, source, text, fault.inside(*part))
-        assert error is not None
-        raise error from None
-    return tuple(rules)
-
-
-def _check_head(document: Any) -> None:
-    right = (
-        isinstance(document, dict)
-        and _REQUIRED <= document.keys() <= _KEYS
-        and (document["schema"], type(document["version"]), document["version"]) == (SCHEMA, int, VERSION)
-        and isinstance(document["rules"], list)
-        and all(isinstance(document.get(key, {}), dict) for key in ("fingerprint", "method"))
-        and {"backend", "device"} <= document.get("fingerprint", {"backend": "", "device": ""}).keys()
-    )
-    if not right:
-        raise Fault("is not as commlib/plan/schema.json wants it")
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:
@@ -84,3 +68,84 @@ def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
     if len(found) < len(pairs):
         raise KeyError
     return found
+
+
+def read_rules(document: Any, source: str, text: str | None = None) -> tuple[Rule, ...]:
+    """Return the rules of a document; a fault is a ValueError that names file, part and, of a text, the line."""
+    rules: tuple[Rule, ...] = ()
+    if _is_right()(document):
+        rules = tuple(Rule.read(rule, source, at, text) for at, rule in enumerate(document["rules"]))
+        fault: Found | None = next((found for rule in rules for found in _disorder(rule)), None)
+    else:
+        fault = next(_faults(document))
+    if fault is not None:
+        path, words = fault
+        raise ValueError(f"plan {source}{line_of(text, path)}: {words}")
+    return rules
+
+
+def _disorder(rule: Rule) -> Iterator[Found]:
+    """Yield what a schema cannot say: what ends below its start, and sizes that do not rise."""
+    place: Path = ("rules", rule.number)
+    if rule.world[1] < rule.world[0]:
+        yield place, f"{name_of(place)}: world ends at {rule.world[1]}, below its start {rule.world[0]}"
+    last = -1
+    for at, entry in enumerate(rule.ranges):
+        part = (*place, "ranges", at)
+        if entry.ci_bytes and entry.ci_bytes[1] < entry.ci_bytes[0]:
+            yield part, f"{name_of(part)}: ci_bytes ends below its start"
+        if entry.max_bytes is None and at + 1 < len(rule.ranges):
+            yield part, f"{name_of(part)}: only the last range may have no max_bytes"
+        if entry.max_bytes is not None and entry.max_bytes <= last:
+            yield part, f"{name_of(part)}: max_bytes {entry.max_bytes} is not a number above {last}"
+        last = entry.max_bytes or 0
+
+
+def _faults(document: Any) -> Iterator[Found]:
+    """Yield what is wrong; what is there and wrong comes before what is lacking."""
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = "a plan is an object" if not isinstance(document, dict) else f'its "schema" is not "{SCHEMA}"'
+        yield ("schema",), f"not a plan file ({found}); take a file that `commlib tune` wrote"
+        return
+    version = document.get("version")
+    if type(version) is int and version != VERSION:
+        newer = version > VERSION
+        remedy = "upgrade commlib" if newer else "run `commlib tune` again"
+        than = f"{'newer' if newer else 'older'} than the {VERSION} that this commlib reads"
+        yield ("version",), f"version {version} is {than}; {remedy}"
+        return
+    count = len(document["rules"]) if isinstance(document.get("rules"), list) else 0
+    if count > MAX_RULES:
+        yield ("rules",), TOO_MANY.format(count)
+        return
+    wrong = errors(document, schema())
+    wrong.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
+    yield from (said for error in wrong for said in _said(error))
+    yield (), "a number is written with a point where commlib/plan/schema.json wants a whole one"
+
+
+def _said(error: Any) -> Iterator[Found]:
+    """Yield what one error of the validator says, in the words of the schema's descriptions."""
+    path, value, rule = tuple(error.absolute_path), error.instance, error.schema
+    if error.validator == "additionalProperties":
+        known = rule["properties"]
+        for key in (key for key in value if key not in known):
+            yield (*path, key), f"{name_of((*path, key))} is not known here; known: {', '.join(known)}"
+    elif error.validator == "required":
+        lacking = next(key for key in error.validator_value if key not in value)
+        yield path, f'{name_of(path)} needs "{lacking}"'
+    else:
+        shown = json.dumps(value)
+        shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
+        yield path, f"{name_of(path)} is {shown}, expected {rule['description']}"
+
+
+def _order(path: Iterable[str | int]) -> list[tuple[bool, int, str]]:
+    """Order by place: the keys of an object by name, the elements of a list by number."""
+    return [(isinstance(part, int), part if isinstance(part, int) else 0, str(part)) for part in path]
+
+
+def name_of(path: Path) -> str:
+    """Return a path as text: rules[2].ranges[1].max_bytes."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{json.dumps(part)[1:-1]}" for part in path)
+    return "".join(parts).removeprefix(".") or "the plan"

@@ -13,7 +13,7 @@ import torch
 
 from commlib import __version__
 from commlib.collectives.reference import reducible
-from commlib.plan import SCHEMA, VERSION, Plan
+from commlib.plan import HEAD, Plan
 from commlib.redops import DTYPES, REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Choice, Settings, Stretch
@@ -51,8 +51,7 @@ def document(
     for table in sorted(tables, key=_general_first):
         rules = _placed(rule_of(table, world), rules)
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
+        **HEAD,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commlib": __version__,
         "fingerprint": dict(fingerprint),

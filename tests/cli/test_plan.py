@@ -81,13 +81,13 @@ def test_a_pin_of_the_environment_is_told(run, monkeypatch):
 
 
 def test_show_prints_the_rules_of_a_file_a_shipped_plan_or_the_one_in_force(run):
-    Path("p.json").write_text(shipped_plan("torch").text)
+    Path("p.json").write_text(shipped_plan("torch").file_text)
     assert run("show")[1].startswith(f"plan {shipped_plan('shm').digest} from plans/shm.json\n")
     assert run("show", "torch")[1].partition(" from ")[0] == run("show", "p.json")[1].partition(" from ")[0]
 
 
 def test_validate_names_the_line_of_each_faulty_file(run):
-    Path("good.json").write_text(shipped_plan("shm").text)
+    Path("good.json").write_text(shipped_plan("shm").file_text)
     lines = shipped_plan("shm").file_text.splitlines()
     Path("cut.json").write_text("\n".join(lines[:9]))
     Path("odd.json").write_text("\n".join(lines).replace("shm_twoshot", "shm_magic"))
@@ -179,7 +179,7 @@ def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
     assert "match 6/6" in run("explain", "all_reduce")[1]
     assert "plans/shm.json" in run("explain", "all_reduce", "-n", "3")[1]
     monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
-    Path("shm.json").write_text(shipped_plan("shm").text)
+    Path("shm.json").write_text(shipped_plan("shm").file_text)
     assert "of shm.json (plan " in run("explain", "all_reduce")[1]
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from commlib.agreement import find_plan
 from commlib.plan import Plan, shipped, shipped_plan
-from commlib.plan.faults import schema
-from commlib.plan.read import MAX_RULES, read_rules
+from commlib.plan.read import MAX_RULES, read_rules, schema
 from tests.plan.documents import HEAD, Rule, plan_of, tuned
 
 BAD = {
@@ -112,7 +111,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path, t
 def test_more_rules_than_the_native_tables_count_are_refused() -> None:
     rule = {"op": "barrier", "ranges": [{"algorithm": "shm_oneshot"}]}
     many = Plan({**HEAD, "rules": [rule] * MAX_RULES}, "here")
-    with pytest.raises(ValueError, match="plan here has 65536 rules; a plan has at most 65535"):
+    with pytest.raises(ValueError, match="plan here: it has 65536 rules; a plan has at most 65535"):
         Plan({**HEAD, "rules": [rule] * (MAX_RULES + 1)}, "here")
     with pytest.raises(ValueError, match="has 65536 rules"):
         many.completed(plan_of({**rule, "op": "reduce"}))
@@ -138,7 +137,7 @@ def documents() -> dict[str, tuple[Any, bool]]:
 
 
 @pytest.mark.parametrize(("document", "right"), documents().values(), ids=documents())
-def test_rules_check_themselves_as_the_json_schema_does(document: Any, right: bool) -> None:
+def test_the_quick_test_says_what_the_json_schema_does(document: Any, right: bool) -> None:
     def ours() -> bool:
         try:
             read_rules(document, "here")

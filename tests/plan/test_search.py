@@ -15,7 +15,6 @@ from commlib.backends.rules import plan_text
 from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.collectives.facts import FACTS
 from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
-from commlib.plan.faults import error_of
 from commlib.timing import fingerprint
 from commlib.timing.machine import driver_of
 from tests.plan.documents import HEAD, tuned
@@ -50,7 +49,6 @@ def test_a_plan_of_the_users_is_found_by_backend_device_and_world(mine: Path) ->
     assert found.explain("barrier", 0, world=2).source == "plans/shm.json"  # what it does not cover
     assert (found.fit.score, found.fit.differences) == (found.fit.total, ())
     assert find_plan("shm", "auto", 3).source == "plans/shm.json"
-    assert Plan.auto("shm").source == "plans/shm.json"
 
 
 def test_the_order_is_argument_variable_user_shipped(
@@ -122,7 +120,7 @@ def test_the_device_is_the_gpu_where_the_backend_uses_it(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
     of_gpus = fingerprint("nccl_direct")
     assert (of_gpus["backend"], slug(of_gpus["device"]), of_gpus["nccl"]) == ("nccl_direct", "nvidia-h200", "2.28.9")
-    assert error_of({**HEAD, "fingerprint": of_gpus, "rules": []}, "here") is None
+    assert Plan({**HEAD, "fingerprint": of_gpus, "rules": []}, "here").fingerprint == of_gpus
     of_cpus = fingerprint("shm")
     assert (of_cpus["device"], "gpu" in of_cpus, "nccl" in of_cpus) == (of_cpus["cpu"], False, False)
 

@@ -16,7 +16,7 @@ import torch
 import commlib
 from commlib import env
 from commlib.cli.tune.table import closing, opening, table_lines
-from commlib.plan import Plan, user_path
+from commlib.plan import HEAD, Plan, user_path
 from commlib.report.files import write
 from commlib.report.table import fold
 from commlib.timing import Protocol, fingerprint
@@ -181,7 +181,11 @@ def rebuild(source: Path, order: Order) -> int:
     found = beside.read(source)
     machine, settings = found["fingerprint"], Settings(penalty=order.penalty, seed=order.seed)
     path = order.output or source.with_name(source.name.replace(".samples.json", ".json"))
-    plan = Plan.load(order.plan) if order.plan else Plan(document([], Plan.empty(), 2, machine, settings), str(path))
+    plan = (
+        Plan.load(order.plan)
+        if order.plan
+        else Plan(document([], Plan({**HEAD, "rules": []}, "nothing"), 2, machine, settings), str(path))
+    )
     for world in beside.worlds(found):
         tables = Tables(plan, world, settings, machine["backend"].startswith("nccl"))
         for case, (samples, serves_all) in beside.measured(found, world).items():
