@@ -1,4 +1,4 @@
-"""NCCL's control plane through nccl4py: makes, splits and ends communicators, each step with a deadline."""
+"""NCCL's control plane through nccl4py: makes, adopts and ends communicators, each step with a deadline."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ctypes
 import importlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -60,19 +60,14 @@ def version_text(version: int) -> str:
 class Control:
     """A communicator of NCCL from birth to death; every call that NCCL leaves without a deadline gets one here."""
 
-    def __init__(self, communicator: Any, timeout_s: float, *, owned: bool = True) -> None:
-        self._core = _core()
+    def __init__(self, communicator: Any, *, owned: bool = True) -> None:
         self._communicator = communicator
-        self._timeout_s = timeout_s
         self._owned = owned
         self._ended = False
         self.ptr = int(communicator.ptr)
         self.rank = int(communicator.rank)
         self.size = int(communicator.nranks)
-        library = self._core.get_version().libnccl
-        major, minor, patch = library.version.release
-        self.version: int = major * 10000 + minor * 100 + patch
-        self.library = str(library.path)
+        self.version, self.library = _nccl(_core())
 
     @classmethod
     def create(cls, world: World, timeout_s: float) -> Control:
@@ -83,7 +78,7 @@ class Control:
         try:
             core = _core()
             init = partial(core.Communicator.init, world.size, world.rank, core.UniqueId.from_bytes(unique_id))
-            control = cls(within(timeout_s, "ncclCommInitRank", init), timeout_s)
+            control = cls(within(timeout_s, "ncclCommInitRank", init))
         except Exception as error:  # nccl4py's errors have no common base
             failure = _failure(error)
         # Ranks that failed at once wait for those that still wait for them inside NCCL.
@@ -96,33 +91,13 @@ class Control:
         return control
 
     @classmethod
-    def adopt(cls, source: Any, timeout_s: float) -> Control:
+    def adopt(cls, source: Any) -> Control:
         """Use the caller's: an address, nccl4py's object or a torch process group on NCCL; ending it stays theirs."""
-        return cls(_core().Communicator(_address(source)), timeout_s, owned=False)
+        return cls(_core().Communicator(_address(source)), owned=False)
 
     def features(self) -> dict[str, str]:
         """Map each feature of NCCL to "", or to the reason it is off here."""
-        exports = ctypes.CDLL(self.library)  # loaded already; this only looks names up
-        return capabilities(self.version, partial(hasattr, exports))
-
-    def split(self, color: int | None, key: int) -> Control | None:
-        """Make one of the ranks with the same colour; every rank calls it, None takes no part."""
-        part = within(self._timeout_s, "ncclCommSplit", partial(self._communicator.split, color, key))
-        return Control(part, self._timeout_s) if part.is_valid else None
-
-    def shrink(self, exclude: Sequence[int]) -> Control:
-        """Make one without the lost ranks, ending what is under way; only survivors call it."""
-        shrink = partial(self._communicator.shrink, exclude, flag=self._core.CommShrinkFlag.ABORT)
-        return Control(within(self._timeout_s, "ncclCommShrink", shrink), self._timeout_s)
-
-    def async_error(self) -> str:
-        """Say what went wrong in an operation under way, "" while nothing did."""
-        if self._ended:
-            return ""
-        result = int(self._communicator.get_async_error())
-        if result in (0, 7):  # ncclSuccess, ncclInProgress
-            return ""
-        return f"{self._core.get_error_string(result)}: {self._communicator.get_last_error()}"
+        return _features(self.version, self.library)
 
     def abort(self) -> bool:
         """End operations under way and free everything, without the peers; False if NCCL did not come back."""
@@ -143,21 +118,21 @@ class Control:
         return True
 
 
-class Here(NamedTuple):
-    """nccl4py's version, and the features of the NCCL that it drives."""
-
-    version: str
-    features: dict[str, str]
-
-
-def nccl4py_here() -> Here:
-    """Look at the control plane without making anything; Unsupported says what is missing."""
+def nccl4py_here() -> tuple[str, dict[str, str]]:
+    """Return nccl4py's version and the features of the NCCL that it drives; Unsupported says what is missing."""
     core = _core()
+    return core.__version__, _features(*_nccl(core))
+
+
+def _nccl(core: Any) -> tuple[int, str]:
     library = core.get_version().libnccl
     major, minor, patch = library.version.release
-    exports = ctypes.CDLL(str(library.path))
-    version = major * 10000 + minor * 100 + patch
-    return Here(core.__version__, capabilities(version, partial(hasattr, exports)))
+    return major * 10000 + minor * 100 + patch, str(library.path)
+
+
+def _features(version: int, path: str) -> dict[str, str]:
+    exports = ctypes.CDLL(path)  # loaded already; this only looks names up
+    return capabilities(version, partial(hasattr, exports))
 
 
 def _core() -> Any:

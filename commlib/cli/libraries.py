@@ -101,11 +101,11 @@ def _gpu_backend() -> Finding:
     if not torch.cuda.is_available():
         return Finding("gpu backend", "missing", "no GPU: ranks use shared memory")
     try:
-        control, compiler = nccl4py_here(), jit.compiler().name
+        (version, features), compiler = nccl4py_here(), jit.compiler().name
     except CommError as error:
         return Finding("gpu backend", "broken", str(error), 'pip install "commlib[gpu]"')
-    off = [f"{feature} ({reason})" for feature, reason in control.features.items() if reason]
-    detail = f"nccl4py {control.version}, kernels by {compiler} into {jit.cache_dir()}"
+    off = [f"{feature} ({reason})" for feature, reason in features.items() if reason]
+    detail = f"nccl4py {version}, kernels by {compiler} into {jit.cache_dir()}"
     return Finding("gpu backend", "ok", detail, f"off: {'; '.join(off)}" if off else "")
 
 

@@ -12,27 +12,12 @@ from commlib.errors import CommError, CommTimeout, Unsupported
 class FakeCommunicator:
     def __init__(self, ptr=0, rank=0, nranks=1):
         self.ptr, self.rank, self.nranks = ptr, rank, nranks
-        self.is_valid = ptr != 0
         self.calls = []
-        self.result = 0
 
     @classmethod
     def init(cls, nranks, rank, unique_id):
         assert unique_id == b"unique"
         return cls(0x1000 + rank, rank, nranks)
-
-    def split(self, color, key):
-        return FakeCommunicator(0 if color is None else 0x2000, key)
-
-    def shrink(self, exclude, flag):
-        assert flag == "abort"
-        return FakeCommunicator(0x3000, self.rank, self.nranks - len(exclude))
-
-    def get_async_error(self):
-        return self.result
-
-    def get_last_error(self):
-        return "the cable"
 
     def abort(self):
         self.calls.append("abort")
@@ -45,9 +30,7 @@ def fake_nccl4py(release=(2, 28, 9), path="libc.so.6", version="0.6.0", communic
     return SimpleNamespace(
         __version__=version,
         Communicator=communicator,
-        CommShrinkFlag=SimpleNamespace(ABORT="abort"),
         UniqueId=SimpleNamespace(from_bytes=bytes),
-        get_error_string=lambda code: f"result {code}",
         get_unique_id=lambda: b"unique",
         get_version=lambda: SimpleNamespace(
             libnccl=path and SimpleNamespace(version=SimpleNamespace(release=release), path=path)
@@ -232,36 +215,13 @@ def test_the_rank_that_failed_is_named_before_those_it_kept_waiting(use):
     assert all(str(error) == "rank 1: ncclCommInitRank: unhandled cuda error" for error in errors)
 
 
-def test_a_split_that_takes_no_part_has_no_communicator(use):
-    use()
-    control = Control.create(SingleWorld(), 5)
-    assert control.split(None, 0) is None
-    assert control.split(1, 3).rank == 3
-
-
-def test_survivors_get_a_smaller_communicator(use):
-    use()
-    assert Control(FakeCommunicator(1, 0, 4), 5).shrink([2, 3]).size == 2
-
-
-def test_an_error_under_way_is_told_with_its_reason(use):
-    use()
-    communicator = FakeCommunicator(1)
-    control = Control(communicator, 5)
-    told = []
-    for communicator.result in (0, 7, 6):
-        told.append(control.async_error())
-    assert told == ["", "", "result 6: the cable"]
-
-
 def test_a_communicator_ends_once(use):
     use()
     communicator = FakeCommunicator(1)
-    control = Control(communicator, 5)
+    control = Control(communicator)
     assert control.destroy()
     assert control.abort()
     assert communicator.calls == ["destroy"]
-    assert control.async_error() == ""
 
 
 def test_a_destroy_that_never_returns_is_left_behind(use, monkeypatch):
@@ -269,7 +229,7 @@ def test_a_destroy_that_never_returns_is_left_behind(use, monkeypatch):
     use()
     communicator, release = FakeCommunicator(1), threading.Event()
     communicator.destroy = lambda: release.wait(30)
-    assert not Control(communicator, 5).destroy()
+    assert not Control(communicator).destroy()
     release.set()
 
 
@@ -279,7 +239,7 @@ def test_a_borrowed_communicator_is_never_ended(use):
     made = []
     core.Communicator = lambda pointer: made.append(FakeCommunicator(pointer)) or made[-1]
     for source in (0x77, lent, group_with(0x77)):
-        control = Control.adopt(source, 5)
+        control = Control.adopt(source)
         assert control.ptr == 0x77
         assert control.destroy()
         assert control.abort()
@@ -293,12 +253,12 @@ def group_with(pointer):
 def test_a_group_without_its_communicator_yet_is_refused(use):
     use()
     with pytest.raises(ValueError, match="device_id"):
-        Control.adopt(group_with(0), 5)
+        Control.adopt(group_with(0))
 
 
 def test_what_holds_no_nccl_communicator_is_refused(use):
     use()
     with pytest.raises(Unsupported, match="hands out no NCCL communicator"):
-        Control.adopt(SimpleNamespace(_get_backend=lambda device: object()), 5)
+        Control.adopt(SimpleNamespace(_get_backend=lambda device: object()))
     with pytest.raises(TypeError, match="torch process group"):
-        Control.adopt("cuda:0", 5)
+        Control.adopt("cuda:0")
