@@ -68,32 +68,20 @@ def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: 
     """csrc/binding/shm_group.cc: open_shm"""
 
 class ShmGroup:
-    """This rank's part of a shared segment."""
+    """This rank's part of a shared segment; csrc/binding/shm_group.cc has each method by its name."""
 
-    def fd(self) -> int:
-        """csrc/binding/shm_group.cc: ShmGroup::fd"""
-    def start(self, timeout_s: float, isa: str, checked: bool, /) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::start"""
-    def learn(self, rows: str, /) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::learn"""
-    def set_plan(self, plan: str, /) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::set_plan"""
-    def choice(self, op: str, dtype: str, redop: str, num_bytes: int, symmetric: bool, /) -> str:
-        """csrc/binding/shm_group.cc: ShmGroup::choice"""
-    def set_inner(self, inner: bool, /) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::set_inner"""
-    def calls(self) -> Calls:
-        """csrc/binding/shm_group.cc: ShmGroup::calls"""
-    def empty(self, num_bytes: int, /) -> Tensor:
-        """csrc/binding/shm_group.cc: ShmGroup::empty"""
-    def check(self) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::check"""
-    def abort(self, why: str, /) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::abort"""
-    def abandon(self) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::abandon"""
-    def close(self) -> None:
-        """csrc/binding/shm_group.cc: ShmGroup::close"""
+    def fd(self) -> int: ...
+    def start(self, timeout_s: float, isa: str, checked: bool, /) -> None: ...
+    def learn(self, rows: str, /) -> None: ...
+    def set_plan(self, plan: str, /) -> None: ...
+    def choice(self, op: str, dtype: str, redop: str, num_bytes: int, symmetric: bool, graph: bool, /) -> str: ...
+    def set_inner(self, inner: bool, /) -> None: ...
+    def calls(self) -> Calls: ...
+    def empty(self, num_bytes: int, /) -> Tensor: ...
+    def check(self) -> None: ...
+    def abort(self, why: str, /) -> None: ...
+    def abandon(self) -> None: ...
+    def close(self) -> None: ...
 
 def hint_nccl(path: str, /) -> None:
     """csrc/binding/nccl_group.cc: hint_nccl"""
@@ -104,36 +92,22 @@ def open_nccl(
     """csrc/binding/nccl_group.cc: open_nccl"""
 
 class NcclGroup:
-    """This rank's part of a group of GPUs, on the current CUDA device."""
+    """This rank's part of a group of GPUs, on the current CUDA device; csrc/binding/nccl_group.cc has each method."""
 
-    def set_up(self, step: str, nonce: int, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::set_up"""
-    def without_arena(self, why: str, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::without_arena"""
-    def start(self, pids: Sequence[int], build: Callable[[str, str, str, str], tuple[bytes, str]], /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::start"""
-    def learn(self, rows: str, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::learn"""
-    def set_plan(self, plan: str, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::set_plan"""
-    def choice(self, op: str, dtype: str, redop: str, num_bytes: int, symmetric: bool, graph: bool, /) -> str:
-        """csrc/binding/nccl_group.cc: NcclGroup::choice"""
-    def set_inner(self, inner: bool, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::set_inner"""
-    def calls(self) -> Calls:
-        """csrc/binding/nccl_group.cc: NcclGroup::calls"""
-    def empty(self, num_bytes: int, /) -> Tensor:
-        """csrc/binding/nccl_group.cc: NcclGroup::empty"""
-    def serve_pool(self, on: bool, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::serve_pool"""
-    def check(self) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::check"""
-    def abort(self, why: str, /) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::abort"""
-    def abandon(self) -> None:
-        """csrc/binding/nccl_group.cc: NcclGroup::abandon"""
-    def close(self, wait_s: float, /) -> bool:
-        """csrc/binding/nccl_group.cc: NcclGroup::close"""
+    def set_up(self, step: str, nonce: int, /) -> None: ...
+    def without_arena(self, why: str, /) -> None: ...
+    def start(self, pids: Sequence[int], build: Callable[[str, str, str, str], tuple[bytes, str]], /) -> None: ...
+    def learn(self, rows: str, /) -> None: ...
+    def set_plan(self, plan: str, /) -> None: ...
+    def choice(self, op: str, dtype: str, redop: str, num_bytes: int, symmetric: bool, graph: bool, /) -> str: ...
+    def set_inner(self, inner: bool, /) -> None: ...
+    def calls(self) -> Calls: ...
+    def empty(self, num_bytes: int, /) -> Tensor: ...
+    def serve_pool(self, on: bool, /) -> None: ...
+    def check(self) -> None: ...
+    def abort(self, why: str, /) -> None: ...
+    def abandon(self) -> None: ...
+    def close(self, wait_s: float, /) -> bool: ...
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
@@ -213,35 +187,20 @@ def radix_restore(
     """csrc/binding/radix.cc: radix_restore"""
 
 class RadixTree:
-    """The tree of a RadixCache; calls from several threads run one at a time."""
+    """The tree of a RadixCache; calls from several threads run one at a time; csrc/binding/radix.cc has each method."""
 
-    def match(self, ids: Integers, name: bytes | None, touch: bool, out: Integers | None, /) -> Match:
-        """csrc/binding/radix.cc: RadixTree::match"""
-    def match_many(self, prompts: Sequence[Integers], names: Sequence[bytes | None], /) -> Tensor:
-        """csrc/binding/radix.cc: RadixTree::match_many"""
-    def insert(self, ids: Integers, slots: Integers, name: bytes | None, priority: int, matches: bool, /) -> Any:
-        """csrc/binding/radix.cc: RadixTree::insert"""
-    def lock(self, handle: int, /) -> None:
-        """csrc/binding/radix.cc: RadixTree::lock"""
-    def unlock(self, handle: int, /) -> None:
-        """csrc/binding/radix.cc: RadixTree::unlock"""
-    def evict(self, n: int, /) -> Tensor:
-        """csrc/binding/radix.cc: RadixTree::evict"""
-    def reset(self, force: bool, /) -> Tensor:
-        """csrc/binding/radix.cc: RadixTree::reset"""
-    def evictable(self) -> int:
-        """csrc/binding/radix.cc: RadixTree::evictable"""
-    def locked(self) -> int:
-        """csrc/binding/radix.cc: RadixTree::locked"""
-    def check(self) -> None:
-        """csrc/binding/radix.cc: RadixTree::check"""
-    def stats(self) -> tuple[int, ...]:
-        """csrc/binding/radix.cc: RadixTree::stats"""
-    def listing(self) -> tuple[bytes, tuple[bytes, ...]]:
-        """csrc/binding/radix.cc: RadixTree::listing"""
-    def snapshot(self) -> bytes:
-        """csrc/binding/radix.cc: RadixTree::snapshot"""
-    def take_events(self) -> bytes:
-        """csrc/binding/radix.cc: RadixTree::take_events"""
-    def settings(self) -> tuple[int, int, int, int, int]:
-        """csrc/binding/radix.cc: RadixTree::settings"""
+    def match(self, ids: Integers, name: bytes | None, touch: bool, out: Integers | None, /) -> Match: ...
+    def match_many(self, prompts: Sequence[Integers], names: Sequence[bytes | None], /) -> Tensor: ...
+    def insert(self, ids: Integers, slots: Integers, name: bytes | None, priority: int, matches: bool, /) -> Any: ...
+    def lock(self, handle: int, /) -> None: ...
+    def unlock(self, handle: int, /) -> None: ...
+    def evict(self, n: int, /) -> Tensor: ...
+    def reset(self, force: bool, /) -> Tensor: ...
+    def evictable(self) -> int: ...
+    def locked(self) -> int: ...
+    def check(self) -> None: ...
+    def stats(self) -> tuple[int, ...]: ...
+    def listing(self) -> tuple[bytes, tuple[bytes, ...]]: ...
+    def snapshot(self) -> bytes: ...
+    def take_events(self) -> bytes: ...
+    def settings(self) -> tuple[int, int, int, int, int]: ...

@@ -18,8 +18,9 @@ from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
-from commlib.collectives import COLLECTIVES, calls_of, introduce
+from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
+from commlib.collectives.told import plan_text, rows_text
 from commlib.errors import Closed
 from commlib.methods import Collectives
 from commlib.plan import Explanation, Plan
@@ -83,8 +84,9 @@ class Communicator(Collectives):
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)
-        made = introduce(backends.create(name, world, options))
+        made = backends.create(name, world, options)
         try:
+            made.learn(rows_text(made.name, world.size))
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
                 where = f"{world.size} ranks by {world.name}, backend {made.name} on {made.device}"
@@ -145,7 +147,7 @@ class Communicator(Collectives):
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
         self._lanes.drain(COLLECTIVE_CALLS)
-        self._backend.set_plan(plan)
+        self._backend.set_plan(plan_text(plan, self.size, self.backend))
         self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------

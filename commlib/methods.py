@@ -10,16 +10,19 @@ import torch
 from torch import Tensor
 
 from commlib.backends.base import Backend
-from commlib.collectives import PythonCalls
 from commlib.collectives.all_to_all import agree_splits, row_splits
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, StreamWork, Work
 
 if TYPE_CHECKING:
     from commlib._native import Calls
 
-AnyCalls: TypeAlias = "Calls | PythonCalls"
 AnyWork: TypeAlias = "Work | StreamWork"
-Run: TypeAlias = "Callable[[AnyCalls], object]"
+Run: TypeAlias = "Callable[[Calls], object]"
+Out: TypeAlias = "Tensor | None"
+Sizes: TypeAlias = "Sequence[int]"
+Splits: TypeAlias = "Sequence[int] | None"
+Now: TypeAlias = Literal[False]
+Later: TypeAlias = Literal[True]
 
 
 class Collectives:
@@ -30,36 +33,26 @@ class Collectives:
     device: torch.device
     _backend: Backend
     _lanes: Lanes | StreamLanes
-    _calls: AnyCalls  # behind asynchronous calls, once there was one
-    _unordered: AnyCalls  # the same, and nobody waits
+    _calls: Calls  # behind asynchronous calls, once there was one
+    _unordered: Calls  # the same, and nobody waits
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
     @overload
-    def all_reduce(
-        self, x: Tensor, op: Any = ..., out: Tensor | None = ..., async_op: Literal[False] = ...
-    ) -> Tensor: ...
+    def all_reduce(self, x: Tensor, op: Any = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_reduce(self, x: Tensor, op: Any = ..., out: Tensor | None = ..., *, async_op: Literal[True]) -> AnyWork: ...
-    def all_reduce(
-        self, x: Tensor, op: Any = "sum", out: Tensor | None = None, async_op: bool = False
-    ) -> Tensor | AnyWork:
+    def all_reduce(self, x: Tensor, op: Any = ..., out: Out = ..., *, async_op: Later) -> AnyWork: ...
+    def all_reduce(self, x: Tensor, op: Any = "sum", out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
         """Reduce over all ranks, in place unless `out` is given; returns the result."""
         if async_op:
             return self._later("all_reduce", lambda calls: calls.all_reduce(x, op, out))
         return self._calls.all_reduce(x, op, out)
 
     @overload
-    def reduce(
-        self, x: Tensor, dst: int, op: Any = ..., out: Tensor | None = ..., async_op: Literal[False] = ...
-    ) -> Tensor: ...
+    def reduce(self, x: Tensor, dst: int, op: Any = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def reduce(
-        self, x: Tensor, dst: int, op: Any = ..., out: Tensor | None = ..., *, async_op: Literal[True]
-    ) -> AnyWork: ...
-    def reduce(
-        self, x: Tensor, dst: int, op: Any = "sum", out: Tensor | None = None, async_op: bool = False
-    ) -> Tensor | AnyWork:
+    def reduce(self, x: Tensor, dst: int, op: Any = ..., out: Out = ..., *, async_op: Later) -> AnyWork: ...
+    def reduce(self, x: Tensor, dst: int, op: Any = "sum", out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
         """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
         target = x if out is None else out
         if async_op:
@@ -68,11 +61,9 @@ class Collectives:
         return target
 
     @overload
-    def reduce_scatter_tensor(
-        self, out: Tensor, x: Tensor, op: Any = ..., async_op: Literal[False] = ...
-    ) -> Tensor: ...
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any = ..., *, async_op: Literal[True]) -> AnyWork: ...
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any = ..., *, async_op: Later) -> AnyWork: ...
     def reduce_scatter_tensor(
         self, out: Tensor, x: Tensor, op: Any = "sum", async_op: bool = False
     ) -> Tensor | AnyWork:
@@ -83,15 +74,11 @@ class Collectives:
         return out
 
     @overload
-    def reduce_scatterv(
-        self, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any = ..., async_op: Literal[False] = ...
-    ) -> Tensor: ...
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = ..., async_op: Now = ...) -> Tensor: ...
     @overload
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = ..., *, async_op: Later) -> AnyWork: ...
     def reduce_scatterv(
-        self, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any = ..., *, async_op: Literal[True]
-    ) -> AnyWork: ...
-    def reduce_scatterv(
-        self, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any = "sum", async_op: bool = False
+        self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = "sum", async_op: bool = False
     ) -> Tensor | AnyWork:
         """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
         if async_op:
@@ -105,9 +92,9 @@ class Collectives:
     # --- moves --------------------------------------------------------------------------------------------------
 
     @overload
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Literal[False] = ...) -> Tensor: ...
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Literal[True]) -> AnyWork: ...
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later) -> AnyWork: ...
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: bool = False) -> Tensor | AnyWork:
         """Put every rank's `x` into `out`, in rank order."""
         if async_op:
@@ -118,10 +105,10 @@ class Collectives:
     all_gather_single = all_gather_into_tensor
 
     @overload
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], async_op: Literal[False] = ...) -> Tensor: ...
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], async_op: Literal[True]) -> AnyWork: ...
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], async_op: bool = False) -> Tensor | AnyWork:
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Later) -> AnyWork: ...
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False) -> Tensor | AnyWork:
         """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
         if async_op:
             kept = tuple(sizes)
@@ -129,15 +116,13 @@ class Collectives:
         self._calls.all_gatherv(out, x, sizes)
         return out
 
-    Splits: TypeAlias = "Sequence[int] | None"
-
     @overload
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., async_op: Literal[False] = ...
+        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., async_op: Now = ...
     ) -> Tensor: ...
     @overload
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., *, async_op: Literal[True]
+        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., *, async_op: Later
     ) -> AnyWork: ...
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: Splits = None, in_splits: Splits = None, async_op: bool = False
@@ -156,9 +141,9 @@ class Collectives:
         return out
 
     @overload
-    def broadcast(self, x: Tensor, src: int, async_op: Literal[False] = ...) -> Tensor: ...
+    def broadcast(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
     @overload
-    def broadcast(self, x: Tensor, src: int, async_op: Literal[True]) -> AnyWork: ...
+    def broadcast(self, x: Tensor, src: int, async_op: Later) -> AnyWork: ...
     def broadcast(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | AnyWork:
         """Make every rank's `x` a copy of rank `src`'s."""
         if async_op:
@@ -167,12 +152,10 @@ class Collectives:
         return x
 
     @overload
-    def gather(
-        self, x: Tensor, dst: int, out: Tensor | None = ..., async_op: Literal[False] = ...
-    ) -> Tensor | None: ...
+    def gather(self, x: Tensor, dst: int, out: Out = ..., async_op: Now = ...) -> Tensor | None: ...
     @overload
-    def gather(self, x: Tensor, dst: int, out: Tensor | None = ..., *, async_op: Literal[True]) -> AnyWork: ...
-    def gather(self, x: Tensor, dst: int, out: Tensor | None = None, async_op: bool = False) -> Tensor | AnyWork | None:
+    def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later) -> AnyWork: ...
+    def gather(self, x: Tensor, dst: int, out: Out = None, async_op: bool = False) -> Tensor | AnyWork | None:
         """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
         result = None
         if self.rank == dst:
@@ -184,14 +167,10 @@ class Collectives:
         return result
 
     @overload
-    def scatter(
-        self, x: Tensor | None, src: int, out: Tensor | None = ..., async_op: Literal[False] = ...
-    ) -> Tensor: ...
+    def scatter(self, x: Tensor | None, src: int, out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def scatter(self, x: Tensor | None, src: int, out: Tensor | None = ..., *, async_op: Literal[True]) -> AnyWork: ...
-    def scatter(
-        self, x: Tensor | None, src: int, out: Tensor | None = None, async_op: bool = False
-    ) -> Tensor | AnyWork:
+    def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> AnyWork: ...
+    def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
         """Give rank r block r of rank `src`'s `x`; ranks other than `src` pass the `out` to fill."""
         target, source = self._scattered(x, src, out)
         if async_op:
@@ -199,7 +178,7 @@ class Collectives:
         self._calls.scatter(target, source, src)
         return target
 
-    def _scattered(self, x: Tensor | None, src: int, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _scattered(self, x: Tensor | None, src: int, out: Out) -> tuple[Tensor, Tensor]:
         if self.rank == src:
             if x is None:
                 raise ValueError(f"scatter: rank {src} is the source and needs x")
@@ -209,26 +188,26 @@ class Collectives:
         return out, out
 
     @overload
-    def send(self, x: Tensor, dst: int, async_op: Literal[False] = ...) -> None: ...
+    def send(self, x: Tensor, dst: int, async_op: Now = ...) -> None: ...
     @overload
-    def send(self, x: Tensor, dst: int, async_op: Literal[True]) -> AnyWork: ...
+    def send(self, x: Tensor, dst: int, async_op: Later) -> AnyWork: ...
     def send(self, x: Tensor, dst: int, async_op: bool = False) -> AnyWork | None:
         """Send to rank `dst`; pairs of send and recv match in the order of their calls."""
         return self._message("send", self._unordered.send, x, dst, async_op)
 
     @overload
-    def recv(self, x: Tensor, src: int, async_op: Literal[False] = ...) -> Tensor: ...
+    def recv(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
     @overload
-    def recv(self, x: Tensor, src: int, async_op: Literal[True]) -> AnyWork: ...
+    def recv(self, x: Tensor, src: int, async_op: Later) -> AnyWork: ...
     def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | AnyWork:
         """Receive from rank `src` into `x`."""
         work = self._message("recv", self._unordered.recv, x, src, async_op)
         return x if work is None else work
 
     @overload
-    def barrier(self, async_op: Literal[False] = ...) -> None: ...
+    def barrier(self, async_op: Now = ...) -> None: ...
     @overload
-    def barrier(self, async_op: Literal[True]) -> AnyWork: ...
+    def barrier(self, async_op: Later) -> AnyWork: ...
     def barrier(self, async_op: bool = False) -> AnyWork | None:
         """Return once every rank has called it."""
         if async_op:

@@ -16,17 +16,15 @@ DTYPES: tuple[str, ...] = (
 )
 """Likewise; other element types can be moved, not reduced."""
 
-_TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
-CODES: dict[Any, int] = {name: code for code, name in enumerate(REDOPS)} | {
-    getattr(dist.ReduceOp, name): code for code, name in enumerate(_TORCH_NAMES)
-}
+TORCH_OPS = {name: getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper()) for name in REDOPS}
+CODES: dict[Any, int] = {op: code for code, names in enumerate(TORCH_OPS.items()) for op in names}
 """What callers may give for a reduction: its name, or torch's ReduceOp."""
 
 
-def redop_code(op: Any) -> int:
-    """Return the code of a reduction given by name or as a torch.distributed.ReduceOp."""
+def redop_name(op: Any) -> str:
+    """Return the name of a reduction given by name or as a torch.distributed.ReduceOp."""
     try:
-        return CODES[op]
+        return REDOPS[CODES[op]]
     except (KeyError, TypeError):
         names = ", ".join(REDOPS)
         raise ValueError(f"unknown reduction {op!r}; use one of {names} or a torch.distributed.ReduceOp") from None

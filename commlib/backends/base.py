@@ -6,14 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.backends.rules import Rows, plan_text
 from commlib.errors import Unsupported
-from commlib.plan import Plan
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -41,7 +38,6 @@ class Backend(ABC):
     native: bool
     device: torch.device
     size: int
-    rows: Rows = MappingProxyType({})
     has_arena = True  # there is symmetric memory
     agrees_splits = True  # all_to_all with splits is preceded by an exchange of them between the ranks
 
@@ -54,20 +50,15 @@ class Backend(ABC):
         """Return the collectives of a native backend; they keep what it holds."""
         raise Unsupported(f"the {self.name} backend has no native code")
 
-    def learn(self, rows: Rows, text: str) -> None:
-        """Take the rows of its algorithms, by collective and name, and the `text` that tells a native half of them."""
-        self.rows = rows
+    def learn(self, rows: str) -> None:
+        """Tell the native half, where there is one, of its algorithms."""
 
-    def run(self, name: str, half: Callable[..., Any], *arguments: Any) -> Any:
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Run the Python half of a collective; a backend whose engine has errors of its own makes them ours."""
-        return half(self, *arguments)
+        return call()
 
-    def set_plan(self, plan: Plan) -> None:
-        """Take the plan that decides from now on; every rank does so at the same place."""
-        self.take_plan(plan_text(plan, self.size, self.rows, self.name))
-
-    def take_plan(self, text: str) -> None:
-        """Give the rules to the native half; without one the engine chooses by itself."""
+    def set_plan(self, rules: str) -> None:
+        """Tell the native half how to choose from now on; without one the engine chooses by itself."""
 
     def inner(self) -> AbstractContextManager[None]:
         """Mark the calls inside as part of another one: a peer's call of the caller's own does not match them."""

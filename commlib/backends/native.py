@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import torch
 
 from commlib.backends.base import Backend
-from commlib.backends.rules import Rows
 from commlib.errors import Closed
 
 if TYPE_CHECKING:
@@ -36,14 +35,19 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
         """Return the native calls; the interpreter's lock, and on GPUs the stream, are their own business."""
         return self._open.calls()
 
-    def learn(self, rows: Rows, text: str) -> None:
-        """Tell the group what the rows say."""
-        super().learn(rows, text)
-        self._open.learn(text)
+    def learn(self, rows: str) -> None:
+        """Tell the group what its rows say."""
+        self._open.learn(rows)
 
-    def take_plan(self, text: str) -> None:
-        """Compile the rules into the group's table."""
-        self._open.set_plan(text)
+    def set_plan(self, rules: str) -> None:
+        """Have the group compile the rules into its table."""
+        self._open.set_plan(rules)
+
+    def choice(
+        self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
+    ) -> str:
+        """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
+        return self._open.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""

@@ -103,16 +103,10 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         """The shipped plan that fits: without symmetric memory NCCL's own algorithms are all there is."""
         return "nccl_direct" if self.no_arena else "nccl"
 
-    def _build(self, op: str, algorithm: str, dtype: str, redop: str) -> tuple[bytes, str]:
+    def _build(self, source: str, algorithm: str, dtype: str, redop: str) -> tuple[bytes, str]:
         instance = device.expression(algorithm, self.size, dtype, redop)
-        kernel = jit.compile_kernel(self.rows[op][algorithm].source, instance, self._arch)
+        kernel = jit.compile_kernel(source, instance, self._arch)
         return kernel.code, kernel.symbol
-
-    def choice(
-        self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
-    ) -> str:
-        """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        return self._open.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
 
     @contextmanager
     def symmetric(self) -> Iterator[None]:
@@ -172,7 +166,7 @@ def _adopt(world: World, given: Any, timeout_s: float) -> Control:
     """Run on the caller's communicator, if it is one of these very ranks; ending it stays the caller's."""
     control, failure = None, ""
     try:
-        control = Control.adopt(given, timeout_s)
+        control = Control.adopt(given)
         if (control.rank, control.size) != (world.rank, world.size):
             failure = f"it is rank {control.rank} of {control.size} in the NCCL communicator"
     except (CommError, TypeError, ValueError) as error:

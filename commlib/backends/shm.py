@@ -64,12 +64,6 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         world.all_gather(b"", options.timeout_s)
         return group
 
-    def choice(
-        self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
-    ) -> str:
-        """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        return self._open.choice(op, dtype, redop, num_bytes, placement == "symmetric")
-
     def close(self) -> None:
         """Tell the peers; the memory goes with the last tensor in it."""
         group, self._group = self._group, None

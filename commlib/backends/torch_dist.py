@@ -71,10 +71,10 @@ class TorchBackend(Backend):
         if done is False:
             raise CommTimeout(f"rank {self.rank}: {what} did not finish within {self._timeout_s} s")
 
-    def run(self, name: str, half: Callable[..., Any], *arguments: Any) -> Any:
-        """Run the Python half of a collective: the engine may fail where it is called, before it is waited for."""
+    def run(self, name: str, call: Callable[[], Any]) -> Any:
+        """Make a call of the engine, which may fail at once, before it is waited for."""
         try:
-            return half(self, *arguments)
+            return call()
         except CommError:
             raise
         except RuntimeError as error:  # the engine's own is of no other class
@@ -90,39 +90,9 @@ class TorchBackend(Backend):
         self._ended = f"rank {self.rank}: {what} failed in torch.distributed: {text}"
         return kind(self._ended)
 
-    def reduce_op(self, name: str) -> Any:
-        """The engine's name of a reduction."""
-        op = dist.ReduceOp
-        ops = {"sum": op.SUM, "prod": op.PRODUCT, "min": op.MIN, "max": op.MAX}
-        return {**ops, "band": op.BAND, "bor": op.BOR, "bxor": op.BXOR}[name]
-
-    def all_reduce_options(self, op: Any) -> Any:
-        """Options of allreduce."""
-        return self._options(dist.AllreduceOptions(), reduceOp=op)
-
-    def reduce_scatter_options(self, op: Any) -> Any:
-        """Options of reduce_scatter."""
-        return self._options(dist.ReduceScatterOptions(), reduceOp=op)
-
-    def reduce_options(self, op: Any, dst: int) -> Any:
-        """Options of reduce."""
-        return self._options(dist.ReduceOptions(), reduceOp=op, rootRank=dst, rootTensor=0)
-
-    def broadcast_options(self, src: int) -> Any:
-        """Options of broadcast."""
-        return self._options(dist.BroadcastOptions(), rootRank=src, rootTensor=0)
-
-    def gather_options(self, dst: int) -> Any:
-        """Options of gather."""
-        return self._options(dist.GatherOptions(), rootRank=dst)
-
-    def scatter_options(self, src: int) -> Any:
-        """Options of scatter."""
-        return self._options(dist.ScatterOptions(), rootRank=src)
-
-    def _options(self, options: Any, **values: Any) -> Any:
-        options.timeout = self._timeout
-        for name, value in values.items():
+    def options(self, options: Any, **values: Any) -> Any:
+        """Set options of a call of torch's, its deadline among them, and return them."""
+        for name, value in {"timeout": self._timeout, **values}.items():
             setattr(options, name, value)
         return options
 

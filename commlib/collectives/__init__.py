@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from commlib.backends.base import Backend
@@ -18,9 +17,8 @@ from commlib.collectives import (
     scatter,
     send_recv,
 )
-from commlib.collectives.python_calls import PythonCalls
+from commlib.collectives.python_calls import python_calls
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.told import lines_of
 from commlib.redops import REDOPS
 
 if TYPE_CHECKING:
@@ -46,29 +44,14 @@ COLLECTIVES: dict[str, Collective] = {
 }
 
 
-def introduce(backend: Backend) -> Backend:
-    """Tell a backend what it can do, its rows and what its native half needs to know of them, and return it."""
-    rows = {
-        name: {a.name: a for a in spec.algorithms if a.backend == backend.name} for name, spec in COLLECTIVES.items()
-    }
-    backend.learn(rows, _text(backend.name, backend.size))
-    return backend
-
-
-@cache
-def _text(backend: str, size: int) -> str:
-    rows = ((spec, a) for spec in COLLECTIVES.values() for a in spec.algorithms if a.backend == backend)
-    return "\n".join(line for spec, algorithm in rows for line in lines_of(spec, algorithm, size))
-
-
-def calls_of(backend: Backend) -> Calls | PythonCalls:
+def calls_of(backend: Backend) -> Calls:
     """Return what the communicator calls: native code, or the Python halves of the backend's algorithms."""
-    return backend.calls() if backend.native else PythonCalls(backend, COLLECTIVES)
+    return backend.calls() if backend.native else python_calls(backend, COLLECTIVES)
 
 
 def algorithm_names(backend: str) -> dict[str, list[str]]:
     """Return the algorithms of a backend by collective, for plans, bench and tests."""
-    return {name: [a.name for a in spec.algorithms if a.backend == backend] for name, spec in COLLECTIVES.items()}
+    return {name: list(spec.rows(backend)) for name, spec in COLLECTIVES.items()}
 
 
 __all__ = [
@@ -77,8 +60,6 @@ __all__ = [
     "Algorithm",
     "Call",
     "Collective",
-    "PythonCalls",
     "algorithm_names",
     "calls_of",
-    "introduce",
 ]

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines, packets, streams
 
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
-
-def torch_direct(
-    backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: tuple[int, ...] | None = None
-) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
     """Call the process group's all_gather_into_tensor, or its all_gather where blocks differ."""
     whole, block = as_bytes(out), as_bytes(x)
     if whole.numel() == 0:
@@ -32,8 +28,7 @@ def torch_direct(
     padded[: block.numel()] = block
     blocks = [torch.empty_like(padded) for _ in sizes]
     backend.wait(backend.group.allgather([blocks], [padded]), "all_gatherv")
-    parts = [b[: n * x.element_size()] for b, n in zip(blocks, sizes, strict=True)]
-    torch.cat(parts, out=whole)
+    torch.cat([b[: n * x.element_size()] for b, n in zip(blocks, sizes, strict=True)], out=whole)
 
 
 def ragged(call: Call) -> tuple[int, ...]:
@@ -41,7 +36,8 @@ def ragged(call: Call) -> tuple[int, ...]:
     return tuple(call.count * r * 2 // max(call.size - 1, 1) + (call.count > 0) * r % 3 for r in range(call.size))
 
 
-def _cut(whole: torch.Tensor, sizes: tuple[int, ...], rank: int) -> torch.Tensor:
+def block_of(whole: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tensor:
+    """Cut out a rank's block of blocks with such sizes."""
     return whole[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
 
 
@@ -59,7 +55,7 @@ ALL_GATHER = Collective(
     invoke=lambda comm, x, out, call: comm.all_gather_into_tensor(out, x),
     size_count=lambda call: call.count * call.size,
     bus_factor=lambda n: (n - 1) / n,
-    in_place=lambda call, whole: (whole[call.rank * call.count : (call.rank + 1) * call.count], whole),
+    in_place=lambda call, whole: (call.block(whole), whole),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
@@ -77,7 +73,7 @@ ALL_GATHERV = Collective(
     invoke=lambda comm, x, out, call: comm.all_gatherv(out, x, ragged(call)),
     size_count=lambda call: sum(ragged(call)),
     bus_factor=lambda n: (n - 1) / n,
-    in_place=lambda call, whole: (_cut(whole, ragged(call), call.rank), whole),
+    in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import torch
+from torch.distributed import AllreduceOptions
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines, packets, streams, two_phases_of_lines
 
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
-
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, redop: int) -> None:
+def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
     """Call the process group's all_reduce."""
-    if out is not x:
-        out.copy_(x)
-    reduce_with(backend, out, redop, lambda op: backend.group.allreduce([out], backend.all_reduce_options(op)))
+    result = x if out is None else out.copy_(x)
+    reduce_with(backend, result, redop, AllreduceOptions(), partial(backend.group.allreduce, [result]))
+    return result
 
 
 ALL_REDUCE = Collective(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
 from commlib.collectives.variants import chunks, lines, streams
 
 if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
     from commlib.methods import Collectives
 
 
@@ -55,9 +55,7 @@ def _received(call: Call, inputs: list[torch.Tensor]) -> torch.Tensor:
 ALL_TO_ALL = Collective(
     name="all_to_all",
     shapes=lambda call: (call.count * call.size, call.count * call.size),
-    reference=lambda call, inputs, fold: torch.cat(
-        [x[call.rank * call.count : (call.rank + 1) * call.count] for x in inputs]
-    ),
+    reference=lambda call, inputs, fold: torch.cat([call.block(x) for x in inputs]),
     invoke=lambda comm, x, out, call: comm.all_to_all_single(out, x),
     size_count=lambda call: call.count * call.size,
     bus_factor=lambda n: (n - 1) / n,

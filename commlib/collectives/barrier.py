@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import PACKETS
 from commlib.collectives.spec import Algorithm, Collective
-
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
 
 def torch_direct(backend: TorchBackend) -> None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch.distributed import BroadcastOptions
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
 
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
-
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
     """Call the process group's broadcast."""
     if x.numel() > 0:
-        options = backend.broadcast_options(src)
+        options = backend.options(BroadcastOptions(), rootRank=src)
         backend.wait(backend.group.broadcast([as_bytes(x)], options), "broadcast")
 
 

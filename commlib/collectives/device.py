@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.told import serves
 from commlib.device import ELEMENTS, expression
 from commlib.redops import REDOPS
 
@@ -19,7 +18,7 @@ def kernels(
     for collective in COLLECTIVES.values():
         for algorithm in collective.algorithms:
             for dtype, redop, world in calls if algorithm.kernel else ():
-                if serves(collective, algorithm, dtype, redop, world):
+                if collective.refusal(algorithm, dtype, redop, world) is None:
                     keys = (dtype, redop) if collective.reduces else ()
                     found[algorithm.source, expression(algorithm.name, world, *keys)] = None
     return list(found)

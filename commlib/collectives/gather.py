@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch.distributed import GatherOptions
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
-
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int) -> None:
@@ -21,7 +18,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst:
         return
     block = as_bytes(x).clone()
     blocks = [[torch.empty_like(block) for _ in range(backend.size)]] if backend.rank == dst else []
-    backend.wait(backend.group.gather(blocks, [block], backend.gather_options(dst)), "gather")
+    backend.wait(backend.group.gather(blocks, [block], backend.options(GatherOptions(), rootRank=dst)), "gather")
     if blocks:
         torch.cat(blocks[0], out=as_bytes(out))
 
@@ -29,7 +26,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst:
 def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if call.rank != call.root:
         return whole[: call.count], whole[:0]
-    return whole[call.rank * call.count : (call.rank + 1) * call.count], whole
+    return call.block(whole), whole
 
 
 GATHER = Collective(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commlib.backends.algorithm import Param
+from commlib.collectives.spec import Param
 
 _K = 1 << 10
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import torch
+from torch.distributed import ReduceOptions
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines
 
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
-
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int, redop: int) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int, redop: Any) -> None:
     """Call the process group's reduce on a copy: engines may scribble on the tensors of non-roots."""
     if x.numel() == 0:
         return
     work = x.clone()
-    reduce_with(backend, work, redop, lambda op: backend.group.reduce([work], backend.reduce_options(op, dst)))
+    options = backend.options(ReduceOptions(), rootRank=dst)
+    reduce_with(backend, work, redop, options, partial(backend.group.reduce, [work]))
     if backend.rank == dst:
         out.copy_(work)
 

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 import torch
+from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
-from commlib.collectives.all_gather import ragged
+from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.all_gather import block_of, ragged
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines, packets, streams
 
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
-
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: tuple[int, ...] | int) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: Any) -> None:
     """Call the process group's reduce_scatter_tensor, or reduce and cut where blocks differ."""
     *sizes, redop = arguments
-    assert isinstance(redop, int)
     if x.numel() == 0:
         return
-    if sizes:
-        whole = x.clone()
-        group = backend.group
-        reduce_with(backend, whole, redop, lambda op: group.allreduce([whole], backend.all_reduce_options(op)))
-        assert isinstance(sizes[0], tuple)
-        first = sum(sizes[0][: backend.rank])
-        out.view(-1).copy_(whole.view(-1)[first : first + out.numel()])
-        return
     # Some engines use the input as scratch, and out may be a part of it.
-    source, result = x.clone().view(-1), torch.empty_like(out).view(-1)
-    options = backend.reduce_scatter_options
-    reduce_with(backend, result, redop, lambda op: backend.group._reduce_scatter_base(result, source, options(op)))
+    source = x.clone().view(-1)
+    if sizes:
+        reduce_with(backend, source, redop, AllreduceOptions(), partial(backend.group.allreduce, [source]))
+        result = block_of(source, sizes[0], backend.rank)
+    else:
+        result = torch.empty_like(out).view(-1)
+        start = partial(backend.group._reduce_scatter_base, result, source)
+        reduce_with(backend, result, redop, ReduceScatterOptions(), start)
     out.view(-1).copy_(result)
 
 
@@ -48,14 +44,12 @@ _ALGORITHMS = (
 REDUCE_SCATTER = Collective(
     name="reduce_scatter",
     shapes=lambda call: (call.count * call.size, call.count),
-    reference=lambda call, inputs, fold: fold(
-        [x[call.rank * call.count : (call.rank + 1) * call.count] for x in inputs], call.redop
-    ),
+    reference=lambda call, inputs, fold: fold([call.block(x) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatter_tensor(out, x, call.redop),
     size_count=lambda call: call.count * call.size,
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
-    in_place=lambda call, whole: (whole, whole[call.rank * call.count : (call.rank + 1) * call.count]),
+    in_place=lambda call, whole: (whole, call.block(whole)),
     algorithms=(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True, ordered=False, refuses=refuses_nccl),
@@ -67,18 +61,14 @@ REDUCE_SCATTER = Collective(
 )
 
 
-def _block(whole: torch.Tensor, sizes: tuple[int, ...], rank: int) -> torch.Tensor:
-    return whole[sum(sizes[:rank]) : sum(sizes[: rank + 1])]
-
-
 REDUCE_SCATTERV = Collective(
     name="reduce_scatterv",
     shapes=lambda call: (sum(ragged(call)), ragged(call)[call.rank]),
-    reference=lambda call, inputs, fold: fold([_block(x, ragged(call), call.rank) for x in inputs], call.redop),
+    reference=lambda call, inputs, fold: fold([block_of(x, ragged(call), call.rank) for x in inputs], call.redop),
     invoke=lambda comm, x, out, call: comm.reduce_scatterv(out, x, ragged(call), call.redop),
     size_count=lambda call: sum(ragged(call)),
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
-    in_place=lambda call, whole: (whole, _block(whole, ragged(call), call.rank)),
+    in_place=lambda call, whole: (whole, block_of(whole, ragged(call), call.rank)),
     algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)),
 )

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch.distributed import ScatterOptions
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
-
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, src: int) -> None:
@@ -21,20 +18,20 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, src:
         return
     block = torch.empty_like(as_bytes(out))
     blocks = [list(as_bytes(x).clone().chunk(backend.size))] if backend.rank == src else []
-    backend.wait(backend.group.scatter([block], blocks, backend.scatter_options(src)), "scatter")
+    backend.wait(backend.group.scatter([block], blocks, backend.options(ScatterOptions(), rootRank=src)), "scatter")
     as_bytes(out).copy_(block)
 
 
 def _in_place(call: Call, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if call.rank != call.root:
         return whole[:0], whole[: call.count]
-    return whole, whole[call.rank * call.count : (call.rank + 1) * call.count]
+    return whole, call.block(whole)
 
 
 SCATTER = Collective(
     name="scatter",
     shapes=lambda call: (call.count * call.size if call.rank == call.root else 0, call.count),
-    reference=lambda call, inputs, fold: inputs[call.root][call.rank * call.count : (call.rank + 1) * call.count],
+    reference=lambda call, inputs, fold: call.block(inputs[call.root]),
     invoke=lambda comm, x, out, call: comm.scatter(x if comm.rank == call.root else None, call.root, out=out),
     size_count=lambda call: call.count * call.size,
     bus_factor=lambda n: (n - 1) / n,

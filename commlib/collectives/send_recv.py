@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
 
 if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
     from commlib.communicator import Communicator
 
 

@@ -2,16 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib.backends.algorithm import Algorithm, Param
+from commlib.collectives.reference import reducible
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
+
+Variants = tuple[Mapping[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A number that a plan may give an algorithm: what it is without one, and its bounds."""
+
+    name: str
+    default: int
+    least: int
+    most: int
+    multiple_of: int = 1
+
+    def fault(self, value: int) -> str | None:
+        """Say why a value cannot be, or None."""
+        if self.least <= value <= self.most and value % self.multiple_of == 0:
+            return None
+        unit = f"a multiple of {self.multiple_of} " * (self.multiple_of != 1)
+        return f"{self.name} {value} is not {unit}between {self.least} and {self.most}"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to do a collective. `run` is its Python half; None means it is all native.
+
+    `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie; `ordered`
+    that it adds in rank order, so that results are bitwise those of every other ordered algorithm; `refuses(dtype,
+    redop, size)` gives a reason or None; `in_place`: input and output may be the same memory, where the collective has
+    such a form. `params` are what a plan may set; `variants(num_bytes)` gives those that are worth measuring at a size,
+    none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with its device code.
+    """
+
+    name: str
+    backend: str
+    placement: str = "plain"
+    arena: bool = False
+    kernel: str = ""
+    ordered: bool = True
+    run: Callable[..., Any] | None = None
+    refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
+    in_place: bool = True
+    params: tuple[Param, ...] = ()
+    variants: Callable[[int], Variants] = lambda num_bytes: ({},)
+
+    @property
+    def needs_arena(self) -> bool:
+        """Whether it can only run where there is symmetric memory."""
+        return self.arena or bool(self.kernel) or self.placement == "symmetric"
+
+    @property
+    def source(self) -> str:
+        """Its device code, below csrc."""
+        return f"collectives/{self.kernel}/{self.name}.cu" if self.kernel else ""
+
+    def fault_of(self, params: Mapping[str, int]) -> str | None:
+        """Say why a plan cannot give it such parameters, or None."""
+        known = {param.name: param for param in self.params}
+        if unknown := sorted(set(params) - set(known)):
+            return f"unknown params {unknown}; {self.name} knows {' and '.join(known) or 'none'}"
+        return next((fault for name, value in params.items() if (fault := known[name].fault(value))), None)
+
 
 Fold = Callable[[Sequence[torch.Tensor], str], torch.Tensor]
 """Reduces tensors in order: `ordered` (reference.py) to the bit, or a float64 one for tolerances."""
@@ -27,6 +89,10 @@ class Call:
     dtype: torch.dtype
     redop: str = "sum"
     root: int = 0
+
+    def block(self, whole: torch.Tensor) -> torch.Tensor:
+        """Cut out this rank's block of equal blocks."""
+        return whole[self.rank * self.count : (self.rank + 1) * self.count]
 
 
 @dataclass(frozen=True)
@@ -51,6 +117,10 @@ class Collective:
     in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
     out_of_place: bool = True
 
+    def rows(self, backend: str) -> dict[str, Algorithm]:
+        """Return the algorithms of a backend by name."""
+        return {a.name: a for a in self.algorithms if a.backend == backend}
+
     def algorithm(self, name: str) -> Algorithm:
         """Return the algorithm of that name."""
         for algorithm in self.algorithms:
@@ -59,9 +129,15 @@ class Collective:
         known = ", ".join(a.name for a in self.algorithms)
         raise ValueError(f"{self.name} has no algorithm {name!r}; it has {known}")
 
+    def refusal(self, algorithm: Algorithm, dtype: str, redop: str, size: int) -> str | None:
+        """Say why an algorithm does not run calls of a type and a reduction on so many ranks, or None."""
+        element: torch.dtype = getattr(torch, dtype)
+        if self.reduces and not reducible(element, redop):
+            return f"there is no {redop} of {dtype}"
+        if size == 1 and not self.reduces:
+            return None  # a copy
+        return algorithm.refuses(element, redop, size)
+
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""
         return self.size_count(call) * call.dtype.itemsize
-
-
-__all__ = ["Algorithm", "Call", "Collective", "Fold", "Param"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from commlib.backends.torch_dist import TorchBackend
 from commlib.errors import Unsupported
-from commlib.redops import REDOPS
-
-if TYPE_CHECKING:
-    from commlib.backends.torch_dist import TorchBackend
+from commlib.redops import TORCH_OPS, redop_name
 
 REDUCIBLE = frozenset(
     {
@@ -46,15 +44,18 @@ def refuses_lonely(dtype: torch.dtype, redop: str, size: int) -> str | None:
     return "torch.distributed has no message to oneself" if size == 1 else None
 
 
-def reduce_with(backend: TorchBackend, result: torch.Tensor, redop: int, start: Callable[[Any], Any]) -> None:
-    """Run a reduction; an average is a sum divided afterwards, as gloo and MPI have none."""
-    name = REDOPS[redop]
+def reduce_with(
+    backend: TorchBackend, result: torch.Tensor, redop: Any, options: Any, start: Callable[[Any], Any]
+) -> None:
+    """Run a reduction, begun by start(options); an average is a sum divided afterwards, as gloo and MPI have none."""
+    name = redop_name(redop)
     reason = refuses_reduction(result.dtype, name, backend.size)
     if reason:
         raise Unsupported(f"{reason}; convert the tensor first, or use the shm backend")
     if result.numel() == 0:
         return
-    backend.wait(start(backend.reduce_op("sum" if name == "avg" else name)), f"{name} reduction")
+    backend.options(options, reduceOp=TORCH_OPS["sum" if name == "avg" else name])
+    backend.wait(start(options), f"{name} reduction")
     if name == "avg":
         if result.is_floating_point():
             result.div_(backend.size)

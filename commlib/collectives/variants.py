@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commlib.backends.algorithm import Variants
+from commlib.collectives.spec import Variants
 
 _K, _M = 1 << 10, 1 << 20
 

@@ -3,26 +3,16 @@
 // commlib/collectives/<collective>.py has its row, which says everything else about it.
 #pragma once
 
-#include <string>
-
-#include "commlib/call.h"
 #include "cuda/api.h"
+#include "plan/native.h"
 
 namespace commlib::nccl {
 
 class Group;
 
-struct Algorithm {
-  Op op;
-  const char* name;
-  void (*run)(Group&, const Call&, CUstream);
-};
+using Algorithm = Native<void (*)(Group&, const Call&, CUstream)>;
 
-int register_algorithm(const Algorithm& algorithm);
-const Algorithm* find_algorithm(Op op, const std::string& name);  // null: none
-
-#define COMMLIB_NCCL_ALGORITHM(op, name, function)                  \
-  [[maybe_unused]] static const int nccl_registered_##op##_##name = \
-      ::commlib::nccl::register_algorithm({::commlib::Op::op, #name, function})
+#define COMMLIB_NCCL_ALGORITHM(op, name, function) \
+  COMMLIB_NATIVE(::commlib::nccl::Algorithm, op, name, function)
 
 }  // namespace commlib::nccl

@@ -128,16 +128,17 @@ void Group::learn(const std::string& rows) {
   plan_.learn(rows);
   for (int i = static_cast<int>(natives_.size()); i < plan_.algorithms(); ++i) {
     const Row& row = plan_.row(i);
-    const Algorithm* vendor = find_algorithm(row.op, row.name);
-    if (row.kernel == (vendor != nullptr))
+    const Algorithm* vendor = Algorithm::find(row.op, row.name);
+    if (row.kernel.empty() == (vendor == nullptr))
       fail("CommError", name_of(row.op), " has no native ", row.name, " on nccl");
-    natives_.push_back({vendor, vendor ? -1 : kernels_.add({row.op, row.name, row.reduces})});
+    const int kernel = vendor ? -1 : kernels_.add({row.op, row.kernel, row.name, row.reduces});
+    natives_.push_back({vendor, kernel});
   }
 }
 
 void Group::set_plan(const std::string& plan) {
   plan_.set(plan, has_arena(), [](const Row& row, const Params& params) {
-    if (row.kernel) shape_of(params).check();
+    if (!row.kernel.empty()) shape_of(params).check();
   });
 }
 

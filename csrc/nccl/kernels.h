@@ -24,6 +24,7 @@ struct Shape {
 
 struct Kernel {
   Op op;
+  std::string source;  // below csrc
   std::string name;
   bool reduces;  // is compiled for an element type and a reduction
 };

@@ -48,7 +48,7 @@ std::vector<Row> read_rows(const std::string& text, const ParamNames& params) {
                       words["name"],
                       words["placement"] == "symmetric",
                       words.is("arena"),
-                      words.is("kernel"),
+                      words["kernel"],
                       words.is("reduces"),
                       words.is("rooted"),
                       {},

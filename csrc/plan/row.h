@@ -23,11 +23,11 @@ inline size_t reduction(DType dtype, RedOp redop) {
 struct Row {
   Op op;
   std::string name;
-  bool symmetric;    // needs its tensors in the arena
-  bool needs_arena;  // needs symmetric memory, wherever its tensors lie
-  bool kernel;       // is device code
-  bool reduces;      // the collective reduces: device code is compiled for a type and a reduction
-  bool rooted;       // the collective has a root
+  bool symmetric;      // needs its tensors in the arena
+  bool needs_arena;    // needs symmetric memory, wherever its tensors lie
+  std::string kernel;  // its device code below csrc; empty: it is native code
+  bool reduces;        // the collective reduces: device code is compiled for a type and a reduction
+  bool rooted;         // the collective has a root
   std::bitset<kReductions> serves;  // which types and reductions it runs
   Params defaults{};
 };

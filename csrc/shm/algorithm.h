@@ -3,10 +3,7 @@
 // commlib/collectives/<collective>.py has its row, which says everything else about it.
 #pragma once
 
-#include <deque>
-#include <string>
-
-#include "commlib/call.h"
+#include "plan/native.h"
 
 namespace commlib::shm {
 
@@ -15,18 +12,9 @@ class Group;
 // A symmetric algorithm must work when some ranks' tensors are plain and those ranks run a plain
 // algorithm: either it only changes where its data is read (Source::offered), or it asks first
 // (Source::hoping, Group::run_plain).
-struct Algorithm {
-  Op op;
-  const char* name;
-  void (*run)(Group&, const Call&);
-};
+using Algorithm = Native<void (*)(Group&, const Call&)>;
 
-int register_algorithm(const Algorithm& algorithm);
-const std::deque<Algorithm>& algorithms();
-const Algorithm* find_algorithm(Op op, const std::string& name);  // null: none
-
-#define COMMLIB_SHM_ALGORITHM(op, name, function)              \
-  [[maybe_unused]] static const int registered_##op##_##name = \
-      ::commlib::shm::register_algorithm({::commlib::Op::op, #name, function})
+#define COMMLIB_SHM_ALGORITHM(op, name, function) \
+  COMMLIB_NATIVE(::commlib::shm::Algorithm, op, name, function)
 
 }  // namespace commlib::shm

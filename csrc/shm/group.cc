@@ -29,7 +29,7 @@ void Group::learn(const std::string& rows) {
   plan_.learn(rows);
   for (int i = static_cast<int>(algorithms_.size()); i < plan_.algorithms(); ++i) {
     const Row& row = plan_.row(i);
-    const Algorithm* native = find_algorithm(row.op, row.name);
+    const Algorithm* native = Algorithm::find(row.op, row.name);
     if (!native) fail("CommError", name_of(row.op), " has no native ", row.name, " on shm");
     for (size_t at = 0; row.reduces && at < kReductions; ++at) {
       if (row.serves[at] && !reduce_->fn[at / kRedOps][at % kRedOps]) {

@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 
-from commlib.backends.rules import plan_text
-from commlib.collectives import COLLECTIVES
+from commlib.collectives.told import plan_text
 from commlib.native import library
 from commlib.plan import Facts, Query
 from commlib.plan.decide import decide
 from tests.plan.documents import plan_of
 
-ROWS = {
-    name: {a.name: a for a in collective.algorithms if a.backend == "shm"} for name, collective in COLLECTIVES.items()
-}
 NAMES = ("shm_oneshot", "shm_twoshot", "shm_symmetric")
 DTYPES, REDOPS = ("float32", "int16", "bool"), ("sum", "max", "band")
 SIZES = (0, 8, 24, 64, 65, 4096, 4097, 1 << 40)
@@ -40,7 +36,7 @@ def told(serves: Serves) -> str:
     for name in NAMES:
         placement = "symmetric" if name == "shm_symmetric" else "plain"
         lines.append(
-            f"algorithm op=all_reduce name={name} placement={placement} arena=no kernel=no reduces=yes rooted=no"
+            f"algorithm op=all_reduce name={name} placement={placement} kernel= arena=no reduces=yes rooted=no"
         )
         lines += [f"serves dtype={dtype} redop={redop}" for dtype, redop in serves[name]]
         lines += ["param name=chunk_bytes default=131072", "param name=hot default=0"] * (placement == "plain")
@@ -90,12 +86,12 @@ def test_the_table_finds_what_the_plan_decides(seed: int) -> None:
     plan = plan_of(*draw_rules(draw))
     table = group()
     table.learn(told(serves))
-    table.set_plan(plan_text(plan, 2, ROWS, "shm"))
+    table.set_plan(plan_text(plan, 2, "shm"))
     facts = plain_only(facts_of(serves))
     for (dtype, redop), num_bytes, placement in product(reductions, SIZES, ("plain", "symmetric")):
         decision = decide(plan.rules, Query("all_reduce", num_bytes, dtype, redop, 2, placement), facts)
         expected = decision.entry.algorithm if decision else ""
-        found = table.choice("all_reduce", dtype, redop, num_bytes, placement == "symmetric")
+        found = table.choice("all_reduce", dtype, redop, num_bytes, placement == "symmetric", False)
         assert str(found) == expected, (str(plan), serves, dtype, redop, num_bytes, placement)
 
 
@@ -104,7 +100,7 @@ def test_a_plan_may_have_more_rules_than_two_bytes_can_count() -> None:
     table.learn(told({name: [("float32", "sum"), ("bool", "max")] for name in NAMES}))
     rule = f"{RULE.replace('dtype=*', 'dtype=int16')}\nrange algorithm=shm_twoshot\n"
     table.set_plan(rule * 70_000 + f"{RULE}\nrange algorithm=shm_oneshot")
-    assert str(table.choice("all_reduce", "float32", "sum", 8, False)) == "shm_oneshot"
+    assert str(table.choice("all_reduce", "float32", "sum", 8, False, False)) == "shm_oneshot"
 
 
 def test_a_plan_that_is_refused_changes_nothing() -> None:
@@ -113,7 +109,7 @@ def test_a_plan_that_is_refused_changes_nothing() -> None:
     table.set_plan(f"{RULE}\nrange algorithm=shm_oneshot")
     with pytest.raises(ValueError, match=r"rules\[7\]: all_reduce has no algorithm 'shm_fast' here"):
         table.set_plan(f"where rules[7]\n{RULE}\nrange algorithm=shm_fast")
-    assert str(table.choice("all_reduce", "float32", "sum", 8, False)) == "shm_oneshot"
+    assert str(table.choice("all_reduce", "float32", "sum", 8, False, False)) == "shm_oneshot"
 
 
 @pytest.mark.parametrize(
@@ -130,4 +126,4 @@ def test_a_plan_that_is_refused_changes_nothing() -> None:
 )
 def test_a_row_bounds_what_a_plan_may_say(op: str, entry: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"rules\[0\]: {message}"):
-        plan_text(plan_of({"op": op, "ranges": [entry]}), 2, ROWS, "shm")
+        plan_text(plan_of({"op": op, "ranges": [entry]}), 2, "shm")

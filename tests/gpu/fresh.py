@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from commlib import collectives, native
+from commlib import native
 from commlib.bootstrap.world import World
 from commlib.collectives import nccl_calls, told
 from commlib.communicator import Communicator
@@ -48,5 +48,4 @@ def as_if_nccl_were_new() -> Iterator[None]:
 
 
 def _forget() -> None:
-    collectives._text.cache_clear()
-    told.refusal.cache_clear()
+    told.rows_text.cache_clear()

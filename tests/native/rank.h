@@ -133,7 +133,7 @@ class Rank {
   // What Python tells of the rows, in short: what is written here is all that these tests need.
   static std::string rows() {
     std::string rows;
-    for (const Algorithm& known : algorithms()) {
+    for (const Algorithm& known : Algorithm::all()) {
       const bool symmetric = known.name == std::string("shm_symmetric");
       const bool reduces = known.op == Op::all_reduce || known.op == Op::reduce ||
                            known.op == Op::reduce_scatter || known.op == Op::reduce_scatterv;
@@ -142,7 +142,7 @@ class Rank {
       const auto word = [](bool yes) { return yes ? "yes" : "no"; };
       rows += text("algorithm op=", name_of(known.op), " name=", known.name,
                    " placement=", symmetric ? "symmetric" : "plain", " arena=", word(symmetric),
-                   " kernel=no reduces=", word(reduces), " rooted=", word(rooted), "\n");
+                   " kernel= reduces=", word(reduces), " rooted=", word(rooted), "\n");
       for (const DType dtype : kDtypes) {
         for (const char* redop : {"sum", "max"}) {
           rows += text("serves dtype=", name_of(dtype), " redop=", redop, "\n");
@@ -158,7 +158,7 @@ class Rank {
   }
   static std::vector<std::string> algorithms_of(Op op, const std::string& placement) {
     std::vector<std::string> names;
-    for (const Algorithm& known : algorithms()) {
+    for (const Algorithm& known : Algorithm::all()) {
       const bool fits = placement == "symmetric" || known.name != std::string("shm_symmetric");
       if (known.op == op && known.run && fits) names.push_back(known.name);
     }

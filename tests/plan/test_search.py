@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from commlib.agreement import check_names, find_plan, override, usable
-from commlib.backends.rules import plan_text
 from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.collectives.facts import FACTS
+from commlib.collectives.told import plan_text
 from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
 from commlib.timing import fingerprint
 from commlib.timing.machine import driver_of
@@ -137,9 +137,8 @@ def test_shipped_plans_name_what_there_is(name: str) -> None:
     backend = plan.document.get("fingerprint", {}).get("backend", name)
     check_names(plan, usable(backend), backend)
     of = backend.partition("_")[0]
-    rows = {op: {a.name: a for a in spec.algorithms if a.backend == of} for op, spec in COLLECTIVES.items()}
     for world in (1, 2, 3, 4, 8):
-        assert plan_text(plan, world, rows, of)  # each parameter is one of its row's, within its bounds
+        assert plan_text(plan, world, of)  # each parameter is one of its row's, within its bounds
 
 
 @pytest.mark.parametrize(
