@@ -83,7 +83,7 @@ class BenchReport(Report):
         algorithm = group.num_bytes / result.median_s / 1e9
         bus = algorithm * group.bus_factor
         return {
-            "time_us": percentiles_us(result.times_s),
+            "time_us": percentiles_us(result),
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(algorithm, 6),

@@ -15,6 +15,7 @@ from commlib.report.files import read_json
 from commlib.schema import errors
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
+LONGEST = 200  # characters of a fault: it ends in what is wrong
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,6 @@ class Kind:
     command: str  # that writes them
     package: str  # that has the schema
     file: str = "schema.json"
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema."""
-        text = (resources.files(self.package) / self.file).read_text(encoding="utf-8")
-        found: dict[str, Any] = json.loads(text)
-        return found
 
     def read(self, path: Path) -> dict[str, Any]:
         """Read a file with one document."""
@@ -53,20 +48,19 @@ class Kind:
         if not isinstance(document, dict) or document.get("schema") != self.name:
             found = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
             raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {found}, not "{self.name}"')
-        if document.get("version") != self.version:
-            raise ValueError(f"{path} {self._other_version(document.get('version'))}")
+        version = document.get("version")
+        if version != self.version:
+            remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
+            reads = f"this commlib reads version {self.version}"
+            raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
         if fault := next(self.faults(document), None):
             raise ValueError(f"{path}: {fault}; it was changed, or written by another commlib: measure again")
         return document
 
     def faults(self, document: Any) -> Iterator[str]:
-        """Yield what a rendering would stumble over."""
-        return map(_said, errors(document, _open_to_more(self.schema())))
-
-    def _other_version(self, version: object) -> str:
-        newer = isinstance(version, int) and version > self.version
-        remedy = "upgrade commlib" if newer else "measure again"
-        return f"has version {version!r}, but this commlib reads version {self.version}: {remedy}"
+        """Yield what a rendering would stumble over, with its place."""
+        schema = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
+        return map(_said, errors(document, _open_to_more(schema)))
 
 
 class Report(ABC):
@@ -109,21 +103,7 @@ def _open_to_more(rule: Any) -> Any:
 
 
 def _said(error: Any) -> str:
-    """Say what a validator found, with the place as one would write it in Python."""
-    if error.context:  # of the choices that all fail, the last: it is the fullest
-        last = error.context[-1].schema_path[0]
-        return _said(next(part for part in error.context if part.schema_path[0] == last))
-    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path)
-    place = "".join(steps).removeprefix(".") or "the document"
-    wanted, value = error.validator_value, error.instance
-    if error.validator == "required":
-        return f'{place} has no "{next(key for key in wanted if key not in value)}"'
-    if error.validator == "minimum":
-        return f"{place} is {value}, less than {wanted}"
-    if error.validator in ("minItems", "maxItems"):
-        return f"{place} has {len(value)} items, not {wanted}"
-    allowed = {"type": " or ", "enum": ", "}.get(error.validator)
-    if allowed is None:
-        return f"{place}: {error.message}"
-    names = allowed.join(map(str, [wanted] if isinstance(wanted, str) else wanted))
-    return f"{place} is {json.dumps(value)[:40]}, not {'one of ' if error.validator == 'enum' else ''}{names}"
+    if error.context:
+        return _said(error.context[-1])  # of the choices that all fail, the last: it is the fullest
+    place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
+    return f"{place}: {error.message[-LONGEST:]}"

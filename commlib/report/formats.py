@@ -48,28 +48,23 @@ def csv_text(fields: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> st
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(fields)
-    for row in rows:
-        writer.writerow([_plain(_at(row, place)) for place in fields.values()])
+    for row in map(dict, map(flat, rows)):
+        writer.writerow([_plain(row.get(place)) for place in fields.values()])
     return text.getvalue().removesuffix("\r\n")
 
 
 def leaves(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the place of every value that one of the rows has."""
-    return list(dict.fromkeys(leaf for row in rows for leaf in _leaves(row)))
+    return list(dict.fromkeys(place for row in rows for place, value in flat(row) if value is not None))
 
 
-def _leaves(row: Mapping[str, Any]) -> Iterator[str]:
+def flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the place and value of all that a row and its parts have."""
     for key, value in row.items():
-        if isinstance(value, Mapping):
-            yield from (f"{key}.{leaf}" for leaf in _leaves(value))
-        elif value is not None:
-            yield key
-
-
-def _at(row: Any, place: str) -> Any:
-    for key in place.split("."):
-        row = (row or {}).get(key)
-    return row
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
 
 
 def _plain(value: Any) -> Any:

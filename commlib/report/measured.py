@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-PERCENTILES = (0, 10, 50, 90, 100)
+if TYPE_CHECKING:
+    from commlib.timing import Measurement
+
 LEAST_BLOCKS = 3  # of fewer, no interval can be had
 
 
-def percentiles_us(times_s: Sequence[float]) -> dict[str, float]:
+def percentiles_us(measured: Measurement) -> dict[str, float]:
     """Return p0 to p100 in microseconds."""
-    ranked = sorted(times_s)
-    return {f"p{p}": round(ranked[round(p / 100 * (len(ranked) - 1))] * 1e6, 4) for p in PERCENTILES}
+    return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in (0, 10, 50, 90, 100)}
 
 
 def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict[str, Any] | None:

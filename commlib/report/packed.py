@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from commlib.report.document import Row
+from commlib.report.formats import flat
 from commlib.report.view import grouped
 
 FEW = 4  # rows for each word of a column that rows are sorted by, at least
@@ -25,7 +26,7 @@ def unpacked(content: Any) -> list[Any]:
 
 def _document(document: Mapping[str, Any]) -> str:
     parts = [f' "{key}": {json.dumps(value)}' for key, value in document.items() if key != "rows"]
-    rows = [dict(_flat(row)) for row in document["rows"]]
+    rows = [dict(flat(row)) for row in document["rows"]]
     words = [column for column in dict.fromkeys(key for row in rows for key in row) if _sorts(column, rows)]
     tables = grouped(rows, lambda row: (*row, *(row.get(column) for column in words)))
     parts.append(' "rows": {"tables": [\n' + ",\n".join(map(_table, tables)) + "\n ]}")
@@ -51,18 +52,9 @@ def _whole(document: Any) -> Any:
     rows = document.get("rows") if isinstance(document, dict) else None
     if not isinstance(rows, dict):
         return document
-    lines = (
-        (table, dict(zip(table["columns"], line, strict=True))) for table in rows["tables"] for line in table["rows"]
-    )
-    return {**document, "rows": [_nested({**table["shared"], **line}) for table, line in lines]}
-
-
-def _flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in row.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+    lines = ((table, line) for table in rows["tables"] for line in table["rows"])
+    whole = [_nested(table["shared"] | dict(zip(table["columns"], line, strict=True))) for table, line in lines]
+    return {**document, "rows": whole}
 
 
 def _nested(flat: Mapping[str, Any]) -> Row:

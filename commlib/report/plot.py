@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import Unsupported
+from commlib.report.document import Row
+from commlib.report.view import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +19,7 @@ SUFFIXES = (".png", ".svg")
 HEIGHT_IN, DPI = 3.8, 100  # of a row of panels
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 DASHED: dict[str, Any] = {"color": "black", "linestyle": (0, (6, 3)), "linewidth": 1.2, "zorder": 1}
-FEW_DECADES = (
-    30  # up to this ratio of an axis' ends its minor ticks are labelled: over more they would cover each other
-)
+FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,21 @@ def look(at: int, **style: Any) -> dict[str, Any]:
     return {"color": f"C{at % 10}", "marker": MARKERS[at % len(MARKERS)], "markersize": 5, **style}
 
 
+def curves(
+    rows: Iterable[Row], name: str, x: str, figure: Callable[[Row], float], looks: Mapping[str, Mapping[str, Any]]
+) -> list[Line]:
+    """Return the lines of a figure over x, in the order of the looks; `name` is the key of a row's line."""
+    lines = {of[0][name]: of for of in grouped(rows, lambda row: row[name])}
+    return [
+        Line(label, [row[x] for row in lines[label]], [figure(row) for row in lines[label]], style)
+        for label, style in looks.items()
+        if label in lines
+    ]
+
+
 def lacks(picture: Path | None) -> str:
     """Say why no picture can be drawn here, "" if it can."""
-    finds: Callable[[str], object] = importlib.util.find_spec
-    if picture is None or finds("matplotlib") is not None:
+    if picture is None or importlib.util.find_spec("matplotlib") is not None:
         return ""
     return f"no {picture.name}: drawing needs matplotlib; `pip install matplotlib`"
 

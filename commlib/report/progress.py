@@ -21,10 +21,6 @@ class Progress:
         """Say that so many parts are done, and which one is under way."""
         self._draw(line(done, self.total, what, time.monotonic() - self._started, self.width))
 
-    def say(self, text: str) -> None:
-        """Show a text where there is nothing to count."""
-        self._draw(text[: self.width - 1])
-
     def clear(self) -> None:
         """Take the line away."""
         self._draw("")
@@ -39,8 +35,7 @@ def line(done: int, total: int, what: str, spent_s: float, width: int) -> str:
     """Return the line, narrower than the terminal: the bar gives way first, then the name of the part."""
     left = f", {_clock(spent_s / done * (total - done))} left" if done else ""
     figures = f"{done}/{total} {_clock(spent_s)}{left}"
-    room = width - 1 - len(figures)
-    bar = min(BAR[1], room - len(what) - 5)
+    bar = min(BAR[1], width - 1 - len(figures) - len(what) - 5)
     if bar >= BAR[0]:
         filled = bar * done // max(total, 1)
         return f"[{'#' * filled}{'.' * (bar - filled)}] {figures}  {what}"

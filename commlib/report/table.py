@@ -34,11 +34,11 @@ class Table:
         kept = list(columns)
         while _breadth(kept) > width and len(kept) > 1:
             kept.remove(max(kept, key=lambda column: column.spare))
-        self.columns, self.width = tuple(kept), width
+        self.columns, self.width = kept, width
 
     def head(self, title: str) -> list[str]:
         """Return what stands above the lines: the title, groups and units if there are any, names."""
-        groups = [(group, _breadth(list(of_group))) for group, of_group in groupby(self.columns, lambda c: c.group)]
+        groups = ((group, _breadth(list(of_group))) for group, of_group in groupby(self.columns, lambda c: c.group))
         lines = [" ".join(f"{group:^{breadth}}" for group, breadth in groups)]
         lines += [self._joined(column.name for column in self.columns)]
         lines += [self._joined(column.unit for column in self.columns)]
@@ -56,9 +56,7 @@ class Table:
 
 def widest_that_fits(layouts: Sequence[Sequence[Column]], width: int) -> Table:
     """Return the first layout that keeps all of its columns; the last one drops what does not fit."""
-    tables = [Table(columns, width) for columns in layouts]
-    whole = (table for table, columns in zip(tables, layouts, strict=True) if len(table.columns) == len(columns))
-    return next(whole, tables[-1])
+    return Table(next((columns for columns in layouts if _breadth(columns) <= width), layouts[-1]), width)
 
 
 def _breadth(columns: Sequence[Column]) -> int:

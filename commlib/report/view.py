@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,79 +10,20 @@ from typing import Any, ClassVar, TypeVar
 
 from commlib.report.document import Row
 from commlib.report.formats import csv_text, json_text, leaves, markdown_list, markdown_table
-from commlib.report.table import Column, Table, fold
+from commlib.report.table import Column, fold, widest_that_fits
 
 Item = TypeVar("Item")
 
 
 class View(ABC):
-    """A command says what stands above and below, what rows share a head, and how a row is a line."""
+    """A command says what stands above and below, which rows share a head, and the columns of a line."""
 
-    forms: ClassVar[Mapping[str, Callable[[Any], str]]]  # name → what renders a view; "table" and "json" among them
+    forms: ClassVar[Sequence[str]] = ("table", "md", "csv", "json")  # each is the method of that name
 
-    def __init__(self, document: dict[str, Any], width: int) -> None:
-        self.document, self.width = document, width
-
-    @abstractmethod
-    def opening(self) -> list[str]:
-        """Return the # lines above the rows; the document may have none yet."""
-
-    @abstractmethod
-    def closing(self) -> list[str]:
-        """Return the # lines below the rows."""
-
-    @abstractmethod
-    def series(self, row: Row) -> Hashable:
-        """Return what the rows below one head share."""
-
-    @abstractmethod
-    def head(self, rows: Sequence[Row]) -> list[str]:
-        """Return what stands above the rows of a series."""
-
-    @abstractmethod
-    def body(self, rows: Sequence[Row]) -> list[str]:
-        """Return the lines of some rows of a series."""
-
-    def plot(self, path: Path) -> None:
-        """Draw the document, if the command has pictures."""
-        raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
-
-    def rows(self) -> list[Row]:
-        """Return the rows."""
-        found: list[Row] = self.document["rows"]
-        return found
-
-    def by_series(self) -> Iterator[list[Row]]:
-        """Yield the rows of each series."""
-        return grouped(self.rows(), self.series)
-
-    def text(self) -> str:
-        """Return the whole of what a run prints."""
-        lines = fold(self.opening(), self.width)
-        for rows in self.by_series():
-            lines += [*self.head(rows), *self.body(rows)]
-        return "\n".join([*lines, *self.ending()])
-
-    def ending(self) -> list[str]:
-        """Return what a run prints below the rows."""
-        return fold(self.closing(), self.width)
-
-    def render(self, form: str) -> str:
-        """Return the document as one of the forms, without a newline at the end."""
-        return self.forms[form](self)
-
-
-def as_json(view: View) -> str:
-    """Return the document itself."""
-    return json_text(view.document)
-
-
-class TableView(View):
-    """A view with one layout: the same columns on a terminal and in markdown, and all values of a row in CSV."""
-
-    def __init__(self, document: dict[str, Any], width: int) -> None:
-        super().__init__(document, width)
-        self.table = Table(self.columns(), width)
+    def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
+        self.document = document
+        self.width = shutil.get_terminal_size().columns if width is None else width
+        self.layout = widest_that_fits(self.layouts(), self.width)
 
     @abstractmethod
     def columns(self) -> Sequence[Column]:
@@ -91,31 +33,60 @@ class TableView(View):
     def title(self, rows: Sequence[Row]) -> str:
         """Name a series."""
 
+    def layouts(self) -> Sequence[Sequence[Column]]:
+        """Return the columns for a terminal, widest first."""
+        return [self.columns()]
+
     def opening(self) -> list[str]:
-        """Say nothing above the rows."""
+        """Return the # lines above the rows; the document may have none yet."""
         return []
 
     def closing(self) -> list[str]:
-        """Say below the rows whether that is all."""
+        """Return the # lines below the rows: whether that is all."""
         return unfinished(self.document)
 
+    def rows(self) -> list[Row]:
+        """Return the rows."""
+        found: list[Row] = self.document["rows"]
+        return found
+
     def series(self, row: Row) -> Hashable:
-        """Return what all rows share."""
+        """Return what the rows below one head share."""
         return ""
 
-    def items(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def items(self, rows: Sequence[Row]) -> Sequence[Any]:
         """Return what has a line: the rows."""
         return rows
 
     def head(self, rows: Sequence[Row]) -> list[str]:
-        """Return title, names and units."""
-        return self.table.head(self.title(rows))
+        """Return what stands above the rows of a series."""
+        return self.layout.head(self.title(rows))
 
     def body(self, rows: Sequence[Row]) -> list[str]:
         """Return the lines of some rows of a series."""
-        return [self.table.line(item) for item in self.items(rows)]
+        return [self.layout.line(item) for item in self.items(rows)]
 
-    def markdown(self) -> str:
+    def ending(self) -> list[str]:
+        """Return what a run prints below the rows."""
+        return fold(self.closing(), self.width)
+
+    def by_series(self) -> Iterator[list[Row]]:
+        """Yield the rows of each series."""
+        return grouped(self.rows(), self.series)
+
+    def render(self, form: str) -> str:
+        """Return the document as one of the forms, without a newline at the end."""
+        text: str = getattr(self, form)()
+        return text
+
+    def table(self) -> str:
+        """Return the whole of what a run prints."""
+        lines = fold(self.opening(), self.width)
+        for rows in self.by_series():
+            lines += [*self.head(rows), *self.body(rows)]
+        return "\n".join([*lines, *self.ending()])
+
+    def md(self) -> str:
         """Return a list of what is measured, a table for each series, and a list of what follows."""
         lines = markdown_list(self.opening())
         for rows in self.by_series():
@@ -127,7 +98,13 @@ class TableView(View):
         items = [item for rows in self.by_series() for item in self.items(rows)]
         return csv_text({leaf: leaf for leaf in leaves(items)}, items)
 
-    forms: ClassVar = {"table": View.text, "md": markdown, "csv": csv, "json": as_json}
+    def json(self) -> str:
+        """Return the document itself."""
+        return json_text(self.document)
+
+    def plot(self, path: Path) -> None:
+        """Draw the document, if the command has pictures."""
+        raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
 
 
 def caption(document: Mapping[str, Any], *words: str) -> str:

@@ -101,7 +101,7 @@ def test_no_line_is_wider_than_the_terminal(report: ProfileReport, width: int) -
     report.add(group(16384, pattern="sequential"))
     report.add(group(16384, pattern="zipf", hot=True))
     report.add(group(10**6, variant="masked"))
-    text = ProfileView(report.document(), width).text()
+    text = ProfileView(report.document(), width).table()
     assert max(map(len, text.splitlines())) <= width
     assert ("pattern   " in text) == (width >= 100)  # what the head says anyway goes first
 
@@ -135,7 +135,7 @@ def test_csv_has_all_figures_of_a_row_and_markdown_the_table(report: ProfileRepo
 def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: ProfileReport) -> None:
     report.add(group(1, line("theirs", PEER, 8.0, 9.0), line("commlib unique", OURS, 9.0, 9.0)))
     report.notes = ["torch.compile: 3 shapes compiled in 4.0 s"]
-    text = ProfileView(report.document(), 80).text()
+    text = ProfileView(report.document(), 80).table()
     assert "# theirs takes less than ours: 0.67 at n 1, dim 4096, random, cold" in text
     assert "commlib unique takes less" not in text
     assert "# skipped torch.compile: not asked for" in text

@@ -28,4 +28,4 @@ def test_a_file_has_documents_of_one_command_with_rows_and_a_line_for_each(path:
     assert text.count("\n   [") == sum(len(document["rows"]) for document in documents)
     if documents[0]["schema"] == KIND.name:
         for document in KIND.read_all(path):
-            assert "# Out of bounds values : 0 OK" in BenchView(document, 120).text()
+            assert "# Out of bounds values : 0 OK" in BenchView(document, 120).table()

@@ -2,156 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from commlib.bench.rows import PLACES, TYPE_WIDTH, Way, label, median_us, type_text, wrong_text
-from commlib.report.document import Row
+from commlib.bench.rows import TYPE_WIDTH, Way, label, median_us, type_text, wrong_text
 from commlib.report.figures import fitted, interval_text, percent_text, plus_minus_text, size_text, whole_text
 from commlib.report.table import Column
 
 TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
 ALGORITHM = 19  # lsa_ll128_exchange and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
-Read = Callable[[Row], str]
-
+FORMS = {False: "out-of-place", True: "in-place"}
+NARROW = ("size", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host", "speed-up")
+CALL = ("size", "count", "type", "redop", "root", "algorithm")
+FORM = ("time", "algbw", "busbw", "#wrong")
+FIRST = ("host", "%lim", "speed-up")  # of the first form that there is
 CSV = {
-    **{
-        name: name
-        for name in (
-            *("op", "size", "count", "type", "redop", "root", "algorithm", "ours", "placement", "chosen", "rule"),
-            *("why", "mode", "in_place", "skipped"),
-        )
-    },
+    **{name: name for name in ("op", "size", "count", "type", "redop", "root", "algorithm", "ours", "placement")},
+    **{name: name for name in ("chosen", "rule", "why", "mode", "in_place", "skipped")},
     **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
     **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
-    "speedup_over": "speedup.over",
-    "speedup": "speedup.ratio",
-    "speedup_low": "speedup.low",
-    "speedup_high": "speedup.high",
+    **{"speedup_over": "speedup.over", "speedup": "speedup.ratio"},
+    **{f"speedup_{end}": f"speedup.{end}" for end in ("low", "high")},
 }
 
 
-def narrow(config: dict[str, Any]) -> list[list[Column]]:
-    """Return columns of a row: one form of a call on a line."""
-    return [
-        [
-            Column("size", lambda row: whole_text(row["size"], FEW_DIGITS), FEW_DIGITS, "(B)"),
-            Column("algorithm", label, _algorithm_width(config), left=True),
-            Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2),
-            Column("time", _time, TIME, "(us)"),
-            Column("busbw", _busbw, WIDTH, "GB/s", spare=1),
-            Column("%lim", _limit, 4, spare=5),
-            Column("#wrong", _wrong, WRONG, spare=3),
-            *_host(config, lambda row: row),
-            *_speedup(config["baseline"], 16, interval_text, lambda row: row),
-        ]
-    ]
+def narrow(config: dict[str, Any]) -> list[Column]:
+    """Return columns of a row: one form of a call."""
+    of_row = _columns(config, FEW_DIGITS)
+    return [of_row[name] for name in NARROW if name in of_row]
 
 
 def wide(config: dict[str, Any]) -> list[list[Column]]:
     """Return columns of a way, widest first; the others have one #wrong for both forms and short intervals."""
     longest = max(6, len(str(max(config["sizes"], default=0))))
-    whole = [column for in_place in PLACES for column in _half(in_place)]
-    merged = [column for column in whole if column.name != "#wrong"]
-    merged.append(Column("#wrong", _both_wrong, WRONG))
-    limits = [*_host(config, _first), Column("%lim", _of_first(_limit), 4, spare=5)]
-    full, few = (_lead(min(longest, digits), _algorithm_width(config)) for digits in (MOST_DIGITS, FEW_DIGITS))
-    long = [*limits, *_speedup(config["baseline"], 16, interval_text, _first)]
-    short = [*limits, *_speedup(config["baseline"], 11, plus_minus_text, _first)]
-    return [[*full, *whole, *long], [*full, *merged, *short], [*few, *merged, *short]]
+    most, few = min(longest, MOST_DIGITS), min(longest, FEW_DIGITS)
+    short = [_wide(_columns(config, digits, short=True), FORM[:-1]) for digits in (most, few)]
+    return [_wide(_columns(config, most), FORM), *short]
 
 
 def markdown(baseline: str | None) -> list[Column]:
     """Return the columns of a way in markdown."""
-    return [
-        Column("size", _of_first(lambda row: size_text(row["size"]))),
-        Column(
-            "algorithm",
-            _of_first(lambda row: f"**`{row['algorithm']}`**" if row["chosen"] else f"`{row['algorithm']}`"),
-            left=True,
-        ),
-        Column("out of place", _side(False, lambda row: fitted(median_us(row), 8), "–"), unit="µs"),
-        Column("busbw", _side(False, lambda row: fitted(row["busbw"], 7), "–"), unit="GB/s"),
-        Column("in place", _side(True, lambda row: fitted(median_us(row), 8), "–"), unit="µs"),
-        Column("busbw", _side(True, lambda row: fitted(row["busbw"], 7), "–"), unit="GB/s"),
-        Column("% of limit", lambda way: _limit(_first(way)).replace("-", "–")),
-        Column("#wrong", lambda way: ", ".join(dict.fromkeys(_wrong(row) for row in way.values()))),
-        *(
-            [Column(f"× {baseline}", lambda way: interval_text(_first(way)["speedup"]).replace("-", "–"))]
-            if baseline
-            else []
-        ),
+    bold = {False: "`{}`", True: "**`{}`**"}
+    name = Column("algorithm", lambda row: bold[row["chosen"]].format(row["algorithm"]), left=True)
+    busbw = Column("busbw", lambda row: fitted(row["busbw"], 7), unit="GB/s")
+    columns = [_of_way(Column("size", lambda row: size_text(row["size"]))), _of_way(name)]
+    for form, words in FORMS.items():
+        time = Column(words.replace("-", " "), lambda row: fitted(median_us(row), 8), unit="µs")
+        columns += [_of_way(time, form, "–"), _of_way(busbw, form, "–")]
+    columns += [_of_way(Column("% of limit", lambda row: percent_text(row["of_limit"])), nothing="–")]
+    columns += [Column("#wrong", lambda way: ", ".join({wrong_text(row["wrong"]): row for row in way.values()}))]
+    speedup = Column(f"× {baseline}", lambda row: interval_text(row["speedup"]))
+    return [*columns, _of_way(speedup, nothing="–")] if baseline else columns
+
+
+def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[str, Column]:
+    """Return all columns of a row by name."""
+    baseline, on_gpu = config["baseline"], config["backend"] == "nccl"
+    values = (config.get("params") or {}).items()
+    params = sum(len(name) + 2 + max(map(len, map(str, of_name))) for name, of_name in values)
+    ratio, width = (plus_minus_text, 11) if short else (interval_text, 16)
+    columns = [
+        Column("size", lambda row: whole_text(row["size"], digits), digits, "(B)"),
+        Column("count", lambda row: whole_text(row["count"], digits), digits, "(elts)"),
+        Column("type", lambda row: type_text(row["type"]), TYPE_WIDTH),
+        Column("redop", lambda row: row["redop"] or "none", 5),
+        Column("root", lambda row: str(-1 if row["root"] is None else row["root"]), 4),
+        Column("algorithm", label, ALGORITHM + params, left=True),
+        Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2),
+        Column("time", lambda row: fitted(median_us(row), TIME), TIME, "(us)"),
+        Column("algbw", lambda row: fitted(row["algbw"], WIDTH), WIDTH, "GB/s"),
+        Column("busbw", lambda row: fitted(row["busbw"], WIDTH), WIDTH, "GB/s", spare=1),
+        Column("#wrong", lambda row: wrong_text(row["wrong"]), WRONG, spare=3),
+        Column("%lim", lambda row: percent_text(row["of_limit"]), 4, spare=5),
     ]
+    if on_gpu and config["mode"] != "graph":  # what a call takes the host, where that is not all of it
+        columns.append(Column("host", lambda row: fitted(row.get("host_us"), WIDTH), WIDTH, "(us)", spare=6))
+    if baseline:
+        columns.append(Column("speed-up", lambda row: ratio(row["speedup"]), width, f"x {baseline}", spare=4))
+    return {column.name: column for column in columns}
 
 
-def _lead(digits: int, algorithm: int) -> list[Column]:
-    return [
-        Column("size", _of_first(lambda row: whole_text(row["size"], digits)), digits, "(B)"),
-        Column("count", _of_first(lambda row: whole_text(row["count"], digits)), digits, "(elts)"),
-        Column("type", _of_first(lambda row: type_text(row["type"])), TYPE_WIDTH),
-        Column("redop", _of_first(lambda row: row["redop"] or "none"), 5),
-        Column("root", _of_first(lambda row: str(-1 if row["root"] is None else row["root"])), 4),
-        Column("algorithm", _of_first(label), algorithm, left=True),
-    ]
+def _wide(of_row: dict[str, Column], of_form: Sequence[str]) -> list[Column]:
+    call, first = ([_of_way(of_row[name]) for name in names if name in of_row] for names in (CALL, FIRST))
+    forms = [_of_way(of_row[name], form) for form in FORMS for name in of_form]
+    wrong = [] if "#wrong" in of_form else [Column("#wrong", _both_wrong, WRONG)]
+    return [*call, *forms, *wrong, *first]
 
 
-def _half(in_place: bool) -> list[Column]:
-    group = "in-place" if in_place else "out-of-place"
-    return [
-        Column("time", _side(in_place, _time), TIME, "(us)", group),
-        Column("algbw", _side(in_place, lambda row: fitted(row["algbw"], WIDTH)), WIDTH, "GB/s", group),
-        Column("busbw", _side(in_place, _busbw), WIDTH, "GB/s", group),
-        Column("#wrong", _side(in_place, _wrong), WRONG, "", group),
-    ]
+def _of_way(column: Column, form: bool | None = None, nothing: str = "-") -> Column:
+    """Return the column of a way that reads its row of that form, or of the first that there is."""
 
+    def read(way: Way) -> str:
+        row = way.get(min(way) if form is None else form)
+        text = "-" if row is None else column.read(row)
+        return nothing if text == "-" else text
 
-def _speedup(
-    baseline: str | None, width: int, write: Callable[[Any], str], row_of: Callable[[Any], Row]
-) -> list[Column]:
-    if not baseline:
-        return []
-    return [Column("speed-up", lambda item: write(row_of(item)["speedup"]), width, f"x {baseline}", spare=4)]
-
-
-def _host(config: dict[str, Any], row_of: Callable[[Any], Row]) -> list[Column]:
-    """Return the column of what a call takes the host, where that is not all of it."""
-    if config["backend"] != "nccl" or config["mode"] == "graph":
-        return []
-    return [Column("host", lambda item: fitted(row_of(item).get("host_us"), WIDTH), WIDTH, "(us)", spare=6)]
-
-
-def _algorithm_width(config: dict[str, Any]) -> int:
-    values = config.get("params") or {}
-    return ALGORITHM + sum(len(name) + 2 + max(map(len, map(str, of_name))) for name, of_name in values.items())
-
-
-def _first(way: Way) -> Row:
-    return way[min(way)]
-
-
-def _of_first(read: Read) -> Callable[[Way], str]:
-    return lambda way: read(_first(way))
-
-
-def _side(in_place: bool, read: Read, nothing: str = "-") -> Callable[[Way], str]:
-    return lambda way: read(way[in_place]) if in_place in way else nothing
-
-
-def _time(row: Row) -> str:
-    return fitted(median_us(row), TIME)
-
-
-def _busbw(row: Row) -> str:
-    return fitted(row["busbw"], WIDTH)
-
-
-def _limit(row: Row) -> str:
-    return percent_text(row["of_limit"])
-
-
-def _wrong(row: Row) -> str:
-    return wrong_text(row["wrong"])
+    return replace(column, read=read, group="" if form is None else FORMS[form])
 
 
 def _both_wrong(way: Way) -> str:

@@ -111,7 +111,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Plan file to run under instead of the one in force.",
 )
-@click.option("--format", "form", type=click.Choice(list(BenchView.forms)), default="table", show_default=True)
+@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table", show_default=True)
 @click.option(
     "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from commlib.bench.rows import KIND, label, median_us, title
 from commlib.report.document import Row
 from commlib.report.figures import fitted, size_text
 from commlib.report.formats import json_text, markdown_table
-from commlib.report.run import terminal_width
 from commlib.report.table import Column, Table, fold
 from commlib.report.view import grouped
 
@@ -45,7 +45,7 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
     """
     found = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
     texts = {"json": lambda: json_text(found.document(every)), "md": lambda: _markdown(found, every)}
-    click.echo(texts.get(form, lambda: _table(found, every, terminal_width()))())
+    click.echo(texts.get(form, lambda: _table(found, every, shutil.get_terminal_size().columns))())
     ctx.exit(int(found.regressions > 0))
 
 

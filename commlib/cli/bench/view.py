@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from commlib.bench.rows import PLACES, by_call, by_way, measured, series_of, title, type_text
+from commlib.bench.rows import PLACES, Way, by_call, by_way, measured, series_of, title, type_text
 from commlib.cli.bench import columns, notes
 from commlib.cli.bench.plot import plot
 from commlib.report.document import Row
-from commlib.report.formats import csv_text, markdown_list, markdown_table
-from commlib.report.table import fold, widest_that_fits
-from commlib.report.view import View, as_json, grouped
+from commlib.report.formats import csv_text
+from commlib.report.table import Column, fold
+from commlib.report.view import View, grouped
 
 WIDE = 120  # columns from which both forms fit on a line
 
@@ -20,11 +20,16 @@ WIDE = 120  # columns from which both forms fit on a line
 class BenchView(View):
     """nccl-tests' table, one line per algorithm."""
 
-    def __init__(self, document: dict[str, Any], width: int) -> None:
-        super().__init__(document, width)
-        self.wide = width >= WIDE
-        layouts = (columns.wide if self.wide else columns.narrow)(document["config"])
-        self.table = widest_that_fits(layouts, width)
+    forms: ClassVar = ("table", "osu", "md", "csv", "json")
+
+    def layouts(self) -> list[list[Column]]:
+        """Return the columns of a way, or of a row where the terminal is narrow."""
+        config = self.document["config"]
+        return columns.wide(config) if self.width >= WIDE else [columns.narrow(config)]
+
+    def columns(self) -> list[Column]:
+        """Return those of markdown."""
+        return columns.markdown(self.document["config"]["baseline"])
 
     def opening(self) -> list[str]:
         """Say what is measured, and where."""
@@ -38,29 +43,28 @@ class BenchView(View):
         """Return operation, type, reduction and mode."""
         return series_of(row)
 
+    def title(self, rows: Sequence[Row]) -> str:
+        """Name operation, type and reduction."""
+        return title(rows[0])
+
+    def items(self, rows: Sequence[Row]) -> list[Way]:
+        """Return the ways of whole calls."""
+        return [way for call in by_call(rows) for way in by_way(measured(call))]
+
     def head(self, rows: Sequence[Row]) -> list[str]:
         """Return what stands above the first call of a series."""
         graph = ", CUDA graph" if rows[0]["mode"] == "graph" else ""
-        return self.table.head(f"{rows[0]['op']}{graph}" if self.wide else title(rows[0]))
+        return self.layout.head(f"{rows[0]['op']}{graph}" if self.width >= WIDE else self.title(rows))
 
     def body(self, rows: Sequence[Row]) -> list[str]:
         """Return the lines of whole calls."""
-        ways = [way for call in by_call(rows) for way in by_way(measured(call))]
-        items = ways if self.wide else [way[place] for way in ways for place in sorted(way)]
-        return [self.table.line(item) for item in items]
+        ways = self.items(rows)
+        items = ways if self.width >= WIDE else [way[form] for way in ways for form in sorted(way)]
+        return [self.layout.line(item) for item in items]
 
     def plot(self, path: Path) -> None:
         """Draw the curves."""
         plot(self.document, path)
-
-    def markdown(self) -> str:
-        """Return a list of what is measured, a table for each series, and a list of what follows."""
-        lines = markdown_list(self.opening())
-        shown = columns.markdown(self.document["config"]["baseline"])
-        for rows in self.by_series():
-            ways = [way for call in by_call(rows) for way in by_way(measured(call))]
-            lines += ["", f"### {title(rows[0])}", "", *markdown_table(shown, ways)]
-        return "\n".join([*lines, "", *markdown_list(self.closing())])
 
     def csv(self) -> str:
         """Return a line for each row."""
@@ -68,13 +72,11 @@ class BenchView(View):
 
     def osu(self) -> str:
         """Return OSU's columns, one table for each algorithm in each form."""
-        lines: list[str] = []
+        lines = fold(self.opening(), self.width)
         for series in self.by_series():
             for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
                 lines += ["", *fold(_osu_head(way[0]), self.width), *(_osu_line(row)[: self.width] for row in way)]
-        return "\n".join([*fold(self.opening(), self.width), *lines])
-
-    forms: ClassVar = {"table": View.text, "osu": osu, "md": markdown, "csv": csv, "json": as_json}
+        return "\n".join(lines)
 
 
 def _osu_head(row: Row) -> list[str]:

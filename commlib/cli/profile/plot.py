@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from commlib.cli.profile import notes
 from commlib.peers.kernels.case import FLOOR, OURS
 from commlib.report.document import Row
-from commlib.report.plot import Line, Panel, draw, look
+from commlib.report.plot import Panel, curves, draw, look
 from commlib.report.view import caption, grouped
 
 STYLES: dict[str, dict[str, Any]] = {OURS: {"linestyle": "-", "linewidth": 2.4}, FLOOR: {"linestyle": ":"}}
@@ -35,19 +35,11 @@ def _panels(rows: list[Row], looks: Looks) -> list[Panel]:
         "xlabel": "n",
         "ticks": {row["n"]: str(row["n"]) for row in rows},
     }
-    shares = _lines([row for row in rows if row["of_copy"] is not None], _share, looks)
+    shares = curves([row for row in rows if row["of_copy"] is not None], "candidate", "n", _share, looks)
+    times = curves(rows, "candidate", "n", _time, looks)
     return [
-        Panel(**shared, ylabel="latency, µs", lines=_lines(rows, _time, looks), log_y=True, legend=False),
+        Panel(**shared, ylabel="latency, µs", lines=times, log_y=True, legend=False),
         Panel(**shared, ylabel="% of copy", lines=shares, limits=[(100, None)], y_range=(0, None)),
-    ]
-
-
-def _lines(rows: Sequence[Row], figure: Callable[[Row], float], looks: Looks) -> list[Line]:
-    lines = {of[0]["candidate"]: of for of in grouped(rows, lambda row: row["candidate"])}
-    return [
-        Line(name, [row["n"] for row in lines[name]], [figure(row) for row in lines[name]], style)
-        for name, style in looks.items()
-        if name in lines
     ]
 
 

@@ -14,7 +14,7 @@ from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import fitted, ratio_text
 from commlib.report.run import Output, until_it_ends
 from commlib.report.table import Column
-from commlib.report.view import TableView
+from commlib.report.view import View
 from commlib.timing import Alone, Measurement, Protocol, measure_alone
 
 KIND = Kind("commlib.radix_profile", 1, "commlib profile radix", "commlib.cli.profile", "radix_schema.json")
@@ -38,7 +38,7 @@ class RadixReport(Report):
         return {"leaves": self.leaves, "rows": self.rows}
 
 
-class RadixView(TableView):
+class RadixView(View):
     """One table."""
 
     def columns(self) -> Sequence[Column]:

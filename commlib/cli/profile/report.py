@@ -69,7 +69,7 @@ def _row(group: Group, line: Line, seed: int) -> Row:
         "skipped": line.skipped or (line.graph.skipped if line.graph is not None else ""),
         "wrong": line.wrong,
         "mode": "graph" if group.replays else "eager",
-        "time_us": percentiles_us(timed.times_s) if timed else None,
+        "time_us": percentiles_us(timed) if timed else None,
         "blocks": len(timed.times_s) if timed else None,
         "calls": timed.iterations if timed else None,
         "gbps": _over(group.num_bytes / 1e9, timed),
@@ -94,7 +94,7 @@ def _eager(group: Group, called: Measurement | None) -> Row | None:
     if called is None:
         return None
     host = round(median(called.issue_s) * 1e6, 4) if group.replays and called.issue_s else None
-    return {"wall_us": percentiles_us(called.times_s), "host_us": host}
+    return {"wall_us": percentiles_us(called), "host_us": host}
 
 
 def _versus(group: Group, line: Line, seed: int) -> Row | None:

@@ -12,12 +12,12 @@ from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import fitted, interval_text, percent_text
 from commlib.report.table import Column, Table
-from commlib.report.view import TableView, grouped, unfinished
+from commlib.report.view import View, grouped, unfinished
 
 N, CANDIDATE, TIME, RATE, SHARE, RATIO = 6, 19, 7, 6, 5, 17  # characters
 
 
-class ProfileView(TableView):
+class ProfileView(View):
     """A line for each candidate that has a figure, cases of one series below each other."""
 
     def columns(self) -> Sequence[Column]:

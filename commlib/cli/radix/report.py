@@ -13,7 +13,7 @@ from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import count_text
 from commlib.report.plot import Line, Panel, draw, look
 from commlib.report.table import Column
-from commlib.report.view import TableView, caption, grouped
+from commlib.report.view import View, caption, grouped
 
 KIND = Kind("commlib.radix_simulation", 1, "commlib radix simulate", "commlib.cli.radix")
 
@@ -55,7 +55,7 @@ class SimulationReport(Report):
         return {"config": asdict(self.settings), "traces": self.rows}
 
 
-class SimulationView(TableView):
+class SimulationView(View):
     """For each trace and capacity a line for each policy, the best one marked."""
 
     def columns(self) -> Sequence[Column]:
