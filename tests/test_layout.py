@@ -35,7 +35,7 @@ ENVIRONMENT_READERS = (
     "commlib/launch.py",
     "commlib/cli/checks.py",
     "commlib/testing/*.py",
-    "commlib/timing/environment.py",
+    "commlib/timing/machine.py",
 )
 
 

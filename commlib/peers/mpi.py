@@ -13,7 +13,7 @@ from commlib.bootstrap import mpi as launcher
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.peers.peer import CallTable, averaged
+from commlib.peers.peer import CallTable, averaged, neighbours
 from commlib.timing import Empty, Prepare, Run, plain
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _TYPES = {
     **{getattr(torch, f"int{bits}"): f"INT{bits}_T" for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): f"UINT{bits}_T" for bits in (8, 16, 32, 64)},
 }
+FIRST_BLOCK = ("reduce_scatter", "reduce_scatterv")
 
 
 class Mpi(CallTable):
@@ -58,17 +59,19 @@ class Mpi(CallTable):
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
         """Return MPI's call, with IN_PLACE where the buffers are one: MPI forbids aliases."""
-        make = CALLS[collective.name]
 
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            return make(_Call(self.library, (x, out), call, collective.reduces, in_place))
+            if in_place and collective.name in FIRST_BLOCK:
+                raise Unsupported("MPI's in-place result is the first block, not block r")
+            of_call = _Call(self.library, (x, out), call, collective.reduces, in_place)
+            function, *arguments = CALLS[collective.name](of_call)
+            run = partial(function, *arguments)
+            return run if collective.rooted and not of_call.is_root else averaged(out, call, run)
 
         return prepare
 
 
-def make() -> Mpi:
-    """Make the peer."""
-    return Mpi()
+make = Mpi
 
 
 class _Call:
@@ -84,6 +87,7 @@ class _Call:
         self.kind = _element(mpi, call.dtype, call.redop) if reduces else mpi.BYTE
         self.op = getattr(mpi, _REDOPS[call.redop])
         self.x, self.out = self.whole(self.tensor), self.whole(self.result)
+        self.own = mpi.IN_PLACE if in_place else self.x
 
     def whole(self, tensor: torch.Tensor) -> tuple[Any, ...]:
         """Return all of a tensor."""
@@ -98,9 +102,9 @@ class _Call:
         counts = [n * self.unit for n in sizes]
         return self._memory(tensor), (counts, [0, *accumulate(counts)][:-1]), self.kind
 
-    def own(self) -> Any:
-        """Return the input, or that it lies in the output already."""
-        return self.mpi.IN_PLACE if self.in_place else self.x
+    def at_root(self, here: Any, elsewhere: Any = None) -> Any:
+        """Return what the root passes, or the others."""
+        return here if self.is_root else elsewhere
 
     def _memory(self, tensor: torch.Tensor) -> Any:
         return self.mpi.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
@@ -115,71 +119,38 @@ def _element(mpi: Any, dtype: torch.dtype, redop: str) -> Any:
     raise Unsupported(f"{vendor} does not reduce {dtype} by {redop}")
 
 
-def _all_reduce(c: _Call) -> Run:
-    return averaged(c.result, c.call, partial(c.comm.Allreduce, c.own(), c.out, c.op))
-
-
-def _reduce(c: _Call) -> Run:
-    if not c.is_root:
-        return partial(c.comm.Reduce, c.x, None, c.op, c.call.root)
-    return averaged(c.result, c.call, partial(c.comm.Reduce, c.own(), c.out, c.op, c.call.root))
-
-
-def _reduce_scatter(c: _Call) -> Run:
-    _refuse_in_place(c)
-    return averaged(c.result, c.call, partial(c.comm.Reduce_scatter_block, c.blocks(c.tensor), c.out, c.op))
-
-
-def _reduce_scatterv(c: _Call) -> Run:
-    _refuse_in_place(c)
-    sizes = list(ragged(c.call))
-    return averaged(c.result, c.call, partial(c.comm.Reduce_scatter, c.x, c.out, sizes, c.op))
-
-
-def _refuse_in_place(c: _Call) -> None:
-    if c.in_place:
-        raise Unsupported("MPI's in-place result is the first block, not block r")
-
-
-def _all_to_all(c: _Call) -> Run:
-    source = c.mpi.IN_PLACE if c.in_place else c.blocks(c.tensor)
-    return partial(c.comm.Alltoall, source, c.blocks(c.result))
-
-
-def _all_to_allv(c: _Call) -> Run:
+def _all_to_allv(c: _Call) -> tuple[Any, ...]:
     table, rank = split_table(c.call), c.call.rank
-    return partial(c.comm.Alltoallv, c.cut(c.tensor, table[rank]), c.cut(c.result, [row[rank] for row in table]))
+    return c.comm.Alltoallv, c.cut(c.tensor, table[rank]), c.cut(c.result, [row[rank] for row in table])
 
 
-def _gather(c: _Call) -> Run:
-    if not c.is_root:
-        return partial(c.comm.Gather, c.x, None, c.call.root)
-    return partial(c.comm.Gather, c.own(), c.blocks(c.result), c.call.root)
+def _scatter(c: _Call) -> tuple[Any, ...]:
+    own = c.mpi.IN_PLACE if c.in_place and c.is_root else c.out
+    return c.comm.Scatter, c.at_root(c.blocks(c.tensor)), own, c.call.root
 
 
-def _scatter(c: _Call) -> Run:
-    if not c.is_root:
-        return partial(c.comm.Scatter, None, c.out, c.call.root)
-    return partial(c.comm.Scatter, c.blocks(c.tensor), c.mpi.IN_PLACE if c.in_place else c.out, c.call.root)
+def _send_recv(c: _Call) -> tuple[Any, ...]:
+    after, before = neighbours(c.call)
+    return c.comm.Sendrecv, c.x, after, 0, c.out, before, 0
 
 
-def _send_recv(c: _Call) -> Run:
-    after, before = (c.call.rank + 1) % c.call.size, (c.call.rank - 1) % c.call.size
-    return partial(c.comm.Sendrecv, c.x, after, 0, c.out, before, 0)
-
-
-CALLS: dict[str, Callable[[_Call], Run]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": lambda c: partial(c.comm.Allgather, c.own(), c.blocks(c.result)),
-    "all_gatherv": lambda c: partial(c.comm.Allgatherv, c.own(), c.cut(c.result, ragged(c.call))),
-    "reduce_scatter": _reduce_scatter,
-    "reduce_scatterv": _reduce_scatterv,
-    "broadcast": lambda c: partial(c.comm.Bcast, c.out, c.call.root),
-    "reduce": _reduce,
-    "all_to_all": _all_to_all,
+# What is called, and with which arguments.
+CALLS: dict[str, Callable[[_Call], tuple[Any, ...]]] = {
+    "all_reduce": lambda c: (c.comm.Allreduce, c.own, c.out, c.op),
+    "all_gather": lambda c: (c.comm.Allgather, c.own, c.blocks(c.result)),
+    "all_gatherv": lambda c: (c.comm.Allgatherv, c.own, c.cut(c.result, ragged(c.call))),
+    "reduce_scatter": lambda c: (c.comm.Reduce_scatter_block, c.blocks(c.tensor), c.out, c.op),
+    "reduce_scatterv": lambda c: (c.comm.Reduce_scatter, c.x, c.out, list(ragged(c.call)), c.op),
+    "broadcast": lambda c: (c.comm.Bcast, c.out, c.call.root),
+    "reduce": lambda c: (c.comm.Reduce, c.at_root(c.own, c.x), c.at_root(c.out), c.op, c.call.root),
+    "all_to_all": lambda c: (
+        c.comm.Alltoall,
+        c.mpi.IN_PLACE if c.in_place else c.blocks(c.tensor),
+        c.blocks(c.result),
+    ),
     "all_to_allv": _all_to_allv,
-    "gather": _gather,
+    "gather": lambda c: (c.comm.Gather, c.at_root(c.own, c.x), c.at_root(c.blocks(c.result)), c.call.root),
     "scatter": _scatter,
     "send_recv": _send_recv,
-    "barrier": lambda c: c.comm.Barrier,
+    "barrier": lambda c: (c.comm.Barrier,),
 }

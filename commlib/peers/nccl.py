@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.backends.nccl_control import within
-from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.errors import CommError, Unsupported
-from commlib.peers.peer import START_S, CallTable, in_turn
+from commlib.peers.peer import START_S, CallTable, in_turn, neighbours
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
@@ -78,8 +77,6 @@ class Nccl(CallTable):
                 raise Unsupported(f"NCCL has no {collective.name}")
             if in_place and collective.name == "all_to_all":
                 raise Unsupported("NCCL has no in-place all_to_all")
-            if collective.reduces and (reason := refuses_nccl(call.dtype, call.redop, call.size)):
-                raise Unsupported(reason)
             return make(_Call(self, x, out, call))
 
         return prepare
@@ -97,9 +94,7 @@ class Nccl(CallTable):
             raise CommError(f"{what}: {self.lib.ncclGetErrorString(result).decode()}")
 
 
-def make() -> Nccl:
-    """Make the peer."""
-    return Nccl()
+make = Nccl
 
 
 class _Call:
@@ -144,7 +139,7 @@ def _stream() -> Pointer:
 
 
 def _send_recv(c: _Call) -> Run:
-    after, before = (c.call.rank + 1) % c.call.size, (c.call.rank - 1) % c.call.size
+    after, before = neighbours(c.call)
     send = c.to("ncclSend", c.x, *c.moved(), ctypes.c_int(after))
     recv = c.to("ncclRecv", c.out, *c.moved(), ctypes.c_int(before))
     return in_turn(c.owner.lib.ncclGroupStart, send, recv, c.owner.lib.ncclGroupEnd)

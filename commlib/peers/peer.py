@@ -87,7 +87,7 @@ def in_turn(*steps: Run) -> Run:
         for step in steps:
             step()
 
-    return run
+    return steps[0] if len(steps) == 1 else run
 
 
 def averaged(out: torch.Tensor, call: Call, reduce: Run) -> Run:
@@ -96,6 +96,11 @@ def averaged(out: torch.Tensor, call: Call, reduce: Run) -> Run:
         return reduce
     rounding = {} if out.is_floating_point() else {"rounding_mode": "trunc"}
     return in_turn(reduce, partial(out.div_, call.size, **rounding))
+
+
+def neighbours(call: Call) -> tuple[int, int]:
+    """Return whom a rank sends to in a ring, and whom it receives from."""
+    return (call.rank + 1) % call.size, (call.rank - 1) % call.size
 
 
 def refusing(reason: str) -> Prepare:

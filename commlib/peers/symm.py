@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,8 @@ import torch.distributed as dist
 
 from commlib.errors import Unsupported
 from commlib.peers.peer import Peer, refusing
-from commlib.peers.torch import join_default_group
-from commlib.timing import Candidate, Prepare, Run, plain_on
+from commlib.peers.torch import join_default_group, leave_default_group
+from commlib.timing import Candidate, Run, plain_on
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -41,21 +40,21 @@ class Symm(Peer):
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return both, each for the one form that it has."""
+        return [self._way(label, comm, collective, in_place) for label in self.labels]
+
+    def _way(self, label: str, comm: Communicator, collective: Collective, in_place: bool) -> Candidate:
+        reason = ""
         if collective.name != "all_reduce":
             reason = f"torch.ops.symm_mem has no {collective.name} to compare with"
-            return [Candidate(label, refusing(reason), in_place) for label in self.labels]
-        one_shot = refusing("it works out of place only") if in_place else _ready(_one_shot)
-        two_shot = _ready(_two_shot) if in_place else refusing("it works in place only")
-        empties = (plain_on(comm.device), self._empty) if in_place else (self._empty, plain_on(comm.device))
-        return [
-            Candidate(label, prepare, in_place, empty)
-            for label, prepare, empty in zip(self.labels, (one_shot, two_shot), empties, strict=True)
-        ]
+        elif in_place != (label == "symm_twoshot"):
+            reason = f"it works {'out of' if in_place else 'in'} place only"
+        if reason:
+            return Candidate(label, refusing(reason), in_place, plain_on(comm.device))
+        return Candidate(label, _prepare, in_place, self._empty)
 
     def stop(self) -> None:
         """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_default_group()
 
     def _empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         import torch.distributed._symmetric_memory as symm_mem
@@ -65,31 +64,17 @@ class Symm(Peer):
         return tensor
 
 
-def make() -> Symm:
-    """Make the peer."""
-    return Symm()
+make = Symm
+
+
+def _prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+    if call.dtype not in DTYPES or call.redop != "sum":
+        raise Unsupported("torch's symmetric memory adds float32 and bfloat16 only")
+    ops: Any = torch.ops.symm_mem
+    if out is x:
+        return partial(ops.two_shot_all_reduce_, x, "sum", _group())
+    return partial(ops.one_shot_all_reduce_out, x, "sum", _group(), out)
 
 
 def _group() -> Any:
     return dist.group.WORLD.group_name  # type: ignore[union-attr]  # join() made it
-
-
-def _ready(way: Callable[[torch.Tensor, torch.Tensor, Any], Run]) -> Prepare:
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        if call.dtype not in DTYPES or call.redop != "sum":
-            raise Unsupported("torch's symmetric memory adds float32 and bfloat16 only")
-        return way(x, out, _group())
-
-    return prepare
-
-
-def _one_shot(x: torch.Tensor, out: torch.Tensor, group: Any) -> Run:
-    return partial(_ops().one_shot_all_reduce_out, x, "sum", group, out)
-
-
-def _two_shot(x: torch.Tensor, out: torch.Tensor, group: Any) -> Run:
-    return partial(_ops().two_shot_all_reduce_, x, "sum", group)
-
-
-def _ops() -> Any:
-    return torch.ops.symm_mem

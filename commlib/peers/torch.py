@@ -14,27 +14,21 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.peers.peer import START_S, CallTable, averaged, in_turn
+from commlib.peers.peer import START_S, CallTable, averaged, in_turn, neighbours
+from commlib.redops import REDOPS
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
     from commlib.communicator import Communicator
 
-_OPS = {
-    "sum": dist.ReduceOp.SUM,
-    "avg": dist.ReduceOp.SUM,  # gloo has no average: users divide
-    "prod": dist.ReduceOp.PRODUCT,
-    "min": dist.ReduceOp.MIN,
-    "max": dist.ReduceOp.MAX,
-    "band": dist.ReduceOp.BAND,
-    "bor": dist.ReduceOp.BOR,
-    "bxor": dist.ReduceOp.BXOR,
-}
+# torch's reductions by name; gloo has no average: users divide.
+_OPS = {name: getattr(dist.ReduceOp, name.upper(), None) for name in REDOPS}
+_OPS |= {"prod": dist.ReduceOp.PRODUCT, "avg": dist.ReduceOp.SUM}
 
 # torch 2.13 gave these new names and deprecates the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Torch(CallTable):
@@ -52,18 +46,25 @@ class Torch(CallTable):
         join_default_group(comm)
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
-        """Return the call of torch.distributed that does this."""
-        return _refusing(collective, CALLS.get(collective.name))
+        """Return the call of torch.distributed; what it lacks is said before, as a failed call leaves peers waiting."""
+        make = CALLS.get(collective.name)
+        refuses = next(a.refuses for a in collective.algorithms if a.backend == "torch")
+
+        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+            if make is None:
+                raise Unsupported(f"torch.distributed with {dist.get_backend()} has no {collective.name}")
+            if reason := refuses(call.dtype, call.redop, call.size):
+                raise Unsupported(reason)
+            return averaged(out, call, make(x, out, call))
+
+        return prepare
 
     def stop(self) -> None:
         """Leave the process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        leave_default_group()
 
 
-def make() -> Torch:
-    """Make the peer."""
-    return Torch()
+make = Torch
 
 
 def join_default_group(comm: Communicator) -> None:
@@ -84,40 +85,15 @@ def join_default_group(comm: Communicator) -> None:
     dist.init_process_group(engine, store=store, rank=comm.rank, world_size=comm.size, timeout=wait, **options)
 
 
-def _refusing(collective: Collective, make: Prepare | None) -> Prepare:
-    """Say what torch.distributed lacks before it is called: a failed call leaves its peers waiting."""
-    refuses = next(a.refuses for a in collective.algorithms if a.backend == "torch")
-
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        reason = refuses(call.dtype, call.redop, call.size)
-        if make is None:
-            reason = f"torch.distributed with {dist.get_backend()} has no {collective.name}"
-        if reason or make is None:
-            raise Unsupported(reason or "")
-        return make(x, out, call)
-
-    return prepare
+def leave_default_group() -> None:
+    """End torch's default process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
-def _reduced(out: torch.Tensor, call: Call, reduce: Run, before: tuple[Run, ...] = ()) -> Run:
-    """Add the copy that an engine without an out-of-place form needs, and the division of an average."""
-    return averaged(out, call, in_turn(*before, reduce) if before else reduce)
-
-
-def _copied(x: torch.Tensor, out: torch.Tensor) -> tuple[Run, ...]:
-    return () if out is x else (partial(out.copy_, x),)
-
-
-def _all_reduce(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    return _reduced(out, call, partial(dist.all_reduce, out, _OPS[call.redop]), _copied(x, out))
-
-
-def _reduce(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    return _reduced(out, call, partial(dist.reduce, out, call.root, _OPS[call.redop]), _copied(x, out))
-
-
-def _reduce_scatter(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    return _reduced(out, call, partial(_reduce_scatter_single, out, x, _OPS[call.redop]))
+def _after_copy(x: torch.Tensor, out: torch.Tensor, run: Run) -> Run:
+    """Add the copy that an engine without an out-of-place form needs."""
+    return run if out is x else in_turn(partial(out.copy_, x), run)
 
 
 def _all_to_all(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
@@ -131,18 +107,13 @@ def _all_to_allv(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
     return partial(dist.all_to_all_single, out, x, [row[call.rank] for row in table], table[call.rank])
 
 
-def _gather(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    parts = list(out.chunk(call.size)) if call.rank == call.root else None
-    return partial(dist.gather, x, parts, call.root)
-
-
-def _scatter(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    parts = list(x.chunk(call.size)) if call.rank == call.root else None
-    return partial(dist.scatter, out, parts, call.root)
+def _parts(whole: torch.Tensor, call: Call) -> list[torch.Tensor] | None:
+    """Return the root's tensor in blocks; the others pass none."""
+    return list(whole.chunk(call.size)) if call.rank == call.root else None
 
 
 def _send_recv(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-    after, before = (call.rank + 1) % call.size, (call.rank - 1) % call.size
+    after, before = neighbours(call)
     steps = [partial(dist.send, x, after), partial(dist.recv, out, before)]
     return in_turn(*(steps if call.rank % 2 == 0 else reversed(steps)))
 
@@ -152,15 +123,15 @@ def _bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor, Any], Run]] = {
-    "all_reduce": _all_reduce,
+    "all_reduce": lambda x, out, call: _after_copy(x, out, partial(dist.all_reduce, out, _OPS[call.redop])),
     "all_gather": lambda x, out, call: partial(_all_gather, _bytes(out), _bytes(x)),
-    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter": lambda x, out, call: partial(_reduce_scatter, out, x, _OPS[call.redop]),
     "broadcast": lambda x, out, call: partial(dist.broadcast, _bytes(out), call.root),
-    "reduce": _reduce,
+    "reduce": lambda x, out, call: _after_copy(x, out, partial(dist.reduce, out, call.root, _OPS[call.redop])),
     "all_to_all": _all_to_all,
     "all_to_allv": _all_to_allv,
-    "gather": _gather,
-    "scatter": _scatter,
+    "gather": lambda x, out, call: partial(dist.gather, x, _parts(out, call), call.root),
+    "scatter": lambda x, out, call: partial(dist.scatter, out, _parts(x, call), call.root),
     "send_recv": _send_recv,
     "barrier": lambda x, out, call: dist.barrier,
 }

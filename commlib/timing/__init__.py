@@ -1,18 +1,15 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
-from commlib.timing.alone import Alone, measure_alone
 from commlib.timing.blocks import Measurement, Protocol, block_seconds
 from commlib.timing.candidate import Candidate, Empty, Prepare, Run, plain, plain_on, public_call
-from commlib.timing.environment import environment
-from commlib.timing.fit import Fit, fit_latency_and_rate
+from commlib.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
 from commlib.timing.graph import own_stream
-from commlib.timing.interval import Ratio, ratio_of_medians
 from commlib.timing.limit import Limit, measure_limit
-from commlib.timing.machine import cpu_share, fingerprint
-from commlib.timing.protocol import measure
+from commlib.timing.machine import cpu_share, environment, fingerprint
+from commlib.timing.protocol import measure, measure_alone
+from commlib.timing.truth import bits, differing, poison
 
 __all__ = [
-    "Alone",
     "Candidate",
     "Empty",
     "Fit",
@@ -22,8 +19,10 @@ __all__ = [
     "Protocol",
     "Ratio",
     "Run",
+    "bits",
     "block_seconds",
     "cpu_share",
+    "differing",
     "environment",
     "fingerprint",
     "fit_latency_and_rate",
@@ -33,6 +32,7 @@ __all__ = [
     "own_stream",
     "plain",
     "plain_on",
+    "poison",
     "public_call",
     "ratio_of_medians",
 ]

@@ -11,17 +11,20 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 from typing import Protocol as Interface
 
 import torch
 
 from commlib.errors import CommError
 from commlib.timing import graph
-from commlib.timing.candidate import Candidate, Run
+from commlib.timing.candidate import Run
+
+if TYPE_CHECKING:
+    from commlib.timing.graph import Starter
 
 MAX_ITERATIONS = 20_000
 # Long against a barrier's jitter; where ranks share cores, against a time slice; on GPUs, against the wait at its end.
@@ -68,10 +71,6 @@ class Measurement:
         """The figure to print."""
         return statistics.median(self.times_s)
 
-    def percentile_s(self, percent: float) -> float:
-        """Return the block time that `percent` of the blocks did not exceed."""
-        return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
-
 
 class Group(Interface):
     """What keeps ranks together between blocks: a communicator, or Alone."""
@@ -103,25 +102,26 @@ def block_seconds(comm: Group) -> float:
     return LONG_BLOCK_S if comm.device.type == "cuda" or comm.size > (os.cpu_count() or 1) else BLOCK_S
 
 
+@dataclass
 class Entry:
     """A candidate with its buffers, and what it took so far on this rank."""
 
-    def __init__(self, candidate: Candidate) -> None:
-        self.candidate = candidate
-        self.result = Measurement(candidate.label, candidate.in_place)
-        self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.runs: list[Run] = []
-        self.issued_s = 0.0  # until the host had made the calls of its last block
-        self.call_s = 0.0  # of a first call and its check, then of one in a row
-        self.graph: Any = None
-        self.starter: graph.Starter | None = None
-        self._next = 0
+    result: Measurement
+    enter: Callable[[], object] = lambda: None
+    checked: bool = True
+    runs: list[Run] = field(default_factory=list)  # one for each pair of buffers
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    issued_s: float = 0.0  # until the host had made the calls of its last block
+    call_s: float = 0.0  # of a first call and its check, then of one in a row
+    graph: Any = None
+    starter: Starter | None = None
+    first: int = 0  # of the runs that come next
 
     def following(self, iterations: int) -> list[Run]:
         """Return the next runs in rotation, as one list: the loop over it costs next to nothing."""
-        n, first = len(self.runs), self._next
-        self._next = (first + iterations) % n
-        turn = self.runs[first:] + self.runs[:first]
+        n = len(self.runs)
+        turn = self.runs[self.first :] + self.runs[: self.first]
+        self.first = (self.first + iterations) % n
         return (turn * (iterations // n + 1))[:iterations]
 
 
@@ -138,7 +138,7 @@ def block(comm: Group, entry: Entry, iterations: int) -> float:
     if entry.starter is not None:
         comm.barrier()
         return entry.starter.time(entry.graph)
-    entry.candidate.enter()
+    entry.enter()
     comm.barrier()  # takes up the ranks' distance: who slept in it wakes late
     if entry.call_s < SHORT_S:
         entry.following(1)[0]()  # this candidate's code and flags into the caches
@@ -156,7 +156,15 @@ def block(comm: Group, entry: Entry, iterations: int) -> float:
     return time.perf_counter() - start
 
 
-def calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
+def take_turns(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+    """Calibrate, then run blocks of all entries in turns: calls by the host, or replays of graphs of them."""
+    protocol = replace(protocol, block_s=protocol.block_s or block_seconds(comm))
+    for entry in entries:
+        _calibrate(comm, entry, protocol)
+    (_run_graphs if protocol.graph else _run_blocks)(comm, entries, protocol, begun)
+
+
+def _calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
     """Warm up, and find how many iterations fill a block."""
     assert protocol.block_s is not None
     block(comm, entry, protocol.warmup)
@@ -172,13 +180,13 @@ def calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
     entry.result.iterations = protocol.iterations or max(1, min(wanted, MAX_ITERATIONS))
 
 
-def run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+def _run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
     """Capture what was calibrated, run the blocks on the replays, and give the graphs back."""
     starter = graph.Starter(comm, protocol.lead_in)
     for entry in entries:
         calls = min(entry.result.iterations, graph.MOST_CALLS)
         entry.result.iterations = protocol.iterations or -(-calls // protocol.buffers) * protocol.buffers
-        entry.candidate.enter()
+        entry.enter()
         try:
             entry.graph = graph.captured(entry.following(entry.result.iterations))
         except CommError as error:
@@ -189,7 +197,7 @@ def run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tup
         for entry in ready:
             entry.starter = starter
             entry.call_s = slowest(comm, block(comm, entry, 0)) / entry.result.iterations  # and to the device with it
-        run_blocks(comm, ready, protocol, begun)
+        _run_blocks(comm, ready, protocol, begun)
     finally:
         starter.close()
         for entry in entries:
@@ -199,7 +207,7 @@ def run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tup
     comm.barrier()  # not after an error or Ctrl-C: nobody may come
 
 
-def run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
+def _run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
     """Run blocks as the time since `begun` allows; with a race, first a few of each, then of those that are left."""
     started, name = begun
     least, most = protocol.blocks

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
 
-from commlib.errors import CommError
+from commlib.errors import CommError, one_line
 
 if TYPE_CHECKING:
     from commlib.timing.blocks import Group
@@ -22,13 +22,13 @@ MOST_LAUNCH_S = 2e-3
 
 
 @contextmanager
-def own_stream(comm: Group) -> Iterator[None]:
+def own_stream(device: torch.device) -> Iterator[None]:
     """Work on a stream of its own: on the default one a graph of NCCL's calls takes two to four times as long."""
-    stream = torch.cuda.Stream(comm.device)
-    stream.wait_stream(torch.cuda.current_stream(comm.device))
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         yield
-    torch.cuda.current_stream(comm.device).wait_stream(stream)
+    torch.cuda.current_stream(device).wait_stream(stream)
 
 
 def capture(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
@@ -41,18 +41,12 @@ def capture(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
             for run in runs:
                 run()
         except BaseException:
-            _give_up(graph)
+            with suppress(RuntimeError):  # the capture is invalid already; the first error says why
+                graph.capture_end()
             raise
         graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph
-
-
-def _give_up(graph: torch.cuda.CUDAGraph) -> None:
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        pass  # the capture is invalid already; the first error says why
 
 
 class Starter:
@@ -94,5 +88,4 @@ def captured(runs: Sequence[Run]) -> torch.cuda.CUDAGraph:
     except CommError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise CommError(f"cannot be captured: {type(error).__name__}: {lines[0][:200]}") from None
+        raise CommError(f"cannot be captured: {one_line(error)}") from None

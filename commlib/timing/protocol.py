@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,10 @@ from commlib.timing.blocks import (
     Protocol,
     agree,
     block,
-    block_seconds,
-    calibrate,
-    run_blocks,
-    run_graphs,
+    take_turns,
     undisturbed,
 )
-from commlib.timing.candidate import Candidate
+from commlib.timing.candidate import Candidate, Run
 from commlib.timing.truth import Truth
 
 if TYPE_CHECKING:
@@ -47,29 +44,52 @@ def measure(
     """
     started = time.perf_counter()
     truth = Truth(collective, call, fold) if protocol.check else None
-    with graph.own_stream(comm) if protocol.graph else nullcontext():
+    with graph.own_stream(comm.device) if protocol.graph else nullcontext():
         entries = _prepare_all(comm, collective, call, candidates, protocol)
         _check(comm, entries, truth, slice(1))
         ready = [entry for entry in entries if not entry.result.skipped]
-        if protocol.block_s is None:
-            protocol = replace(protocol, block_s=block_seconds(comm))
         quick = [entry for entry in ready if entry.call_s <= protocol.slow_s]
         slow = [entry for entry in ready if entry.call_s > protocol.slow_s]
         _check(comm, quick, truth, slice(1, None))
         with undisturbed():
             for entry in slow:
                 entry.result.iterations, entry.result.times_s = 1, [block(comm, entry, 1)]
-            for entry in quick:
-                calibrate(comm, entry, protocol)
-            name = f"{collective.name} {call.count}"
-            if protocol.graph:
-                run_graphs(comm, quick, protocol, (started, name))
-            else:
-                run_blocks(comm, quick, protocol, (started, name))
+            take_turns(comm, quick, protocol, (started, f"{collective.name} {call.count}"))
         if protocol.graph:
             _check_replays(comm, quick, truth)
         _check(comm, quick, truth, slice(1))
         _combine(comm, ready)
+    return [entry.result for entry in entries]
+
+
+class Alone:
+    """One device without ranks: there is nobody to wait for."""
+
+    size = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Return what the one rank passed."""
+        return [obj]
+
+
+def measure_alone(
+    device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
+) -> list[Measurement]:
+    """Time rows of calls, one call for each set of buffers; their values are the caller's to check before.
+
+    Everything runs on the current stream; graphs want one of their own (graph.own_stream).
+    """
+    started = time.perf_counter()
+    entries = [Entry(Measurement(label, False), runs=list(runs)) for label, runs in calls.items()]
+    sets = max((len(entry.runs) for entry in entries), default=1)
+    with undisturbed():
+        take_turns(Alone(device), entries, replace(protocol, buffers=sets), (started, name))
     return [entry.result for entry in entries]
 
 
@@ -84,7 +104,7 @@ def _prepare_all(
     shared: dict[Any, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     entries = []
     for candidate in candidates:
-        entry = Entry(candidate)
+        entry = Entry(Measurement(candidate.label, candidate.in_place), candidate.enter, candidate.checked)
         key = (candidate.empty, candidate.in_place)
         try:
             if key not in shared:
@@ -112,11 +132,11 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth | None, wh
     for entry in entries:
         if entry.result.skipped:
             continue
-        entry.candidate.enter()
+        entry.enter()
         start = time.perf_counter()
         try:
             for (x, out), run in list(zip(entry.pairs, entry.runs, strict=True))[which]:
-                if truth is None or not entry.candidate.checked:
+                if truth is None or not entry.checked:
                     run()
                 else:
                     entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, run)
@@ -133,9 +153,9 @@ def _check(comm: Communicator, entries: Sequence[Entry], truth: Truth | None, wh
 def _check_replays(comm: Communicator, entries: Sequence[Entry], truth: Truth | None) -> None:
     """Check each call once more out of a graph of its own: replays may go wrong where eager calls are right."""
     for entry in entries:
-        if entry.result.skipped or not entry.candidate.checked or truth is None:
+        if entry.result.skipped or not entry.checked or truth is None:
             continue
-        entry.candidate.enter()
+        entry.enter()
         for (x, out), run in zip(entry.pairs, entry.runs, strict=True):
             replayed = graph.capture([run])
             entry.result.wrong = (entry.result.wrong or 0) + truth.wrong(x, out, replayed.replay)

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from commlib.collectives.spec import Call, Collective, Fold
     from commlib.timing.candidate import Run
 
-_PERIOD = 4093  # elements after which inputs repeat; a prime, so that a misplaced block never looks right
+PERIOD = 4093  # elements after which inputs repeat; a prime, so that a misplaced block never looks right
+POISON = -0x5B
 
 
 class Truth:
@@ -27,22 +28,32 @@ class Truth:
 
     def wrong(self, x: torch.Tensor, out: torch.Tensor, run: Run) -> int:
         """Make the call once on fresh inputs and poisoned outputs, and count the wrong elements."""
-        _bits(out).fill_(-0x5B)
+        poison(out)
         x.copy_(self.input)
         run()
-        if self.expected is None:
-            return 0
-        return int((_bits(out) != _bits(self.expected.view(-1).to(out.device))).count_nonzero())
+        return 0 if self.expected is None else differing(out, self.expected.view(-1).to(out.device))
 
 
 def _values(elements: int, call: Call) -> torch.Tensor:
     generator = torch.Generator().manual_seed(call.rank)
     low, high = (0, 2) if call.dtype == torch.bool else (1, 5)
-    tile = torch.randint(low, high, (_PERIOD,), generator=generator).to(call.dtype)
-    return tile.repeat(-(-elements // _PERIOD))[:elements]
+    tile = torch.randint(low, high, (PERIOD,), generator=generator).to(call.dtype)
+    return tile.repeat(-(-elements // PERIOD))[:elements]
 
 
-def _bits(x: torch.Tensor) -> torch.Tensor:
+def bits(x: torch.Tensor) -> torch.Tensor:
     """View elements as whole numbers: every type can be poisoned and compared, and bits are what counts."""
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64)
-    return x.view(kind)
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64))
+
+
+def poison(out: torch.Tensor) -> torch.Tensor:
+    """Fill a tensor with what no result has."""
+    bits(out).fill_(POISON)
+    return out
+
+
+def differing(found: torch.Tensor, expected: torch.Tensor) -> int:
+    """Count the elements whose bits differ; another shape or type is wrong in every element."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return expected.numel()
+    return int((bits(found) != bits(expected)).count_nonzero())

@@ -19,7 +19,7 @@ from commlib.peers.kernels.index import Gather
 from commlib.peers.kernels.measure import Group, Line, Settings, measure_case
 from commlib.peers.kernels.metadata import Lengths
 from commlib.peers.kernels.store import Scatter
-from commlib.timing import Alone, Measurement, Protocol
+from commlib.timing import Measurement, Protocol
 
 CPU = torch.device("cpu")
 BF16, INT32 = torch.bfloat16, torch.int32
@@ -133,11 +133,10 @@ def test_sets_fill_twice_the_cache_where_they_may() -> None:
 
 
 def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    kernel = load("index")
-    monkeypatch.setattr(kernel, "candidates", lambda case, compiled: candidates)
+    monkeypatch.setattr(load("index"), "candidates", lambda case, compiled: candidates)
     monkeypatch.setattr(memory, "MOST_SETS", 4)
     case = Case("index", 2, 16, BF16)
-    group = measure_case(kernel, case, Settings(CPU), 0.05, Compiler("off"), ())
+    group = measure_case(case, Settings(CPU, compiler=Compiler("off")), 0.05)
     return {line.candidate.label: line for line in group.lines}
 
 
@@ -218,7 +217,7 @@ def test_a_graph_has_many_calls_and_each_set_as_often(
 ) -> None:
     asked: list[Protocol] = []
 
-    def pretended(world: Alone, runs: Any, protocol: Protocol, name: str) -> list[Measurement]:
+    def pretended(device: torch.device, runs: Any, protocol: Protocol, name: str) -> list[Measurement]:
         asked.append(protocol)
         return [Measurement(label, False) for label in runs]
 
@@ -226,7 +225,7 @@ def test_a_graph_has_many_calls_and_each_set_as_often(
     case = Case("index", n, 4096, BF16, hot=hot)
     lines = [Line(Candidate("a")), Line(Candidate("a"))]  # a label may be taken
     group = Group(case, load("index").num_bytes(case), sets, lines)
-    measure._replay(Alone(CPU), lines, group, Settings(CPU, flush=True), 1.0)
+    measure._replay(lines, group, Settings(CPU, flush=True), 1.0)
     assert (asked[0].graph, asked[0].iterations, asked[0].blocks[0] >= 20) == (True, calls, True)
     assert (asked[0].lead_in is None) == hot
     assert all(line.graph is not None for line in lines)

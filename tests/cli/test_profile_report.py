@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from commlib.cli import main
 from commlib.cli.profile import nsight
+from commlib.cli.profile.external import External
 from commlib.cli.profile.job import Job
 from commlib.cli.profile.plot import plot
 from commlib.cli.profile.report import ProfileReport
 from commlib.cli.profile.view import ProfileView
-from commlib.peers.kernels import load
 from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
 from commlib.peers.kernels.measure import Group, Line, Settings
 from commlib.timing import Measurement
@@ -57,10 +57,12 @@ def group(n: int, *extra: Line, **changes: Any) -> Group:
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> ProfileReport:
+def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProfileReport:
     monkeypatch.setattr("commlib.cli.profile.job.cold_bytes", lambda device: 120 << 20)
     cases = (Case("index", 1, 4096, torch.bfloat16),)
-    job = Job(load("index"), cases, Settings(GPU), 10.0, True, (Path("somewhere/others.py"),), True)
+    others = tmp_path / "others.py"
+    others.write_text("def candidates(kernel, case, inputs): ...")
+    job = Job(cases, Settings(GPU, others=[External(others)]), 10.0, True)
     return ProfileReport(job, "commlib profile index")
 
 
@@ -177,13 +179,13 @@ CASE = Case("store", 64, 512, torch.bfloat16, "sequential", "fp8")
 
 
 def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
-    ncu = nsight.command("ncu", load("store"), CASE)
+    ncu = nsight.command("ncu", CASE)
     assert ncu[:2] == ["ncu", "--set=full"]
     assert {"--kernel-name=regex:store", "--launch-count=1", "--profile-from-start=off"} < set(ncu)
     assert ncu[ncu.index("commlib") + 1 :] == [
         *("profile", "store", "--once", "--dim=512", "--rows=64", "--dtype=bfloat16", "--pattern=sequential", "--fp8")
     ]
-    nsys = nsight.command("nsys", load("store"), CASE)
+    nsys = nsight.command("nsys", CASE)
     assert nsys[:2] == ["nsys", "profile"]
     assert "--capture-range=cudaProfilerApi" in nsys
     assert nsys[-8:] == ncu[-8:]
@@ -192,7 +194,7 @@ def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
 @pytest.mark.parametrize("case", [CASE, Case("metadata", 3, 8, torch.int32), Case("index", 2, 64, torch.float16)])
 def test_the_words_of_one_call_ask_for_its_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Case] = []
-    monkeypatch.setattr(nsight, "once", lambda kernel, found, settings: asked.append(found) or 0)
+    monkeypatch.setattr(nsight, "once", lambda found, device: asked.append(found) or 0)
     result = CliRunner().invoke(main, ["profile", *nsight.once_words(case)])
     assert result.exit_code == 0, result.output
     assert asked == [case]

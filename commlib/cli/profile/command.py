@@ -71,9 +71,9 @@ def _run(name: str, **options: Any) -> None:
     options.setdefault("variant", None)
     job = read_job(name, options)
     if options["once"]:
-        context.exit(nsight.once(job.kernel, job.cases[0], job.settings))
+        context.exit(nsight.once(job.cases[0], job.settings.device))
     if options["tool"]:
-        context.exit(nsight.profile(options["tool"], job.kernel, job.cases[0]))
+        context.exit(nsight.profile(options["tool"], job.cases[0]))
     output = Output(ProfileView, path=options["output"], picture=options["plot"])
     context.exit(main(job, output, shlex.join(["commlib", "profile", name, *context.meta["words"]])))
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
 from commlib.cli.options import check_files, read_dtypes
+from commlib.cli.profile.external import External
 from commlib.env import parse_bytes
-from commlib.peers.kernels import KERNELS, load
-from commlib.peers.kernels.case import Case, Kernel
+from commlib.peers.kernels import KERNELS
+from commlib.peers.kernels.case import Case
+from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.measure import Settings
 from commlib.peers.kernels.memory import MOST_SETS, cold_bytes
 
@@ -24,54 +25,42 @@ LARGEST = 1 << 40
 class Job:
     """What was asked for."""
 
-    kernel: Kernel
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...]  # of one kernel
     settings: Settings
     seconds: float
-    compiles: bool
-    peers: tuple[Path, ...]
     compares: bool  # patterns side by side
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether graphs are replayed on a GPU; else calls are made on the CPU."""
-        return self.settings.device.type == "cuda"
 
     def config(self) -> dict[str, Any]:
         """Return what the document says of it."""
+        settings = self.settings
         return {
-            "kernel": self.kernel.name,
-            "device": self.settings.device.type,
+            "kernel": self.cases[0].kernel,
+            "device": settings.device.type,
             "threads": torch.get_num_threads(),
             "cases": len(self.cases),
             "seconds": self.seconds,
-            "seed": self.settings.seed,
-            "flush": self.settings.flush,
-            "cold_bytes": cold_bytes(self.settings.device),
+            "seed": settings.seed,
+            "flush": settings.flush,
+            "cold_bytes": cold_bytes(settings.device),
             "most_sets": MOST_SETS,
-            "compile": self.compiles,
-            "peers": [path.stem for path in self.peers],
+            "compile": not settings.compiler.off,
+            "peers": [other.name for other in settings.others],
             "compare_patterns": self.compares,
         }
 
 
 def read_job(name: str, options: dict[str, Any]) -> Job:
     """Turn options into a job, or raise what is wrong with them."""
-    kernel = load(name)
     device = read_device(options["device"])
     check_files(options["output"], options["plot"], "--json")
     on_gpu = device.type == "cuda"
     if options["flush"] and not on_gpu:
         raise click.UsageError("--flush is of graphs, which need a GPU; leave it out")
-    return Job(
-        kernel=kernel,
-        cases=tuple(_cases(kernel, options)),
-        settings=Settings(device, options["seed"], options["flush"]),
-        seconds=options["seconds"],
-        compiles=on_gpu if options["compile_"] is None else options["compile_"],
-        peers=options["peer"],
-        compares=options["compare_patterns"],
-    )
+    compiles = on_gpu if options["compile_"] is None else options["compile_"]
+    off = "" if compiles else "not asked for" if on_gpu else "takes long on the CPU; --compile"
+    others = [External(path) for path in options["peer"]]
+    settings = Settings(device, options["seed"], options["flush"], Compiler(off), others)
+    return Job(tuple(_cases(name, options)), settings, options["seconds"], options["compare_patterns"])
 
 
 def read_device(text: str) -> torch.device:
@@ -91,27 +80,23 @@ def read_device(text: str) -> torch.device:
     return device
 
 
-def _cases(kernel: Kernel, options: dict[str, Any]) -> list[Case]:
-    sweeps = options["sweep"]
-    dims = _numbers("--dim", options["dims"]) or (kernel.sweep_dims if sweeps else kernel.dims)
-    rows = _numbers("-n", options["rows"]) or (kernel.sweep_rows if sweeps else kernel.rows)
-    patterns = KERNELS[kernel.name].patterns
-    if not options["compare_patterns"]:
-        patterns = (options["pattern"] or "random",)
+def _cases(name: str, options: dict[str, Any]) -> list[Case]:
+    listed, sweeps = KERNELS[name], options["sweep"]
+    dims = _numbers("--dim", options["dims"]) or (listed.sweep_dims if sweeps else listed.dims)
+    rows = _numbers("-n", options["rows"]) or (listed.sweep_rows if sweeps else listed.rows)
+    patterns = listed.patterns if options["compare_patterns"] else (options["pattern"] or "random",)
     heats = {None: (False, True) if sweeps else (False,), "hot": (True,), "cold": (False,)}[options["heat"]]
-    every = itertools.product(_dtypes(kernel, options["dtype"]), dims, heats, patterns, rows)
+    every = itertools.product(_dtypes(name, options["dtype"]), dims, heats, patterns, rows)
     variant = options["variant"] or ""
-    return [Case(kernel.name, n, dim, dtype, pattern, variant, hot) for dtype, dim, hot, pattern, n in every]
+    return [Case(name, n, dim, dtype, pattern, variant, hot) for dtype, dim, hot, pattern, n in every]
 
 
-def _dtypes(kernel: Kernel, text: str | None) -> tuple[torch.dtype, ...]:
-    if text is None:
-        return kernel.dtypes[:1]
-    found = read_dtypes(text)
-    for dtype in found:
-        if dtype not in kernel.dtypes:
-            known = ", ".join(str(each).removeprefix("torch.") for each in kernel.dtypes)
-            raise click.UsageError(f"{kernel.name} is profiled for {known}, not {str(dtype).removeprefix('torch.')}")
+def _dtypes(name: str, text: str | None) -> tuple[torch.dtype, ...]:
+    names = KERNELS[name].dtypes
+    found = read_dtypes(names[0] if text is None else text)
+    for other in (str(dtype).removeprefix("torch.") for dtype in found):
+        if other not in names:
+            raise click.UsageError(f"{name} is profiled for {', '.join(names)}, not {other}")
     return found
 
 

@@ -15,7 +15,7 @@ from commlib.report.figures import fitted, ratio_text
 from commlib.report.run import Output, until_it_ends
 from commlib.report.table import Column
 from commlib.report.view import View
-from commlib.timing import Alone, Measurement, Protocol, measure_alone
+from commlib.timing import Measurement, Protocol, measure_alone
 
 KIND = Kind("commlib.radix_profile", 1, "commlib profile radix", "commlib.cli.profile", "radix_schema.json")
 
@@ -78,7 +78,7 @@ def measured(operation: Operation, budget_s: float, seed: int) -> list[Measureme
     """Time an operation by all who do it."""
     protocol = Protocol(blocks=(5, 25), budget_s=budget_s, iterations=operation.iterations, seed=seed, check=False)
     calls = {label: [run] for label, run in operation.calls.items()}
-    return measure_alone(Alone(torch.device("cpu")), calls, protocol, operation.name)
+    return measure_alone(torch.device("cpu"), calls, protocol, operation.name)
 
 
 def _row(operation: Operation, found: Measurement, ours_s: float) -> Row:

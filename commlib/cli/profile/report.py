@@ -22,7 +22,7 @@ class ProfileReport(Report):
     """Collects the rows of a run and makes the document of what is there so far."""
 
     def __init__(self, job: Job, command: str) -> None:
-        super().__init__(KIND, command, "" if job.on_gpu else "cpu")
+        super().__init__(KIND, command, "" if job.settings.on_gpu else "cpu")
         self._job = job
 
     @property

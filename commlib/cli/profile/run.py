@@ -8,10 +8,8 @@ from functools import partial
 
 import torch
 
-from commlib.cli.profile.external import External
 from commlib.cli.profile.job import Job
 from commlib.cli.profile.report import ProfileReport
-from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.measure import measure_case
 from commlib.report.run import Output, until_it_ends
 
@@ -19,23 +17,20 @@ from commlib.report.run import Output, until_it_ends
 def main(job: Job, output: Output, command: str) -> int:
     """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
     report = ProfileReport(job, command)
-    if job.on_gpu:
+    if job.settings.on_gpu:
         torch.cuda.set_device(job.settings.device)
-    with one_thread(not job.on_gpu):
+    with one_thread(not job.settings.on_gpu):
         code = until_it_ends(partial(_measure, job, report, output), output.finish)
     return code or int(report.failed)
 
 
 def _measure(job: Job, report: ProfileReport, output: Output) -> None:
-    off = "" if job.compiles else "not asked for" if job.on_gpu else "takes long on the CPU; --compile"
-    compiler = Compiler(off)
-    others = [External(path) for path in job.peers]
     lacking = output.lacks()
     output.open(report, len(job.cases))
     for done, case in enumerate(job.cases):
         output.show(done, str(case))
-        group = measure_case(job.kernel, case, job.settings, job.seconds / len(job.cases), compiler, others)
-        report.notes = [*lacking, *compiler.notes()]
+        group = measure_case(case, job.settings, job.seconds / len(job.cases))
+        report.notes = [*lacking, *job.settings.compiler.notes()]
         output.rows(report.add(group))
 
 

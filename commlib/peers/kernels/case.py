@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from commlib.timing import Run
+from commlib.timing import Run, differing, poison
 
 OURS, PEER, FLOOR = "ours", "peer", "floor"  # a floor bounds what can be had; nobody is compared with it
 COPY = "copy"  # the floor that shares are of
-POISON = -0x5B
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,24 @@ class Inputs(ABC):
 
     source: Tensor
     target: Tensor
+    outputs: Sequence[Tensor]
     kept: Any = None  # results that a candidate allocates stay until the set's next turn, as they would in a program
 
     @abstractmethod
+    def expected(self) -> Iterable[Tensor]:
+        """Return what the outputs must be."""
+
     def poison(self) -> None:
         """Fill the outputs with what no result has."""
+        for output in self.outputs:
+            poison(output)
 
-    @abstractmethod
     def wrong(self, returned: Any) -> int:
         """Count the wrong elements of the outputs, or of what a candidate returned in their place."""
+        found = [returned] if isinstance(returned, Tensor) else returned
+        if not isinstance(found, (tuple, list)) or len(found) != len(self.outputs):
+            found = self.outputs
+        return sum(map(differing, found, self.expected()))
 
 
 @dataclass(frozen=True)
@@ -82,31 +90,30 @@ class Candidate:
     reason: str = ""
 
 
-class Kernel(ABC):
-    """One kernel to profile: its cases, their inputs and bytes, and who makes the same call."""
+Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
+Compiled = Callable[[Callable[..., object], Arguments], Candidate]
 
-    name: str  # which the names of its GPU kernels have, too
-    dims: tuple[int, ...]  # without --sweep
-    rows: tuple[int, ...]
-    sweep_dims: tuple[int, ...]
-    sweep_rows: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
 
-    @abstractmethod
+class Kernel(Protocol):
+    """The functions of a kernel's module."""
+
     def num_bytes(self, case: Case) -> int:
         """Return the bytes that a call reads and writes."""
 
-    @abstractmethod
     def inputs(self, case: Case, sets: int, device: torch.device) -> Sequence[Inputs]:
         """Return so many sets of tensors."""
 
-    @abstractmethod
     def candidates(self, case: Case, compiled: Compiled) -> list[Candidate]:
         """Return ours, the floors and the peers; one that is missing says so."""
 
 
-Compiled = Callable[[Callable[..., object], Callable[[Any], tuple[Any, ...]]], Candidate]
-Others = Callable[[str, Case, Sequence[Inputs]], list[Candidate]]  # of a kernel's name, a case and its sets
+class Others(Protocol):
+    """Further candidates, of a file or a test."""
+
+    name: str
+
+    def __call__(self, kernel: str, case: Case, sets: Sequence[Inputs]) -> list[Candidate]:
+        """Return them for a case and its sets."""
 
 
 def copy() -> Candidate:
@@ -119,13 +126,16 @@ def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     return Candidate(label, None, role, reason=reason)
 
 
-def bits(x: Tensor) -> Tensor:
-    """View elements as whole numbers: every type can be poisoned and compared, and bits are what counts."""
-    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32}.get(x.element_size(), torch.int64))
+def allocating(label: str, function: Callable[..., object], arguments: Arguments) -> Candidate:
+    """Return the candidate that calls a function which allocates its results."""
 
+    def prepare(inputs: Any) -> Run:
+        given = arguments(inputs)
 
-def differing(found: Tensor, expected: Tensor) -> int:
-    """Count the elements whose bits differ; another shape or type is wrong in every element."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return expected.numel()
-    return int((bits(found) != bits(expected)).count_nonzero())
+        def run() -> object:
+            inputs.kept = function(*given)
+            return inputs.kept
+
+        return run
+
+    return Candidate(label, prepare)

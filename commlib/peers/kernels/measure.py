@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from commlib.errors import one_line
-from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Kernel, Others
+from commlib.peers.kernels import load
+from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Others
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.memory import cold_bytes, sets_for
-from commlib.timing import Alone, Measurement, Protocol, Run, measure_alone, own_stream
+from commlib.timing import Measurement, Protocol, Run, measure_alone, own_stream
 
 LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
@@ -26,13 +27,20 @@ FIRST_CALL_S = 90.0  # a candidate that takes longer to compile is left out
 CHECKED_SETS = 3
 
 
-@dataclass(frozen=True)
+@dataclass
 class Settings:
-    """How everything is measured; the same for all cases of a run."""
+    """How everything is measured, and who beside the kernel's own candidates; the same for all cases of a run."""
 
     device: torch.device
     seed: int = 0
     flush: bool = False  # read twice the cache before each replay: cold also where sets are small
+    compiler: Compiler = field(default_factory=Compiler)
+    others: Sequence[Others] = ()
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether graphs are replayed on a GPU; else calls are made on the CPU."""
+        return self.device.type == "cuda"
 
 
 @dataclass
@@ -82,30 +90,29 @@ class Group:
         return peers[min(found)[1]] if found else None
 
 
-def measure_case(
-    kernel: Kernel, case: Case, settings: Settings, budget_s: float, compiler: Compiler, others: Sequence[Others]
-) -> Group:
+def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
     """Measure all candidates of a case for about so long, besides what preparing takes."""
+    kernel, device = load(case.kernel), settings.device
     num_bytes = kernel.num_bytes(case)
-    world = Alone(settings.device)
-    on_gpu = settings.device.type == "cuda"
-    with torch.no_grad(), own_stream(world) if on_gpu else nullcontext():
-        sets = kernel.inputs(case, sets_for(num_bytes, settings.device, case.hot), settings.device)
-        candidates = kernel.candidates(case, compiler)
-        candidates += [candidate for each in others for candidate in each(kernel.name, case, sets)]
-        lines = [_prepared(candidate, sets, compiler) for candidate in candidates]
+    with torch.no_grad(), own_stream(device) if settings.on_gpu else nullcontext():
+        sets = kernel.inputs(case, sets_for(num_bytes, device, case.hot), device)
+        candidates = kernel.candidates(case, settings.compiler)
+        candidates += [candidate for each in settings.others for candidate in each(case.kernel, case, sets)]
+        lines = [_prepared(candidate, sets, settings.compiler) for candidate in candidates]
         group = Group(case, num_bytes, len(sets), lines)
         ready = [line for line in lines if not line.skipped]
-        if on_gpu:
-            _replay(world, [line for line in ready if line.candidate.graph], group, settings, budget_s / 2)
-        _call(world, ready, group, settings, budget_s / 2 if on_gpu else budget_s)
-        for line in ready:
+        if settings.on_gpu:
+            budget_s /= 2
+            _replay([line for line in ready if line.candidate.graph], group, settings, budget_s)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
+        for line, result in _timed(ready, calls, group, settings):
+            line.eager = result
             _check(line, sets[:1])
     # The next case needs the memory: what is reported holds no tensors.
     for line in lines:
         line.runs, line.candidate = [], replace(line.candidate, prepare=None)
     del sets, candidates
-    if on_gpu:
+    if settings.on_gpu:
         torch.cuda.empty_cache()  # graphs had pools of their own
     return group
 
@@ -120,7 +127,7 @@ def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) 
         with _no_longer_than(FIRST_CALL_S):
             line.runs = [candidate.prepare(inputs) for inputs in sets]
             line.runs[0]()
-            _wait(sets)
+            _wait(sets[0])
         if candidate.compiles:
             compiler.took(time.perf_counter() - started)
         _check(line, sets[:: max(1, len(sets) // CHECKED_SETS)])
@@ -137,17 +144,17 @@ def _check(line: Line, sets: Sequence[Inputs]) -> None:
     for inputs, run in zip(sets, line.runs[::step], strict=False):
         inputs.poison()
         returned = run()
-        _wait([inputs])
+        _wait(inputs)
         line.wrong = (line.wrong or 0) + inputs.wrong(returned)
         inputs.kept = None
 
 
-def _wait(sets: Sequence[Inputs]) -> None:
-    if sets[0].source.is_cuda:
-        torch.cuda.synchronize(sets[0].source.device)
+def _wait(inputs: Inputs) -> None:
+    if inputs.source.is_cuda:
+        torch.cuda.synchronize(inputs.source.device)
 
 
-def _replay(world: Alone, lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
+def _replay(lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
     """Time replays of graphs with one call after the other, all sets in turn."""
     calls = MANY_CALLS if group.num_bytes <= MANY_BYTES else LEAST_CALLS
     protocol = Protocol(
@@ -158,21 +165,16 @@ def _replay(world: Alone, lines: list[Line], group: Group, settings: Settings, b
         graph=True,
         lead_in=_flush(settings) if settings.flush and not group.case.hot else None,
     )
-    for line, result in _timed(world, lines, protocol, group):
+    for line, result in _timed(lines, protocol, group, settings):
         line.graph = result
 
 
-def _call(world: Alone, lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
-    """Time calls of the host, back to back: until they are made, and until the device is done."""
-    protocol = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
-    for line, result in _timed(world, lines, protocol, group):
-        line.eager = result
-
-
-def _timed(world: Alone, lines: list[Line], protocol: Protocol, group: Group) -> Iterator[tuple[Line, Measurement]]:
+def _timed(
+    lines: list[Line], protocol: Protocol, group: Group, settings: Settings
+) -> Iterator[tuple[Line, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
     runs = {f"{at} {line.candidate.label}": line.runs for at, line in enumerate(lines)}
-    return zip(lines, measure_alone(world, runs, protocol, str(group.case)), strict=True)
+    return zip(lines, measure_alone(settings.device, runs, protocol, str(group.case)), strict=True)
 
 
 def _flush(settings: Settings) -> Run:
