@@ -272,8 +272,10 @@ def test_nothing_stands_between_the_clock_and_the_public_call(shm_ranks: Ranks) 
     assert shm_ranks.run(recorded, world=2)[0] == ["all_reduce 3 {}", "broadcast 2 {}"]
 
 
-def test_the_figure_is_the_median_of_the_blocks() -> None:
-    assert Measurement("x", False, times_s=[5.0, 1.0, 3.0, 2.0, 4.0]).median_s == 3.0
+def test_percentiles_are_of_the_blocks() -> None:
+    result = Measurement("x", False, times_s=[5.0, 1.0, 3.0, 2.0, 4.0])
+    assert [result.percentile_s(p) for p in (0, 25, 50, 100)] == [1.0, 2.0, 3.0, 5.0]
+    assert result.median_s == 3.0
 
 
 def test_a_process_that_sleeps_uses_no_core_and_one_that_works_uses_one() -> None:

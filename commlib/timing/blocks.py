@@ -71,6 +71,10 @@ class Measurement:
         """The figure to print."""
         return statistics.median(self.times_s)
 
+    def percentile_s(self, percent: float) -> float:
+        """Return the block time that `percent` of the blocks did not exceed."""
+        return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
+
 
 class Group(Interface):
     """What keeps ranks together between blocks: a communicator, or Alone."""
