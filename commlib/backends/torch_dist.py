@@ -73,6 +73,7 @@ class TorchBackend(Backend):
 
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Make a call of the engine, which may fail at once, before it is waited for."""
+        held = self.group  # a group's end waits for its calls with Python's lock held: it comes after the last of them
         try:
             return call()
         except CommError:
@@ -81,6 +82,8 @@ class TorchBackend(Backend):
             if not (isinstance(error, dist.DistError) or any(text in str(error) for text in (*_LOST, *_TIMED_OUT))):
                 raise
             raise self._translate(error, name) from None
+        finally:
+            del held
 
     def _translate(self, error: RuntimeError, what: str) -> CommError:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__

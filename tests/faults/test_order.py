@@ -111,6 +111,20 @@ def close_with_open_calls(comm: Communicator) -> list[str]:
     return ends
 
 
+def close_beside_another(comm: Communicator) -> str:
+    """Rank 0 closes a part while its call is under way, then sends what rank 1 waits for before that call."""
+    part = comm.split(0)
+    assert part is not None
+    if comm.rank == 1:
+        comm.recv(torch.zeros(3), 0)
+        return "received"
+    work = part.all_reduce(torch.ones(1000), async_op=True)
+    time.sleep(0.1)  # for it to be under way
+    part.close()
+    comm.send(torch.zeros(3), 1)
+    return type(work.exception()).__name__
+
+
 class Unsaid(Exception):
     """An exception whose text cannot be made."""
 
@@ -181,6 +195,10 @@ def test_a_split_that_fails_on_one_rank_fails_on_its_color_alone() -> None:
 
 def test_calls_that_are_open_at_close_end_with_closed(pair: Ranks) -> None:
     assert pair.run(close_with_open_calls)[0] == ["Closed"] * 6
+
+
+def test_close_waits_for_no_call_of_its_own_and_stops_no_other_communicator(pair: Ranks) -> None:
+    assert pair.run(close_beside_another) == ["Closed", "received"]
 
 
 @pytest.mark.parametrize("how", ["long", "shifted", "surrogate", "unsaid"])
