@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap.world import World, one_host
+from commlib.bootstrap.neighbours import one_host
+from commlib.bootstrap.world import World
 from commlib.errors import Unsupported
 
 BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")

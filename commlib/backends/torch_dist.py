@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import datetime
-import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap.store import served
-from commlib.bootstrap.world import World, one_host
+from commlib.bootstrap.neighbours import one_host
+from commlib.bootstrap.store import own_address, served
+from commlib.bootstrap.world import World
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 _TIMED_OUT = ("timed out", "timeout", "Timeout")
@@ -48,7 +48,7 @@ class TorchBackend(Backend):
         port, address = 0, ""
         together = one_host(world, self._timeout_s)
         if world.rank == 0:
-            address = _own_address(together)
+            address = own_address(together)
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
             self._store = served((address, 0), wait_for_workers=False, timeout=self._timeout)
             port = self._store.port
@@ -141,8 +141,3 @@ class _Closed:
     def __getattr__(self, name: str) -> Any:
         self._backend.check()
         raise Closed("this communicator is closed")
-
-
-def _own_address(together: bool) -> str:
-    """The address peers reach this host at."""
-    return "127.0.0.1" if together else socket.gethostbyname(socket.gethostname())

@@ -2,7 +2,7 @@
 
 local          `commlib run` and `commlib bench -n`: a socket to the launcher
 torchrun       torchrun, or RANK and WORLD_SIZE set by hand: torch's store
-mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator
+mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator: a store that its rank 0 serves
 slurm          srun: a store that task 0 serves
 process_group  a torch process group that exists already: its store
 """
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from commlib import env
 from commlib.bootstrap import local, mpi, slurm, torchrun
+from commlib.bootstrap.process_group import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
 
 __all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect"]
@@ -81,10 +82,8 @@ def _require(name: str, environ: Mapping[str, str]) -> None:
 
 def _adopt(group: Any, timeout_s: float) -> World:
     if type(group).__module__.split(".")[0] == "mpi4py":
-        return mpi.MpiWorld(group, timeout_s)
+        return mpi.join(group, timeout_s)
     if hasattr(group, "get_group_store"):
-        from commlib.bootstrap.process_group import ProcessGroupWorld
-
         return ProcessGroupWorld(group, timeout_s)
     raise TypeError(
         f"bootstrap must be a name, a torch process group or an mpi4py communicator; got {type(group).__name__}"

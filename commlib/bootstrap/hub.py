@@ -1,26 +1,26 @@
-"""Hub: the launcher's half of the local world; gathers a frame of each rank per round, sends all to all."""
+"""Hub: the launcher's half of the local world; takes every rank's bytes of a round and answers all with all of them."""
 
 from __future__ import annotations
 
 import contextlib
-import selectors
+import itertools
+import pickle
+import select
 import socket
-import struct
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from commlib.bootstrap.local import ALL, HEADER, LOST, MINE, MISSING, WHO, take_frame
+from commlib.bootstrap.world import named
 
+LOOK_S = 0.2  # between two looks whether a rank that waits is still there
+LEFT = "ended or closed its communicator"
 
-@dataclass(eq=False)
-class _Member:
-    """One rank's end of a channel, with what has come and what it has not taken yet."""
-
-    sock: socket.socket
-    rank: int
-    channel: _Channel
-    inbox: bytearray = field(default_factory=bytearray)
-    outbox: bytearray = field(default_factory=bytearray)
+# A rank asks with its round, how long it waits, and its bytes. The answer: "all" and every rank's bytes in rank order,
+# "late" and the ranks that did not come, or "lost" and a rank that is gone, and how it went.
+Question = tuple[int, float, bytes]
+Answer = tuple[str, "list[bytes] | str"]
 
 
 @dataclass(eq=False)
@@ -28,154 +28,114 @@ class _Channel:
     """One world: the n-th channel of every rank belongs together."""
 
     number: int
-    members: dict[int, _Member] = field(default_factory=dict)
+    lost: dict[int, str]
     rounds: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    lost: dict[int, str] = field(default_factory=dict)
 
 
 class Hub:
-    """Runs in a thread of the launcher; give rank r `links[r]`, close it here, and call `start()`."""
+    """Serves each socket of each rank in a thread of its own; give rank r `links[r]` and call `start()`."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.links: list[socket.socket] = []
-        self._lost: dict[int, str] = {}
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(size)]
+        self._ours, self.links = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+        self._changed = threading.Condition()  # guards what follows
+        self._serving: dict[socket.socket, threading.Thread] = {}
         self._channels: dict[int, _Channel] = {}  # by how many came before
-        self._joined = [0] * size
-        self._selector = selectors.DefaultSelector()
-        for rank in range(size):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self.links.append(theirs)
-            self._selector.register(ours, selectors.EVENT_READ, rank)
-        # Orders from other threads come as packets, so that only the hub's thread touches its state.
-        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._selector.register(theirs, selectors.EVENT_READ, None)
-        self._thread = threading.Thread(target=self._serve, name="commlib-hub", daemon=True)
+        self._lost: dict[int, str] = {}
+        self._ended = False
 
     def start(self) -> None:
         """Close the ranks' ends of the links and serve; call it once the ranks hold theirs."""
-        for link in self.links:
-            link.close()
-        self._thread.start()
+        for rank, (ours, theirs) in enumerate(zip(self._ours, self.links, strict=True)):
+            theirs.close()
+            self._serve(ours, self._welcome, rank)
 
     def lost(self, rank: int, how: str) -> None:
-        """Tell every rank that `rank` is gone and how: 'was killed by SIGKILL'."""
-        with contextlib.suppress(OSError):
-            self._orders.send(f"{rank} {how}".encode())
+        """Tell all worlds, those to come too, that `rank` is gone and how: 'was killed by SIGKILL'."""
+        with self._changed:
+            for table in (self._lost, *(channel.lost for channel in self._channels.values())):
+                table.setdefault(rank, how)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stop serving; ranks that still wait are told that the launcher is gone."""
-        self._orders.close()
-        if self._thread.ident is not None:
-            self._thread.join()
-        for key in list(self._selector.get_map().values()):
-            key.fileobj.close()  # type: ignore[union-attr]  # all of them are sockets
-        self._selector.close()
-        for link in self.links:
-            link.close()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+            serving = dict(self._serving)
+        for sock, thread in serving.items():
+            with contextlib.suppress(OSError):  # its thread was first
+                sock.shutdown(socket.SHUT_RDWR)
+            thread.join()
+        for sock in (*self._ours, *self.links):
+            sock.close()
 
-    def _serve(self) -> None:
-        while True:
-            for key, events in self._selector.select():
-                sock: socket.socket = key.fileobj  # type: ignore[assignment]
-                if isinstance(key.data, _Member):
-                    self._exchange(key.data, events)
-                elif key.data is None:
-                    order = sock.recv(4096).decode()
-                    if not order:
-                        return
-                    rank, how = order.split(" ", 1)
-                    self._lose(int(rank), how)
-                else:
-                    self._join(sock, key.data)
+    def _serve(self, sock: socket.socket, serve: Callable[..., None], *arguments: object) -> None:
+        def run() -> None:
+            with sock, contextlib.suppress(OSError, EOFError):
+                serve(sock, *arguments)
+            with self._changed:
+                del self._serving[sock]
 
-    def _join(self, link: socket.socket, rank: int) -> None:
+        with self._changed:
+            if self._ended:
+                sock.close()
+                return
+            self._serving[sock] = threading.Thread(target=run, name="commlib-hub", daemon=True)
+            self._serving[sock].start()
+
+    def _welcome(self, link: socket.socket, rank: int) -> None:
+        """Take the sockets of a rank's worlds, until its process ends."""
         try:
-            message, fds, _, _ = socket.recv_fds(link, 64, 1)
-        except ConnectionError:
-            message, fds = b"", []
-        if not message or not fds:
-            self._selector.unregister(link)
-            link.close()
-            self._lose(rank, "ended")
-            return
-        number = self._joined[rank]
-        self._joined[rank] += 1
-        channel = self._channels.setdefault(number, _Channel(number, lost=dict(self._lost)))
-        member = _Member(socket.socket(fileno=fds[0]), rank, channel)
-        member.sock.setblocking(False)  # a stopped rank must not stop the others
-        channel.members[rank] = member
-        self._selector.register(member.sock, selectors.EVENT_READ, member)
-        for gone, how in list(channel.lost.items()):  # a post that fails adds to them
-            self._post(member, LOST, 0, f"rank {gone} {how}".encode())
+            for number in itertools.count():
+                _, fds, _, _ = socket.recv_fds(link, 64, 1)
+                if not fds:
+                    return
+                with self._changed:
+                    channel = self._channels.setdefault(number, _Channel(number, dict(self._lost)))
+                self._serve(socket.socket(fileno=fds[0]), self._answer, rank, channel)
+        finally:
+            self.lost(rank, "ended")
 
-    def _exchange(self, member: _Member, events: int) -> None:
+    def _answer(self, sock: socket.socket, rank: int, channel: _Channel) -> None:
+        """Answer a rank's questions in one world, until it leaves that."""
         try:
-            if events & selectors.EVENT_READ:
-                piece = member.sock.recv(1 << 20)
-                if not piece:
-                    raise ConnectionResetError
-                member.inbox += piece
-                while member.rank in member.channel.members and (frame := take_frame(member.inbox)):
-                    self._take(member, *frame)
-            if member.outbox:
-                self._flush(member)
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(member)
+            with sock.makefile("rwb") as file:
+                while True:
+                    question: Question = pickle.load(file)
+                    pickle.dump(self._gather(sock, rank, channel, question), file)
+                    file.flush()
+        finally:
+            with self._changed:
+                channel.lost.setdefault(rank, LEFT)
+                if len(channel.lost) == self.size:
+                    self._channels.pop(channel.number, None)
+                self._changed.notify_all()
 
-    def _take(self, member: _Member, kind: bytes, round_: int, data: bytes) -> None:
-        channel = member.channel
-        if kind == WHO and round_ not in channel.rounds:
-            return  # complete since it was asked; the answer is on its way
-        parts = channel.rounds.setdefault(round_, {})
-        if kind == WHO:
-            missing = [str(rank) for rank in range(self.size) if rank not in parts]
-            plural = "s" if len(missing) > 1 else ""
-            self._post(member, MISSING, round_, f"rank{plural} {', '.join(missing)}".encode())
-        elif kind == MINE:
-            parts[member.rank] = data
-        if len(parts) == self.size:
-            del channel.rounds[round_]
-            ordered = [parts[rank] for rank in range(self.size)]
-            everything = struct.pack(f"<{self.size}Q", *map(len, ordered)) + b"".join(ordered)
-            for peer in list(channel.members.values()):
-                self._post(peer, ALL, round_, everything)
+    def _gather(self, sock: socket.socket, rank: int, channel: _Channel, question: Question) -> Answer:
+        """Wait until all have brought their bytes, or cannot, or the rank's time is over."""
+        number, timeout_s, data = question
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            parts = channel.rounds.setdefault(number, {})
+            parts[rank] = data
+            if len(parts) == self.size:
+                del channel.rounds[number]
+                self._changed.notify_all()
+            while len(parts) < self.size:
+                if self._ended or _hung_up(sock):
+                    raise EOFError
+                if channel.lost:
+                    gone, how = next(iter(channel.lost.items()))
+                    return "lost", f"rank {gone} {how}"
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    return "late", named([peer for peer in range(self.size) if peer not in parts])
+                self._changed.wait(min(left_s, LOOK_S))
+        return "all", [parts[peer] for peer in range(self.size)]
 
-    def _lose(self, rank: int, how: str) -> None:
-        """Note that a process is gone: for every channel there is, and every one to come."""
-        if rank not in self._lost:
-            self._lost[rank] = how
-            for channel in list(self._channels.values()):
-                self._tell(channel, rank, how)
 
-    def _drop(self, member: _Member) -> None:
-        """Note that a rank left one channel; its process may live on."""
-        if member.channel.members.pop(member.rank, None) is not None:
-            self._selector.unregister(member.sock)
-            member.sock.close()
-            self._tell(member.channel, member.rank, "ended or closed its communicator")
-
-    def _tell(self, channel: _Channel, rank: int, how: str) -> None:
-        if rank not in channel.lost:
-            channel.lost[rank] = how
-            for peer in list(channel.members.values()):
-                self._post(peer, LOST, 0, f"rank {rank} {how}".encode())
-        if len(channel.lost) == self.size:
-            self._channels.pop(channel.number, None)
-
-    def _post(self, member: _Member, kind: bytes, round_: int, data: bytes) -> None:
-        member.outbox += HEADER.pack(kind, round_, len(data)) + data
-        try:
-            self._flush(member)
-        except BlockingIOError:
-            self._selector.modify(member.sock, selectors.EVENT_READ | selectors.EVENT_WRITE, member)
-        except OSError:
-            self._drop(member)
-
-    def _flush(self, member: _Member) -> None:
-        while member.outbox:
-            sent = member.sock.send(memoryview(member.outbox)[: 1 << 20])
-            del member.outbox[:sent]
-        self._selector.modify(member.sock, selectors.EVENT_READ, member)
+def _hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))

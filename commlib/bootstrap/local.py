@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import stat
-import struct
-import time
 from collections.abc import Mapping
+from typing import NoReturn
 
 from commlib import env
+from commlib.bootstrap.hub import Answer, Question
 from commlib.bootstrap.launcher import announced
 from commlib.bootstrap.world import World
-from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.errors import CommError, PeerLost
 
 START = "commlib run -n N"
-ANSWER_S = 2.0  # how long a rank past its deadline waits for the launcher to say who is missing
-
-# A frame: kind, round, length of what follows. Rank to launcher: MINE carries its bytes, WHO asks who is
-# missing. Launcher to rank: ALL carries the lengths of every rank's bytes, then the bytes; MISSING the
-# ranks that did not come; LOST who is gone and how, once, at any time.
-HEADER = struct.Struct("<cQQ")
-MINE, WHO, ALL, MISSING, LOST = b"d", b"w", b"a", b"m", b"l"
+ANSWER_S = 2.0  # how long after its deadline a rank waits for the launcher to say who is missing
+LONGEST_S = 1e6  # that a socket can wait
 
 
 def detect(environ: Mapping[str, str]) -> int | None:
@@ -48,7 +44,7 @@ def connect(timeout_s: float) -> World:
 
 
 class LocalWorld(World):
-    """The client half of a Hub: one channel of its own, so that several communicators never mix."""
+    """The rank's half of a Hub: one channel of its own, so that several communicators never mix."""
 
     name = "local"
 
@@ -58,7 +54,6 @@ class LocalWorld(World):
         self.size = size
         self._round = 0
         self._lost = ""
-        self._inbox = bytearray()
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
@@ -69,92 +64,43 @@ class LocalWorld(World):
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return every rank's bytes in rank order."""
-        if self._channel.fileno() < 0:
-            raise CommError(f"rank {self.rank}: this LocalWorld is closed; make a new one with init()")
         if self._lost:
             self._fail(self._lost)
+        if self._channel.fileno() < 0:
+            raise CommError(f"rank {self.rank}: this LocalWorld is closed; make a new one with init()")
         self._round += 1
-        deadline = time.monotonic() + timeout_s
-        self._send(MINE, data, deadline)
-        answer = self._answer(deadline)
-        if answer is None:
-            self._send(WHO, b"", time.monotonic() + ANSWER_S)
-            answer = self._answer(time.monotonic() + ANSWER_S)
-        kind, payload = answer or (MISSING, b"")
-        if kind == MISSING:
-            who = payload.decode() or "its launcher, which does not answer"
-            raise CommTimeout(
-                f"rank {self.rank} waited {timeout_s:g} s in exchange {self._round} (local) for {who}; "
-                f"raise timeout_s if they are only late"
-            )
-        return self._split(payload)
+        try:
+            kind, answer = self._ask((self._round, timeout_s, data))
+        except TimeoutError:
+            kind, answer = "late", "its launcher, which does not answer"
+        except (OSError, EOFError):
+            kind, answer = "lost", "the launcher is gone"
+        if not isinstance(answer, str):
+            return answer
+        if kind == "late":
+            raise self.late(timeout_s, self._round, answer)
+        self._fail(answer)
 
     def close(self) -> None:
         """Leave the channel; ranks that wait for this one are told."""
         self._channel.close()
 
-    def _answer(self, deadline: float) -> tuple[bytes, bytes] | None:
-        """Return the answer to this round, None at the deadline; answers to rounds given up are skipped."""
-        while (frame := self._frame(deadline)) is not None:
-            kind, round_, payload = frame
-            if kind == LOST:
-                self._fail(payload.decode())
-            if round_ == self._round:
-                return kind, payload
-        return None
-
-    def _frame(self, deadline: float) -> tuple[bytes, int, bytes] | None:
-        while (frame := take_frame(self._inbox)) is None:
-            self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
-            try:
-                piece = self._channel.recv(1 << 20)
-            except TimeoutError:
-                return None
-            except OSError:
-                piece = b""
-            if not piece:
-                self._fail("the launcher is gone")
-            self._inbox += piece
-        return frame
-
-    def _send(self, kind: bytes, data: bytes, deadline: float) -> None:
-        sent = False
-        self._channel.settimeout(max(deadline - time.monotonic(), 1e-3))
+    def _ask(self, question: Question) -> Answer:
+        answered = False
+        self._channel.settimeout(min(question[1] + ANSWER_S, LONGEST_S))
         try:
-            self._channel.sendall(HEADER.pack(kind, self._round, len(data)) + data)
-            sent = True
-        except TimeoutError:
-            raise CommTimeout(f"rank {self.rank}: the launcher took no data before the deadline") from None
-        except OSError:
-            self._fail("the launcher is gone")
+            self._channel.sendall(pickle.dumps(question))
+            with self._channel.makefile("rb") as file:
+                answer: Answer = pickle.load(file)
+            answered = True
         finally:
-            if not sent:  # half a frame may be out: nothing that follows would be understood
+            if not answered:  # half a question may be out: nothing that follows would be understood
                 self.close()
+        return answer
 
-    def _split(self, payload: bytes) -> list[bytes]:
-        sizes = struct.unpack_from(f"<{self.size}Q", payload)
-        parts, start = [], 8 * self.size
-        for size in sizes:
-            parts.append(payload[start : start + size])
-            start += size
-        return parts
-
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str) -> NoReturn:
         self._lost = why
         raise PeerLost(f"rank {self.rank}: {why} (local exchange {self._round})")
-
-
-def take_frame(inbox: bytearray) -> tuple[bytes, int, bytes] | None:
-    """Remove and return the first whole frame, None while there is none."""
-    if len(inbox) < HEADER.size:
-        return None
-    kind, round_, length = HEADER.unpack_from(inbox)
-    end = HEADER.size + length
-    if len(inbox) < end:
-        return None
-    payload = bytes(memoryview(inbox)[HEADER.size : end])
-    del inbox[:end]
-    return kind, round_, payload
 
 
 def _is_link(fd: int, inode: int) -> bool:

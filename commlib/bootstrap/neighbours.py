@@ -1,8 +1,7 @@
-"""The ranks on this host: how many come before this one, and which of them have died."""
+"""Where ranks run: whether on one host, how many come before this one there, and which of them have died."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -10,13 +9,21 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from commlib.bootstrap.world import World
+
 
 def card() -> bytes:
-    """Return what a rank tells the others about where it runs: host, pid namespace, pid."""
+    """Return what a rank tells the others about where it runs: kernel, host, pid namespace, user, pid."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # The name beside the boot id: containers of one host share its boot id, but not its devices.
     pid_namespace = str(Path("/proc/self/ns/pid").readlink())
-    return json.dumps([f"{boot}/{socket.gethostname()}", pid_namespace, os.getpid()]).encode()
+    # The name beside the boot id: containers of one host share its boot id, but not its devices.
+    return json.dumps([boot, socket.gethostname(), pid_namespace, os.geteuid(), os.getpid()]).encode()
+
+
+def one_host(world: World, timeout_s: float) -> bool:
+    """Whether all ranks are processes of one user on one booted kernel, and see each other."""
+    places = [json.loads(text) for text in world.all_gather(card(), timeout_s)]
+    return len({(boot, pid_namespace, user) for boot, _, pid_namespace, user, _ in places}) == 1
 
 
 class Neighbours:
@@ -24,13 +31,17 @@ class Neighbours:
 
     def __init__(self, rank: int, cards: Sequence[bytes]) -> None:
         places = [json.loads(text) for text in cards]
-        host, pid_namespace, _ = places[rank]
-        self.local_rank = sum(place[0] == host for place in places[:rank])
-        self._pidfds: dict[int, int | None] = {}
-        for peer, (peer_host, peer_namespace, pid) in enumerate(places):
-            if peer != rank and (peer_host, peer_namespace) == (host, pid_namespace):
-                with contextlib.suppress(PermissionError):
-                    self._pidfds[peer] = _pidfd(pid)
+        hosts = [place[:2] for place in places]
+        self.local_rank = hosts[:rank].count(hosts[rank])
+        self._pidfds: dict[int, int | None] = {}  # None: it died between telling its pid and now
+        for peer, place in enumerate(places):
+            if peer != rank and place[:3] == places[rank][:3]:
+                try:
+                    self._pidfds[peer] = os.pidfd_open(place[-1])
+                except ProcessLookupError:
+                    self._pidfds[peer] = None
+                except PermissionError:
+                    continue
 
     def dead(self, ranks: Iterable[int]) -> list[int]:
         """Return those of `ranks` that are known to have died; ranks of other hosts never are."""
@@ -42,13 +53,6 @@ class Neighbours:
             if pidfd is not None:
                 os.close(pidfd)
         self._pidfds.clear()
-
-
-def _pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None  # it died between telling its pid and now
 
 
 def _exited(pidfd: int | None) -> bool:

@@ -25,16 +25,19 @@ def detect(environ: Mapping[str, str]) -> int | None:
 def connect(timeout_s: float) -> World:
     """Join the other tasks of the step through a store that task 0 serves on the step's first host."""
     here = identity(os.environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    return connect_store("slurm", address(os.environ), here, timeout_s)
+    return connect_store("slurm", address(os.environ), here, timeout_s, together=_on_one_host(os.environ))
 
 
 def address(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return where task 0 serves: all tasks derive the same, other steps another port."""
-    one_host = environ.get("SLURM_STEP_NUM_NODES") == "1"
-    host = "127.0.0.1" if one_host else first_host(environ["SLURM_STEP_NODELIST"])
+    host = "127.0.0.1" if _on_one_host(environ) else first_host(environ["SLURM_STEP_NODELIST"])
     step = number(environ, "SLURM_JOB_ID") * 257 + number(environ, "SLURM_STEP_ID")
     derived = PORTS[step % len(PORTS)]
     return environ.get("MASTER_ADDR") or host, port(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else derived
+
+
+def _on_one_host(environ: Mapping[str, str]) -> bool:
+    return environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 def first_host(nodelist: str) -> str:

@@ -10,22 +10,22 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import Neighbours, card
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, named
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.lane import Lane
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not declared so
+    from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not declared so
 
 T = TypeVar("T")
 
 DRAIN_S = 5.0  # how long the rank that serves the store waits at close for the others to have read
-ANSWER_S = 1.0  # the least that a store gets to answer
+ANSWER_S, LONGEST_ANSWER_S = 1.0, 60.0  # what a store gets to answer, at least and at most
 LONGEST_NAP_S = 0.02
 LOOK_AROUND_S = 0.2  # between two looks for ranks that died or left
 
@@ -100,10 +100,7 @@ class StoreWorld(World):
             if now >= self._deadline:
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
                 if missing:
-                    raise CommTimeout(
-                        f"rank {self.rank} waited {timeout_s:g} s in exchange {self._round} ({self.name}) "
-                        f"for {named(missing)}; raise timeout_s if they are only late"
-                    )
+                    raise self.late(timeout_s, self._round, named(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
             time.sleep(nap_s)
             nap_s = min(nap_s * 2, LONGEST_NAP_S)
@@ -159,8 +156,13 @@ class StoreWorld(World):
             ) from None
 
 
-def connect_store(name: str, address: tuple[str, int], who: Identity, timeout_s: float) -> StoreWorld:
-    """Make the world of ranks that know one address, where rank 0 (or torchrun's agent) serves the store."""
+def connect_store(
+    name: str, address: tuple[str, int], who: Identity, timeout_s: float, *, together: bool = False, group: str = ""
+) -> StoreWorld:
+    """Make the world of ranks that know one address, where rank 0 (or torchrun's agent) serves the store.
+
+    `together`: all of them are on this host. Ranks of one world give the same `group`, those of another another.
+    """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # takes seconds, which nobody waits for
 
     # torchrun's agent serves the store itself and says so; a store of rank 0 would take its port.
@@ -170,7 +172,7 @@ def connect_store(name: str, address: tuple[str, int], who: Identity, timeout_s:
         _wait_for_server(address, who, timeout_s)
     where = f"rank {who.rank}: no store at {address[0]}:{address[1]}"
     try:
-        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
+        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s, together))
         store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
     except TimeoutError:
         raise CommTimeout(
@@ -181,7 +183,7 @@ def connect_store(name: str, address: tuple[str, int], who: Identity, timeout_s:
             f"{where} ({_first_line(error)}); set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host"
         ) from None
     # The agent's store may outlive a failed attempt; what its ranks left there must not count in this one.
-    store = PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = PrefixStore(f"attempt{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}{group}", store)
     return StoreWorld(name, store, who, max(deadline - time.monotonic(), 0.1), serves)
 
 
@@ -190,12 +192,15 @@ def connect_store(name: str, address: tuple[str, int], who: Identity, timeout_s:
 _STORES: dict[tuple[tuple[str, int], bool], Store] = {}
 
 
-def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
+def _store(address: tuple[str, int], serves: bool, timeout_s: float, together: bool) -> Store:
     if (address, serves) not in _STORES:
         # wait_for_workers=False: the first exchange waits instead, and names who is missing.
-        options: dict[str, Any] = {"timeout": timedelta(seconds=min(max(timeout_s, 1), 60)), "wait_for_workers": False}
+        options: dict[str, Any] = {
+            "timeout": timedelta(seconds=min(max(timeout_s, 1), LONGEST_ANSWER_S)),
+            "wait_for_workers": False,
+        }
         if serves:
-            _STORES[address, serves] = served(address, multi_tenant=True, **options)
+            _STORES[address, serves] = served(address, together, multi_tenant=True, **options)
         else:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -203,13 +208,31 @@ def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
     return _STORES[address, serves]
 
 
-def served(address: tuple[str, int], **options: Any) -> Store:
-    """Serve a store at an address, and there alone if it is an address of this host; a name may mean more than one."""
+@cache
+def serve(host: str) -> tuple[str, int]:
+    """Serve a store at a port that the system picks, for the life of the process, and return its address."""
+    store = served((host, 0), wait_for_workers=False, timeout=timedelta(seconds=LONGEST_ANSWER_S))
+    _STORES[(host, store.port), True] = store
+    return host, store.port
+
+
+def own_address(together: bool) -> str:
+    """Return the address at which peers reach this host."""
+    return "127.0.0.1" if together else socket.gethostbyname(socket.gethostname())
+
+
+def served(address: tuple[str, int], together: bool = False, **options: Any) -> TCPStore:
+    """Serve a store at an address, and there alone if it is an address of this host.
+
+    A name may mean another address elsewhere, so it is resolved only where all ranks are on this host.
+    """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = address
-    literal = "127.0.0.1" if host == "localhost" else host
     with contextlib.suppress(ValueError):
+        literal = "127.0.0.1" if host == "localhost" else host
+        if together:
+            literal = str(socket.getaddrinfo(literal, port)[0][4][0])
         family = socket.AF_INET6 if ipaddress.ip_address(literal).version == 6 else socket.AF_INET
         try:
             listener = socket.create_server((literal, port), family=family)
@@ -218,7 +241,7 @@ def served(address: tuple[str, int], **options: Any) -> Store:
                 raise
         else:
             port = listener.getsockname()[1]
-            return TCPStore(host, port, None, True, master_listen_fd=listener.detach(), **options)
+            return TCPStore(literal, port, None, True, master_listen_fd=listener.detach(), **options)
     return TCPStore(host, port, None, True, **options)
 
 
@@ -240,8 +263,3 @@ def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float) 
 
 def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0].rstrip(".")
-
-
-def named(ranks: list[int]) -> str:
-    """Write 'rank 1' or 'ranks 1, 2'."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

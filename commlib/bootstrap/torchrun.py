@@ -21,4 +21,6 @@ def connect(timeout_s: float) -> World:
     """Join the other ranks through the store that torch.distributed uses, too."""
     environ = os.environ
     address = (environ["MASTER_ADDR"], port(environ, "MASTER_PORT"))
-    return connect_store("torchrun", address, identity(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK"), timeout_s)
+    who = identity(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
+    together = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
+    return connect_store("torchrun", address, who, timeout_s, together=together)

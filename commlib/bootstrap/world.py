@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from pathlib import Path
+
+from commlib.errors import CommTimeout
 
 
 class World(ABC):
@@ -23,6 +23,13 @@ class World(ABC):
         """Return `src`'s bytes on every rank."""
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
 
+    def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
+        """Return the error of an exchange that `who` did not come to."""
+        return CommTimeout(
+            f"rank {self.rank} waited {timeout_s:g} s in exchange {exchange} ({self.name}) for {who}; "
+            f"raise timeout_s if they are only late"
+        )
+
     def close(self) -> None:
         """Release what the exchange holds; calling it twice is fine."""
 
@@ -40,8 +47,6 @@ class SingleWorld(World):
         return [data]
 
 
-def one_host(world: World, timeout_s: float) -> bool:
-    """Whether all ranks are processes of one user on one booted kernel, and see each other."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    here = f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{os.geteuid()}"
-    return len(set(world.all_gather(here.encode(), timeout_s))) == 1
+def named(ranks: list[int]) -> str:
+    """Write 'rank 1' or 'ranks 1, 2'."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,4 +1,6 @@
 import os
+import pickle
+import socket
 import threading
 import time
 
@@ -118,23 +120,29 @@ def test_without_its_launcher_a_rank_says_so():
 
 
 def test_a_stopped_rank_does_not_stop_the_hub(hub):
-    """Rank 1 reads nothing while megabytes wait for it; rank 0 still gets its answers."""
-    ours, theirs = worlds(hub)
-    other = worlds(hub)
-    theirs._channel.sendall(b"".join(_frame(round_) for round_ in range(1, 4)))
-    for _ in range(3):
+    """Rank 1 reads nothing while megabytes wait for it; rank 0 still gets its answers, in other worlds too."""
+    pairs = [worlds(hub) for _ in range(3)]
+    for ours, theirs in pairs:
+        theirs._channel.sendall(pickle.dumps((1, 5, b"y")))
         assert ours.all_gather(b"x" * 2_000_000, 5)[1] == b"y"
+    other = worlds(hub)
     thread = gather_later(other[1], 0)
     assert other[0].all_gather(b"", 5) == [b"", b"late"]
     thread.join()
-    for world in (ours, theirs, *other):
+    for world in (*other, *(world for pair in pairs for world in pair)):
         world.close()
 
 
-def _frame(round_):
-    from commlib.bootstrap.local import HEADER, MINE
-
-    return HEADER.pack(MINE, round_, 1) + b"y"
+def test_a_rank_that_is_interrupted_while_it_waits_is_named(hub):
+    ours, theirs = worlds(hub)
+    interrupted = threading.Timer(0.1, ours._channel.shutdown, (socket.SHUT_RDWR,))
+    interrupted.start()
+    with pytest.raises(PeerLost):
+        ours.all_gather(b"asked", 5)
+    assert theirs.all_gather(b"", 5) == [b"asked", b""]
+    with pytest.raises(PeerLost, match="rank 1: rank 0 ended or closed"):
+        theirs.all_gather(b"", 5)
+    theirs.close()
 
 
 def test_a_hundred_worlds_leave_nothing_behind(hub):

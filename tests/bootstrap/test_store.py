@@ -64,11 +64,14 @@ def test_ranks_that_were_told_different_numbers_all_say_so(program, by_hand):
     assert output.count("ValueError: ranks disagree on their number") == 2, output
 
 
-def test_rank_0_serves_at_the_address_asked_for_alone(by_hand, monkeypatch):
+@pytest.mark.parametrize(("host", "together"), [("127.0.0.1", False), ("localhost", False), ("the-host", True)])
+def test_rank_0_serves_at_the_address_asked_for_alone(free_port, monkeypatch, host, together):
     from commlib.bootstrap.store import served
 
-    port = int(by_hand[0]["MASTER_PORT"])
-    store = served(("127.0.0.1", port), wait_for_workers=False)
+    port, local = int(free_port), socket.getaddrinfo("127.0.0.1", int(free_port))
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", lambda *_: local)  # a name of this host, as all ranks here know it
+        store = served((host, port), together, wait_for_workers=False)
     store.set("here", "yes")
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.2", port), timeout=1)
