@@ -63,7 +63,7 @@ def test_ranks_of_open_mpi_exchange_bytes(program):
 @needs_mpich
 def test_an_uncaught_exception_on_one_rank_ends_the_job(program):
     command = [str(MPIEXEC), "-n", "2", *program.command("uncaught")]
-    code, output = program.launch(command, timeout_s=15)
+    code, output = program.launch(command)
     assert code != 0
     assert "rank 1 has a bug" in output
 
