@@ -20,7 +20,8 @@ def about(num_bytes: float) -> str:
     """Write a size that was computed: to three digits."""
     for unit, scale in _BINARY:
         if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g}{unit}"
+            count = num_bytes / scale
+            return f"{count:.0f}{unit}" if count > 999 else f"{count:.3g}{unit}"
     return f"{num_bytes:.0f}"
 
 

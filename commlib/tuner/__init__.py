@@ -4,7 +4,7 @@ from commlib.tuner import beside
 from commlib.tuner.case import Case, Option, cases_of
 from commlib.tuner.choose import Choice, Settings, Stretch, choose
 from commlib.tuner.judge import Verdict, judge
-from commlib.tuner.rules import document
+from commlib.tuner.rules import Table, plan_of
 from commlib.tuner.samples import Samples, Store
 from commlib.tuner.survey import Effort, Survey
 from commlib.tuner.tables import Tables, by_op
@@ -19,12 +19,13 @@ __all__ = [
     "Store",
     "Stretch",
     "Survey",
+    "Table",
     "Tables",
     "Verdict",
     "beside",
     "by_op",
     "cases_of",
     "choose",
-    "document",
     "judge",
+    "plan_of",
 ]

@@ -103,6 +103,7 @@ class Case:
         per_element = self.collective.num_bytes(call) / _PROBE_COUNT
         if per_element == 0:
             return {}
+        low = max(1, low)
         steps = max(0, round(math.log(high / low, STEP))) if low <= high else -1
         wanted = (min(low * STEP**step, high) for step in range(steps + 1))
         least = max(1, _WHOLE // self.dtype.itemsize)

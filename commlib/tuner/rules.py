@@ -1,10 +1,10 @@
-"""Rules: what was chosen, as a plan document on top of the plan in force."""
+"""Rules: what was chosen, as a plan on top of the plan in force."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from statistics import median
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from commlib import __version__
 from commlib.collectives.reference import reducible
-from commlib.plan import HEAD, Plan
+from commlib.plan import HEAD, MODES, Plan, Range, Rule
 from commlib.redops import DTYPES, REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Choice, Settings, Stretch
@@ -43,54 +43,63 @@ class Table:
             yield replace(self.case, dtype=self.case.dtype if dtype == "*" else getattr(torch, dtype), mode=mode)
 
 
-def document(
-    tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings
-) -> dict[str, Any]:
-    """Return the plan document: the new rules, and those of `base` for everything that was not tuned."""
-    rules = [dict(rule) for rule in base.document["rules"] if not _is_replaced(rule, tables, world)]
-    for table in sorted(tables, key=_general_first):
-        rules = _placed(rule_of(table, world), rules)
-    return {
+def plan_of(
+    tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings, source: str
+) -> Plan:
+    """Return the plan: the new rules, and those of `base` for everything that was not tuned."""
+    rules = [rule for rule in base.rules if not _is_replaced(rule, tables, world)]
+    for table in sorted(tables, key=lambda table: (table.dtype != "*", table.mode != "*")):
+        rules = _placed(rule_of(table, world), rules)  # before what it is more special than
+    head = {
         **HEAD,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "commlib": __version__,
         "fingerprint": dict(fingerprint),
-        "method": {
-            "penalty": settings.penalty,
-            "folds": settings.folds,
-            "resamples": settings.resamples,
-            "seed": settings.seed,
-            "statistic": "median of interleaved blocks, slowest rank",
-        },
-        "rules": rules,
+        "method": {**asdict(settings), "statistic": "median of interleaved blocks, slowest rank"},
     }
+    return Plan({**head, "rules": [rule.document() for rule in rules]}, source)
 
 
-def rule_of(table: Table, world: int) -> dict[str, Any]:
+def rule_of(table: Table, world: int) -> Rule:
     """Return the rule of one table; beyond the measured sizes runs what was best at the largest."""
-    ranges = [_range(stretch, table.samples.plain) for stretch in table.choice.stretches]
-    keys = {"dtype": table.dtype, "mode": table.mode, "placement": table.case.placement}
-    usual = {"dtype": "*", "mode": "*", "placement": "plain"}
-    named = {key: value for key, value in keys.items() if value != usual[key]}
-    rule = {"op": table.case.op, **named, "world": [world, world], "ranges": ranges}
-    fallback = _fallback(table, world)
-    return {**rule, "fallback": [fallback]} if fallback else rule
+    return Rule(
+        op=table.case.op,
+        dtype=table.dtype,
+        mode=table.mode,
+        placement=table.case.placement,
+        world=(world, world),
+        ranges=tuple(_range(stretch, table.samples.plain) for stretch in table.choice.stretches),
+        fallback=tuple(_fallback(table, world)),
+    )
 
 
-def _fallback(table: Table, world: int) -> dict[str, Any] | None:
-    """Return what runs for types and reductions that an algorithm of the ranges refuses, if one does.
+def _range(stretch: Stretch, plain: Mapping[int, Option]) -> Range:
+    # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
+    option = Option(plain[stretch.sizes[-1]].algorithm) if stretch.option == PLAIN else stretch.option
+    return Range(
+        max_bytes=stretch.until,
+        algorithm=option.algorithm,
+        params=dict(option.params),
+        ci_bytes=stretch.interval,
+        confidence=None if stretch.confidence is None else round(stretch.confidence, 3),
+        gain=stretch.gain,
+        runner_up=stretch.runner_up,
+    )
+
+
+def _fallback(table: Table, world: int) -> Iterator[Range]:
+    """Yield what runs for types and reductions that an algorithm of the ranges refuses, if one does.
 
     Of those that refuse none it is the one that costs least where the refusing ones run.
     """
-    case, choice = table.case, table.choice
-    refusing = {o for o in table.samples.options if o != PLAIN and _refuses(case, o.algorithm, world)}
-    sizes = [size for stretch in choice.stretches if stretch.option in refusing for size in stretch.sizes]
+    options = [option for option in table.samples.options if option != PLAIN]
+    refusing = {option for option in options if _refuses(table.case, option.algorithm, world)}
+    sizes = [size for stretch in table.choice.stretches if stretch.option in refusing for size in stretch.sizes]
     times = [table.samples.times[size] for size in sizes]
-    able = [o for o in table.samples.options if o not in refusing and all(o in of_size for of_size in times)]
-    if not sizes or not able:
-        return None
-    best = min(able, key=lambda option: sum(math.log(median(of_size[option])) for of_size in times))
-    return _entry(best)
+    able = [o for o in options if o not in refusing and all(o in of_size for of_size in times)]
+    if sizes and able:
+        best = min(able, key=lambda option: sum(math.log(median(of_size[option])) for of_size in times))
+        yield Range(algorithm=best.algorithm, params=dict(best.params))
 
 
 def _refuses(case: Case, algorithm: str, world: int) -> bool:
@@ -107,63 +116,23 @@ def vendor_of(case: Case, samples: Samples) -> str | None:
     return next((name for name in ("nccl_direct", "torch_direct") if name in names), None)
 
 
-def _range(stretch: Stretch, plain: Mapping[int, Option]) -> dict[str, Any]:
-    # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
-    option = Option(plain[stretch.sizes[-1]].algorithm) if stretch.option == PLAIN else stretch.option
-    found = {
-        "ci_bytes": list(stretch.interval) if stretch.interval else None,
-        "confidence": None if stretch.confidence is None else round(stretch.confidence, 3),
-        "gain": stretch.gain,
-        "runner_up": stretch.runner_up,
-    }
-    limit = {} if stretch.until is None else {"max_bytes": stretch.until}
-    return {**limit, **_entry(option), **{key: value for key, value in found.items() if value is not None}}
-
-
-def _entry(option: Option) -> dict[str, Any]:
-    return {"algorithm": option.algorithm, **({"params": dict(option.params)} if option.params else {})}
-
-
-def _general_first(table: Table) -> tuple[bool, bool]:
-    """Each is put before what it is more special than."""
-    return table.dtype != "*", table.mode != "*"
-
-
-def _is_replaced(rule: Mapping[str, Any], tables: Sequence[Table], world: int) -> bool:
-    """Whether new rules speak of all that this one does."""
-    here = [table for table in tables if table.case.op == rule["op"]]
-    return bool(here) and _modes(rule.get("mode", "*")) <= _covered(rule, here, world)
-
-
-def _covered(rule: Mapping[str, Any], tables: Iterable[Table], world: int) -> set[str]:
-    """Return the modes in which tables speak of this rule's type and ranks."""
+def _is_replaced(rule: Rule, tables: Sequence[Table], world: int) -> bool:
+    """Whether new rules speak of all that this one does: of its type, in each of its modes."""
     covered: set[str] = set()
-    if list(rule.get("world") or ()) != [world, world] or "redop" in rule:
-        return covered
-    dtype = rule.get("dtype", "*")
     for table in tables:
-        if table.case.placement == rule.get("placement", "plain"):
-            covered |= _modes(table.mode) if table.dtype == dtype else set()
-            covered |= {mode for served, mode in table.serves if served in ("*", dtype)}
-    return covered
+        if table.case.op == rule.op and table.case.placement == rule.placement:
+            covered |= {table.mode} if table.dtype == rule.dtype else set()
+            covered |= {mode for served, mode in table.serves if served in ("*", rule.dtype)}
+    modes = MODES if rule.mode == "*" else (rule.mode,)
+    named = (rule.world, rule.redop) == ((world, world), "*")
+    return named and ("*" in covered or covered.issuperset(modes))
 
 
-def _modes(mode: str) -> set[str]:
-    return {"eager", "graph"} if mode == "*" else {mode}
-
-
-def _placed(new: dict[str, Any], rules: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _placed(new: Rule, rules: Iterable[Rule]) -> list[Rule]:
     """Replace the rule with the same keys, or stand before the first that speaks of as many types and reductions."""
-    kept = [rule for rule in rules if _keys(rule) != _keys(new)]
+    kept = [rule for rule in rules if replace(rule, ranges=new.ranges, fallback=new.fallback) != new]
     for at, rule in enumerate(kept):
-        same = rule["op"] == new["op"] and rule.get("placement", "plain") == new.get("placement", "plain")
-        as_general = rule.get("redop", "*") == "*" and rule.get("dtype", "*") in ("*", new.get("dtype", "*"))
-        if same and as_general:
+        same = (rule.op, rule.placement) == (new.op, new.placement)
+        if same and rule.redop == "*" and rule.dtype in ("*", new.dtype):
             return [*kept[:at], new, *kept[at:]]
     return [*kept, new]
-
-
-def _keys(rule: Mapping[str, Any]) -> tuple[object, ...]:
-    world = rule.get("world") or (1, None)
-    optional = (rule.get(key, "*") for key in ("dtype", "redop", "mode"))
-    return (rule["op"], rule.get("placement", "plain"), tuple(world), *optional)

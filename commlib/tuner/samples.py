@@ -51,8 +51,10 @@ class Samples:
         found: dict[str, Any] = {"bytes": self.sizes}
         if self.plain:
             found["plain"] = [str(self.plain[size]) if size in self.plain else None for size in self.sizes]
+        rows = {option: [self.times[size].get(option) for size in self.sizes] for option in self.options}
         found["p50_us"] = {
-            str(option): [self._median_us(size, option) for size in self.sizes] for option in self.options
+            str(option): [round(median(times) * 1e6, 3) if times else None for times in row]
+            for option, row in rows.items()
         }
         return found
 
@@ -66,10 +68,6 @@ class Samples:
         }
         plain = zip(sizes, found.get("plain", ()), strict=False)
         return cls(times, plain={size: Option.read(name) for size, name in plain if name})
-
-    def _median_us(self, num_bytes: int, option: Option) -> float | None:
-        times = self.times[num_bytes].get(option)
-        return None if times is None else round(median(times) * 1e6, 3)
 
 
 class Store:
@@ -93,7 +91,7 @@ class Store:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [[option.algorithm, dict(option.params), list(of_option)] for option, of_option in times.items()]
+        rows = {str(option): blocks for option, blocks in times.items()}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": self._key, "case": case, "bytes": num_bytes, "times_s": rows}) + "\n")
 
@@ -102,8 +100,8 @@ class Store:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
             try:
                 row = json.loads(line)
-                times = {Option.of(name, params): tuple(blocks) for name, params, blocks in row["times_s"]}
+                times = {Option.read(words): tuple(blocks) for words, blocks in row["times_s"].items()}
                 if row["key"] == self._key:
                     yield (row["case"], row["bytes"]), times
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, AttributeError):
                 return

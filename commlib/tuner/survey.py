@@ -55,11 +55,11 @@ class Survey:
         """Let the twin go."""
         self._twin.close()
 
-    def run(self, case: Case, effort: Effort, plain: Mapping[int, Option] | None = None) -> Samples:
-        """Return the samples of one case; symmetric ones also time what the plain table chose, `plain` by size."""
+    def run(self, case: Case, effort: Effort, plain: Callable[[int], Option | None] | None) -> Samples:
+        """Return the samples of one case; symmetric ones also time what runs on plain tensors, by size."""
         deadline, hopeless = time.monotonic() + effort.seconds, set[Option]()
         counts = case.counts(self.comm.size, effort.low, effort.high)
-        found = Samples(plain=dict(plain or {}))
+        found = Samples(plain={size: option for size in counts if plain and (option := plain(size))})
         offered = {size: self._offered(case, size, effort, found) for size in counts}
         found.left_out = self._gate(case, counts, offered)
         for done, (size, count) in enumerate(counts.items()):

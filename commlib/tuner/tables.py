@@ -83,6 +83,11 @@ class Tables:
         """Return what the plan in force runs, by size."""
         return lambda size: incumbent(self.plan, case, size, self.world)
 
+    def on_plain(self, case: Case) -> Callable[[int], Option | None]:
+        """Return what runs on plain tensors, by size: what was chosen, else what the plan in force has."""
+        plain = replace(case, placement="plain")
+        return self.measured[plain][1].at if plain in self.measured else self.now(plain)
+
     def _default(self, case: Case, samples: Samples) -> Callable[[int], Option | None]:
         """Return the vendor's own call by size, or the plan in force where there is no vendor."""
         vendor = vendor_of(case, samples)

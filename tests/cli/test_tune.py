@@ -17,9 +17,9 @@ import torch
 
 import commlib
 from commlib.cli import main
+from commlib.cli.tune.plot import plot
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Tables, Verdict
-from commlib.tuner.rules import Table
+from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Table, Tables, Verdict
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
@@ -159,6 +159,17 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
         assert tables.keeps(replace(table, serves=()))
 
 
+def test_a_picture_has_a_panel_for_each_table(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    quick, slow = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 4096),))
+    samples = Samples({size: {quick: (size * 1e-9,), slow: (3e-6,)} for size in (1024, 4096, 16384)})
+    choice = Choice((Stretch(quick, (1024,), 2048, (1024, 3000)), Stretch(slow, (4096, 16384))))
+    cases = [Case(op, torch.float32, "eager", "plain") for op in ("all_reduce", "all_gather")]
+    plot(dict.fromkeys(cases, (samples, choice)), tmp_path / "curves.svg")
+    text = (tmp_path / "curves.svg").read_text()
+    assert all(f"<!-- {words} -->" in text for words in (*map(str, cases), "shm_oneshot", "shm_twoshot", "chosen"))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -170,7 +181,7 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
         (("-e", "12Q"), "is not a size"),
         (("--time", "soon"), "is not a time"),
         (("all_reduce", "--time", "1s"), "too short"),
-        (("--plot", "curves.txt"), "write a .png or .svg file"),
+        (("--plot", "curves.txt"), "is no .png or .svg file"),
     ],
 )
 def test_a_wrong_option_is_said_once_before_any_rank_starts(

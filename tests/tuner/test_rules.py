@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ import torch
 
 from commlib.collectives.facts import FACTS
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Verdict, beside, document
+from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Table, Verdict, beside, plan_of
 from commlib.tuner.case import PLAIN
-from commlib.tuner.rules import Table
 
 CASE = Case("all_reduce", torch.float32, "eager", "plain")
 ONESHOT, TWOSHOT = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 65536),))
@@ -35,7 +35,7 @@ BASE = Plan(
 
 
 def made(*tables: Table, base: Plan = BASE, world: int = 2) -> Plan:
-    return Plan(document(tables, base, world, {"backend": "shm", "device": "a CPU"}, Settings()), "tuned")
+    return plan_of(tables, base, world, {"backend": "shm", "device": "a CPU"}, Settings(), "tuned")
 
 
 def chosen(plan: Plan, num_bytes: int, dtype: str = "float32", world: int = 2, placement: str = "plain") -> str:
@@ -76,10 +76,11 @@ def test_what_rules_were_chosen_from_goes_with_them() -> None:
 def test_a_file_of_samples_has_every_median_and_reads_back(tmp_path: Path) -> None:
     found = beside.document([TABLE], {}, 2, {"backend": "shm", "device": "a CPU"})
     path = tmp_path / "p.samples.json"
-    path.write_text(beside.file_text(found))
+    path.write_text(json.dumps(found))
     assert beside.read(path) == found
-    ((case, (samples, serves_all)),) = beside.measured(found, 2).items()
-    assert (case, serves_all, beside.worlds(found)) == (CASE, True, [2])
+    ((world, cases),) = beside.measured(found).items()
+    ((case, (samples, serves_all)),) = cases.items()
+    assert (world, case, serves_all) == (2, CASE, True)
     assert samples.times == SAMPLES.times
     path.write_text('{"schema": "commlib.plan"}')
     with pytest.raises(ValueError, match=r"p\.samples\.json is no file of samples, version 1; give the"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib import env
-from commlib.cli.options import read_bytes
+from commlib.cli.options import FILE, check_files, read_bytes, read_dtypes, read_names
 from commlib.cli.ranks import Words, started
 
 if TYPE_CHECKING:
@@ -31,14 +31,50 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
     return seconds
 
 
+def _ops(names: tuple[str, ...]) -> tuple[str, ...]:
+    from commlib.collectives import COLLECTIVES
+
+    return read_names(",".join(names), COLLECTIVES, "collective") if names else tuple(COLLECTIVES)
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    from commlib.plan import MODES
+
+    return read_names(text, MODES, "mode")
+
+
+def _algorithms(text: str) -> tuple[str, ...]:
+    from commlib.collectives import COLLECTIVES
+
+    names = sorted({a.name for collective in COLLECTIVES.values() for a in collective.algorithms})
+    return () if text == "all" else read_names(text, names, "algorithm")
+
+
+def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Return the callback that reads names before any rank starts; no option, no names."""
+    return lambda ctx, param, value: () if value is None else read(value)
+
+
 @click.command(cls=Words)
-@click.argument("ops", nargs=-1, metavar="[OP]...")
+@click.argument("ops", nargs=-1, metavar="[OP]...", callback=_by(_ops))
 @click.option("-n", "--ranks", type=click.IntRange(2), help="Start so many ranks here; else join the launcher's.")
-@click.option("-b", "--min-bytes", default="16", callback=read_bytes, show_default=True, help="Smallest size.")
-@click.option("-e", "--max-bytes", help="Largest size.  [default: 256M on GPUs, 64M on the CPU]")
-@click.option("--dtype", help="Types; the first stands for all others.  [default: bfloat16,float32; CPU: reversed]")
-@click.option("--mode", help="eager, graph or both.  [default: graph,eager on GPUs, eager on the CPU]")
-@click.option("--algorithms", default="all", show_default=True, help="all, or names: a,b.")
+@click.option("-b", "--min-bytes", "low", default="16", callback=read_bytes, show_default=True, help="Smallest size.")
+@click.option(
+    "-e", "--max-bytes", "high", callback=read_bytes, help="Largest size.  [default: 256M on GPUs, 64M on the CPU]"
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    callback=_by(read_dtypes),
+    help="Types; the first stands for all others.  [default: bfloat16,float32; CPU: reversed]",
+)
+@click.option(
+    "--mode",
+    "modes",
+    callback=_by(_modes),
+    help="eager, graph or both.  [default: graph,eager on GPUs, eager on the CPU]",
+)
+@click.option("--algorithms", default="all", show_default=True, callback=_by(_algorithms), help="all, or names: a,b.")
 @click.option("--time", "seconds", callback=_seconds, help="In all, such as 60s or 5m.  [default: 60s per operation]")
 @click.option("--penalty", default=0.02, show_default=True, help="What a switch between sizes must gain, as a share.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
@@ -49,77 +85,32 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
 @click.option("--resume", is_flag=True, help="Go on after an interrupted run: sizes that it measured stand.")
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
 @click.option("--force", is_flag=True, help="Write the plan even where it is slower than the default.")
-@click.option(
-    "--from",
-    "source",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Measure nothing: rules of FILE's samples.",
-)
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Curves and choices, as .png or .svg.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Plan file.  [default: yours]")
+@click.option("--from", "source", type=FILE, help="Measure nothing: rules of FILE's samples.")
+@click.option("--plot", type=FILE, help="Curves and choices, as .png or .svg.")
+@click.option("-o", "--output", type=FILE, help="Plan file.  [default: yours]")
 @click.pass_context
-def tune(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
+def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | None, **options: Any) -> None:
     """Measure every algorithm of OP (all collectives without it) and write the plan that init() takes from then on.
 
     Each algorithm must give exactly right values before it is timed. Sizes follow a grid of √2; where two algorithms
     cross, the interval says how sure that is. A plan that is slower than the default is not written.
     """
-    source = options.pop("source")
-    order = _order(ops, options)
-    if source is not None:
-        from commlib.cli.tune.run import rebuild
+    from commlib.cli.tune.run import Order, main, rebuild
 
+    order = Order(**options)
+    _check(order)
+    if source is not None:
         ctx.exit(rebuild(source, order))
     code = started(ctx, "tune", ranks, bind)
-    if code is not None:
-        ctx.exit(code)
-    from commlib.cli.tune.run import main
-
-    ctx.exit(main(order, shlex.join(["commlib", "tune", *ctx.meta["words"]])))
+    ctx.exit(main(order, shlex.join(["commlib", "tune", *ctx.meta["words"]])) if code is None else code)
 
 
-def _order(ops: tuple[str, ...], options: dict[str, Any]) -> Order:
-    """Turn options into an order; what is wrong with them is said before any rank starts."""
-    from commlib.cli.tune.run import Order
-    from commlib.collectives import COLLECTIVES
-    from commlib.plan import MODES
-
-    names = {a.name for collective in COLLECTIVES.values() for a in collective.algorithms}
-    algorithms = () if options["algorithms"] == "all" else _each(options["algorithms"], names, "algorithm")
-    wanted = _each(",".join(ops), set(COLLECTIVES), "collective") if ops else tuple(COLLECTIVES)
-    high = None if options["max_bytes"] is None else env.parse_bytes(options["max_bytes"])
-    if high is not None and high < options["min_bytes"]:
-        raise click.UsageError(f"-e is {high} bytes, less than -b with {options['min_bytes']}")
-    if options["seconds"] is not None and options["seconds"] < LEAST_S * len(wanted):
+def _check(order: Order) -> None:
+    """Say what does not go together before any rank starts."""
+    if order.high is not None and order.high < order.low:
+        raise click.UsageError(f"-e is {order.high} bytes, less than -b with {order.low}")
+    if order.seconds is not None and order.seconds < LEAST_S * len(order.ops):
         raise click.UsageError(
-            f"--time {options['seconds']:g} s is too short for {len(wanted)} operations; give {LEAST_S:g} s each"
+            f"--time {order.seconds:g} s is too short for {len(order.ops)} operations; give {LEAST_S:g} s each"
         )
-    if options["plot"] is not None and options["plot"].suffix not in (".png", ".svg"):
-        raise click.UsageError(f"--plot {options['plot'].name}: write a .png or .svg file")
-    kept = ("penalty", "seed", "backend", "plan", "fresh", "resume", "dry_run", "force", "plot", "output", "seconds")
-    return Order(
-        ops=wanted,
-        dtypes=tuple(_dtype(name) for name in options["dtype"].split(",")) if options["dtype"] else (),
-        modes=_each(options["mode"], set(MODES), "mode") if options["mode"] else (),
-        algorithms=algorithms,
-        low=max(1, options["min_bytes"]),
-        high=high,
-        **{name: options[name] for name in kept},
-    )
-
-
-def _each(text: str, known: set[str], what: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in known:
-            raise click.UsageError(f"no {what} {name!r}; there are {', '.join(sorted(known))}")
-    return names
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise click.UsageError(f"no element type {name!r}; use torch's names, such as float32 or bfloat16")
-    return found
+    check_files(None, order.plot)
