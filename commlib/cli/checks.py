@@ -1,23 +1,28 @@
-"""What `commlib doctor` looks at: one function per topic, returning what it found and what to do about it."""
+"""What `commlib doctor` looks at: one function a topic, returning what it found and what to do about it."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import importlib.metadata
 import importlib.util
 import json
 import os
 import platform
 import shutil
-import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from commlib import env
+from commlib.errors import CommError, one_line
 
-# A first import of torch from a cold disk takes many seconds; a probe that is longer than this hangs.
-PROBE_TIMEOUT_S = 60.0
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
 
 
 @dataclass(frozen=True)
@@ -31,53 +36,27 @@ class Finding:
     needed: bool = False
 
 
-class Probe:
-    """A command that runs beside the other checks, so that what it loads can crash or hang without us."""
+class Group(NamedTuple):
+    """Checks that one process of its own makes in this order; if one crashes or hangs, what to say of its topic."""
 
-    def __init__(self, topics: tuple[str, ...], command: list[str]) -> None:
-        self.topics = topics
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    checks: dict[str, Callable[[], Finding]]
+    remedy: str
+    needed: bool
 
-    def finish(self) -> tuple[str, str]:
-        """Return what it printed, and how it failed ('' when it did not)."""
+    def crashed(self, topic: str, how: str) -> Finding:
+        """Return the finding of a check that did not come to its own."""
+        return Finding(topic, "broken", how, self.remedy, self.needed)
+
+
+def report(name: str) -> None:
+    """Print a group's findings, one a line, each before the next is tried: what is not there is what crashed."""
+    group = GROUPS[name]
+    for topic, check in group.checks.items():
         try:
-            out, errors = self._process.communicate(timeout=PROBE_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            out, errors = self._process.communicate()
-            return out, f"no answer within {PROBE_TIMEOUT_S:.0f} s"
-        code = self._process.returncode
-        if code < 0:
-            return out, f"died of {signal.Signals(-code).name}"
-        last = (errors.strip() or f"exit code {code}").splitlines()[-1]
-        return out, last if code else ""
-
-    def kill(self) -> None:
-        """End the probe and everything it started; fine when it has ended."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def run_all() -> Iterator[Finding]:
-    """Yield every finding; the slow probes run side by side while the quick checks are made."""
-    libraries, ranks, mpi = _libraries_probe(), _ranks_probe(), _mpi_probe()
-    try:
-        for check in QUICK:
-            yield check()
-        yield from _libraries(libraries)
-        yield _two_ranks(ranks)
-        yield _mpi(mpi) if mpi is not None else _no_mpi()
-    finally:
-        for probe in (libraries, ranks, mpi):
-            if probe is not None:
-                probe.kill()
+            finding = check()
+        except Exception as error:
+            finding = group.crashed(topic, one_line(error))
+        print(json.dumps(asdict(finding)), flush=True)
 
 
 def _python() -> Finding:
@@ -85,9 +64,12 @@ def _python() -> Finding:
 
 
 def _cpu() -> Finding:
-    text = Path("/proc/cpuinfo").read_text()
-    models = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return Finding("cpu", "ok", f"{models[0] if models else 'unknown model'}, {platform.machine()}")
+    return Finding("cpu", "ok", f"{_of_cpu('model name') or 'unknown model'}, {platform.machine()}")
+
+
+def _of_cpu(key: str) -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "")
 
 
 def _cores() -> Finding:
@@ -98,9 +80,7 @@ def _cores() -> Finding:
     detail = f"{allowed:g} of {present} usable"
     if allowed < usable:
         detail += f" (cgroup quota; affinity allows {usable})"
-    if allowed < 2:
-        return Finding("cores", "ok", detail, "two ranks will share one core: expect low figures")
-    return Finding("cores", "ok", detail)
+    return Finding("cores", "ok", detail, "two ranks will share one core: expect low figures" if allowed < 2 else "")
 
 
 _LEVELS = {
@@ -113,16 +93,14 @@ _LEVELS = {
 def _isa() -> Finding:
     if platform.machine() not in ("x86_64", "AMD64"):
         return Finding("isa", "ok", "portable kernels")
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-    levels = []
+    flags, best = set(_of_cpu("flags").split()), ""
     for level, wanted in _LEVELS.items():
         if not wanted <= flags:
             break
-        levels.append(level)
-    if not levels:
+        best = level
+    if not best:
         return Finding("isa", "broken", "older than x86-64-v2", "commlib needs SSE4.2 (any CPU since 2009)", True)
-    return Finding("isa", "ok", f"x86-64-{levels[-1]}")
+    return Finding("isa", "ok", f"x86-64-{best}")
 
 
 def _memfd() -> Finding:
@@ -155,78 +133,121 @@ def _environment() -> Finding:
 def _slurm() -> Finding:
     if shutil.which("srun") is None:
         return Finding("slurm", "missing", "no srun on PATH", "only needed to start ranks through Slurm")
-    job = os.environ.get("SLURM_JOB_ID")
+    job = env.foreign("SLURM_JOB_ID")
     return Finding("slurm", "ok", f"in job {job}" if job else "srun is here, outside a job")
 
 
-QUICK: tuple[Callable[[], Finding], ...] = (
-    _python,
-    _cpu,
-    _cores,
-    _isa,
-    _memfd,
-    _pidfd,
-    _environment,
-    _slurm,
-)
+def _torch() -> Finding:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    return Finding("torch", "ok", f"{torch.__version__}, {build}", needed=True)
 
 
-# In the order of `libraries.report`: what is not reported is where it ended.
-LIBRARIES = ("torch", "native library", "gpu", "nccl", "gpu backend")
+def _native() -> Finding:
+    importlib.import_module("commlib.native")
+    return Finding("native library", "ok", f"commlib {importlib.metadata.version('commlib')}", needed=True)
 
 
-def _libraries_probe() -> Probe:
-    call = "from commlib.cli import libraries; libraries.report()"
-    return Probe(LIBRARIES, [sys.executable, "-c", call])
+def _gpu() -> Finding:
+    import torch
+
+    if not Path("/dev/nvidiactl").exists():
+        return Finding("gpu", "missing", "no NVIDIA driver; ranks use the CPU")
+    if torch.version.cuda is None:
+        return Finding("gpu", "broken", "a GPU, but torch is a CPU build", "launch/setup.sh --gpu")
+    if not torch.cuda.is_available():
+        return Finding("gpu", "broken", "torch finds no usable GPU", "compare nvidia-smi with torch's CUDA")
+    return Finding("gpu", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")
 
 
-def _libraries(probe: Probe) -> Iterator[Finding]:
-    out, failure = probe.finish()
-    findings = [Finding(**json.loads(line)) for line in out.splitlines() if line.startswith("{")]
-    yield from findings
-    if len(findings) < len(probe.topics):
-        topic = probe.topics[len(findings)]  # the one it was at when it ended
-        yield Finding(topic, "broken", failure or "the probe ended early", "reinstall: pip install .", True)
+def _nccl() -> Finding:
+    from commlib.backends.nccl_control import version_text
+
+    for path in _nccl_candidates():
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        code = ctypes.c_int()
+        library.ncclGetVersion(ctypes.byref(code))
+        return Finding("nccl", "ok", f"{version_text(code.value)} ({path})")
+    return Finding("nccl", "missing", "no libnccl.so.2; only needed with GPUs", "CUDA torch brings it along")
 
 
-def _ranks_probe() -> Probe:
-    call = "from commlib.cli import libraries; libraries.two_ranks()"
-    return Probe(("two ranks",), [sys.executable, "-c", call])
+def _nccl_candidates() -> Iterator[str]:
+    for folder in sys.path:
+        path = Path(folder) / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+        if path.exists():
+            yield str(path)
+    yield "libnccl.so.2"
 
 
-def _two_ranks(probe: Probe) -> Finding:
-    out, failure = probe.finish()
-    if failure:
-        return Finding("two ranks", "broken", failure, "COMMLIB_TRACEBACK=1 commlib test --quick", True)
-    return Finding("two ranks", "ok", out.strip(), needed=True)
+def _gpu_backend() -> Finding:
+    """What backend "nccl" needs beside a GPU and NCCL, and which of NCCL's features are off."""
+    import torch
+
+    from commlib import jit
+    from commlib.backends.nccl_control import nccl4py_here
+
+    if not torch.cuda.is_available():
+        return Finding("gpu backend", "missing", "no GPU: ranks use shared memory")
+    try:
+        (version, features), compiler = nccl4py_here(), jit.compiler().name
+    except CommError as error:
+        return Finding("gpu backend", "broken", str(error), 'pip install "commlib[gpu]"')
+    off = [f"{feature} ({reason})" for feature, reason in features.items() if reason]
+    detail = f"nccl4py {version}, kernels by {compiler} into {jit.cache_dir()}"
+    return Finding("gpu backend", "ok", detail, f"off: {'; '.join(off)}" if off else "")
 
 
-def _mpi_probe() -> Probe | None:
-    if importlib.util.find_spec("mpi4py") is None:
-        return None
+def _two_ranks() -> Finding:
+    """Sum over two live ranks through shared memory."""
+    from commlib.testing import Ranks
+
+    start = time.perf_counter()
+    with Ranks(2, timeout_s=30.0, backend="shm") as ranks:
+        totals = ranks.run(_sum_of_ranks)
+    if totals != [3.0, 3.0]:
+        raise CommError(f"all_reduce gave {totals} where 1 + 2 on each rank was expected")
+    spent = time.perf_counter() - start
+    return Finding("two ranks", "ok", f"started, summed over shared memory and closed in {spent:.1f} s", needed=True)
+
+
+def _sum_of_ranks(comm: Communicator) -> float:
+    import torch
+
+    x = torch.full((1000,), comm.rank + 1.0)
+    comm.all_reduce(x)
+    return float(x.mean())
+
+
+def _mpi() -> Finding:
     beside = Path(sys.executable).with_name("mpirun")
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
-    if launcher is None:
-        return None
+    if launcher is None or importlib.util.find_spec("mpi4py") is None:
+        detail = "no mpi4py or no mpirun; only needed to start ranks through MPI"
+        return Finding("mpi", "missing", detail, "pip install 'commlib[mpi]'")
     about = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
     vendor = "Open MPI" if "open" in about.lower() else "MPICH" if "HYDRA" in about else "MPI"
     flags = ["--oversubscribe", "--allow-run-as-root"] if vendor == "Open MPI" else []
-    hello = [sys.executable, "-m", "mpi4py.bench", "helloworld"]
-    return Probe((f"{vendor} ({launcher})",), [launcher, *flags, "-n", "2", *hello])
-
-
-def _no_mpi() -> Finding:
-    detail = "no mpi4py or no mpirun; only needed to start ranks through MPI"
-    return Finding("mpi", "missing", detail, "pip install 'commlib[mpi]'")
-
-
-def _mpi(probe: Probe) -> Finding:
-    out, failure = probe.finish()
-    launcher = probe.topics[0]
-    if failure:
-        return Finding("mpi", "broken", failure, f"is {launcher} the MPI of mpi4py?")
-    if out.count(" of 2 ") != 2:
-        said = (out.strip() or "nothing").splitlines()[0]
-        detail = f"{launcher} started 2 ranks that do not see each other: {said}"
+    hello = [launcher, *flags, "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld"]
+    done = subprocess.run(hello, capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return Finding("mpi", "broken", said, f"is {vendor} ({launcher}) the MPI of mpi4py?")
+    if done.stdout.count(" of 2 ") != 2:
+        said = (done.stdout.strip() or "nothing").splitlines()[0]
+        detail = f"{vendor} ({launcher}) started 2 ranks that do not see each other: {said}"
         return Finding("mpi", "broken", detail, "use the mpirun of the MPI that mpi4py loads")
-    return Finding("mpi", "ok", f"{launcher}: 2 ranks see each other")
+    return Finding("mpi", "ok", f"{vendor} ({launcher}): 2 ranks see each other")
+
+
+QUICK: tuple[Callable[[], Finding], ...] = (_python, _cpu, _cores, _isa, _memfd, _pidfd, _environment, _slurm)
+
+_LIBRARIES = {"torch": _torch, "native library": _native, "gpu": _gpu, "nccl": _nccl, "gpu backend": _gpu_backend}
+GROUPS = {
+    "libraries": Group(_LIBRARIES, "reinstall it: pip install .", True),
+    "ranks": Group({"two ranks": _two_ranks}, "COMMLIB_TRACEBACK=1 commlib test --quick", True),
+    "mpi": Group({"mpi": _mpi}, "use the mpirun of the MPI that mpi4py loads", False),
+}
