@@ -69,7 +69,7 @@ def main() -> int:
     rng = random.Random(options.seed)
     kills: list[dict[str, object]] = []
     with Ranks(2) as first:
-        first.run(repeat_once)  # the fork server and its pipes exist from here on
+        first.run(Communicator.barrier)  # the fork server and its pipes exist from here on
     before = left_behind()
     for size in (2, 3, 4):
         with Ranks(size, backend="shm", timeout_s=20.0, max_bytes=1 << 20) as ranks:
@@ -93,11 +93,6 @@ def main() -> int:
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-
-
-def repeat_once(comm: Communicator) -> float:
-    """One collective."""
-    return float(comm.all_reduce(torch.ones(1)))
 
 
 if __name__ == "__main__":

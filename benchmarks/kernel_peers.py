@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from importlib import import_module
 from typing import Any
 
 import torch
 from cuda.bindings import driver
 
 from commlib import jit
+from commlib.errors import one_line
 
 Call = Callable[[], object]
 
@@ -34,31 +36,24 @@ extern "C" __global__ void probe(const long long* ids, const char* from, long lo
 def candidates(kernel: str, case: Any, inputs: Any) -> dict[str, Call | str]:
     """Return the calls that a kernel is measured beside."""
     if kernel == "index":
-        return {"mini-sglang": _gather(inputs), "probe": _probe_gather(inputs)}
+        options = {"output": inputs.out, "vocab_range": inputs.vocab_range}
+        gather = _upstream("index", "indexing", inputs.weights, inputs.ids, **options)
+        return {"mini-sglang": gather, "probe": _probe_gather(inputs)}
     if kernel == "store":
-        scatter = "no 8-bit floats" if case.variant else _scatter(inputs)
+        tensors = (inputs.k_cache, inputs.v_cache, inputs.slots, inputs.k, inputs.v)
+        scatter = "no 8-bit floats" if case.variant else _upstream("store", "store_cache", *tensors)
         return {"mini-sglang": scatter, "probe": _probe_scatter(inputs)}
     return {}
 
 
-def _gather(inputs: Any) -> Call | str:
+def _upstream(module: str, function: str, *tensors: torch.Tensor, **options: Any) -> Call | str:
+    """Return a call of mini-sglang's that works here, or why there is none."""
     try:
-        from minisgl.kernel.index import indexing
-
-        indexing(inputs.weights, inputs.ids, output=inputs.out, vocab_range=inputs.vocab_range)
+        call = partial(getattr(import_module(f"minisgl.kernel.{module}"), function), *tensors, **options)
+        call()
     except Exception as error:
-        return " ".join(str(error).split())[:100]
-    return lambda: indexing(inputs.weights, inputs.ids, output=inputs.out, vocab_range=inputs.vocab_range)
-
-
-def _scatter(inputs: Any) -> Call | str:
-    try:
-        from minisgl.kernel.store import store_cache
-
-        store_cache(inputs.k_cache, inputs.v_cache, inputs.slots, inputs.k, inputs.v)
-    except Exception as error:
-        return " ".join(str(error).split())[:100]
-    return lambda: store_cache(inputs.k_cache, inputs.v_cache, inputs.slots, inputs.k, inputs.v)
+        return one_line(error)
+    return call
 
 
 def _probe_gather(inputs: Any) -> Call:

@@ -20,7 +20,8 @@ from written import arguments, head, write
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.plan.rules import size_text
+from commlib.report.figures import size_text
+from commlib.report.view import grouped
 from commlib.testing import Ranks
 
 LATE_US = (0, 20, 50, 100, 200, 500, 1000, 5000)
@@ -102,11 +103,9 @@ def _round(comm: Communicator, device: Device, x: torch.Tensor, late: float) -> 
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as text: a line for each size and candidate."""
     lines = [f"{'bytes':>8s} {'candidate':12s}" + "".join(f"{f'+{late} us':>10s}" for late in LATE_US)]
-    cells: dict[tuple[int, str], dict[int, float]] = {}
-    for row in rows:
-        cells.setdefault((row["bytes"], row["candidate"]), {})[row["late_us"]] = row["us"]
-    for (num_bytes, name), times in cells.items():
-        lines.append(f"{size_text(num_bytes):>8s} {name:12s}" + "".join(f"{times[late]:10.2f}" for late in LATE_US))
+    for of_line in grouped(rows, lambda row: (row["bytes"], row["candidate"])):
+        times = "".join(f"{row['us']:10.2f}" for row in of_line)
+        lines.append(f"{size_text(of_line[0]['bytes']):>8s} {of_line[0]['candidate']:12s}{times}")
     return "\n".join(lines)
 
 
@@ -124,7 +123,7 @@ def main() -> int:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
-    parser.add_argument("--sizes", type=_sizes, default=_sizes("1K,64K,1M,8M,64M"))
+    parser.add_argument("--sizes", type=_sizes, default="1K,64K,1M,8M,64M")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, by the host's clock")
 

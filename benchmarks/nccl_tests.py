@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from written import arguments, head, write
 
+from commlib.report.figures import fitted
+
 LEAST, MOST, FACTOR = "1K", "64M", 16
 # Calls of a graph or of a loop, and launches of the graph, by size; after them one check of the values.
 SHAPES = ((1 << 20, 50, 40), (1 << 25, 20, 20), (1 << 40, 10, 10))
@@ -81,26 +83,17 @@ def _theirs(program: Path, ranks: int, mode: str, num_bytes: int) -> dict[str, A
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    head = ("mode", "bytes", "nccl-tests", "nccl_direct", "ratio", "auto", "nccl-tests/auto")
-    lines = [" ".join(cell.rjust(15) for cell in head)]
+    cells = [("mode", "bytes", "nccl-tests", "nccl_direct", "ratio", "auto", "nccl-tests/auto", "")]
     for row in rows:
         theirs, direct, auto = (row.get(name) for name in ("theirs_us", "nccl_direct_us", "auto_us"))
-        cells = [row["mode"], str(row["bytes"]), _us(theirs), _us(direct), _ratio(direct, theirs), _us(auto)]
-        lines.append(" ".join(cell.rjust(15) for cell in (*cells, _ratio(theirs, auto))) + _note(row))
-    return "\n".join(lines)
+        note = f"{row['wrong']:g} WRONG" if row.get("wrong") else row.get("failed", "")
+        figures = (theirs, direct, _ratio(direct, theirs), auto, _ratio(theirs, auto))
+        cells.append((row["mode"], str(row["bytes"]), *(fitted(figure, 15) for figure in figures), note))
+    return "\n".join(" ".join(cell.rjust(15) for cell in line) for line in cells)
 
 
-def _note(row: dict[str, Any]) -> str:
-    wrong = f"  {row['wrong']:g} WRONG" if row.get("wrong") else ""
-    return wrong + (f"  {row['failed']}" if "failed" in row else "")
-
-
-def _us(time: float | None) -> str:
-    return "–" if time is None else f"{time:.2f}"
-
-
-def _ratio(time: float | None, by: float | None) -> str:
-    return f"{time / by:.2f}" if time and by else "–"
+def _ratio(time: float | None, by: float | None) -> float | None:
+    return time / by if time and by else None
 
 
 def _add(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ import tempfile
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -102,68 +103,64 @@ TRACES: dict[str, tuple[Callable[[Blocks], Prompts], int]] = {  # requests, capa
 
 
 def clocked(requests: Callable[[], object], count: int) -> float:
-    """Return us of a request, without the garbage collector."""
+    """Return us of a request, without the garbage collector, and without freeing the tree that is returned."""
     gc.collect()
     gc.disable()
     try:
         start = time.perf_counter()
-        requests()
-        return (time.perf_counter() - start) / count * 1e6
+        tree = requests()
+        took_s = time.perf_counter() - start
+        del tree
+        return took_s / count * 1e6
     finally:
         gc.enable()
 
 
+def tensors(prompts: Prompts) -> tuple[list[tuple[torch.Tensor, int]], dict[int, torch.Tensor]]:
+    """Return prompts as tensors with their lengths, and slots for each length."""
+    keys = [(torch.from_numpy(prompt), len(prompt)) for prompt in prompts]
+    return keys, {count: torch.arange(count, dtype=torch.int32) for _, count in keys}
+
+
 def ours(prompts: Prompts, capacity: int, page_size: int, into: bool = False) -> Play:
     """Ours from Python: a fresh tensor of slots for each match, or `into` one tensor."""
-    keys = [(torch.from_numpy(prompt), len(prompt)) for prompt in prompts]
-    slots = {count: torch.arange(count, dtype=torch.int32) for _, count in keys}
+    keys, slots = tensors(prompts)
     out = {length: torch.empty(length, dtype=torch.int32) if into else None for length in slots}
 
-    def play() -> float:
-        cache = RadixCache(page_size)
+    def requests() -> RadixCache:
+        cache, held = RadixCache(page_size), 0
+        for key, count in keys:
+            length, _, handle = cache.match(key, out=out[count])
+            cache.lock(handle)
+            short = held + count - length - capacity
+            if short > 0:
+                held -= len(cache.evict(short))
+            existing, _ = cache.insert(key, slots[count])
+            held += count - count % page_size - existing
+            cache.unlock(handle)
+        return cache
 
-        def requests() -> None:
-            held = 0
-            for key, count in keys:
-                length, _, handle = cache.match(key, out=out[count])
-                cache.lock(handle)
-                short = held + count - length - capacity
-                if short > 0:
-                    held -= len(cache.evict(short))
-                existing, _ = cache.insert(key, slots[count])
-                held += count - count % page_size - existing
-                cache.unlock(handle)
-
-        return clocked(requests, len(keys))
-
-    return play
+    return partial(clocked, requests, len(keys))
 
 
-def python_tree(kind: type[ZipTree]) -> Callable[[Prompts, int, int], Play]:
-    """Return the play of one of python_trees.py."""
+def python_tree(kind: type[ZipTree], prompts: Prompts, capacity: int, page_size: int) -> Play:
+    """One of python_trees.py."""
+    keys = [kind.keys(prompt.tolist()) for prompt in prompts]
+    slots = {len(key): torch.arange(len(key)) for key in keys}
 
-    def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
-        keys = [kind.keys(prompt.tolist()) for prompt in prompts]
-        slots = {len(key): torch.arange(len(key)) for key in keys}
+    def requests() -> ZipTree:
+        tree = kind(page_size)
+        for key in keys:
+            length, _, node = tree.match(key)
+            tree.lock(node)
+            short = tree.evictable + tree.locked + len(key) - length - capacity
+            if short > 0:
+                torch.cat(tree.evict(short))
+            tree.insert(key, slots[len(key)])
+            tree.unlock(node)
+        return tree
 
-        def play() -> float:
-            tree = kind(page_size)
-
-            def requests() -> None:
-                for key in keys:
-                    length, _, node = tree.match(key)
-                    tree.lock(node)
-                    short = tree.evictable + tree.locked + len(key) - length - capacity
-                    if short > 0:
-                        torch.cat(tree.evict(short))
-                    tree.insert(key, slots[len(key)])
-                    tree.unlock(node)
-
-            return clocked(requests, len(keys))
-
-        return play
-
-    return prepare
+    return partial(clocked, requests, len(keys))
 
 
 def mini_sglang(folder: Path) -> Callable[[Prompts, int, int], Play]:
@@ -178,50 +175,41 @@ def mini_sglang(folder: Path) -> Callable[[Prompts, int, int], Play]:
     core, module = import_module("minisgl.core"), import_module("minisgl.kvcache.radix_cache")
 
     def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
-        keys = [(torch.from_numpy(prompt), len(prompt)) for prompt in prompts]
-        slots = {count: torch.arange(count, dtype=torch.int32) for _, count in keys}
+        keys, slots = tensors(prompts)
 
-        def play() -> float:
+        def requests() -> Any:
             core.__dict__["_GLOBAL_CTX"] = SimpleNamespace(page_size=page_size)
             tree = module.RadixPrefixCache(torch.device("cpu"))
+            for key, count in keys:
+                handle = tree.match_prefix(key).cuda_handle
+                if handle.cached_len:  # of nothing it raises
+                    handle.get_matched_indices()
+                tree.lock_handle(handle)
+                short = tree.size_info.total_size + count - handle.cached_len - capacity
+                if short > 0:
+                    tree.evict(short)
+                tree.insert_prefix(key, slots[count])
+                tree.lock_handle(handle, unlock=True)
+            return tree
 
-            def requests() -> None:
-                for key, count in keys:
-                    handle = tree.match_prefix(key).cuda_handle
-                    if handle.cached_len:  # of nothing it raises
-                        handle.get_matched_indices()
-                    tree.lock_handle(handle)
-                    short = tree.size_info.total_size + count - handle.cached_len - capacity
-                    if short > 0:
-                        tree.evict(short)
-                    tree.insert_prefix(key, slots[count])
-                    tree.lock_handle(handle, unlock=True)
-
-            return clocked(requests, len(keys))
-
-        return play
+        return partial(clocked, requests, len(keys))
 
     return prepare
 
 
-def native(program: Path) -> Callable[[Prompts, int, int], Play]:
+def answer(program: Path, *words: str) -> Any:
+    """Return the JSON that a program prints."""
+    return json.loads(subprocess.run([str(program), *words], capture_output=True, text=True, check=True).stdout)
+
+
+def native(program: Path, prompts: Prompts, capacity: int, page_size: int) -> Play:
     """Return the play of the same requests in C++."""
-
-    def prepare(prompts: Prompts, capacity: int, page_size: int) -> Play:
-        file = tempfile.NamedTemporaryFile(suffix=".trace")  # lives as long as play
-        file.write(array("i", [page_size, capacity]).tobytes())
-        for prompt in prompts:
-            file.write(array("i", [len(prompt)]).tobytes() + prompt.tobytes())
-        file.flush()
-
-        def play() -> float:
-            command = [str(program), "trace", file.name, "1"]
-            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-            return float(found["us"][0])
-
-        return play
-
-    return prepare
+    file = tempfile.NamedTemporaryFile(suffix=".trace")  # lives as long as play
+    file.write(array("i", [page_size, capacity]).tobytes())
+    for prompt in prompts:
+        file.write(array("i", [len(prompt)]).tobytes() + prompt.tobytes())
+    file.flush()
+    return lambda: float(answer(program, "trace", file.name, "1")["us"][0])
 
 
 def measure(trace: str, page_size: int, trees: dict[str, Any], runs: dict[str, int]) -> dict[str, Any]:
@@ -235,30 +223,28 @@ def measure(trace: str, page_size: int, trees: dict[str, Any], runs: dict[str, i
         for name, play in plays.items():
             if turn * runs[name] // most != (turn + 1) * runs[name] // most:  # spread over all turns
                 times[name].append(play())
-    rates = {
-        name: {
-            "median": round(1e6 / statistics.median(found), 1),
-            "best": round(1e6 / min(found), 1),
-            "runs": len(found),
-        }
-        for name, found in times.items()
-    }
-    peers = {name: rate["median"] for name, rate in rates.items() if not name.startswith("commlib")}
-    best = max(peers, key=lambda name: peers[name])
-    ratio = {name: round(rate["median"] / peers[best], 1) for name, rate in rates.items() if name.startswith("commlib")}
+    rates = {name: per_second(found) for name, found in times.items()}
+    medians = {name: rate["median"] for name, rate in rates.items()}
+    best = max((name for name in medians if not name.startswith("commlib")), key=medians.__getitem__)
+    ratio = {name: round(medians[name] / medians[best], 1) for name in medians if name.startswith("commlib")}
     row = {"trace": trace, "page_size": page_size, "requests": len(prompts), "capacity": capacity}
     row["load"] = round(os.getloadavg()[0], 2)  # 1 where nothing else runs
     return {**row, "per_second": rates, "best_peer": best, "times_best_peer": ratio}
+
+
+def per_second(us: list[float]) -> dict[str, float]:
+    """Return what is kept of the passes over a trace."""
+    return {"median": round(1e6 / statistics.median(us), 1), "best": round(1e6 / min(us), 1), "runs": len(us)}
 
 
 def main() -> int:
     """Measure, print a line for each trace and write them."""
     options = arguments(__doc__, _add)
     torch.set_num_threads(1)
-    trees: dict[str, Any] = {"commlib": ours, "commlib out=": lambda *of: ours(*of, into=True)}
+    trees: dict[str, Any] = {"commlib": ours, "commlib out=": partial(ours, into=True)}
     if options.native:
-        trees["commlib native"] = native(options.native)
-    trees |= {"zip loop": python_tree(ZipTree), "gallop": python_tree(GallopTree)}
+        trees["commlib native"] = partial(native, options.native)
+    trees |= {"zip loop": partial(python_tree, ZipTree), "gallop": partial(python_tree, GallopTree)}
     if options.minisgl:
         trees["mini-sglang"] = mini_sglang(options.minisgl)
     runs = {name: options.runs if name.startswith("commlib") else options.peer_runs for name in trees}
@@ -268,11 +254,8 @@ def main() -> int:
             rows.append(measure(trace, page_size, trees, runs))
             rates = ", ".join(f"{name} {rate['median'] / 1e3:.1f}k" for name, rate in rows[-1]["per_second"].items())
             print(f"{trace}, page {page_size}: {rates}; {rows[-1]['times_best_peer']} of the best peer's", flush=True)
-    calls = None
-    if options.native:
-        command = [str(options.native), "calls"]
-        calls = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        print(calls)
+    calls = answer(options.native, "calls") if options.native else None
+    print(calls or "")
     write(options.output, {**head("radix_trees", 1, "cpu"), "rows": rows, "native_calls": calls})
     return 0
 

@@ -68,6 +68,4 @@ def _compiled() -> Any:
     return function
 
 
-def make() -> Flag:
-    """Make the peer."""
-    return Flag()
+make = Flag

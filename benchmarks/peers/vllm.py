@@ -7,7 +7,6 @@ commlib bench all_reduce --graph --dtype bfloat16 --peer benchmarks/peers/vllm.p
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,12 @@ class Vllm(Peer):
         if collective.name != "all_reduce" or in_place:
             reason = "it works out of place only" if in_place else f"it has no {collective.name}"
             return [Candidate(label, refusing(reason), in_place) for label in self.labels]
-        whole = Candidate(self.labels[0], self._prepare(self._direct), in_place, self._registered)
-        return [whole, Candidate(self.labels[1], self._prepare(self._copied), in_place, plain_on(comm.device))]
+        direct = self._prepare(self._lib.peer_all_reduce)
+        copied = self._prepare(self._lib.peer_all_reduce_copied, self._staging)
+        return [
+            Candidate(self.labels[0], direct, in_place, self._registered),
+            Candidate(self.labels[1], copied, in_place, plain_on(comm.device)),
+        ]
 
     def stop(self) -> None:
         """Let go of the peers' memory, then free this rank's."""
@@ -81,25 +84,16 @@ class Vllm(Peer):
         for address in self._owned:
             self._lib.peer_free(address)
 
-    def _prepare(self, way: Callable[[torch.Tensor, torch.Tensor], Run]) -> Prepare:
+    def _prepare(self, function: Any, *staging: torch.Tensor) -> Prepare:
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
             if call.dtype != torch.bfloat16 or call.redop != "sum":
                 raise Unsupported("it was built to add bfloat16")
             if x.nbytes > MOST_BYTES or x.nbytes % 16:
                 raise Unsupported("it serves multiples of 16 bytes up to 8 MiB")
-            return way(x, out)
+            pointers, count = [Pointer(t.data_ptr()) for t in (x, *staging, out)], ctypes.c_int(x.numel())
+            return lambda: function(self._self, _stream(), *pointers, count)
 
         return prepare
-
-    def _direct(self, x: torch.Tensor, out: torch.Tensor) -> Run:
-        return self._call(self._lib.peer_all_reduce, x, out)
-
-    def _copied(self, x: torch.Tensor, out: torch.Tensor) -> Run:
-        return self._call(self._lib.peer_all_reduce_copied, x, self._staging, out)
-
-    def _call(self, function: Any, *tensors: torch.Tensor) -> Run:
-        pointers, count = [Pointer(t.data_ptr()) for t in tensors], ctypes.c_int(tensors[0].numel())
-        return lambda: function(self._self, _stream(), *pointers, count)
 
     def _registered(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor that peers can read; every rank calls it at the same place."""
@@ -146,6 +140,4 @@ def _stream() -> Pointer:
     return Pointer(torch.cuda.current_stream().cuda_stream)
 
 
-def make() -> Vllm:
-    """Make the peer."""
-    return Vllm()
+make = Vllm
