@@ -30,6 +30,7 @@ MAX_ITERATIONS = 20_000
 # Long against a barrier's jitter; where ranks share cores, against a time slice; on GPUs, against the wait at its end.
 BLOCK_S, LONG_BLOCK_S = 200e-6, 2e-3
 SHORT_S = 0.01  # calls up to here are led in, and calibrated three times: a hiccup is of their size
+MOST_LEAD_IN = 3  # calls: one for each of the usual buffers
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,10 @@ class Entry:
     starter: Starter | None = None
     first: int = 0  # of the runs that come next
 
+    def lead_in(self, iterations: int) -> int:
+        """Return how many calls a block of so many begins with, outside of the clock."""
+        return max(1, min(len(self.runs), iterations, MOST_LEAD_IN))
+
     def following(self, iterations: int) -> list[Run]:
         """Return the next runs in rotation, as one list: the loop over it costs next to nothing."""
         n = len(self.runs)
@@ -144,8 +149,9 @@ def block(comm: Group, entry: Entry, iterations: int) -> float:
         return entry.starter.time(entry.graph)
     entry.enter()
     comm.barrier()  # takes up the ranks' distance: who slept in it wakes late
-    if entry.call_s < SHORT_S:
-        entry.following(1)[0]()  # this candidate's code and flags into the caches
+    if entry.call_s < SHORT_S:  # code, flags and buffers into the caches: others, and switching plans, emptied them
+        for run in entry.following(entry.lead_in(iterations)):
+            run()
     runs = entry.following(iterations)
     comm.barrier()
     comm.barrier()
@@ -224,8 +230,8 @@ def _run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tu
         return
     spent_s = slowest(comm, time.perf_counter() - started)
     share_s = max(protocol.budget_s - spent_s, 0) / len(entries)
-    # A block's own cost besides its iterations: switching, barriers, the run that leads in.
-    costs = [(e.result.iterations + 1) * e.call_s + BLOCK_S for e in entries]
+    # A block's own cost besides its iterations: switching, barriers, the runs that lead in.
+    costs = [(e.result.iterations + e.lead_in(e.result.iterations)) * e.call_s + BLOCK_S for e in entries]
     counts = [max(least - turns, min(most - turns, int(share_s / cost))) for cost in costs]
     if protocol.race > 0:  # who is left is compared block by block
         counts = [min(counts)] * len(entries)
