@@ -8,10 +8,10 @@ import torch
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_old_nccl
-from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
+from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, lines, packets, streams
+from commlib.collectives.variants import chunks, lines, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -62,7 +62,7 @@ ALL_GATHER = Collective(
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=STREAMS, variants=streams),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=TILES, variants=tiles),
     ),
 )
 

@@ -10,10 +10,10 @@ from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
-from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
+from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, streams, two_phases_of_lines
+from commlib.collectives.variants import chunks, lines, packets, tiles, two_phases_of_lines
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -42,8 +42,8 @@ ALL_REDUCE = Collective(
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
         Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=STREAMS, variants=streams),
-        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=STREAMS, variants=streams),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
+        Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
     ),
 )

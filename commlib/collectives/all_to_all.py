@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
+from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
-from commlib.collectives.variants import chunks, lines, streams
+from commlib.collectives.variants import chunks, lines, tiles
 
 if TYPE_CHECKING:
     from commlib.methods import Collectives
@@ -65,7 +65,7 @@ ALL_TO_ALL = Collective(
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=STREAMS, variants=streams),
+        Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=TILES, variants=tiles),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

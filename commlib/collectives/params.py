@@ -18,7 +18,7 @@ _GRAIN_BYTES = Param("grain_bytes", 16, 1, 1 << 30)
 PACKETS = (_BLOCKS, Param("threads", 256, 32, 512, 32), _GRAIN_BYTES)
 """Of a kernel: at most so many blocks, of so many threads, and each thread's least share."""
 
-STREAMS = (
+TILES = (
     _BLOCKS,
     Param("threads", 256, 160, 512, 32),  # four warps of them helpers
     _GRAIN_BYTES,

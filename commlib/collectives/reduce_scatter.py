@@ -11,10 +11,10 @@ from torch.distributed import AllreduceOptions, ReduceScatterOptions
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_gather import block_of, ragged
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
-from commlib.collectives.params import CHUNKS, PACKETS, STREAMS
+from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, streams
+from commlib.collectives.variants import chunks, lines, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arguments: Any) -> None:
@@ -56,7 +56,7 @@ REDUCE_SCATTER = Collective(
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
         Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=lines),
-        Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=STREAMS, variants=streams),
+        Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=TILES, variants=tiles),
     ),
 )
 

@@ -38,10 +38,10 @@ def two_phases_of_lines(num_bytes: int) -> Variants:
     return _shape(96, 256, 4), _shape(132, 256, 4), _shape(132, 384, 4)
 
 
-def streams(num_bytes: int) -> Variants:
+def tiles(num_bytes: int) -> Variants:
     """Tiles by bulk copies: all multiprocessors; smaller tiles start sooner, larger ones cost fewer flags."""
     if num_bytes < 128 * _K:
-        return ()  # the streams' own start takes longer than the whole call otherwise does
+        return ()  # their start takes longer than the whole call otherwise does
     return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
 
 

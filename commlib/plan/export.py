@@ -97,7 +97,7 @@ def _nccl(rules: Mapping[str, Rule], world: int) -> Exported:
     head = [
         "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff",
         "# NCCL has no lsa_ kernels and can only choose among its own: each line takes the protocol",
-        "# that moves data in the same way (packets: ll, lines: ll128, streams and NCCL's: simple).",
+        "# that moves data in the same way (packets: ll, lines: ll128, tiles and NCCL's: simple).",
     ]
     return Exported(_text(head, rows), left_out)
 

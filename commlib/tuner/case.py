@@ -11,11 +11,11 @@ from functools import partial
 import torch
 
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
-from commlib.collectives.params import CHUNKS, STREAMS
+from commlib.collectives.params import CHUNKS, TILES
 from commlib.collectives.reference import reducible
 
 STEP = math.sqrt(2)
-_TAKEN_ANYWAY = {param.name: param.default for param in (*CHUNKS, *STREAMS)}
+_TAKEN_ANYWAY = {param.name: param.default for param in (*CHUNKS, *TILES)}
 _PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
 _WHOLE = 16  # bytes, and elements where there are many: so tensors of models are, and kernels are slower on others
 

@@ -1,17 +1,17 @@
-// Streams whose tiles travel by the bulk copy engine of Hopper: memory → shared memory → peer.
+// Tiles that travel by the bulk copy engine of Hopper: memory → shared memory → peer.
 //
 //   sender    lane that copies my tiles to the peers
 //   returner  lane that copies what the movers reduced to the peers
 //   poster    lane that tells the peers what was written: no copy waits for its fences
-//   watcher   sees what peers have posted (device/stream.cuh)
+//   watcher   sees what peers have posted (device/tiles.cuh)
 //   movers    reduce, or take, the tiles that came; a turn is what they do with one step
 //
 // Shared memory holds kRing tiles on their way out and kResults that the movers fill. The protocol
-// is that of device/stream.cuh: before the sender copies step s, the movers have ended turn
+// is that of device/tiles.cuh: before the sender copies step s, the movers have ended turn
 // s - kDepth - 1.
 #pragma once
 
-#include "device/stream.cuh"
+#include "device/tiles.cuh"
 
 namespace commlib {
 
@@ -112,8 +112,8 @@ struct BulkBoard {
 template <int N, bool kHasPoster>
 class Bulk {
  public:
-  __device__ Bulk(const Stream<N>& stream, const Job& job, BulkBoard* board, u8* shared)
-      : stream_(stream), job_(job), board_(board), shared_(shared) {
+  __device__ Bulk(const TileChannel<N>& channel, const Job& job, BulkBoard* board, u8* shared)
+      : channel_(channel), job_(job), board_(board), shared_(shared) {
     for (u32 i = threadIdx.x; i < sizeof(BulkBoard) / sizeof(u32); i += blockDim.x)
       reinterpret_cast<u32*>(board)[i] = 0;
     __syncthreads();
@@ -128,7 +128,7 @@ class Bulk {
   template <class Move, class Send, class Return>
   __device__ __forceinline__ void run(u64 steps, int stages, Move move, Send send,
                                       Return give_back) {
-    stream_.run(steps, stages, move, [&](u32 helper) {
+    channel_.run(steps, stages, move, [&](u32 helper) {
       if (helper == 1) send();
       if (helper == 2) give_back();
       if (kHasPoster && helper == 3) post_all(steps, stages);
@@ -163,7 +163,7 @@ class Bulk {
 #pragma unroll
       for (int p = 0; p < kPeers; ++p) {
         const int peer = (job_.rank + turn_of(k + p)) % N;
-        bulk_store(stream_.slot(kScatter, peer, job_.rank, step), ring(q), bytes(step));
+        bulk_store(channel_.slot(kScatter, peer, job_.rank, step), ring(q), bytes(step));
       }
       bulk_commit();
       if (asked < items) {
@@ -198,7 +198,7 @@ class Bulk {
 #pragma unroll
       for (int p = 0; p < N - 1; ++p) {
         const int peer = (job_.rank + turn_of(p)) % N;
-        bulk_store(stream_.slot(kGather, peer, job_.rank, step), result(step), bytes(step));
+        bulk_store(channel_.slot(kGather, peer, job_.rank, step), result(step), bytes(step));
       }
       bulk_commit();
       ++step;
@@ -241,20 +241,20 @@ class Bulk {
     if (kHasPoster) {
       publish(&board_->written[stage], steps);
     } else {
-      stream_.flag_step(stage, steps - 1);
+      channel_.flag_step(stage, steps - 1);
     }
   }
   __device__ __forceinline__ void post_all(u64 steps, int stages) const {
     if ((threadIdx.x & 31) != 0) return;
     u32 posted[kStages] = {};
     while (posted[kScatter] < steps || (stages == 2 && posted[kGather] < steps)) {
-      const bool over = stream_.over();
+      const bool over = channel_.over();
 #pragma unroll
       for (int stage = 0; stage < kStages; ++stage) {
         const u32 now = *const_cast<const volatile u32*>(&board_->written[stage]);
         if (now == posted[stage]) continue;
         __threadfence_block();
-        stream_.flag_step(static_cast<Stage>(stage), now - 1);
+        channel_.flag_step(static_cast<Stage>(stage), now - 1);
         posted[stage] = now;
       }
       if (over) return;
@@ -274,7 +274,7 @@ class Bulk {
   }
   __device__ __forceinline__ bool await_above(const u32* word, u64 value) const {
     while (*const_cast<const volatile u32*>(word) <= value) {
-      if (stream_.over()) return false;
+      if (channel_.over()) return false;
     }
     __threadfence_block();
     return true;
@@ -282,42 +282,43 @@ class Bulk {
   // Until all movers' warps have arrived; the counter is then free for a later one.
   __device__ __forceinline__ bool await_count(u32* counter) const {
     while (!counted(counter)) {
-      if (stream_.over()) return false;
+      if (channel_.over()) return false;
     }
     *const_cast<volatile u32*>(counter) = 0;
     __threadfence_block();
     return true;
   }
   __device__ __forceinline__ bool counted(const u32* counter) const {
-    return *const_cast<const volatile u32*>(counter) == stream_.movers() / 32;
+    return *const_cast<const volatile u32*>(counter) == channel_.movers() / 32;
   }
 
-  const Stream<N>& stream_;
+  const TileChannel<N>& channel_;
   const Job& job_;
   BulkBoard* board_;
   u8* shared_;
 };
 
-// The whole of a stream kernel. For tensors that are `plain`: `by_bulk(stream, bulk)`, or where the
-// GPU has no such engine each mover does `by_pairs(stream)`; for others `by_bytes(stream)`.
+// The whole of a kernel that moves tiles. For tensors that are `plain`: `by_bulk(channel, bulk)`,
+// or where the GPU has no such engine each mover does `by_pairs(channel)`; for others
+// `by_bytes(channel)`.
 template <int N, bool kHasPoster, class ByBulk, class ByPairs, class ByBytes>
-__device__ __forceinline__ void run_stream(const Job& job, u64 steps, int stages, bool plain,
-                                           ByBulk by_bulk, ByPairs by_pairs, ByBytes by_bytes) {
+__device__ __forceinline__ void run_tiles(const Job& job, u64 steps, int stages, bool plain,
+                                          ByBulk by_bulk, ByPairs by_pairs, ByBytes by_bytes) {
   extern __shared__ __align__(128) u8 shared[];
-  __shared__ StreamBoard board;
+  __shared__ TileBoard board;
   __shared__ BulkBoard bulk_board;
-  Stream<N> stream(job, &board);
+  TileChannel<N> channel(job, &board);
   if (steps == 0) return;
   if (kHasBulk && plain) {
-    Bulk<N, kHasPoster> bulk(stream, job, &bulk_board, shared);
-    by_bulk(stream, bulk);
+    Bulk<N, kHasPoster> bulk(channel, job, &bulk_board, shared);
+    by_bulk(channel, bulk);
     return;
   }
-  stream.run(steps, stages, [&] {
+  channel.run(steps, stages, [&] {
     if (plain) {
-      by_pairs(stream);
+      by_pairs(channel);
     } else {
-      by_bytes(stream);
+      by_bytes(channel);
     }
   });
 }

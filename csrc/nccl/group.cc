@@ -72,8 +72,8 @@ Group::Group(const Settings& settings)
           [this](uint64_t what) { return describe(what); }, [this] { return order_.waiting(); }),
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   // The layout follows from it, so it has to be the same on every rank.
-  job_.stream_blocks =
-      static_cast<u32>(std::clamp<u64>(settings.multiprocessors, 1, kMostStreamBlocks));
+  job_.tile_blocks =
+      static_cast<u32>(std::clamp<u64>(settings.multiprocessors, 1, kMostTileBlocks));
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
@@ -92,7 +92,7 @@ void Group::stop_watching() {
 
 void Group::make_arena() {
   // What kernels keep there | what algorithms stage | tensors
-  const u64 fixed = user_place(static_cast<u64>(world_), job_.stream_blocks);
+  const u64 fixed = user_place(static_cast<u64>(world_), job_.tile_blocks);
   arena_ = std::make_unique<Arena>(comm_, rank_, world_, fixed + kStagedBytes, user_bytes_);
   no_arena_.clear();
 }
@@ -105,7 +105,7 @@ void Group::start(const std::vector<int>& pids, Builder builder) {
   job_.timeout_ns = static_cast<u64>(timeout_s_ * 1e9);
   if (has_arena()) {
     for (int r = 0; r < world_; ++r) job_.arena[r] = arena_->peer(r);
-    staged_ = arena_->base() + user_place(static_cast<u64>(world_), job_.stream_blocks);
+    staged_ = arena_->base() + user_place(static_cast<u64>(world_), job_.tile_blocks);
   }
   const auto failed = [this](const char* why) {
     fault_.end("CommError",
@@ -203,7 +203,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
   const unsigned most =
-      instance.shared_tiles > 0 ? std::min(shape.blocks, job_.stream_blocks) : shape.blocks;
+      instance.shared_tiles > 0 ? std::min(shape.blocks, job_.tile_blocks) : shape.blocks;
   const unsigned blocks = wanted < most ? static_cast<unsigned>(wanted) : most;
   job.redop = static_cast<int>(elements.redop);
   job.tile_bytes = shape.tile_bytes;

@@ -22,8 +22,8 @@ void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* ins
 
 Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads) {
   const unsigned shared = instance.shared_tiles * job.tile_bytes;
-  const bool is_stream = shared > 0;
-  return {blocks, threads, shared, !is_stream};
+  const bool moves_tiles = shared > 0;
+  return {blocks, threads, shared, !moves_tiles};
 }
 
 void Kernels::launch(const Instance& instance, const Job& job, const Moves& moves, const Grid& grid,

@@ -16,7 +16,7 @@ struct Shape {
   unsigned blocks;
   unsigned threads;
   unsigned grain_bytes;
-  unsigned tile_bytes;  // of a stream's step
+  unsigned tile_bytes;  // of a step
 
   // Throws ValueError unless kernels have room for it.
   void check() const;

@@ -60,10 +60,10 @@ class Group {
     return line;
   }
 
-  // Reserves room for `steps` chunks in every rank's stream. Positions are bytes since the start
-  // and the same on all ranks; a chunk's room is a power of two, so that none wraps around the
-  // ring's end.
-  void open_stream(uint64_t steps, size_t chunk_bytes, bool synchronised) {
+  // Reserves room for `steps` chunks in every rank's staging ring. Positions are bytes since the
+  // start and the same on all ranks; a chunk's room is a power of two, so that none wraps around
+  // the ring's end.
+  void reserve_chunks(uint64_t steps, size_t chunk_bytes, bool synchronised) {
     room_ = kCacheLine;
     while (room_ < chunk_bytes) room_ *= 2;
     first_ = round_up(next_, room_);
@@ -155,10 +155,10 @@ class Group {
   uint64_t seq_ = 0;             // the operation under way, or the last one
   uint64_t verdicts_ = 0;        // agreements checked (checked mode)
   uint64_t known_done_ = 0;      // every peer has finished this operation
-  uint64_t known_consumed_ = 0;  // every peer has consumed the stream up to here
-  uint64_t first_ = 0;           // stream position of step 0
-  uint64_t next_ = 0;            // where the next operation's stream may start
-  size_t room_ = kCacheLine;     // of one chunk in the stream
+  uint64_t known_consumed_ = 0;  // every peer has consumed up to here
+  uint64_t first_ = 0;           // position of step 0
+  uint64_t next_ = 0;            // where the next operation's chunks may start
+  size_t room_ = kCacheLine;     // of one chunk in the ring
   bool prefers_hot_ = false;     // the plan wants a single small chunk in a hot slot
   bool hot_ = false;
   int hot_slot_ = 0;

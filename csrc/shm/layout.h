@@ -21,9 +21,9 @@ constexpr size_t kCacheLine = 64;
 constexpr size_t kPage = 4096;
 
 constexpr int kRing = 32;  // operations a rank may run ahead of its slowest reader
-// A stream cycles through a ring larger than two cores' L2: writing a line that its last reader
-// still holds costs 7 ns of coherence traffic (9 GB/s), writing one that has left for L3 costs a
-// quarter of that. Small chunks are better off in few, hot slots.
+// Chunks cycle through a staging ring larger than two cores' L2: writing a line that its last
+// reader still holds costs 7 ns of coherence traffic (9 GB/s), writing one that has left for L3
+// costs a quarter of that. Small chunks are better off in few, hot slots.
 constexpr size_t kRingBytes = 4 << 20;
 constexpr size_t kMaxChunkBytes = 1 << 20;
 constexpr int kHotSlots = 8;
@@ -70,10 +70,9 @@ static_assert(sizeof(Line) == kCacheLine);
 
 struct RankControl {
   Line ring[kRing];
-  alignas(kCacheLine) Counter posted;  // stream position up to which its chunks are readable
-  alignas(kCacheLine)
-      Counter consumed;  // stream position up to which it is done with every peer's chunks
-  Counter done;          // operations this rank has finished
+  alignas(kCacheLine) Counter posted;    // position up to which its chunks are readable
+  alignas(kCacheLine) Counter consumed;  // position up to which it is done with every peer's chunks
+  Counter done;                          // operations this rank has finished
   alignas(kCacheLine) std::atomic<uint32_t> bell;  // futex a sleeping rank waits on
   std::atomic<uint32_t> sleeping;                  // its threads that sleep
   std::atomic<int32_t> cpu;                        // where it last waited, -1 before

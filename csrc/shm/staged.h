@@ -1,4 +1,4 @@
-// The frame of every staged algorithm: each rank's data is a stream of chunks that peers copy or
+// The frame of every staged algorithm: each rank's data goes in chunks that peers copy or
 // reduce.
 //
 //   for each chunk k:  fill my slot k | post it | use chunk k-1 of the others | say it is consumed
@@ -15,13 +15,13 @@
 
 namespace commlib::shm {
 
-// Streams of one operation, the same on every rank but for what this rank does.
-struct Streams {
-  uint64_t steps;       // chunks in the longest stream
+// The chunks of one operation, the same on every rank but for what this rank does.
+struct Chunks {
+  uint64_t steps;       // chunks of the rank that has most
   size_t chunk_bytes;   // of a whole chunk as it lies in a slot
-  bool fills;           // this rank has a stream
-  bool uses;            // this rank reads streams
-  bool offers = false;  // its stream is its tensor, in the arena
+  bool fills;           // this rank has data to show
+  bool uses;            // this rank reads what others show
+  bool offers = false;  // its tensor lies in the arena and is shown there
   bool synchronised;    // every rank reads every other rank
 };
 
@@ -29,7 +29,7 @@ inline uint64_t steps_for(size_t bytes, size_t chunk_bytes) {
   return (bytes + chunk_bytes - 1) / chunk_bytes;
 }
 
-// Reads the streams of other ranks.
+// Reads the chunks of other ranks.
 class Reader {
  public:
   Reader(Group& group, bool inline_chunk) : group_(group), inline_(inline_chunk) {}
@@ -54,27 +54,27 @@ class Reader {
 // `fill(step, slot)` writes this rank's chunk; `use(step, reader)` takes that chunk of every rank
 // it reads.
 template <class Fill, class Use>
-void run_staged(Group& group, const Call& call, const Streams& streams, Fill&& fill, Use&& use) {
+void run_staged(Group& group, const Call& call, const Chunks& chunks, Fill&& fill, Use&& use) {
   if (!group.late()) group.begin(call);
-  group.open_stream(streams.steps, streams.chunk_bytes, streams.synchronised);
-  const bool inline_chunk = streams.steps == 1 && streams.chunk_bytes <= kInlineBytes;
+  group.reserve_chunks(chunks.steps, chunks.chunk_bytes, chunks.synchronised);
+  const bool inline_chunk = chunks.steps == 1 && chunks.chunk_bytes <= kInlineBytes;
   const Reader reader(group, inline_chunk);
-  const bool stages = streams.fills && !streams.offers;
-  if (!stages && !group.late()) group.publish(streams.offers ? Source::offered : Source::staged);
-  if (!streams.uses) group.consume(streams.steps - 1);
-  for (uint64_t step = 0; step <= streams.steps; ++step) {
-    if (stages && step < streams.steps) {
+  const bool stages = chunks.fills && !chunks.offers;
+  if (!stages && !group.late()) group.publish(chunks.offers ? Source::offered : Source::staged);
+  if (!chunks.uses) group.consume(chunks.steps - 1);
+  for (uint64_t step = 0; step <= chunks.steps; ++step) {
+    if (stages && step < chunks.steps) {
       const bool in_line = inline_chunk && !group.late();
       fill(step, in_line ? group.inline_data() : group.slot_to_fill(step));
       group.post(step);
     }
-    if (streams.uses && step > 0) {
+    if (chunks.uses && step > 0) {
       use(step - 1, reader);
       group.consume(step - 1);
     }
   }
-  if (streams.offers) return group.finish_together();
-  group.finish(streams.synchronised);
+  if (chunks.offers) return group.finish_together();
+  group.finish(chunks.synchronised);
 }
 
 // Ranks other than `me`, starting behind it, so that not all ranks read the same peer at once.
@@ -87,7 +87,7 @@ inline void copy(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// Streams whose chunks hold one part for each rank: where part `r` of a chunk starts and how much
+// Chunks that hold one part for each rank: where part `r` of a chunk starts and how much
 // of a block it takes.
 struct Parts {
   size_t part_bytes;  // of one rank in a chunk

@@ -6,7 +6,8 @@
 namespace commlib {
 
 template <bool kPlain, int N>
-__device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, const Tiles& tiles) {
+__device__ __forceinline__ void move(const TileChannel<N>& channel, const Job& job,
+                                     const Tiles& tiles) {
   const Span in(job.in, job.bytes);
   const auto place = [&](int r, u64 i) {
     return Span(job.out + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
@@ -15,19 +16,19 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
   for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
       const Span mine = in.part(tiles.offset(i), tiles.tile_bytes), own = place(job.rank, i);
-      push_one<kPlain>(stream, job, i, tiles.pairs(i), mine, own);
-      stream.posted(i);
+      push_one<kPlain>(channel, job, i, tiles.pairs(i), mine, own);
+      channel.posted(i);
     }
     if (i < kDepth) continue;
-    if (!stream.await(kScatter, i - kDepth)) return;
-    take_tiles<kPlain>(stream, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
+    if (!channel.await(kScatter, i - kDepth)) return;
+    take_tiles<kPlain>(channel, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
                        [&](int r) { return place(r, i - kDepth); });
   }
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
 template <int N, bool kHasPoster>
-__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+__device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, kHasPoster>& bulk,
                                          const Job& job, const Tiles& tiles) {
   const auto place = [&](int r, u64 i) {
     return Span(job.out + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
@@ -37,9 +38,9 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
   const auto move = [&] {
     for (u64 i = 0; i < steps; ++i) {
       const Span mine(job.in + tiles.offset(i), tiles.pairs(i) * 16), own = place(job.rank, i);
-      if (mine.data != own.data) copy<true>(stream, tiles.pairs(i), mine, own);
-      if (!stream.await(kScatter, i)) return;
-      take_tiles<true>(stream, job, kScatter, i, tiles.pairs(i),
+      if (mine.data != own.data) copy<true>(channel, tiles.pairs(i), mine, own);
+      if (!channel.await(kScatter, i)) return;
+      take_tiles<true>(channel, job, kScatter, i, tiles.pairs(i),
                        [&](int r) { return place(r, i); });
       bulk.end_turn(i);
     }
@@ -51,13 +52,15 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
 }
 
 template <int N>
-__global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kTileThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
-  run_stream<N, (N > 2)>(
+  run_tiles<N, (N > 2)>(
       job, tiles.steps(), 1, plain(job, job.bytes),
-      [&](const Stream<N>& stream, Bulk<N, (N > 2)>& bulk) { run_bulk(stream, bulk, job, tiles); },
-      [&](const Stream<N>& stream) { move<true>(stream, job, tiles); },
-      [&](const Stream<N>& stream) { move<false>(stream, job, tiles); });
+      [&](const TileChannel<N>& channel, Bulk<N, (N > 2)>& bulk) {
+        run_bulk(channel, bulk, job, tiles);
+      },
+      [&](const TileChannel<N>& channel) { move<true>(channel, job, tiles); },
+      [&](const TileChannel<N>& channel) { move<false>(channel, job, tiles); });
 }
 
 }  // namespace commlib

@@ -1,7 +1,7 @@
 // stage my block | copy everyone's block to its place
 //
-// Layout: the stream is the rank's block, cut into chunks; blocks may differ in size (v-variant), a
-// shorter stream has empty chunks at its end. Requirements: none. Cost per rank: write n/W, read n;
+// Layout: the rank's block is cut into chunks; blocks may differ in size (v-variant), a
+// shorter one has empty chunks at its end. Requirements: none. Cost per rank: write n/W, read n;
 // one hand-over.
 #include "collectives/all_gather/exchange.h"
 #include "shm/algorithm.h"

@@ -7,7 +7,8 @@
 namespace commlib {
 
 template <bool kPlain, class T, class Op, int N>
-__device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, const Tiles& tiles) {
+__device__ __forceinline__ void move(const TileChannel<N>& channel, const Job& job,
+                                     const Tiles& tiles) {
   const Span in(job.in, job.bytes), out(job.out, job.bytes);
   const auto tile = [&](const Span& tensor, int rank, u64 i) {
     return tensor.part(rank * tiles.bytes, tiles.bytes).part(tiles.offset(i), tiles.tile_bytes);
@@ -16,27 +17,27 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
   u64 post = 0;
   for (u64 i = 0; i < steps + 2 * kDepth; ++i) {
     if (i < steps) {
-      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+      push<kPlain>(channel, job, kScatter, i, tiles.pairs(i),
                    [&](int p) { return tile(in, (job.rank + p) % N, i); });
-      stream.posted(post++);
+      channel.posted(post++);
     }
     if (i >= kDepth && i < steps + kDepth) {
       const u64 s = i - kDepth;
-      if (!stream.await(kScatter, s)) return;
+      if (!channel.await(kScatter, s)) return;
       const Span to = tile(out, job.rank, s);
-      reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), tile(in, job.rank, s),
+      reduce_tile<kPlain, T, Op>(channel, job, s, tiles.pairs(s), tile(in, job.rank, s),
                                  [&](u32 k, Pair v) {
                                    put<kPlain>(to, k, v);
 #pragma unroll
                                    for (int p = 1; p < N; ++p)
-                                     stream.slot(kGather, (job.rank + p) % N, job.rank, s)[k] = v;
+                                     channel.slot(kGather, (job.rank + p) % N, job.rank, s)[k] = v;
                                  });
-      stream.posted(post++);
+      channel.posted(post++);
     }
     if (i >= 2 * kDepth) {
       const u64 s = i - 2 * kDepth;
-      if (!stream.await(kGather, s)) return;
-      take_tiles<kPlain>(stream, job, kGather, s, tiles.pairs(s),
+      if (!channel.await(kGather, s)) return;
+      take_tiles<kPlain>(channel, job, kGather, s, tiles.pairs(s),
                          [&](int r) { return tile(out, r, s); });
     }
   }
@@ -44,7 +45,7 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
 template <class T, class Op, int N, bool kHasPoster>
-__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+__device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, kHasPoster>& bulk,
                                          const Job& job, const Tiles& tiles) {
   const auto tile = [&](const u8* tensor, int r, u64 i) {
     return Span(tensor + r * tiles.bytes + tiles.offset(i), tiles.pairs(i) * 16);
@@ -54,10 +55,10 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
   const auto move = [&] {
     for (u64 i = 0; i < steps + kDepth; ++i) {
       if (i < steps) {
-        if (!stream.await(kScatter, i) || !bulk.await_room(i)) return;
+        if (!channel.await(kScatter, i) || !bulk.await_room(i)) return;
         const Span to = tile(job.out, job.rank, i);
         Pair* result = bulk.result(i);
-        reduce_tile<true, T, Op>(stream, job, i, tiles.pairs(i), tile(job.in, job.rank, i),
+        reduce_tile<true, T, Op>(channel, job, i, tiles.pairs(i), tile(job.in, job.rank, i),
                                  [&](u32 k, Pair v) {
                                    put<true>(to, k, v);
                                    result[k] = v;
@@ -66,8 +67,8 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
       }
       if (i >= kDepth) {
         const u64 s = i - kDepth;
-        if (!stream.await(kGather, s) || !bulk.await_loaded(s)) return;
-        take_tiles<true>(stream, job, kGather, s, tiles.pairs(s),
+        if (!channel.await(kGather, s) || !bulk.await_loaded(s)) return;
+        take_tiles<true>(channel, job, kGather, s, tiles.pairs(s),
                          [&](int r) { return tile(job.out, r, s); });
       }
       bulk.end_turn(i);
@@ -81,15 +82,15 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
 }
 
 template <class T, class Op, int N>
-__global__ void __launch_bounds__(kStreamThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kTileThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
   const Tiles tiles{((job.bytes + N - 1) / N + 15) / 16 * 16, job.tile_bytes};
-  run_stream<N, true>(
+  run_tiles<N, true>(
       job, tiles.steps(), 2, plain(job, job.bytes) && tiles.bytes * N == job.bytes,
-      [&](const Stream<N>& stream, Bulk<N, true>& bulk) {
-        run_bulk<T, Op>(stream, bulk, job, tiles);
+      [&](const TileChannel<N>& channel, Bulk<N, true>& bulk) {
+        run_bulk<T, Op>(channel, bulk, job, tiles);
       },
-      [&](const Stream<N>& stream) { move<true, T, Op>(stream, job, tiles); },
-      [&](const Stream<N>& stream) { move<false, T, Op>(stream, job, tiles); });
+      [&](const TileChannel<N>& channel) { move<true, T, Op>(channel, job, tiles); },
+      [&](const TileChannel<N>& channel) { move<false, T, Op>(channel, job, tiles); });
 }
 
 }  // namespace commlib

@@ -1,6 +1,6 @@
 // stage my chunk | reduce everyone's chunk in rank order
 //
-// Layout: the stream is the tensor, cut into chunks. Requirements: none. Cost per rank: write n,
+// Layout: the tensor is cut into chunks. Requirements: none. Cost per rank: write n,
 // read n from each peer; one hand-over. Best for small tensors.
 #include "shm/algorithm.h"
 #include "shm/staged.h"

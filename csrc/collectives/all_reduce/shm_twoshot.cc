@@ -25,7 +25,7 @@ class TwoShot {
 
   void run() {
     if (!group_.late()) group_.begin(call_);
-    group_.open_stream(2 * chunks_, part_ * world_, true);
+    group_.reserve_chunks(2 * chunks_, part_ * world_, true);
     for (uint64_t k = 0; k < chunks_ + 2; ++k) {
       if (k < chunks_) stage(k);
       if (k >= 1 && k <= chunks_) reduce(k - 1);

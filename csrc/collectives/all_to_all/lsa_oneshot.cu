@@ -7,28 +7,29 @@
 namespace commlib {
 
 template <bool kPlain, int N>
-__device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, const Tiles& tiles) {
+__device__ __forceinline__ void move(const TileChannel<N>& channel, const Job& job,
+                                     const Tiles& tiles) {
   const auto tile = [&](const u8* tensor, int r, u64 i) {
     return Span(tensor + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
   };
   const u64 steps = tiles.steps();
   for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
-      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+      push<kPlain>(channel, job, kScatter, i, tiles.pairs(i),
                    [&](int p) { return tile(job.in, (job.rank + p) % N, i); });
-      copy<kPlain>(stream, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
-      stream.posted(i);
+      copy<kPlain>(channel, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
+      channel.posted(i);
     }
     if (i < kDepth) continue;
-    if (!stream.await(kScatter, i - kDepth)) return;
-    take_tiles<kPlain>(stream, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
+    if (!channel.await(kScatter, i - kDepth)) return;
+    take_tiles<kPlain>(channel, job, kScatter, i - kDepth, tiles.pairs(i - kDepth),
                        [&](int r) { return tile(job.out, r, i - kDepth); });
   }
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
 template <int N, bool kHasPoster>
-__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+__device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, kHasPoster>& bulk,
                                          const Job& job, const Tiles& tiles) {
   const auto tile = [&](const u8* tensor, int r, u64 i) {
     return Span(tensor + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
@@ -37,9 +38,9 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
   const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
   const auto move = [&] {
     for (u64 i = 0; i < steps; ++i) {
-      copy<true>(stream, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
-      if (!stream.await(kScatter, i) || !bulk.await_loaded(i)) return;
-      take_tiles<true>(stream, job, kScatter, i, tiles.pairs(i),
+      copy<true>(channel, tiles.pairs(i), tile(job.in, job.rank, i), tile(job.out, job.rank, i));
+      if (!channel.await(kScatter, i) || !bulk.await_loaded(i)) return;
+      take_tiles<true>(channel, job, kScatter, i, tiles.pairs(i),
                        [&](int r) { return tile(job.out, r, i); });
       bulk.end_turn(i);
     }
@@ -52,13 +53,15 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
 }
 
 template <int N>
-__global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kTileThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
-  run_stream<N, (N > 2)>(
+  run_tiles<N, (N > 2)>(
       job, tiles.steps(), 1, plain(job, job.bytes),
-      [&](const Stream<N>& stream, Bulk<N, (N > 2)>& bulk) { run_bulk(stream, bulk, job, tiles); },
-      [&](const Stream<N>& stream) { move<true>(stream, job, tiles); },
-      [&](const Stream<N>& stream) { move<false>(stream, job, tiles); });
+      [&](const TileChannel<N>& channel, Bulk<N, (N > 2)>& bulk) {
+        run_bulk(channel, bulk, job, tiles);
+      },
+      [&](const TileChannel<N>& channel) { move<true>(channel, job, tiles); },
+      [&](const TileChannel<N>& channel) { move<false>(channel, job, tiles); });
 }
 
 }  // namespace commlib

@@ -9,7 +9,7 @@ namespace {
 
 void barrier_oneshot(Group& group, const Call& call) {
   group.begin(call);
-  group.open_stream(0, 0, true);
+  group.reserve_chunks(0, 0, true);
   group.publish();
   for_each_peer(group, [&](int r) { group.await_line(r); });
   group.finish(true);

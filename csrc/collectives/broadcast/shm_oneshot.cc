@@ -1,8 +1,8 @@
 // the root stages its tensor | the others copy it
 //
-// Layout: the root's stream is the tensor. Requirements: none. Cost: the root writes n, each other
-// rank reads n; one hand-over. The root runs ahead of its readers by up to kRing operations and
-// kSlots chunks.
+// Layout: the root's tensor is cut into chunks. Requirements: none. Cost: the root writes n, each
+// other rank reads n; one hand-over. The root runs ahead of its readers by up to kRing operations
+// and kSlots chunks.
 #include "collectives/broadcast/exchange.h"
 #include "shm/algorithm.h"
 #include "shm/staged.h"

@@ -1,7 +1,7 @@
 // the others stage their blocks | the root copies each to its place
 //
-// Layout: a stream is a block. Requirements: none. Cost: each other rank writes n/W, the root reads
-// n; one hand-over.
+// Layout: a block is cut into chunks. Requirements: none. Cost: each other rank writes n/W, the
+// root reads n; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

@@ -1,7 +1,7 @@
 // the others stage their tensors | the root reduces them in rank order
 //
-// Layout: a stream is a tensor. Requirements: none; the tensors of the other ranks stay as they
-// are. Cost: each other rank writes n, the root reads n from each; one hand-over.
+// Layout: a tensor is cut into chunks. Requirements: none; the tensors of the other ranks stay as
+// they are. Cost: each other rank writes n, the root reads n from each; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

@@ -7,7 +7,8 @@
 namespace commlib {
 
 template <bool kPlain, class T, class Op, int N>
-__device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, const Tiles& tiles) {
+__device__ __forceinline__ void move(const TileChannel<N>& channel, const Job& job,
+                                     const Tiles& tiles) {
   const Span out(job.out, job.bytes);
   const auto tile = [&](int r, u64 i) {
     return Span(job.in + r * job.bytes, job.bytes).part(tiles.offset(i), tiles.tile_bytes);
@@ -15,22 +16,22 @@ __device__ __forceinline__ void move(const Stream<N>& stream, const Job& job, co
   const u64 steps = tiles.steps();
   for (u64 i = 0; i < steps + kDepth; ++i) {
     if (i < steps) {
-      push<kPlain>(stream, job, kScatter, i, tiles.pairs(i),
+      push<kPlain>(channel, job, kScatter, i, tiles.pairs(i),
                    [&](int p) { return tile((job.rank + p) % N, i); });
-      stream.posted(i);
+      channel.posted(i);
     }
     if (i < kDepth) continue;
     const u64 s = i - kDepth;
-    if (!stream.await(kScatter, s)) return;
+    if (!channel.await(kScatter, s)) return;
     const Span to = out.part(tiles.offset(s), tiles.tile_bytes);
-    reduce_tile<kPlain, T, Op>(stream, job, s, tiles.pairs(s), tile(job.rank, s),
+    reduce_tile<kPlain, T, Op>(channel, job, s, tiles.pairs(s), tile(job.rank, s),
                                [&](u32 k, Pair v) { put<kPlain>(to, k, v); });
   }
 }
 
 // By the bulk copy engine: aligned tensors on Hopper and later.
 template <class T, class Op, int N, bool kHasPoster>
-__device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPoster>& bulk,
+__device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, kHasPoster>& bulk,
                                          const Job& job, const Tiles& tiles) {
   const Span out(job.out, job.bytes);
   const auto tile = [&](int r, u64 i) {
@@ -40,9 +41,9 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
   const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
   const auto move = [&] {
     for (u64 i = 0; i < steps; ++i) {
-      if (!stream.await(kScatter, i)) return;
+      if (!channel.await(kScatter, i)) return;
       const Span to = out.part(tiles.offset(i), tiles.tile_bytes);
-      reduce_tile<true, T, Op>(stream, job, i, tiles.pairs(i), tile(job.rank, i),
+      reduce_tile<true, T, Op>(channel, job, i, tiles.pairs(i), tile(job.rank, i),
                                [&](u32 k, Pair v) { put<true>(to, k, v); });
       bulk.end_turn(i);
     }
@@ -55,15 +56,15 @@ __device__ __forceinline__ void run_bulk(const Stream<N>& stream, Bulk<N, kHasPo
 }
 
 template <class T, class Op, int N>
-__global__ void __launch_bounds__(kStreamThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
+__global__ void __launch_bounds__(kTileThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
-  run_stream<N, (N > 2)>(
+  run_tiles<N, (N > 2)>(
       job, tiles.steps(), 1, plain(job, job.bytes),
-      [&](const Stream<N>& stream, Bulk<N, (N > 2)>& bulk) {
-        run_bulk<T, Op>(stream, bulk, job, tiles);
+      [&](const TileChannel<N>& channel, Bulk<N, (N > 2)>& bulk) {
+        run_bulk<T, Op>(channel, bulk, job, tiles);
       },
-      [&](const Stream<N>& stream) { move<true, T, Op>(stream, job, tiles); },
-      [&](const Stream<N>& stream) { move<false, T, Op>(stream, job, tiles); });
+      [&](const TileChannel<N>& channel) { move<true, T, Op>(channel, job, tiles); },
+      [&](const TileChannel<N>& channel) { move<false, T, Op>(channel, job, tiles); });
 }
 
 }  // namespace commlib

@@ -1,6 +1,6 @@
 // the root stages one part for each rank | each rank copies its own
 //
-// Layout: a chunk of the root's stream holds one part of each rank's block. Requirements: none.
+// Layout: a chunk of the root's holds one part of each rank's block. Requirements: none.
 // Cost: the root writes n, each other rank reads n/W; one hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"

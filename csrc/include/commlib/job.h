@@ -3,11 +3,11 @@
 //
 // Each rank has one arena, mapped by every peer:
 //
-//   Control | LL slots | LL128 slots | StreamBlocks | stream slots | user arena
+//   Control | LL slots | LL128 slots | TileBlocks | tile slots | user arena
 //
 // A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
 // by rank s alone. Everything a kernel remembers from call to call lies in Control and
-// StreamBlocks, so a replayed graph and an eager call continue each other.
+// TileBlocks, so a replayed graph and an eager call continue each other.
 #pragma once
 
 #include "commlib/types.h"
@@ -19,11 +19,11 @@ constexpr int kChannels = 2048;        // warps of a grid that moves packets
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
 constexpr unsigned kSmallBlock = 128;   // threads of packets' blocks whose next kernel starts early
-constexpr u64 kMostStreamBlocks = 256;  // of a grid that moves tiles: one for each multiprocessor
+constexpr u64 kMostTileBlocks = 256;    // of a grid that moves tiles: one for each multiprocessor
 constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
-constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/stream.cuh
-constexpr int kStages = 2;              // a stream's scatter and gather slots
+constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
+constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
 constexpr int kSignatureBits = 16;
 
 // The call a rank waits in, for the error message of a peer that waits for it.
@@ -43,7 +43,7 @@ struct alignas(256) Control {
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
-struct alignas(256) StreamBlock {
+struct alignas(256) TileBlock {
   u64 step;
   alignas(128) u64 posted[kStages][kMaxPeers];  // the step that each peer has posted
 };
@@ -76,12 +76,12 @@ struct Job {
   Report* report;
   u64 timeout_ns;
   u64 what;
-  u32 tile_bytes;  // of a stream's step, at most kSlotBytes
+  u32 tile_bytes;  // of a step, at most kSlotBytes
   int rank;
   int world;
   int redop;
-  u32 signature;      // of everything ranks must agree on in this call
-  u32 stream_blocks;  // that the layout has room for, the same on every rank
+  u32 signature;    // of everything ranks must agree on in this call
+  u32 tile_blocks;  // that the layout has room for, the same on every rank
 };
 
 // What each rank sends and takes where that differs from peer to peer: the second parameter of the
@@ -92,10 +92,10 @@ struct Moves {
   u64 longest;                                    // of all ranks' blocks, equal on all ranks
 };
 
-// Where the parts of an arena begin, for a world of n. Stream slots follow the StreamBlocks; how
+// Where the parts of an arena begin, for a world of n. Slots of tiles follow the TileBlocks; how
 // much room they take depends on the GPU.
 struct Places {
-  u64 ll, ll128, stream, tiles;
+  u64 ll, ll128, tile_blocks, tiles;
 };
 
 constexpr u64 kPlaceAlign = 1 << 16;
@@ -105,13 +105,13 @@ COMMLIB_BOTH constexpr u64 place_after(u64 at, u64 bytes) {
 COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
   const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
-  const u64 stream = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
-  const u64 tiles = place_after(stream, kMostStreamBlocks * sizeof(StreamBlock));
-  return {ll, ll128, stream, tiles};
+  const u64 tile_blocks = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
+  const u64 tiles = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
+  return {ll, ll128, tile_blocks, tiles};
 }
 // Where the user arena begins.
-COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 stream_blocks) {
-  return place_after(places(n).tiles, kStages * stream_blocks * kSlots * n * kSlotBytes);
+COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 tile_blocks) {
+  return place_after(places(n).tiles, kStages * tile_blocks * kSlots * n * kSlotBytes);
 }
 
 }  // namespace commlib

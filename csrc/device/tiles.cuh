@@ -1,10 +1,10 @@
-// Streams: large data in tiles, each tile announced by one flag.
+// Large data in tiles, each tile announced by one flag.
 //
-// A stream is one block of the grid and the same block on every peer. Its movers push the tile of
-// step s into slot s % kSlots of each peer; when all of them are through, the poster's one fence
-// and flag make the tile readable there. The watcher reads what the peers have posted. So no mover
-// ever waits for a fence or for the latency of a flag, and kDepth tiles are on their way while
-// another is taken. Steps are numbered through the life of the communicator, so calls need no
+// A channel here is one block of the grid and the same block on every peer. Its movers push the
+// tile of step s into slot s % kSlots of each peer; when all of them are through, the poster's one
+// fence and flag make the tile readable there. The watcher reads what the peers have posted. So no
+// mover ever waits for a fence or for the latency of a flag, and kDepth tiles are on their way
+// while another is taken. Steps are numbered through the life of the communicator, so calls need no
 // barrier between them.
 //
 // Why 2 kDepth + 2 slots are enough: a mover may write the tile of step s once the peer's movers
@@ -19,24 +19,24 @@
 namespace commlib {
 
 enum Stage { kScatter, kGather };
-constexpr int kHelperThreads = 128;                   // the last four warps
-constexpr int kStreamThreads = 384 + kHelperThreads;  // at most: more leave too few registers
+constexpr int kHelperThreads = 128;                 // the last four warps
+constexpr int kTileThreads = 384 + kHelperThreads;  // at most: more leave too few registers
 constexpr int kPosts = 32;  // that movers can be ahead of the poster: fewer than 4 kDepth + 6
 
 // What a block's warps tell each other.
-struct StreamBoard {
+struct TileBoard {
   u32 arrived[kStages];     // steps that every peer has posted
   u32 over;                 // the call has failed: movers leave
   u32 movers_done[kPosts];  // warps whose part of the post is written
 };
 
 template <int N>
-class Stream {
+class TileChannel {
  public:
-  __device__ Stream(const Job& job, StreamBoard* board) : job_(job), board_(board), step_(0) {
+  __device__ TileChannel(const Job& job, TileBoard* board) : job_(job), board_(board), step_(0) {
     wait_for_stream();
     step_ = block_of(job_.rank)->step + 1;
-    if (threadIdx.x < sizeof(StreamBoard) / sizeof(u32))
+    if (threadIdx.x < sizeof(TileBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
     __syncthreads();
   }
@@ -83,7 +83,7 @@ class Stream {
   __device__ __forceinline__ Pair* slot(Stage stage, int at, int source, u64 i) const {
     constexpr u64 begin = places(N).tiles;
     const u64 turn = static_cast<u64>(stage) * kSlots + (step_ + i) % kSlots;
-    const u64 tile = (turn * N + source) * job_.stream_blocks + blockIdx.x;
+    const u64 tile = (turn * N + source) * job_.tile_blocks + blockIdx.x;
     return reinterpret_cast<Pair*>(job_.arena[at] + begin + tile * kSlotBytes);
   }
 
@@ -106,8 +106,8 @@ class Stream {
 
  private:
   // This block's, of a rank.
-  __device__ __forceinline__ StreamBlock* block_of(int rank) const {
-    return reinterpret_cast<StreamBlock*>(job_.arena[rank] + places(N).stream) + blockIdx.x;
+  __device__ __forceinline__ TileBlock* block_of(int rank) const {
+    return reinterpret_cast<TileBlock*>(job_.arena[rank] + places(N).tile_blocks) + blockIdx.x;
   }
   __device__ __forceinline__ u64 flag(u64 i) const {
     return (step_ + i) << kSignatureBits | job_.signature;
@@ -180,7 +180,7 @@ class Stream {
   }
 
   const Job& job_;
-  StreamBoard* board_;
+  TileBoard* board_;
   u64 step_;  // the number of this call's first step
 };
 
@@ -241,11 +241,11 @@ __device__ constexpr int group_of() {
 
 // Copies a tile to each of the peers: `from(i)` is the tile for the i-th rank after this one.
 template <bool kPlain, int N, class From>
-__device__ __forceinline__ void push(const Stream<N>& stream, const Job& job, Stage stage, u64 step,
-                                     u32 pairs, From from) {
+__device__ __forceinline__ void push(const TileChannel<N>& channel, const Job& job, Stage stage,
+                                     u64 step, u32 pairs, From from) {
   constexpr int kBatch = batch_of<kPlain, N>();
   constexpr int kGroup = group_of<kPlain, N>();
-  const u32 stride = stream.movers();
+  const u32 stride = channel.movers();
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
 #pragma unroll 1
     for (int group = 1; group < N; group += kGroup) {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void push(const Stream<N>& stream, const Job& job, St
             v[p][b] = get<kPlain>(from(group + p), first + b * stride);
 #pragma unroll
       for (int p = 0; p < kGroup; ++p) {
-        Pair* to = stream.slot(stage, (job.rank + group + p) % N, job.rank, step);
+        Pair* to = channel.slot(stage, (job.rank + group + p) % N, job.rank, step);
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
           if (first + b * stride < pairs) to[first + b * stride] = v[p][b];
@@ -269,10 +269,10 @@ __device__ __forceinline__ void push(const Stream<N>& stream, const Job& job, St
 
 // Copies one tile to all peers, and to `own` here.
 template <bool kPlain, int N>
-__device__ __forceinline__ void push_one(const Stream<N>& stream, const Job& job, u64 step,
+__device__ __forceinline__ void push_one(const TileChannel<N>& channel, const Job& job, u64 step,
                                          u32 pairs, const Span& mine, const Span& own) {
   constexpr int kBatch = batch_of<kPlain, N>();
-  const u32 stride = stream.movers();
+  const u32 stride = channel.movers();
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
     Pair v[kBatch];
 #pragma unroll
@@ -280,7 +280,7 @@ __device__ __forceinline__ void push_one(const Stream<N>& stream, const Job& job
       if (first + b * stride < pairs) v[b] = get<kPlain>(mine, first + b * stride);
 #pragma unroll
     for (int p = 1; p < N; ++p) {
-      Pair* to = stream.slot(kScatter, (job.rank + p) % N, job.rank, step);
+      Pair* to = channel.slot(kScatter, (job.rank + p) % N, job.rank, step);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b)
         if (first + b * stride < pairs) to[first + b * stride] = v[b];
@@ -294,17 +294,17 @@ __device__ __forceinline__ void push_one(const Stream<N>& stream, const Job& job
 
 // Copies a tile of this rank to another place of this rank.
 template <bool kPlain, int N>
-__device__ __forceinline__ void copy(const Stream<N>& stream, u32 pairs, const Span& from,
+__device__ __forceinline__ void copy(const TileChannel<N>& channel, u32 pairs, const Span& from,
                                      const Span& to) {
-  for (u32 i = threadIdx.x; i < pairs; i += stream.movers())
+  for (u32 i = threadIdx.x; i < pairs; i += channel.movers())
     put<kPlain>(to, i, get<kPlain>(from, i));
 }
 
 // Reduces my tile `mine` with those in the scatter slots; `take(i, pair)` gets the result.
 template <bool kPlain, class T, class Op, int N, class Take>
-__device__ __forceinline__ void reduce_tile(const Stream<N>& stream, const Job& job, u64 step,
+__device__ __forceinline__ void reduce_tile(const TileChannel<N>& channel, const Job& job, u64 step,
                                             u32 pairs, const Span& mine, Take take) {
-  const u32 stride = stream.movers();
+  const u32 stride = channel.movers();
   // Eight elements in a word take many registers.
   constexpr int kMost = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMost > 2 ? 2 : kMost;
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
@@ -316,7 +316,7 @@ __device__ __forceinline__ void reduce_tile(const Stream<N>& stream, const Job& 
       for (int r = 0; r < N; ++r) {
         if (i >= pairs) continue;
         v[b][r] = r == job.rank ? get<kPlain>(mine, i)
-                                : ld_relaxed_sys(stream.slot(kScatter, job.rank, r, step) + i);
+                                : ld_relaxed_sys(channel.slot(kScatter, job.rank, r, step) + i);
       }
     }
 #pragma unroll
@@ -332,18 +332,18 @@ __device__ __forceinline__ void reduce_tile(const Stream<N>& stream, const Job& 
 
 // Copies the tiles of the peers out of their slots: `to(r)` is the place of rank r's.
 template <bool kPlain, int N, class To>
-__device__ __forceinline__ void take_tiles(const Stream<N>& stream, const Job& job, Stage stage,
-                                           u64 step, u32 pairs, To to) {
+__device__ __forceinline__ void take_tiles(const TileChannel<N>& channel, const Job& job,
+                                           Stage stage, u64 step, u32 pairs, To to) {
   constexpr int kBatch = batch_of<kPlain, N>();
   constexpr int kGroup = group_of<kPlain, N>();
-  const u32 stride = stream.movers();
+  const u32 stride = channel.movers();
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
 #pragma unroll 1
     for (int group = 1; group < N; group += kGroup) {
       Pair v[kGroup][kBatch];
 #pragma unroll
       for (int p = 0; p < kGroup; ++p) {
-        const Pair* from = stream.slot(stage, job.rank, (job.rank + group + p) % N, step);
+        const Pair* from = channel.slot(stage, job.rank, (job.rank + group + p) % N, step);
 #pragma unroll
         for (int b = 0; b < kBatch; ++b)
           if (first + b * stride < pairs) v[p][b] = ld_relaxed_sys(from + first + b * stride);
