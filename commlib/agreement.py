@@ -63,9 +63,13 @@ def agree(world: World, options: Options, backend: str) -> None:
     everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine).encode(), options.timeout_s)]
     for key in mine:
         values = [other[key] for other in everyone]
-        if any(value != values[0] for value in values):
-            table = ", ".join(f"rank {r}: {value}" for r, value in enumerate(values))
-            raise PlanMismatch(f"ranks disagree on {key} ({table}); start every rank with the same settings")
+        _refuse_others(values, f"ranks disagree on {key}", "start every rank with the same settings")
+
+
+def _refuse_others(values: Sequence[object], what: str, remedy: str) -> None:
+    if any(value != values[0] for value in values):
+        table = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+        raise PlanMismatch(f"{what} ({table}); {remedy}")
 
 
 def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float) -> Plan:
@@ -84,9 +88,7 @@ def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan,
         raise ValueError(failure)
     mine = plan.digest if isinstance(plan, Plan) else digest
     digests = [d.decode() for d in world.all_gather(mine.encode(), timeout_s)]
-    if any(other != digests[0] for other in digests):
-        table = ", ".join(f"rank {r}: {d}" for r, d in enumerate(digests))
-        raise PlanMismatch(f"ranks were given different plans ({table}); pass the same plan= on every rank")
+    _refuse_others(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
 

@@ -51,10 +51,10 @@ MOST_BYTES = 1 << 46  # an address space has 2^47
 
 
 def _flag(given: Any) -> bool:
-    values = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
-    if str(given).lower() not in values:
+    text = str(given).lower()
+    if text not in ("1", "true", "on", "0", "false", "off"):
         raise ValueError("expected 0 or 1")
-    return values[str(given).lower()]
+    return text in ("1", "true", "on")
 
 
 def _seconds(given: Any) -> float:
@@ -140,9 +140,6 @@ ISA = Variable(
     "x86-64 level of the reduce kernels and of the prefix compare on the CPU: auto, v2, v3 or v4",
 )
 BIND = Variable("COMMLIB_BIND", _one_of("none", "core"), "none", "core: pin each rank to a core at init()")
-TRACEBACK = Variable(
-    "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
-)
 LIBRARY = Variable("COMMLIB_LIBRARY", str, "", "path of the native library to load instead of the installed one")
 CACHE_DIR = Variable(
     "COMMLIB_CACHE_DIR",
@@ -150,29 +147,16 @@ CACHE_DIR = Variable(
     "~/.cache/commlib",
     "folder of compiled GPU kernels; without it, `commlib` in XDG_CACHE_HOME if that is set",
 )
+TRACEBACK = Variable(
+    "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
+)
 LOCAL_FD = Variable(
     "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
 )
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)
 
-VARIABLES: tuple[Variable[object], ...] = (
-    BACKEND,
-    BOOTSTRAP,
-    TIMEOUT_S,
-    CHECK,
-    PLAN,
-    ALGORITHM,
-    MAX_BYTES,
-    ISA,
-    BIND,
-    LIBRARY,
-    CACHE_DIR,
-    TRACEBACK,
-    LOCAL_FD,
-    LOCAL_RANK,
-    LOCAL_SIZE,
-)  # type: ignore[assignment]
+VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in globals().values() if isinstance(value, Variable))
 
 
 def foreign(name: str) -> str:
@@ -188,6 +172,5 @@ def unknown() -> list[str]:
 
 def settings() -> dict[str, str]:
     """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
-    paths = (PLAN, LIBRARY, CACHE_DIR)
-    ours = [v.name for v in VARIABLES if not v.internal and v not in paths]
+    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR)]
     return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

@@ -33,7 +33,6 @@ ENVIRONMENT_READERS = (
     "commlib/env.py",
     "commlib/bootstrap/*.py",
     "commlib/launch.py",
-    "commlib/cli/checks.py",
     "commlib/testing/*.py",
     "commlib/timing/machine.py",
 )
@@ -179,13 +178,6 @@ def test_a_command_is_in_the_table_and_in_its_own_file():
         assert target == (f"commlib.cli.{name}:{name}" if own_file.exists() else f"commlib.cli.{name}.command:{name}")
         assert own_file.exists() != own_folder.exists(), name
         assert help_line.endswith(".")
-
-
-def test_every_variable_of_env_is_in_its_table():
-    from commlib import env
-
-    declared = {value.name for value in vars(env).values() if isinstance(value, env.Variable)}
-    assert declared == {variable.name for variable in env.VARIABLES}
 
 
 def test_the_generated_pages_are_current():

@@ -7,6 +7,8 @@ import time
 
 import click
 
+from commlib.cli.options import read_names
+
 
 @click.command()
 @click.option("--arch", metavar="LIST", help="Architectures such as sm_90,sm_100; without it, those of the GPUs here.")
@@ -28,13 +30,15 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     """
     from commlib import jit
     from commlib.collectives.device import kernels
+    from commlib.device import ELEMENTS
     from commlib.errors import BuildFailed
     from commlib.kernels import device
 
+    names = list(ELEMENTS if dtypes == "all" else read_names(dtypes, ELEMENTS, "element type"))
     requests = [
         jit.Request(source, expression, name)
         for name in _architectures(arch)
-        for source, expression in [*kernels(_worlds(worlds), _dtypes(dtypes)), *device.kernels()]
+        for source, expression in [*kernels(_worlds(worlds), names), *device.kernels()]
     ]
     tool, start = jit.compiler(), time.perf_counter()
     compiled, failures = 0, []
@@ -73,13 +77,3 @@ def _worlds(text: str) -> list[int]:
     if not all(1 <= world <= MAX_WORLD for world in worlds):
         raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--world")
     return worlds
-
-
-def _dtypes(text: str) -> list[str]:
-    from commlib.device import ELEMENTS
-
-    dtypes = list(ELEMENTS) if text == "all" else text.split(",")
-    unknown = [dtype for dtype in dtypes if dtype not in ELEMENTS]
-    if unknown:
-        raise click.BadParameter(f"no element type {unknown[0]!r}; use {', '.join(ELEMENTS)}", param_hint="--dtype")
-    return dtypes
