@@ -24,9 +24,9 @@ _LOG = logging.getLogger("commlib")
 def settings(
     backend: Any,
     plan: str | os.PathLike[str] | Plan,
-    timeout_s: float | None,
-    max_bytes: int | None,
-    checked: bool | None,
+    timeout_s: float | None = None,
+    max_bytes: int | None = None,
+    checked: bool | None = None,
 ) -> tuple[Options, str]:
     """Check the arguments of init() as their variables are, before anything starts; return them, and the backend."""
     if not isinstance(plan, (str, os.PathLike, Plan)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import traceback
 from collections.abc import Callable, Sequence
@@ -70,17 +71,10 @@ class Communicator(Collectives):
 
     @classmethod
     def create(
-        cls,
-        world: World,
-        *,
-        backend: Any = "auto",
-        plan: str | os.PathLike[str] | Plan = "auto",
-        timeout_s: float | None = None,
-        max_bytes: int | None = None,
-        checked: bool | None = None,
+        cls, world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
     ) -> Communicator:
-        """Make a communicator over a world that is already connected."""
-        options, name = settings(backend, plan, timeout_s, max_bytes, checked)
+        """Make a communicator over a world that is connected; limits: timeout_s, max_bytes and checked, as of init."""
+        options, name = settings(backend, plan, **limits)
         if env.BIND.get() == "core":
             pin(world)
         agree(world, options, name)
@@ -114,11 +108,8 @@ class Communicator(Collectives):
             *shape_list, dtype = shape
             shape = tuple(shape_list)
         dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        count = 1
-        for n in dims:
-            count *= n
         self._check_open()
-        return self._backend.empty(count * dtype.itemsize).view(dtype).view(dims)
+        return self._backend.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
         """Put torch's own allocations into symmetric memory; only a GPU allocator can be redirected."""

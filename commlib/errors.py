@@ -31,15 +31,7 @@ class BuildFailed(CommError):
     """Native code could not be built or loaded."""
 
 
-KINDS: tuple[type[CommError], ...] = (
-    CommError,
-    PeerLost,
-    CommTimeout,
-    PlanMismatch,
-    Closed,
-    Unsupported,
-    BuildFailed,
-)
+KINDS: tuple[type[CommError], ...] = (CommError, *CommError.__subclasses__())
 
 
 def one_line(error: BaseException) -> str:

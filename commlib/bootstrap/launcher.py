@@ -22,6 +22,11 @@ def number(environ: Mapping[str, str], name: str) -> int:
         raise ValueError(f"{name} is not a whole number; correct it or unset it") from None
 
 
+def first_number(environ: Mapping[str, str], *names: str) -> int | None:
+    """Read the first of these variables that is set."""
+    return next((number(environ, name) for name in names if environ.get(name)), None)
+
+
 def port(environ: Mapping[str, str], name: str) -> int:
     """Read a port that ranks can meet at."""
     value = number(environ, name)
@@ -52,5 +57,4 @@ def announced(
 
 def identity(environ: Mapping[str, str], rank: str, size: str, local_rank: str) -> Identity:
     """Read which rank this process is from variables that `announced` has found complete."""
-    local = number(environ, local_rank) if environ.get(local_rank) else None
-    return Identity(number(environ, rank), number(environ, size), local)
+    return Identity(number(environ, rank), number(environ, size), first_number(environ, local_rank))

@@ -30,17 +30,8 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 def connect(timeout_s: float) -> World:
     """Join the ranks of the same `commlib run`; they meet in the first exchange."""
-    link = socket.socket(fileno=os.dup(env.LOCAL_FD.get()[0]))
-    try:
-        world = LocalWorld(link, env.LOCAL_RANK.get(), env.LOCAL_SIZE.get())
-    finally:
-        link.close()
-    try:
-        world.all_gather(b"", timeout_s)
-    except BaseException:
-        world.close()
-        raise
-    return world
+    with socket.socket(fileno=os.dup(env.LOCAL_FD.get()[0])) as link:
+        return LocalWorld(link, env.LOCAL_RANK.get(), env.LOCAL_SIZE.get())
 
 
 class LocalWorld(World):

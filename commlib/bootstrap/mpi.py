@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from commlib.bootstrap.launcher import Identity, announced
+from commlib.bootstrap.launcher import Identity, announced, first_number
 from commlib.bootstrap.store import connect_store, own_address, serve
 from commlib.bootstrap.world import World
 from commlib.errors import CommTimeout, Unsupported
@@ -72,7 +72,7 @@ def connect(timeout_s: float) -> World:
         )
     if ours and world.size > 1:
         _abort_on_uncaught(mpi)
-    return join(world, timeout_s, _number(LOCAL_RANKS))
+    return join(world, timeout_s, first_number(os.environ, *LOCAL_RANKS))
 
 
 def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
@@ -81,7 +81,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
     who = Identity(comm.rank, comm.size, local_rank)
     meeting = bytearray(MEETING_BYTES)
     if comm.rank == 0:
-        together = _number(LOCAL_SIZES) == library().COMM_WORLD.size
+        together = first_number(os.environ, *LOCAL_SIZES) == library().COMM_WORLD.size
         said = "{} {} {}".format(*serve(own_address(together)), uuid.uuid4().hex).encode()
         meeting[: len(said)] = said
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
@@ -95,10 +95,6 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
     host, port, name = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
     return connect_store("mpi", (host, int(port)), who, left_s, group=name)
-
-
-def _number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name)), None)
 
 
 def _abort_on_uncaught(mpi: Any) -> None:

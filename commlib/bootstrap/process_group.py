@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from commlib.bootstrap.launcher import Identity, number
+from commlib.bootstrap.launcher import Identity, first_number
 from commlib.bootstrap.store import StoreWorld
 
 
@@ -14,6 +14,5 @@ class ProcessGroupWorld(StoreWorld):
 
     def __init__(self, group: Any, timeout_s: float = 300.0) -> None:
         self.group = group
-        local_rank = number(os.environ, "LOCAL_RANK") if os.environ.get("LOCAL_RANK") else None
-        who = Identity(group.rank(), group.size(), local_rank)
+        who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
         super().__init__("process_group", group.get_group_store(), who, timeout_s)

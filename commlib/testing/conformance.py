@@ -19,23 +19,14 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.reference import exact, ordered, reducible
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.plan import Plan
-from commlib.redops import REDOPS
+from commlib.redops import DTYPES, REDOPS
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2)
-INTEGERS = (
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.uint16,
-    torch.int32,
-    torch.uint32,
-    torch.int64,
-    torch.uint64,
-)
-OTHERS = (torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fnuz)
+TYPES: tuple[torch.dtype, ...] = tuple(getattr(torch, name) for name in DTYPES)
+FLOATS = tuple(dtype for dtype in TYPES if dtype.is_floating_point)
+INTEGERS = tuple(dtype for dtype in TYPES if dtype != torch.bool and not (dtype.is_floating_point or dtype.is_complex))
 POISON = 0x5A
 BLOCK_COUNT = 2048  # up to here a count is of one block
 
@@ -50,7 +41,7 @@ class Scope:
 
 
 # Empty, one, odd, a little more than a vector and than an inline message, a page and one.
-EVERY_TYPE = Scope((0, 1, 7, 33, 1025), FLOATS + INTEGERS + OTHERS, REDOPS)
+EVERY_TYPE = Scope((0, 1, 7, 33, 1025), (*TYPES, torch.float8_e4m3fnuz), REDOPS)
 # One past a chunk, several chunks with a ragged end, more than all staging (4 x 256 KiB) holds.
 EVERY_SIZE = Scope((2048, 65_537, 300_007, 1_100_003), (torch.float32, torch.bfloat16))
 QUICK = Scope((1, 17, 4099), (torch.float32, torch.bfloat16), ("sum", "max"))
