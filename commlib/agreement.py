@@ -15,7 +15,7 @@ from commlib.backends.base import Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, find, shipped_plan
+from commlib.plan import Plan, find, shipped, shipped_plan
 from commlib.redops import DTYPES
 
 _LOG = logging.getLogger("commlib")
@@ -113,7 +113,9 @@ def override(plan: Plan, backend: str) -> Plan:
 
 
 def usable(backend: str) -> dict[str, list[str]]:
-    """Return the algorithms that can run under a plan's name, by collective."""
+    """Return the algorithms that can run under a plan's name, by collective; under no name of ours, all there are."""
+    if backend not in shipped():
+        return {op: [algorithm.name for algorithm in spec.algorithms] for op, spec in COLLECTIVES.items()}
     backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
     if backend in backends:
         return algorithm_names(backend)

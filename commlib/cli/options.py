@@ -36,6 +36,7 @@ SHORT = {
     **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
     **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},
     **{"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
+    **{"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }

@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.cli.options import read_bytes
+from commlib.cli.options import FILE, known_name, read_bytes, read_dtypes
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
-# Short names beside torch's own.
-TYPES = {
-    **{"f64": "float64", "fp64": "float64", "double": "float64"},
-    **{"f32": "float32", "fp32": "float32", "float": "float32"},
-    **{"f16": "float16", "fp16": "float16", "half": "float16", "bf16": "bfloat16"},
-    **{"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
-    **{f"{kind}{bits}": f"{name}{bits}" for kind, name in (("i", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
-}
 # The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
-_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -36,13 +27,13 @@ def plan() -> None:
     """
 
 
-def _world(text: str) -> Callable[[Any], Any]:
-    return click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help=text)
+def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
+    return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
 
 
-_ranks = _world("Number of ranks.")
+_ranks = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
 _backend = click.option("--backend", default="shm", show_default=True, help="Backend whose plan is taken without PLAN.")
-_output = click.option("-o", "--output", type=_OUTPUT, help="File to write; without it, standard output.")
+_output = click.option("-o", "--output", type=FILE, help="File to write; without it, standard output.")
 
 
 @plan.command()
@@ -57,58 +48,28 @@ def show(plan: str | None, world: int, backend: str) -> None:
 @plan.command()
 @click.argument("op")
 @click.option(
-    "--bytes",
-    "num_bytes",
-    callback=read_bytes,
-    default="1M",
-    show_default=True,
-    help="Size: K, M, G allowed.",
+    "--bytes", "num_bytes", callback=read_bytes, default="1M", show_default=True, help="Size: K, M, G allowed."
 )
 @click.option("--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, where the operation reduces.")
-@click.option(
-    "--placement",
-    type=click.Choice(["plain", "symmetric"]),
-    default="plain",
-    show_default=True,
-    help="symmetric: the tensor comes from comm.empty().",
-)
-@click.option(
-    "--mode",
-    type=click.Choice(["eager", "graph"]),
-    default="eager",
-    show_default=True,
-    help="graph: the call is captured into a CUDA graph.",
-)
+@_choice("--placement", ["plain", "symmetric"], "symmetric: the tensor comes from comm.empty().")
+@_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
 @click.option("--plan", help="PLAN; without it, the plan that init() would take here.")
 @_ranks
 @_backend
-def explain(
-    op: str,
-    num_bytes: int,
-    dtype: str,
-    redop: str,
-    placement: str,
-    mode: str,
-    plan: str | None,
-    world: int,
-    backend: str,
-) -> None:
+def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, by which rule, for which sizes, and what it gains."""
     from commlib.collectives import COLLECTIVES, REDOPS
     from commlib.collectives.facts import FACTS
-    from commlib.redops import DTYPES
 
-    _one_of("collective", op, COLLECTIVES)
-    _one_of("reduction", redop, REDOPS)
-    name = TYPES.get(dtype, dtype)
-    _one_of("element type", name, (*DTYPES, *TYPES))
-    chosen = _read(plan, backend, world)
-    why = str(chosen.explain(op, num_bytes, name, redop, world=world, placement=placement, mode=mode, facts=FACTS))
+    known_name(op, COLLECTIVES, "collective")
+    known_name(call["redop"], REDOPS, "reduction")
+    element = str(read_dtypes(dtype)[0]).removeprefix("torch.")
+    why = _read(plan, backend, world).explain(op, dtype=element, world=world, facts=FACTS, **call)
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    for line in why.splitlines():
+    for line in str(why).splitlines():
         click.echo(fold.fill(line))
 
 
@@ -134,13 +95,14 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 
     The first fault of each file is printed with its line on standard error; exit code 1 if there is one.
     """
-    from commlib.agreement import check_names
+    from commlib.agreement import check_names, usable
 
     faulty = False
     for file in files:
         try:
             found = _open(file)
-            check_names(found, *_known(found))
+            backend = found.fingerprint.get("backend", "")
+            check_names(found, usable(backend), backend)
             click.echo(f"{file}: OK, {len(found.rules)} rules, plan {found.digest}")
         except ValueError as error:
             faulty = True
@@ -167,7 +129,7 @@ def threshold(
     from commlib.plan import Plan, shipped_plan
 
     base, known = shipped_plan(backend), algorithm_names(backend)
-    _one_of("collective", op, known)
+    known_name(op, known, "collective")
     classic = CLASSIC.get(backend) if op == "all_reduce" else None
     low, high = below or (classic and classic[0]), above or (classic and classic[1])
     if not low or not high:
@@ -175,11 +137,8 @@ def threshold(
             f"{op} on {backend} has no classic pair; name --below and --above: {', '.join(known[op])}"
         )
     for name in (low, high):
-        _one_of(f"algorithm of {op} on {backend}", name, known[op])
-    made = Plan.threshold(size, below=low, above=high, op=op, base=base)
-    if world is not None:
-        first, *rest = made.document["rules"]
-        made = Plan({**made.document, "rules": [{**first, "world": [world, world]}, *rest]}, made.source)
+        known_name(name, known[op], f"algorithm of {op} on {backend}")
+    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=world)
     _write(made.file_text, output)
 
 
@@ -213,7 +172,7 @@ def _read(plan: str | None, backend: str, world: int) -> Plan:
     if plan is not None:
         found = _open(plan)
         return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
-    _one_of("backend", backend, shipped())
+    known_name(backend, shipped(), "backend")
     return override(find_plan(backend, "auto", world), backend)
 
 
@@ -228,23 +187,6 @@ def _open(name: str) -> Plan:
             f"no plan file {name!r}, and no such plan comes with commlib; there are {', '.join(shipped())}"
         )
     return Plan.load(name)
-
-
-def _known(plan: Plan) -> tuple[dict[str, list[str]], str]:
-    """Return the algorithms that a plan may name, and the backend that it says it is for."""
-    from commlib.agreement import usable
-    from commlib.collectives import COLLECTIVES
-    from commlib.plan import shipped
-
-    backend = plan.fingerprint.get("backend", "")
-    if backend in shipped():
-        return usable(backend), backend
-    return {name: [a.name for a in spec.algorithms] for name, spec in COLLECTIVES.items()}, ""
-
-
-def _one_of(what: str, name: str, known: Any) -> None:
-    if name not in known:
-        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
 
 
 def _write(text: str, output: Path | None) -> None:

@@ -91,11 +91,19 @@ class Plan:
 
     @classmethod
     def threshold(
-        cls, max_bytes: int, *, below: str, above: str, op: str = "all_reduce", base: Plan | None = None
+        cls,
+        max_bytes: int,
+        *,
+        below: str,
+        above: str,
+        op: str = "all_reduce",
+        base: Plan | None = None,
+        world: int | None = None,
     ) -> Plan:
         """Express the classic single threshold: `below` up to max_bytes, `above` beyond."""
         ranges = [{"max_bytes": max_bytes, "algorithm": below}, {"algorithm": above}]
-        return cls._on_top([{"op": op, "ranges": ranges}], base, f"threshold of {size_text(max_bytes)}")
+        rule = {"op": op, "world": [world or 1, world], "ranges": ranges}
+        return cls._on_top([rule], base, f"threshold of {size_text(max_bytes)}")
 
     @classmethod
     def _on_top(cls, rules: list[dict[str, Any]], base: Plan | None, source: str) -> Plan:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from commlib.cli import main
-from commlib.cli.radix import run as run_module
 from commlib.cli.radix.workloads import WORKLOADS
 from commlib.radix import POLICIES
 from commlib.radix.simulate import Simulation
@@ -217,7 +216,7 @@ def test_ctrl_c_shows_what_there_is_so_far(run, monkeypatch):
             raise KeyboardInterrupt
         serve(simulation, request)
 
-    monkeypatch.setattr(run_module.Simulation, "serve", interrupted)
+    monkeypatch.setattr(Simulation, "serve", interrupted)
     code, output, _ = run("simulate", "t", "t", "--policy", "lru,lfu", "--json", "report.json")
     assert code == 130
     found = document()

@@ -58,9 +58,11 @@ def _policies(ctx: click.Context, param: click.Parameter, text: str) -> tuple[st
 @click.option("--page-size", default=1, show_default=True, type=click.IntRange(1, 65536), help="Tokens of a page.")
 @click.option(
     "--eviction",
+    "evictions",
     type=click.Choice(list(EVICTIONS)),
     default="leaf",
     show_default=True,
+    callback=lambda ctx, param, name: EVICTIONS[name],
     help="Whole leaves, or pages from their end.",
 )
 @click.option("-o", "--json", "output", **JSON)
@@ -77,12 +79,11 @@ def simulate(
     check_files(output, plot, "--json")
     if of["page_size"] > of["capacities"][0]:
         raise click.UsageError(f"--capacity {of['capacities'][0]} has no room for a page of {of['page_size']} tokens")
-    from commlib.cli.radix.report import Settings, SimulationReport, SimulationView
+    from commlib.cli.radix.report import SimulationReport, SimulationView
     from commlib.cli.radix.run import main
     from commlib.report.run import Output
 
-    settings = Settings(of["policies"], of["capacities"], EVICTIONS[of["eviction"]], of["page_size"])
-    report = SimulationReport(settings, shlex.join(["commlib", "radix", "simulate", *ctx.meta["words"]]))
+    report = SimulationReport(of, shlex.join(["commlib", "radix", "simulate", *ctx.meta["words"]]))
     ctx.exit(main(traces, report, Output(SimulationView, path=output, picture=plot)))
 
 

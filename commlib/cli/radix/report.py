@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,48 +10,40 @@ from typing import Any
 from commlib.radix.simulate import Simulation
 from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import count_text
-from commlib.report.plot import Line, Panel, draw, look
+from commlib.report.plot import Panel, curves, draw, look
 from commlib.report.table import Column
-from commlib.report.view import View, caption, grouped
+from commlib.report.view import View, caption
 
 KIND = Kind("commlib.radix_simulation", 1, "commlib radix simulate", "commlib.cli.radix")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What every trace is simulated with."""
+class SimulationReport(Report):
+    """Collects the traces of a run, each with the rows of its simulations; `config` is what all are simulated with."""
 
-    policies: tuple[str, ...]
-    capacities: tuple[int, ...]
-    evictions: tuple[str, ...]
-    page_size: int
+    def __init__(self, config: Mapping[str, Any], command: str) -> None:
+        super().__init__(KIND, command, "cpu")
+        self.config = config
 
     def simulations(self) -> list[Simulation]:
-        """Return one for each capacity, policy and way of evicting."""
-        every = product(self.capacities, self.policies, self.evictions)
-        return [Simulation(policy, capacity, self.page_size, eviction) for capacity, policy, eviction in every]
+        """Return a cache without end, and one for each capacity, policy and way of evicting."""
+        config, page_size = self.config, self.config["page_size"]
+        every = product(config["capacities"], config["policies"], config["evictions"])
+        limited = [Simulation(policy, capacity, page_size, eviction) for capacity, policy, eviction in every]
+        return [Simulation("lru", None, page_size), *limited]
 
-
-class SimulationReport(Report):
-    """Collects the traces of a run, each with the rows of its simulations."""
-
-    def __init__(self, settings: Settings, command: str) -> None:
-        super().__init__(KIND, command, "cpu")
-        self.settings = settings
-
-    def add(self, path: Path, unlimited: Simulation, simulations: Sequence[Simulation]) -> Row:
+    def add(self, path: Path, simulations: Sequence[Simulation]) -> Row:
         """Take the figures of one trace and return them."""
-        found, rows = unlimited.row(), [simulation.row() for simulation in simulations]
+        unlimited, *rows = (simulation.row() for simulation in simulations)
         for row in rows:
             best = max(each["hit_rate"] for each in rows if each["capacity"] == row["capacity"])
             row["best"] = row["requests"] > 0 and row["hit_rate"] == best
-        names = ("requests", "prompt_tokens", "hit_rate")
-        self.rows.append({"trace": path.name, **{name: found[name] for name in names}, "rows": rows})
+        figures = {name: unlimited[name] for name in ("requests", "prompt_tokens", "hit_rate")}
+        self.rows.append({"trace": path.name, **figures, "rows": rows})
         return self.rows[-1]
 
     def content(self) -> dict[str, Any]:
         """Return the settings and the traces."""
-        return {"config": asdict(self.settings), "traces": self.rows}
+        return {"config": dict(self.config), "traces": self.rows}
 
 
 class SimulationView(View):
@@ -105,34 +96,33 @@ class SimulationView(View):
         draw(path, above, [[self._panel(trace)] for trace in self.rows()], width_in=9.0)
 
     def _panel(self, trace: Row) -> Panel:
-        capacities, limit = self.document["config"]["capacities"], 100 * trace["hit_rate"]
+        limit = 100 * trace["hit_rate"]
+        rows = ({**row, "line": self._label(row)} for row in trace["rows"])
         return Panel(
             f"{trace['trace']}: {trace['requests']} requests",
             xlabel="capacity, tokens",
             ylabel="hit rate, %",
-            lines=[self._line(rows) for rows in grouped(trace["rows"], self._label)],
-            ticks={capacity: count_text(capacity) for capacity in capacities},
+            lines=curves(rows, "line", "capacity", lambda row: 100 * row["hit_rate"], self._looks()),
+            ticks={capacity: count_text(capacity) for capacity in self.document["config"]["capacities"]},
             limits=[(limit, f"limit: {limit:.1f} %")],
             y_range=(0, None),
         )
 
-    def _line(self, rows: Sequence[Row]) -> Line:
+    def _looks(self) -> dict[str, dict[str, Any]]:
+        """Return the looks of each line; lines that coincide show, one inside the other."""
         config = self.document["config"]
-        at = config["policies"].index(rows[0]["policy"])
-        style = "-" if rows[0]["eviction"] == config["evictions"][0] else "--"
-        # Lines that coincide show, one inside the other.
-        looks = look(at, linestyle=style, linewidth=4.2 - 0.45 * at) | {"markersize": 9 - at}
-        return Line(
-            self._label(rows[0]), [row["capacity"] for row in rows], [100 * row["hit_rate"] for row in rows], looks
-        )
+        return {
+            self._label({"policy": policy, "eviction": eviction}): look(
+                at, linestyle=style, linewidth=4.2 - 0.45 * at, markersize=9 - at
+            )
+            for at, policy in enumerate(config["policies"])
+            for eviction, style in zip(config["evictions"], ("-", "--"), strict=False)
+        }
 
     def _label(self, row: Row) -> str:
         """Name the policy of a row, and how it evicts where there is a choice."""
-        return (
-            f"{row['policy']} {row['eviction']}"
-            if len(self.document["config"]["evictions"]) > 1
-            else str(row["policy"])
-        )
+        several = len(self.document["config"]["evictions"]) > 1
+        return f"{row['policy']} {row['eviction']}" if several else str(row["policy"])
 
 
 def _of_limit(row: Row) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from commlib.cli.radix.report import SimulationReport
-from commlib.radix.simulate import Simulation
 from commlib.radix.trace import Trace
 from commlib.report.run import Output, until_it_ends
 
@@ -23,23 +22,15 @@ def _simulate(paths: Sequence[Path], report: SimulationReport, output: Output) -
     report.notes = output.lacks()
     output.open(report, PARTS * len(paths))
     for at, path in enumerate(paths):
-        unlimited, simulations = Simulation("lru", None, report.settings.page_size), report.settings.simulations()
-
-        def show(share: float, number: int, first: int = PARTS * at, name: str = path.name) -> None:
-            output.show(first + int(PARTS * share), f"{name}, request {number}")
-
+        trace, simulations = Trace(path), report.simulations()
         try:
-            _play(Trace(path), [unlimited, *simulations], show)
+            # Each request goes to all caches before the next is read: wherever this ends, they can be compared.
+            for number, request in enumerate(trace):
+                if number % SHOWN_EVERY == 0:
+                    output.show(PARTS * at + int(PARTS * trace.share), f"{path.name}, request {number}")
+                for simulation in simulations:
+                    simulation.serve(request)
         except KeyboardInterrupt:
-            output.rows([report.add(path, unlimited, simulations)])
+            output.rows([report.add(path, simulations)])
             raise
-        output.rows([report.add(path, unlimited, simulations)])
-
-
-def _play(trace: Trace, simulations: Sequence[Simulation], show: Callable[[float, int], None]) -> None:
-    """Give each request to all caches before the next is read: wherever this ends, they can be compared."""
-    for number, request in enumerate(trace):
-        if number % SHOWN_EVERY == 0:
-            show(trace.share, number)
-        for simulation in simulations:
-            simulation.serve(request)
+        output.rows([report.add(path, simulations)])
