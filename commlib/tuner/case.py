@@ -56,7 +56,6 @@ class Case:
     dtype: torch.dtype
     mode: str
     placement: str
-    redop: str = "sum"
 
     def __str__(self) -> str:
         """Return the words a person reads."""
@@ -81,7 +80,7 @@ class Case:
 
     def call(self, rank: int, size: int, count: int) -> Call:
         """Return one call."""
-        return Call(rank, size, count, self.dtype, self.redop)
+        return Call(rank, size, count, self.dtype)
 
     def algorithms(self, backend: str, size: int) -> list[Algorithm]:
         """Return the backend's algorithms that can make such calls."""
@@ -91,7 +90,7 @@ class Case:
             if a.backend == backend
             and a.placement == self.placement
             and (a.in_place or not self.in_place)
-            and a.refuses(self.dtype, self.redop, size) is None
+            and a.refuses(self.dtype, "sum", size) is None
         ]
 
     def counts(self, size: int, low: int, high: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -69,22 +69,21 @@ def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
     ends = _crossings(sizes, medians, path)
     drawn = _resampled(blocks, options, settings)
     resampled = [(again, _crossings(sizes, table, again)) for table, again in drawn]
-    stretches, first = [], 0
-    for state, group in groupby(path):
-        last = first + len(list(group)) - 1
+    stretches = []
+    for first, after in _ranges(path):
+        state, last = path[first], after - 1
         until, interval, confidence = None, None, None
-        if last + 1 < len(sizes):
-            switch = options[state], options[path[last + 1]]
+        if after < len(sizes):
+            switch = options[state], options[path[after]]
             places = [(_place([options[s] for s in again], switch, last), e) for again, e in resampled]
             found = [e[at] for at, e in places if at is not None]
             around = _interval(found, ends[last])
-            until = _rounded(ends[last], around, (sizes[last], sizes[last + 1]))
+            until = _rounded(ends[last], around, (sizes[last], sizes[after]))
             if resampled:
                 interval, confidence = around, len(found) / len(resampled)
-        gain, runner_up = _gain(medians[first : last + 1], options, state)
-        here = tuple(sizes[first : last + 1])
+        gain, runner_up = _gain(medians[first:after], options, state)
+        here = tuple(sizes[first:after])
         stretches.append(Stretch(options[state], here, until, interval, confidence, gain, runner_up))
-        first = last + 1
     return Choice(tuple(stretches))
 
 
@@ -92,7 +91,8 @@ def choose_without(samples: Samples, fold: int, settings: Settings) -> tuple[dic
     """Return, by size, what is chosen without the blocks of one fold, and who is best there without them."""
     options = samples.options
     rest = [
-        {o: _rest(times, fold, settings.folds) for o, times in samples.times[size].items()} for size in samples.sizes
+        {option: in_fold(times, fold, settings.folds, False) for option, times in samples.times[size].items()}
+        for size in samples.sizes
     ]
     medians = _medians(rest, options)
     chosen = [options[state] for state in earned(_path(medians, settings.penalty), medians)]
@@ -100,13 +100,10 @@ def choose_without(samples: Samples, fold: int, settings: Settings) -> tuple[dic
     return dict(zip(samples.sizes, chosen, strict=True)), dict(zip(samples.sizes, best, strict=True))
 
 
-def in_fold(times: Sequence[float], fold: int, folds: int) -> Sequence[float]:
-    """Return the blocks of a fold: they take turns, so that drift falls on all. Few blocks are in every fold."""
-    return [t for at, t in enumerate(times) if at % folds == fold] if len(times) >= 2 * folds else times
-
-
-def _rest(times: Sequence[float], fold: int, folds: int) -> Sequence[float]:
-    return [t for at, t in enumerate(times) if at % folds != fold] if len(times) >= 2 * folds else times
+def in_fold(times: Sequence[float], fold: int, folds: int, inside: bool = True) -> Sequence[float]:
+    """Return the blocks of a fold, or all others: they take turns, so that drift falls on all. Few are in every one."""
+    few = len(times) < 2 * folds
+    return [t for at, t in enumerate(times) if few or (at % folds == fold) == inside]
 
 
 def _medians(blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option]) -> Array:

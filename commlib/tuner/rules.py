@@ -110,12 +110,6 @@ def _refuses(case: Case, algorithm: str, world: int) -> bool:
     )
 
 
-def vendor_of(case: Case, samples: Samples) -> str | None:
-    """Return the call that is somebody else's library, if it was measured."""
-    names = {option.algorithm for option in samples.options}
-    return next((name for name in ("nccl_direct", "torch_direct") if name in names), None)
-
-
 def _is_replaced(rule: Rule, tables: Sequence[Table], world: int) -> bool:
     """Whether new rules speak of all that this one does: of its type, in each of its modes."""
     covered: set[str] = set()

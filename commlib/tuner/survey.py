@@ -19,7 +19,7 @@ from commlib.errors import Unsupported
 from commlib.plan import Plan, Query
 from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
 from commlib.tuner.case import PLAIN, Case, Option
-from commlib.tuner.samples import Samples, Store, Times
+from commlib.tuner.samples import Samples, Store
 
 if TYPE_CHECKING:
     from commlib.collectives import Call
@@ -68,10 +68,11 @@ class Survey:
                 options = [o for o in offered[size] if o not in found.left_out and o not in hopeless]
                 left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
                 share_s = max(left_s, 0.0) / (len(counts) - done)
-                protocol = replace(TIMED, budget_s=share_s, seed=effort.seed)
-                known = self._time(case, count, _meant(options, found.plain.get(size)), protocol)
-                if self.comm.rank == 0:
-                    self._store.add(str(case), size, known)
+                protocol = replace(TIMED, budget_s=share_s, seed=effort.seed, graph=case.mode == "graph")
+                meant = {option: found.plain[size] if option == PLAIN else option for option in options}
+                results = self._measure(case, count, meant, protocol)
+                known = {option: tuple(result.times_s) for option, result in results.items() if result.times_s}
+                self._store.add(str(case), size, known)
             if known:
                 found.times[size] = known
                 hopeless |= _hopeless(found)
@@ -109,10 +110,6 @@ class Survey:
                     failed[option] = f"{result.wrong} wrong values at {size} bytes"
         return failed
 
-    def _time(self, case: Case, count: int, meant: Mapping[Option, Option], protocol: Protocol) -> dict[Option, Times]:
-        results = self._measure(case, count, meant, replace(protocol, graph=case.mode == "graph"))
-        return {option: tuple(result.times_s) for option, result in results.items() if result.times_s}
-
     def _measure(
         self, case: Case, count: int, options: Mapping[Option, Option], protocol: Protocol
     ) -> dict[Option, Measurement]:
@@ -144,16 +141,11 @@ class Survey:
         return self._twin.empty((elements,), dtype)
 
 
-def _meant(options: Sequence[Option], plain: Option | None) -> dict[Option, Option]:
-    """Return each option with what runs for it."""
-    return {option: plain if option == PLAIN and plain is not None else option for option in options}
-
-
 def incumbent(plan: Plan, case: Case, num_bytes: int, world: int) -> Option | None:
     """Return what a plan runs there, PLAIN where its plain rules decide, or None where it has no rule."""
     dtype = str(case.dtype).removeprefix("torch.")
     try:
-        found = plan.decide(Query(case.op, num_bytes, dtype, case.redop, world, case.placement, case.mode), FACTS)
+        found = plan.decide(Query(case.op, num_bytes, dtype, "sum", world, case.placement, case.mode), FACTS)
     except ValueError:
         return None
     if case.placement != found.rule.placement:

@@ -9,10 +9,11 @@ from commlib.plan import Plan
 from commlib.tuner.case import Case, Option
 from commlib.tuner.choose import Choice, Settings, choose
 from commlib.tuner.judge import judge, keeps
-from commlib.tuner.rules import Table, vendor_of
+from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
 from commlib.tuner.survey import incumbent
 
+VENDORS = ("nccl_direct", "torch_direct")  # the calls that are somebody else's library
 ALIKE, ALIKE_WORST = 0.01, 0.05  # one table serves two modes or types if it costs the other no more than this
 
 
@@ -90,8 +91,9 @@ class Tables:
 
     def _default(self, case: Case, samples: Samples) -> Callable[[int], Option | None]:
         """Return the vendor's own call by size, or the plan in force where there is no vendor."""
-        vendor = vendor_of(case, samples)
-        return self.now(case) if vendor is None else lambda size: Option(vendor)
+        names = {option.algorithm for option in samples.options}
+        vendors = [Option(name) for name in VENDORS if name in names]
+        return (lambda size: vendors[0]) if vendors else self.now(case)
 
 
 def by_op(cases: Sequence[Case]) -> Iterator[list[Case]]:
