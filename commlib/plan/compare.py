@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, product
 
 from commlib.plan.plan import Plan
-from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Rule, keys_text, span_text
+from commlib.plan.rules import MAX_WORLD, MODES, PLACEMENTS, Query, Rule, keys_text, span_text
 
 NOTHING = "no rule"
 Span = tuple[int | None, int | None, str, str]  # above, up to, what runs in one plan, in the other
@@ -15,21 +15,16 @@ Span = tuple[int | None, int | None, str, str]  # above, up to, what runs in one
 
 @dataclass(frozen=True)
 class Difference:
-    """Calls that two plans run differently, and at which sizes."""
+    """Calls that two plans run differently: for which numbers of ranks, and at which sizes."""
 
-    op: str
-    placement: str
-    dtype: str
-    redop: str
-    mode: str
+    call: Query
     world: tuple[int, int]
     spans: tuple[Span, ...]
 
     def __str__(self) -> str:
         """Return the calls on a line, and below them a line for each span of sizes."""
-        keys = keys_text(self.op, self.placement, self.dtype, self.redop, self.mode, self.world)
         told = (f"  {span_text(above, up_to)}: {one} → {other}" for above, up_to, one, other in self.spans)
-        return "\n".join([keys, *told])
+        return "\n".join([keys_text(self.call, self.world), *told])
 
 
 def differences(one: Plan, other: Plan) -> list[Difference]:
@@ -44,35 +39,32 @@ def _of(op: str, placement: str, one: Plan, other: Plan) -> Iterator[Difference]
     modes = MODES if any(rule.mode != "*" for rule in rules) else ("*",)
     named = sorted({rule.dtype for rule in rules} - {"*"}), sorted({rule.redop for rule in rules} - {"*"})
     for dtype, redop in product(*(["*", *names] for names in named)):
-        call = Difference(op, placement, dtype, redop, "*", (1, MAX_WORLD), ())
+        call = Query(op, 0, dtype, redop, 1, placement, "*")
         found = [_unusual(replace(call, mode=mode), sides) for mode in modes]
-        alike = [[replace(difference, mode="*") for difference in of_mode] for of_mode in found]
+        alike = [[replace(difference, call=call) for difference in of_mode] for of_mode in found]
         if all(of_mode == alike[0] for of_mode in alike):
             yield from alike[0]
         else:
             yield from (difference for of_mode in found for difference in of_mode)
 
 
-def _unusual(call: Difference, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
+def _unusual(call: Query, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
     """Return the differences of one call; what all types and reductions have in common is said once, for "*"."""
     general = replace(call, dtype="*", redop="*")
     usual = {} if call == general else {d.world: d.spans for d in _by_world(general, sides)}
     return [d for d in _by_world(call, sides) if usual.get(d.world) != d.spans]
 
 
-def _by_world(call: Difference, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
+def _by_world(call: Query, sides: Sequence[Sequence[Rule]]) -> list[Difference]:
     """Return the differences of one call over all numbers of ranks, neighbours with the same ones together."""
     rules = [rule for side in sides for rule in side]
     starts = {1, *(rule.world[0] for rule in rules), *(rule.world[1] + 1 for rule in rules)} - {MAX_WORLD + 1}
     found: list[Difference] = []
     for low, after in pairwise([*sorted(starts), MAX_WORLD + 1]):
-        one, other = (
-            [rule for rule in side if rule.covers(call.dtype, call.redop, call.placement, call.mode, low)]
-            for side in sides
-        )
+        one, other = ([rule for rule in side if rule.covers(replace(call, world=low))] for side in sides)
         spans = tuple(_spans(one, other))
         first = found.pop().world[0] if found and found[-1].spans == spans else low
-        found.append(replace(call, world=(first, after - 1), spans=spans))
+        found.append(Difference(call, (first, after - 1), spans))
     return [difference for difference in found if difference.spans]
 
 

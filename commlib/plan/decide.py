@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from commlib.plan.rules import Range, Rule
-
-
-@dataclass(frozen=True)
-class Query:
-    """A call, as rules see it."""
-
-    op: str
-    num_bytes: int
-    dtype: str
-    redop: str
-    world: int
-    placement: str = "plain"
-    mode: str = "eager"
+from commlib.plan.rules import Query, Range, Rule
 
 
 @dataclass(frozen=True)
@@ -55,9 +42,7 @@ def decide(rules: Sequence[Rule], query: Query, facts: Facts = ALL_SERVE) -> Dec
     """
     passed: list[str] = []
     for rule in rules:
-        if rule.op != query.op or not rule.covers(query.dtype, query.redop, query.placement, query.mode, query.world):
-            continue
-        if (at := rule.at(query.num_bytes)) is None:
+        if not rule.covers(query) or (at := rule.at(query.num_bytes)) is None:
             continue
         for place, entry in _entries(rule, at):
             if query.placement == "symmetric" and not facts.symmetric(query.op, entry.algorithm):

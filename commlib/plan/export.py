@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from commlib.plan.plan import Plan
-from commlib.plan.rules import Range, Rule, span_text
+from commlib.plan.rules import Query, Range, Rule, span_text
 
 _UNLIMITED = (1 << 63) - 1
 _NCCL_OPS = {
@@ -67,7 +67,7 @@ def export(plan: Plan, form: str, world: int) -> Exported:
     """Return a plan as `nccl-tuner` or `ompi` for one number of ranks: plain float32 tensors, sums, eager calls."""
     rules: dict[str, Rule] = {}
     for rule in plan.rules:
-        if rule.covers("float32", "sum", "plain", "eager", world):
+        if rule.covers(Query(rule.op, 0, "float32", "sum", world)):
             rules.setdefault(rule.op, rule)
     made = (_nccl if form == "nccl-tuner" else _ompi)(rules, world)
     if not made.text:

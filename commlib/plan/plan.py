@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from commlib import env
-from commlib.plan.decide import ALL_SERVE, Decision, Facts, Query, decide
+from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import Rule, size_text
+from commlib.plan.rules import Query, Rule, size_text
 
 WIDTH = 120  # of a line of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}

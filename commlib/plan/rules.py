@@ -14,6 +14,19 @@ MAX_WORLD = 1 << 20
 _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are if unsaid
 
 
+@dataclass(frozen=True)
+class Query:
+    """A call, as rules see it; where these are asked for what all calls have in common, "*" stands for all."""
+
+    op: str
+    num_bytes: int
+    dtype: str
+    redop: str
+    world: int
+    placement: str = "plain"
+    mode: str = "eager"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Range:
     """Sizes up to and including `max_bytes` (None: all that are left) and what runs there.
@@ -86,13 +99,14 @@ class Rule:
     @property
     def keys(self) -> str:
         """What it speaks of, in words."""
-        return keys_text(self.op, self.placement, self.dtype, self.redop, self.mode, self.world)
+        return keys_text(self, self.world)
 
-    def covers(self, dtype: str, redop: str, placement: str, mode: str, world: int) -> bool:
+    def covers(self, call: Query) -> bool:
         """Whether the rule speaks of such a call."""
-        keys = ((self.dtype, dtype), (self.redop, redop), (self.mode, mode))
-        fits = all(own in ("*", wanted) for own, wanted in keys)
-        return fits and self.placement == placement and self.world[0] <= world <= self.world[1]
+        if (self.op, self.placement) != (call.op, call.placement):
+            return False
+        keys = ((self.dtype, call.dtype), (self.redop, call.redop), (self.mode, call.mode))
+        return all(own in ("*", wanted) for own, wanted in keys) and self.world[0] <= call.world <= self.world[1]
 
     def at(self, num_bytes: int) -> int | None:
         """Return the number of the range for a size, or None where the rule has none."""
@@ -109,10 +123,10 @@ class Rule:
             above = entry.max_bytes
 
 
-def keys_text(op: str, placement: str, dtype: str, redop: str, mode: str, world: tuple[int, int]) -> str:
-    """Return the keys of a rule in words; those that mean everything are left out."""
-    named = (("dtype", dtype), ("redop", redop), ("mode", mode))
-    words = [op, placement, *(f"{key}={value}" for key, value in named if value != "*")]
+def keys_text(of: Rule | Query, world: tuple[int, int]) -> str:
+    """Return the keys of a rule or of calls in words; those that mean everything are left out."""
+    named = (("dtype", of.dtype), ("redop", of.redop), ("mode", of.mode))
+    words = [of.op, of.placement, *(f"{key}={value}" for key, value in named if value != "*")]
     low, high = world
     ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
     return " ".join([*words, f"world={ranks}"])

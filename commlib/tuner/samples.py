@@ -33,11 +33,6 @@ class Samples:
         """Return all options that were timed somewhere, in a fixed order."""
         return sorted({option for of_size in self.times.values() for option in of_size}, key=str)
 
-    def finalists(self, num_bytes: int) -> dict[Option, Times]:
-        """Return those that ran to the end: they have the same number of blocks."""
-        most = max(len(times) for times in self.times[num_bytes].values())
-        return {option: times for option, times in self.times[num_bytes].items() if len(times) == most}
-
     def with_only(self, options: Mapping[int, Option | None]) -> Samples:
         """Return the same with nothing but one option at some sizes."""
         times = dict(self.times)

@@ -163,7 +163,7 @@ def test_differences_are_by_call_and_size() -> None:
     )
     assert differences(one, one) == []
     found = differences(one, other)
-    assert {(d.op, d.placement) for d in found} == {("all_reduce", "plain")}
+    assert {(d.call.op, d.call.placement) for d in found} == {("all_reduce", "plain")}
     of_two = next(str(d) for d in found if d.world == (1, 2))
     assert "  above 8K, up to 64K: shm_twoshot chunk_bytes=262144 → shm_oneshot" in of_two.splitlines()
 
@@ -172,7 +172,7 @@ def test_a_type_that_differs_alone_is_named_and_modes_that_agree_are_one() -> No
     usual = {"op": "x", "ranges": [{"algorithm": "a"}]}
     special = {"op": "x", "dtype": "bool", "mode": "graph", "ranges": [{"algorithm": "b"}]}
     (found,) = differences(plan_of(usual), plan_of(special, usual))
-    assert (found.dtype, found.mode, found.spans) == ("bool", "graph", ((None, None, "a", "b"),))
+    assert (found.call.dtype, found.call.mode, found.spans) == ("bool", "graph", ((None, None, "a", "b"),))
     both = [{**usual, "mode": mode, "ranges": [{"algorithm": "b"}]} for mode in ("eager", "graph")]
     (merged,) = differences(plan_of(usual), plan_of(*both))
-    assert (merged.mode, merged.spans) == ("*", ((None, None, "a", "b"),))
+    assert (merged.call.mode, merged.spans) == ("*", ((None, None, "a", "b"),))
