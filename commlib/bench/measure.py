@@ -2,152 +2,144 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
 
 import torch
 
+from commlib.bench.document import averages, config_of, fits
 from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, params_text
+from commlib.bench.rows import KIND
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.peers import PROBE
 from commlib.plan import Explanation, Plan
-from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
+from commlib.report.document import Report, Row
+from commlib.report.measured import percentiles_us, ratio_row
+from commlib.timing import Candidate, Limit, Measurement, Protocol, Run, measure, plain_on, public_call
 
 WARMUP_S = 0.3
+Way = tuple[Row, Candidate]  # what its row says of who makes the call, and how it is made
+Found = tuple[Row, Measurement]
+Why = Mapping[str, Explanation]  # what the plan decides for each placement
 
 
-@dataclass(frozen=True)
-class Line:
-    """One way to make a call, out of place (False) and in place (True)."""
-
-    label: str
-    placement: str
-    ours: bool
-    chosen: bool
-    found: dict[bool, Measurement]
-
-    def wrong(self) -> int:
-        """Return the wrong elements of all forms."""
-        return sum(result.wrong or 0 for result in self.found.values())
-
-
-@dataclass(frozen=True)
-class Group:
-    """All lines of one call, measured together; `why` says what the plan decides for each placement."""
-
-    collective: Collective
-    call: Call
-    lines: tuple[Line, ...]
-    why: dict[str, Explanation]
-
-    @property
-    def num_bytes(self) -> int:
-        """The size nccl-tests prints."""
-        return self.collective.num_bytes(self.call)
-
-    @property
-    def bus_factor(self) -> float:
-        """What turns algorithm bandwidth into bus bandwidth."""
-        return self.collective.bus_factor(self.call.size)
-
-
-class Bench:
+class Bench(Report):
     """A job on live ranks. Plans are switched on a twin, so that the ranks' own exchanges are left alone."""
 
-    def __init__(self, comm: Communicator, job: Job) -> None:
-        self.comm, self.job = comm, job
+    def __init__(self, comm: Communicator, job: Job, limit: Limit, command: str, notes: Sequence[str] = ()) -> None:
+        super().__init__(KIND, command)
+        self.comm, self.job, self.limit, self.wrong = comm, job, limit, 0
         twin = comm.split(0, comm.rank)
         assert twin is not None
         self.twin = twin
         self.calls = list(calls(comm, job))
-        self.peers = job.peers
-        for peer in self.peers:
+        for peer in job.peers:
             peer.start(comm, job.protocol.graph)
+        self.baseline = self._baseline()
+        self.config = config_of(job, comm, self.baseline)
+        self.notes = [*notes, *(f"skipped: {what}" for what in self._skipped())]
 
-    @property
-    def baseline(self) -> str | None:
-        """The label that speed-ups are over: the first peer that makes calls, unless the job names one."""
-        here = [label for peer in self.peers if not peer.reason for label in peer.labels]
+    def _baseline(self) -> str | None:
+        """Return the label that speed-ups are over: the first peer that makes calls, unless the job names one."""
+        here = [label for peer in self.job.peers if not peer.reason for label in peer.labels]
         running = [label for label in here if not label.startswith(PROBE)]
         if self.job.baseline == BEST and not running:
             return None
         return self.job.baseline or next(iter(running), None)
 
-    def notes(self) -> list[str]:
-        """Return what is not measured, and why."""
-        skipped = left_out(self.job)
-        skipped += [f"peer {peer.name}: {peer.reason}" for peer in self.peers if peer.reason]
-        skipped += [
-            f"{op} has no {name} on {self.comm.backend}"
-            for name in self.job.algorithms
-            if name not in ("all", "auto")
-            for op in self.job.ops
-            if not any(a.name == name for a in self._ours(COLLECTIVES[op]))
-        ]
-        return [f"skipped: {what}" for what in skipped]
+    def _skipped(self) -> Iterator[str]:
+        """Yield what is not measured, and why."""
+        yield from left_out(self.job)
+        yield from (f"peer {peer.name}: {peer.reason}" for peer in self.job.peers if peer.reason)
+        for name in self.job.algorithms:
+            for op in self.job.ops:
+                if name not in ("all", "auto", *(algorithm.name for algorithm in self._here(COLLECTIVES[op]))):
+                    yield f"{op} has no {name} on {self.comm.backend}"
 
-    def run(self) -> Iterator[Group]:
-        """Yield each call's figures as soon as they are there."""
+    def content(self) -> dict[str, Any]:
+        """Return how it was measured, the rows, and what follows from them."""
+        plan = self.comm.plan
+        return {
+            "config": self.config,
+            "plan": {"digest": plan.digest, "source": Path(plan.source).name},
+            "limit": asdict(self.limit),
+            "rows": self.rows,
+            "fits": list(fits(self.rows, self.comm.size)),
+            "notes": self.notes,
+            "out_of_bounds": {"count": self.wrong, "okay": not self.wrong},
+            "average_bus_bandwidth": averages(self.rows),
+        }
+
+    def run(self) -> Iterator[list[Row]]:
+        """Yield each call's rows as soon as they are there."""
         deadline = time.monotonic() + self.job.seconds
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
             self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S))
         for done, (collective, call) in enumerate(self.calls):
             left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
             share_s = max(left_s, 0.0) / (len(self.calls) - done)
-            yield self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
+            found = self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
+            rows = [{**row, **self._figures(row, result, found)} for row, result in found]
+            self.wrong += sum(result.wrong or 0 for _, result in found)
+            self.rows += rows
+            yield rows
 
     def close(self) -> None:
         """Leave the peers and the twin."""
-        for peer in self.peers:
+        for peer in self.job.peers:
             peer.stop()
         self.twin.close()
 
-    def _measure(self, collective: Collective, call: Call, protocol: Protocol) -> Group:
-        why = self._explain(collective, call)
-        places = forms(self.job, collective)
-        lines: list[Line] = []
-        candidates: list[Candidate] = []
-        for algorithm in self._algorithms(collective, why):
+    def _measure(self, collective: Collective, call: Call, protocol: Protocol) -> list[Found]:
+        """Measure all ways to make a call together; return how their rows begin, and their figures."""
+        ways = [*self._ours(collective, call), *self._theirs(collective)]
+        results = measure(self.comm, collective, call, ordered, [candidate for _, candidate in ways], protocol)
+        shared = {
+            "op": collective.name,
+            "size": collective.num_bytes(call),
+            "count": call.count,
+            "type": str(call.dtype).removeprefix("torch."),
+            "redop": call.redop if collective.reduces else None,
+            "root": call.root if collective.rooted else None,
+        }
+        rows = ({**shared, **way, "mode": self.job.mode, "in_place": candidate.in_place} for way, candidate in ways)
+        return list(zip(rows, results, strict=True))
+
+    def _ours(self, collective: Collective, call: Call) -> Iterator[Way]:
+        """Yield our algorithms with the plan's parameters and with those asked for, in each form."""
+        here, wanted = self._here(collective), self.job.algorithms
+        why = {placement: self._explain(collective, call, placement) for placement in {a.placement for a in here}}
+        for algorithm in here:
+            decided = why[algorithm.placement]
+            picked = decided.algorithm == algorithm.name
+            if not ("all" in wanted or algorithm.name in wanted or ("auto" in wanted and picked)):
+                continue
             for params in (None, *combinations(self.job, algorithm)):
                 label = algorithm.name if params is None else f"{algorithm.name} {params_text(params)}"
-                chosen = params is None and why[algorithm.placement].algorithm == algorithm.name
-                lines.append(Line(label, algorithm.placement, True, chosen, {}))
+                way = _way(label, algorithm.placement, True, decided if picked and params is None else None)
                 plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan, params=params)
-                candidates += [self._pinned(collective, algorithm, plan, place) for place in places]
-        for peer in self.peers:
-            lines += [Line(label, "plain", False, False, {}) for label in peer.labels]
-            in_forms = [peer.lines(self.comm, collective, place) for place in places]
-            candidates += itertools.chain.from_iterable(zip(*in_forms, strict=True))
-        results = measure(self.comm, collective, call, ordered, candidates, protocol)
-        for line, of_line in zip(lines, _chunks(results, len(places)), strict=True):
-            line.found.update(zip(places, of_line, strict=True))
-        return Group(collective, call, tuple(lines), why)
+                for in_place in forms(self.job, collective):
+                    yield way, self._pinned(collective, algorithm, plan, in_place)
 
-    def _explain(self, collective: Collective, call: Call) -> dict[str, Explanation]:
-        """Ask the plan once for each placement that this backend has algorithms for."""
-        size, dtype = collective.num_bytes(call), call.dtype
-        ask = partial(self.comm.explain, collective.name, size, dtype, call.redop, mode=self.job.mode)
-        return {placement: ask(placement=placement) for placement in {a.placement for a in self._ours(collective)}}
+    def _theirs(self, collective: Collective) -> Iterator[Way]:
+        for peer in self.job.peers:
+            in_forms = [peer.lines(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
+            for label, *candidates in zip(peer.labels, *in_forms, strict=True):
+                yield from ((_way(label, "plain", False, None), candidate) for candidate in candidates)
 
-    def _ours(self, collective: Collective) -> list[Algorithm]:
-        return [a for a in collective.algorithms if a.backend == self.comm.backend]
+    def _here(self, collective: Collective) -> list[Algorithm]:
+        return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]
 
-    def _algorithms(self, collective: Collective, why: dict[str, Explanation]) -> list[Algorithm]:
-        wanted = self.job.algorithms
-        ours = self._ours(collective)
-        if "all" in wanted:
-            return ours
-        chosen = [a for a in ours if why[a.placement].algorithm == a.name] if "auto" in wanted else []
-        return [a for a in ours if a in chosen or a.name in wanted]
+    def _explain(self, collective: Collective, call: Call, placement: str) -> Explanation:
+        size, mode = collective.num_bytes(call), self.job.mode
+        return self.comm.explain(collective.name, size, call.dtype, call.redop, placement=placement, mode=mode)
 
     def _pinned(self, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool) -> Candidate:
         """Return the candidate that makes the public call under a plan that leaves no choice."""
@@ -168,6 +160,46 @@ class Bench:
     def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return self.twin.empty((elements,), dtype)
 
+    def _figures(self, row: Row, result: Measurement, found: Sequence[Found]) -> Row:
+        """Return the rest of a row; `found` are all of its call."""
+        if not result.times_s:
+            return {"skipped": result.skipped}
+        algorithm = row["size"] / result.median_s / 1e9
+        bus = algorithm * COLLECTIVES[row["op"]].bus_factor(self.comm.size)
+        on_gpu = self.comm.device.type == "cuda"
+        return {
+            "time_us": percentiles_us(result),
+            "iterations": result.iterations,
+            "blocks": len(result.times_s),
+            "algbw": round(algorithm, 6),
+            "busbw": round(bus, 6),
+            "of_limit": round(bus / self.limit.busbw, 6) if self.limit.busbw and row["size"] else None,
+            "wrong": result.wrong,
+            "host_us": round(median(result.issue_s) * 1e6, 4) if on_gpu and result.issue_s else None,
+            "speedup": self._speedup(result, [pair for pair in found if pair[0]["in_place"] == row["in_place"]]),
+        }
 
-def _chunks(results: list[Measurement], size: int) -> Iterator[list[Measurement]]:
-    return (results[at : at + size] for at in range(0, len(results), size))
+    def _speedup(self, result: Measurement, found: Sequence[Found]) -> Row | None:
+        """Compare with the baseline in the same form; as the best, with the fastest peer whose values are right."""
+        if self.baseline == BEST:
+            right = [pair for pair in found if not pair[0]["ours"] and pair[1].wrong == 0 and pair[1].times_s]
+            rivals = sorted(right, key=lambda pair: pair[1].median_s)
+        else:
+            rivals = [pair for pair in found if pair[0]["algorithm"] == self.baseline]
+        if not rivals or rivals[0][1] is result:
+            return None
+        ratio = ratio_row(rivals[0][1].times_s, result.times_s, self.job.protocol.seed)
+        return None if ratio is None else {"over": rivals[0][0]["algorithm"], **ratio}
+
+
+def _way(label: str, placement: str, ours: bool, why: Explanation | None) -> Row:
+    """Return what a row says of who makes the call, and, where the plan picks it, why."""
+    return {
+        "algorithm": label,
+        "ours": ours,
+        "placement": placement,
+        "chosen": why is not None,
+        "rule": why.rule if why else None,
+        # The name of the plan's file but not its place.
+        "why": str(replace(why, source=Path(why.source).name)) if why else None,
+    }

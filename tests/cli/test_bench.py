@@ -361,10 +361,13 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys\n"
         "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
-        "    import commlib.bench.document as document\n"
-        "    add = document.BenchReport.add\n"
-        f"    done = lambda: open({str(started)!r}, 'w').close()\n"
-        "    document.BenchReport.add = lambda self, group: (add(self, group), done())[0]\n"
+        "    from commlib.bench.measure import Bench\n"
+        "    run = Bench.run\n"
+        "    def rows(self):\n"
+        "        for found in run(self):\n"
+        f"            open({str(started)!r}, 'w').close()\n"
+        "            yield found\n"
+        "    Bench.run = rows\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(

@@ -8,7 +8,6 @@ import click
 
 import commlib
 from commlib import env
-from commlib.bench.document import BenchReport
 from commlib.bench.job import Job, arena_bytes, describe
 from commlib.bench.measure import Bench
 from commlib.report.run import Output, until_it_ends
@@ -25,19 +24,18 @@ def main(job: Job, output: Output, command: str) -> int:
             raise click.UsageError(f"--graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
         output.speaks = comm.rank == 0
         notes, limit = output.lacks(), measure_limit(comm)
-        bench = Bench(comm, job)
-        report = BenchReport(bench, limit, command, notes)
-        code = until_it_ends(partial(_measure, bench, report, output), output.finish)
+        bench = Bench(comm, job, limit, command, notes)
+        code = until_it_ends(partial(_measure, bench, output), output.finish)
         if code:
             return code  # nobody may come to end what the ranks share
         bench.close()
-        return int(report.wrong > 0)
+        return int(bench.wrong > 0)
 
 
-def _measure(bench: Bench, report: BenchReport, output: Output) -> None:
-    output.open(report, len(bench.calls))
+def _measure(bench: Bench, output: Output) -> None:
+    output.open(bench, len(bench.calls))
     following = [describe(*call) for call in bench.calls] + [""]
     output.show(0, following[0])
-    for done, group in enumerate(bench.run(), 1):
-        output.rows(report.add(group))
+    for done, rows in enumerate(bench.run(), 1):
+        output.rows(rows)
         output.show(done, following[done])
