@@ -47,7 +47,7 @@ def _sections(command: click.Command, name: str, parent: click.Context) -> list[
         for sub in command.list_commands(context):
             inner = command.get_command(context, sub)
             assert inner is not None
-            lines += _sections(inner, sub, context)
+            lines += _sections(inner, f"{name} {sub}", parent)
     return lines
 
 

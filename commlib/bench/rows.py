@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from commlib.report.document import Kind, Row
-from commlib.report.view import grouped
 
 KIND = Kind("commlib.bench", 1, "commlib bench", "commlib.bench")
-Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 
 # nccl-tests' names of types; the others are torch's, cut to the column.
 TYPES = {
@@ -28,17 +26,6 @@ PLACES = {False: "out of place", True: "in place"}
 def series_of(row: Row) -> tuple[Any, ...]:
     """Return what sizes are measured of: operation, type, reduction and mode."""
     return row["op"], row["type"], row["redop"], row["mode"]
-
-
-def by_call(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each size of a series."""
-    return grouped(rows, lambda row: row["size"])
-
-
-def by_way(rows: Iterable[Row]) -> Iterator[Way]:
-    """Yield each way to make a call."""
-    for group in grouped(rows, lambda row: (row["algorithm"], row["placement"])):
-        yield {row["in_place"]: row for row in group}
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:

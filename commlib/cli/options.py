@@ -17,6 +17,8 @@ from commlib.report.plot import check_name
 if TYPE_CHECKING:
     import torch
 
+POSITIVE = click.FloatRange(0, min_open=True)
+EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 _OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}
 # Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a name of its own.

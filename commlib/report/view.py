@@ -51,8 +51,8 @@ class View(ABC):
         return found
 
     def series(self, row: Row) -> Hashable:
-        """Return what the rows below one head share."""
-        return ""
+        """Return what the rows below one head share: their title."""
+        return self.title([row])
 
     def items(self, rows: Sequence[Row]) -> Sequence[Any]:
         """Return what has a line: the rows."""

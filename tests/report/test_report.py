@@ -126,9 +126,6 @@ class Plain(View):
     def closing(self) -> list[str]:
         return [f"# {self.document['ended'] or 'all'}"]
 
-    def series(self, row: dict[str, Any]) -> str:
-        return str(row["op"])
-
     def title(self, rows: Any) -> str:
         return str(rows[0]["op"])
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from commlib.bench.rows import TYPE_WIDTH, Way, label, median_us, type_text, wrong_text
+from commlib.bench.rows import TYPE_WIDTH, label, median_us, type_text, wrong_text
+from commlib.report.document import Row
 from commlib.report.figures import fitted, interval_text, percent_text, plus_minus_text, size_text, whole_text
 from commlib.report.table import Column
 
@@ -18,6 +19,7 @@ NARROW = ("size", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host"
 CALL = ("size", "count", "type", "redop", "root", "algorithm")
 FORM = ("time", "algbw", "busbw", "#wrong")
 FIRST = ("host", "%lim", "speed-up")  # of the first form that there is
+Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 CSV = {
     **{name: name for name in ("op", "size", "count", "type", "redop", "root", "algorithm", "ours", "placement")},
     **{name: name for name in ("chosen", "rule", "why", "mode", "in_place", "skipped")},

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
 
 from commlib.cli import LazyGroup
 from commlib.cli.bench.view import BenchView
-from commlib.cli.options import FILE, read_bytes
+from commlib.cli.options import EXISTING, FILE, POSITIVE, read_bytes
 from commlib.cli.ranks import started
 from commlib.env import parse_bytes
 from commlib.peers import PEERS
@@ -22,14 +21,6 @@ SUBCOMMANDS = {
     "compare": ("commlib.cli.bench.compare:compare", "Compare two files of results; exit 1 if the second is slower."),
     "show": ("commlib.cli.bench.show:show", "Print a file of results again, or in another form."),
 }
-
-
-class _Ops(click.Argument):
-    """The collectives; they are no part of a subcommand's name."""
-
-    def get_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Show them in our own usage only."""
-        return super().get_usage_pieces(ctx) if isinstance(ctx.command, _Bench) else []
 
 
 class _Bench(LazyGroup):
@@ -44,7 +35,7 @@ class _Bench(LazyGroup):
         """Read the words as the subcommand's, or as our own."""
         own = click.Context(self, info_name=info_name, parent=parent)
         if args and (command := self.get_command(own, args[0])) is not None:
-            return command.make_context(args[0], args[1:], parent=own, **extra)
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -61,7 +52,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
-@click.argument("ops", cls=_Ops, nargs=-1, metavar="[OP]...")
+@click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
 @click.option(
     "-b", "--min-bytes", default="8", show_default=True, callback=read_bytes, help="Smallest size (K, M, G are binary)."
@@ -80,12 +71,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 @click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", show_default=True, help="all, auto (the plan's choice) or names: a,b.")
 @click.option("--peers", default="torch", show_default=True, help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
-@click.option(
-    "--peer",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    multiple=True,
-    help="File whose make() returns one more peer.",
-)
+@click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
 @click.option("--params", multiple=True, metavar="NAME=A,B", help="Ours with these values, too, each with each.")
 @click.option("--baseline", help="What speed-ups are over: a label of the table, or best.  [default: the first peer]")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
@@ -93,12 +79,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed iterations before.")
 @click.option(
-    "--time",
-    "seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="Seconds to measure for, about.",
+    "--time", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds to measure for, about."
 )
 @click.option("--check/--no-check", default=True, show_default=True, help="Compare every value.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
@@ -106,11 +87,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
     "--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", show_default=True, help="Of ours."
 )
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
-@click.option(
-    "--plan",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Plan file to run under instead of the one in force.",
-)
+@click.option("--plan", type=EXISTING, help="Plan file to run under instead of the one in force.")
 @click.option("--format", "form", type=click.Choice(BenchView.forms), default="table", show_default=True)
 @click.option(
     "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
@@ -125,7 +102,10 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     """
     from commlib.cli.bench.options import read_job
 
-    options["max_bytes"], options["factor"] = _reach(ops, options)
+    largest, factor = FULL if ops else BRIEF
+    options["factor"] = options["factor"] or factor
+    if options["max_bytes"] is None:
+        options["max_bytes"] = max(parse_bytes(largest), options["min_bytes"])
     job = read_job(ops, ranks, options)
     code = started(ctx, "bench", ranks, bind)
     if code is not None:
@@ -135,10 +115,3 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
 
     output = Output(BenchView, options["form"], options["output"], options["plot"])
     ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))
-
-
-def _reach(ops: tuple[str, ...], options: dict[str, Any]) -> tuple[int, float]:
-    """Return largest size and step: fewer sizes where all collectives are measured."""
-    largest, factor = FULL if ops else BRIEF
-    high = options["max_bytes"]
-    return max(parse_bytes(largest), options["min_bytes"]) if high is None else high, options["factor"] or factor

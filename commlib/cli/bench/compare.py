@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commlib.bench.difference import Difference, Pair, difference
-from commlib.bench.rows import KIND, label, median_us, title
+from commlib.bench.difference import KEYS, difference
+from commlib.bench.rows import KIND, label, title
 from commlib.report.document import Row
 from commlib.report.figures import fitted, size_text
-from commlib.report.formats import json_text, markdown_table
-from commlib.report.table import Column, Table, fold
-from commlib.report.view import grouped
+from commlib.report.formats import json_text
+from commlib.report.table import Column
+from commlib.report.view import View, grouped
 
 DEFAULT = "5%"
 TIME = 8  # characters
+JSON = (*KEYS, "a_us", "b_us", "ratio", "verdict")
 
 
 def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -44,52 +44,54 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
     Slower: the median by more than the threshold, and nine tenths of the blocks apart from those of A.
     """
     found = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
-    texts = {"json": lambda: json_text(found.document(every)), "md": lambda: _markdown(found, every)}
-    click.echo(texts.get(form, lambda: _table(found, every, shutil.get_terminal_size().columns))())
-    ctx.exit(int(found.regressions > 0))
+    found["rows"] = [row for row in found["rows"] if every or row["verdict"] != "same"]
+    click.echo(Comparison(found).render(form))
+    ctx.exit(int(found["regressions"] > 0))
 
 
-def _verdict(pair: Pair) -> str:
-    return {"wrong": f"{pair.after['wrong']} wrong", "same": ""}.get(pair.verdict, pair.verdict)
+def _verdict(row: Row) -> str:
+    words = {"wrong": f"{row['wrong']} wrong", "same": ""}
+    return words.get(row["verdict"], str(row["verdict"]))
 
 
-COLUMNS = (
-    Column("size", lambda pair: size_text(pair.after["size"]), 10, "(B)"),
-    Column("algorithm", lambda pair: label(pair.after), 19, left=True),
-    Column("form", lambda pair: "in" if pair.after["in_place"] else "out", 4, left=True, spare=2),
-    Column("A", lambda pair: fitted(median_us(pair.before), TIME), TIME, "(us)", spare=1),
-    Column("B", lambda pair: fitted(median_us(pair.after), TIME), TIME, "(us)", spare=1),
-    Column("B/A", lambda pair: fitted(pair.ratio, 6), 6),
-    Column("", _verdict, 7, left=True),
-)
+class Comparison(View):
+    """A line for each call that differs."""
 
+    forms = ("table", "md", "json")
 
-def _table(found: Difference, every: bool, width: int) -> str:
-    table, names = Table(COLUMNS, width), [f"# {side}: {name}" for side, name in zip("AB", found.names, strict=True)]
-    lines = fold([*names, *(f"# warning: {warning}" for warning in found.warnings)], width)
-    for pairs in _by_title(found.listed(every)):
-        lines += [*table.head(title(pairs[0].after)), *map(table.line, pairs)]
-    return "\n".join([*lines, "#", *fold((f"# {line}" for line in _summary(found)), width)])
+    def columns(self) -> list[Column]:
+        """Return the columns of a row."""
+        return [
+            Column("size", lambda row: size_text(row["size"]), 10, "(B)"),
+            Column("algorithm", label, 19, left=True),
+            Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2),
+            Column("A", lambda row: fitted(row["a_us"], TIME), TIME, "(us)", spare=1),
+            Column("B", lambda row: fitted(row["b_us"], TIME), TIME, "(us)", spare=1),
+            Column("B/A", lambda row: fitted(row["ratio"], 6), 6),
+            Column("", _verdict, 7, left=True),
+        ]
 
+    def title(self, rows: Sequence[Row]) -> str:
+        """Name operation, type and reduction."""
+        return title(rows[0])
 
-def _markdown(found: Difference, every: bool) -> str:
-    lines = [f"`{found.names[0]}` (A) and `{found.names[1]}` (B)", ""]
-    lines += [f"- **warning**: {warning}" for warning in found.warnings] + [""] * bool(found.warnings)
-    for pairs in _by_title(found.listed(every)):
-        table = markdown_table(COLUMNS, pairs)
-        lines += [f"### {title(pairs[0].after)}", "", *(line.replace("*", "\\*") for line in table), ""]
-    return "\n".join(lines + [f"- {line}" for line in _summary(found)])
+    def opening(self) -> list[str]:
+        """Name the files, and say what speaks against comparing them."""
+        names = [f"# {side.upper()}: {name}" for side, name in self.document["files"].items()]
+        return [*names, *(f"# warning: {warning}" for warning in self.document["warnings"])]
 
+    def closing(self) -> list[str]:
+        """Say what to remember."""
+        lines = [f"rows by a threshold of {self.document['threshold'] * 100:.3g} %; B/A is the geometric mean"]
+        lines += [_summed(name, part) for name, part in self.document["summary"].items()]
+        only = self.document["only_in"].items()
+        lines += [f"only in {side.upper()}: {_content(rows)}" for side, rows in only if rows]
+        return ["#", *(f"# {line}" for line in lines)]
 
-def _by_title(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    return grouped(pairs, lambda pair: title(pair.after))
-
-
-def _summary(found: Difference) -> Iterator[str]:
-    """Yield what to remember of a comparison."""
-    yield f"rows by a threshold of {found.threshold * 100:.3g} %; B/A is the geometric mean"
-    yield from (_summed(name, part) for name, part in found.summary().items())
-    yield from (f"only in {name}: {_content(rows)}" for name, rows in zip("AB", found.only, strict=True) if rows)
+    def json(self) -> str:
+        """Return what programs need of it."""
+        rows = [{**row, "ratio": round(row["ratio"], 4)} for row in self.rows()]
+        return json_text({**self.document, "rows": [{key: row[key] for key in JSON} for row in rows]})
 
 
 def _summed(name: str, part: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from commlib.plan import Plan
 from commlib.timing import Protocol
 
 BLOCKS = (5, 41)
+PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
 MOST_SIZES = 1000
 
 
@@ -31,23 +32,13 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         sizes=_sizes(options["min_bytes"], options["max_bytes"], options["factor"]),
         dtypes=read_dtypes(options["dtype"]),
         redops=REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
-        root=options["root"],
         algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
         params=_params(options["params"], wanted),
         peers=peers,
         baseline=_baseline(options["baseline"], wanted, peers),
         places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
-        backend=options["backend"],
-        plan=options["plan"],
-        seconds=options["seconds"],
-        protocol=Protocol(
-            blocks=BLOCKS,
-            iterations=options["iters"],
-            warmup=options["warmup"],
-            check=options["check"],
-            seed=options["seed"],
-            graph=options["graph"],
-        ),
+        protocol=Protocol(blocks=BLOCKS, iterations=options["iters"], **{name: options[name] for name in PROTOCOL}),
+        **{name: options[name] for name in ("root", "backend", "plan", "seconds")},
     )
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")
@@ -88,18 +79,17 @@ def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
 
 def _params(texts: tuple[str, ...], ops: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Return the values of each name of texts such as blocks=8,16, within the bounds of an algorithm that has it."""
-    algorithms = [algorithm for op in ops for algorithm in COLLECTIVES[op].algorithms]
+    params = [param for op in ops for algorithm in COLLECTIVES[op].algorithms for param in algorithm.params]
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
-        known_name(name, sorted({param.name for algorithm in algorithms for param in algorithm.params}), "parameter")
+        known_name(name, sorted({param.name for param in params}), "parameter")
         try:
             found[name] = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
         except ValueError:
             raise click.UsageError(f"--params {text!r} is no name with whole numbers; write blocks=8,16") from None
-        bounds = [param for algorithm in algorithms for param in algorithm.params if param.name == name]
         for value in found[name]:
-            faults = [param.fault(value) for param in bounds]
+            faults = [param.fault(value) for param in params if param.name == name]
             if all(faults):
                 raise click.UsageError(f"--params: {faults[0]}")
     return found

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from commlib.bench.rows import PLACES, Way, by_call, by_way, measured, series_of, title, type_text
+from commlib.bench.rows import PLACES, measured, series_of, title, type_text
 from commlib.cli.bench import columns, notes
+from commlib.cli.bench.columns import Way
 from commlib.cli.bench.plot import plot
 from commlib.report.document import Row
 from commlib.report.formats import csv_text
@@ -49,7 +50,9 @@ class BenchView(View):
 
     def items(self, rows: Sequence[Row]) -> list[Way]:
         """Return the ways of whole calls."""
-        return [way for call in by_call(rows) for way in by_way(measured(call))]
+        calls = grouped(measured(rows), lambda row: row["size"])
+        ways = (way for call in calls for way in grouped(call, lambda row: (row["algorithm"], row["placement"])))
+        return [{row["in_place"]: row for row in way} for way in ways]
 
     def head(self, rows: Sequence[Row]) -> list[str]:
         """Return what stands above the first call of a series."""

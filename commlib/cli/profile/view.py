@@ -48,10 +48,6 @@ class ProfileView(View):
         beside = self.side_by_side() if self.document["config"]["compare_patterns"] else []
         return [*beside, *super().ending()]
 
-    def series(self, row: Row) -> str:
-        """Return the title."""
-        return notes.title(row)
-
     def title(self, rows: Sequence[Row]) -> str:
         """Name kernel, row, type, pattern and heat."""
         return notes.title(rows[0])
