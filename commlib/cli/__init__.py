@@ -116,7 +116,7 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(package_name="commlib", message="%(prog)s %(version)s")
 def main() -> None:
     """Collectives measured on the box they run on, for tensor-parallel inference."""

@@ -54,9 +54,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
-@click.option(
-    "-b", "--min-bytes", default="8", show_default=True, callback=read_bytes, help="Smallest size (K, M, G are binary)."
-)
+@click.option("-b", "--min-bytes", default="8", callback=read_bytes, help="Smallest size (K, M, G are binary).")
 @click.option(
     "-e", "--max-bytes", callback=read_bytes, help=f"Largest size.  [default: {FULL[0]}, {BRIEF[0]} without OP]"
 )
@@ -66,29 +64,25 @@ _PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
     type=click.FloatRange(1, min_open=True),
     help=f"From size to size, such as 2 or 1.4142.  [default: {FULL[1]}, {BRIEF[1]} without OP]",
 )
-@click.option("--dtype", default="float32", show_default=True, help="Element types a,b, short ones too; or all.")
-@click.option("--redop", default="sum", show_default=True, help="Reductions a,b; or all.")
-@click.option("--root", type=click.IntRange(0), default=0, show_default=True, help="Root of rooted collectives.")
-@click.option("--algorithms", default="all", show_default=True, help="all, auto (the plan's choice) or names: a,b.")
-@click.option("--peers", default="torch", show_default=True, help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
+@click.option("--dtype", default="float32", help="Element types a,b, short ones too; or all.")
+@click.option("--redop", default="sum", help="Reductions a,b; or all.")
+@click.option("--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
+@click.option("--algorithms", default="all", help="all, auto (the plan's choice) or names: a,b.")
+@click.option("--peers", default="torch", help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
 @click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
 @click.option("--params", multiple=True, metavar="NAME=A,B", help="Ours with these values, too, each with each.")
 @click.option("--baseline", help="What speed-ups are over: a label of the table, or best.  [default: the first peer]")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
-@click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both", show_default=True)
+@click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
-@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Untimed iterations before.")
-@click.option(
-    "--time", "seconds", type=POSITIVE, default=60.0, show_default=True, help="Seconds to measure for, about."
-)
-@click.option("--check/--no-check", default=True, show_default=True, help="Compare every value.")
-@click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
-@click.option(
-    "--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", show_default=True, help="Of ours."
-)
-@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
+@click.option("--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
+@click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure for, about.")
+@click.option("--check/--no-check", default=True, help="Compare every value.")
+@click.option("--seed", default=0, help="Of the order of blocks and of the intervals.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Of ours.")
+@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="With -n.")
 @click.option("--plan", type=EXISTING, help="Plan file to run under instead of the one in force.")
-@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table", show_default=True)
+@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
 @click.option(
     "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
 )

@@ -34,8 +34,8 @@ def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default=DEFAULT, show_default=True, callback=_percent, help="Less is no difference.")
-@click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table", show_default=True)
+@click.option("--threshold", default=DEFAULT, callback=_percent, help="Less is no difference.")
+@click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--all", "every", is_flag=True, help="List every row, not only what differs.")
 @click.pass_context
 def compare(ctx: click.Context, before: Path, after: Path, threshold: float, form: str, every: bool) -> None:

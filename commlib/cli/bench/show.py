@@ -15,7 +15,7 @@ from commlib.report.plot import check_name
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table", show_default=True)
+@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
 @click.option("--plot", "picture", type=FILE, help="Draw to a .png or .svg.")
 @click.option("-o", "--output", type=FILE, help="Write there, not on stdout.")
 @click.option("--part", type=click.IntRange(1), help="The N-th run alone, where FILE has several.  [default: all]")
