@@ -361,13 +361,8 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     script.write_text(
         "import os, sys\n"
         "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
-        "    from commlib.bench.measure import Bench\n"
-        "    run = Bench.run\n"
-        "    def rows(self):\n"
-        "        for found in run(self):\n"
-        f"            open({str(started)!r}, 'w').close()\n"
-        "            yield found\n"
-        "    Bench.run = rows\n"
+        "    from commlib.report.run import Output\n"
+        f"    Output.rows = lambda self, rows: open({str(started)!r}, 'w').close()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     with subprocess.Popen(
