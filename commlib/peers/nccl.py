@@ -102,8 +102,8 @@ class _Call:
 
     def __init__(self, owner: Nccl, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
         self.owner, self.call = owner, call
-        self.x, self.out = Pointer(x.data_ptr()), Pointer(out.data_ptr())
-        self.count, self.bytes = call.count, call.count * call.dtype.itemsize
+        self.x, self.out, self.root = Pointer(x.data_ptr()), Pointer(out.data_ptr()), ctypes.c_int(call.root)
+        self.moved = ctypes.c_size_t(call.count * call.dtype.itemsize), ctypes.c_int(BYTES)  # count and type
 
     def to(self, name: str, *arguments: Any) -> Run:
         """Return the call of a function, on the stream that is current then."""
@@ -116,17 +116,13 @@ class _Call:
             return lambda: function(*arguments, _stream())
         return partial(function, *arguments, _stream())
 
-    def moved(self) -> tuple[Any, ...]:
-        """Return count and type of what is only moved."""
-        return ctypes.c_size_t(self.bytes), ctypes.c_int(BYTES)
-
     def reduced(self) -> tuple[Any, ...]:
         """Return count, type and reduction; Unsupported names what NCCL lacks."""
         name = str(self.call.dtype).removeprefix("torch.")
         if name not in _TYPES or self.call.redop not in _REDOPS:
             raise Unsupported(f"NCCL does not reduce {name} by {self.call.redop}")
         codes = ctypes.c_int(_TYPES[name]), ctypes.c_int(_REDOPS[self.call.redop])
-        return ctypes.c_size_t(self.count), *codes
+        return ctypes.c_size_t(self.call.count), *codes
 
     def _checked(self, result: int, function: Any, arguments: tuple[Any, ...]) -> int:
         if result != 0:
@@ -140,20 +136,20 @@ def _stream() -> Pointer:
 
 def _send_recv(c: _Call) -> Run:
     after, before = neighbours(c.call)
-    send = c.to("ncclSend", c.x, *c.moved(), ctypes.c_int(after))
-    recv = c.to("ncclRecv", c.out, *c.moved(), ctypes.c_int(before))
+    send = c.to("ncclSend", c.x, *c.moved, ctypes.c_int(after))
+    recv = c.to("ncclRecv", c.out, *c.moved, ctypes.c_int(before))
     return in_turn(c.owner.lib.ncclGroupStart, send, recv, c.owner.lib.ncclGroupEnd)
 
 
 CALLS: dict[str, Callable[[_Call], Run]] = {
     "all_reduce": lambda c: c.to("ncclAllReduce", c.x, c.out, *c.reduced()),
-    "all_gather": lambda c: c.to("ncclAllGather", c.x, c.out, *c.moved()),
+    "all_gather": lambda c: c.to("ncclAllGather", c.x, c.out, *c.moved),
     "reduce_scatter": lambda c: c.to("ncclReduceScatter", c.x, c.out, *c.reduced()),
-    "broadcast": lambda c: c.to("ncclBroadcast", c.out, c.out, *c.moved(), ctypes.c_int(c.call.root)),
-    "reduce": lambda c: c.to("ncclReduce", c.x, c.out, *c.reduced(), ctypes.c_int(c.call.root)),
+    "broadcast": lambda c: c.to("ncclBroadcast", c.out, c.out, *c.moved, c.root),
+    "reduce": lambda c: c.to("ncclReduce", c.x, c.out, *c.reduced(), c.root),
     # These three since NCCL 2.28.
-    "all_to_all": lambda c: c.to("ncclAlltoAll", c.x, c.out, *c.moved()),
-    "gather": lambda c: c.to("ncclGather", c.x, c.out, *c.moved(), ctypes.c_int(c.call.root)),
-    "scatter": lambda c: c.to("ncclScatter", c.x, c.out, *c.moved(), ctypes.c_int(c.call.root)),
+    "all_to_all": lambda c: c.to("ncclAlltoAll", c.x, c.out, *c.moved),
+    "gather": lambda c: c.to("ncclGather", c.x, c.out, *c.moved, c.root),
+    "scatter": lambda c: c.to("ncclScatter", c.x, c.out, *c.moved, c.root),
     "send_recv": _send_recv,
 }

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Run = Callable[[], object]
 Prepare = Callable[[torch.Tensor, torch.Tensor, "Call"], Run]
-
-
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 
 

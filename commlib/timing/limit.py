@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+
+from commlib.timing.candidate import Run
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -52,24 +54,19 @@ def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
 def _memory(comm: Communicator, budget_s: float) -> Limit:
     num_bytes = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
     source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
-
-    def copy() -> None:
-        # One thread, like an algorithm of ours; torch's copy_ may take several.
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), num_bytes)
-
+    # One thread, like an algorithm of ours; torch's copy_ may take several.
+    copy = partial(ctypes.memmove, target.data_ptr(), source.data_ptr(), num_bytes)
     rate = num_bytes / _fastest(comm, copy, budget_s) / 1e9
     factor = 2 * (comm.size - 1) / comm.size
     times = "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
     copies = f"copies of {num_bytes >> 20} MiB by {comm.size} ranks at once, {rate:.1f} GB/s each{times}"
-    what = f"memory: {copies}; caches may pass it"
-    return Limit(rate * factor, None, what)
+    return Limit(rate * factor, None, f"memory: {copies}; caches may pass it")
 
 
 def _link(comm: Communicator, budget_s: float) -> Limit:
     data = torch.ones(LINK_BYTES, dtype=torch.uint8, device=comm.device)
     # Pairs of ranks, each in one direction only; a rank without partner looks on.
-    peer = comm.rank + 1 if comm.rank % 2 == 0 else comm.rank - 1
-    step = comm.send if comm.rank % 2 == 0 else comm.recv
+    peer, step = (comm.rank - 1, comm.recv) if comm.rank % 2 else (comm.rank + 1, comm.send)
 
     def send() -> None:
         for _ in range(LINK_CALLS if peer < comm.size else 0):
@@ -81,7 +78,7 @@ def _link(comm: Communicator, budget_s: float) -> Limit:
     return Limit(rate, None, what)
 
 
-def _fastest(comm: Communicator, run: Callable[[], None], budget_s: float) -> float:
+def _fastest(comm: Communicator, run: Run, budget_s: float) -> float:
     """Return the seconds of the best turn, each as long as its slowest rank: a ceiling is what was reached once."""
     run()  # memory nobody has touched, connections nobody has made
     deadline, best_s = time.perf_counter() + budget_s, float("inf")
@@ -90,8 +87,7 @@ def _fastest(comm: Communicator, run: Callable[[], None], budget_s: float) -> fl
         comm.barrier()
         start = time.perf_counter()
         run()
-        took = time.perf_counter() - start
-        turns = comm.all_gather_object((took, time.perf_counter() < deadline))
+        turns = comm.all_gather_object((time.perf_counter() - start, time.perf_counter() < deadline))
         best_s = min(best_s, max(took for took, _ in turns))
         going = turns[0][1]  # rank 0's clock decides for all
     return best_s

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from commlib.cli import main
 from commlib.cli.profile.job import Job
-from commlib.peers.kernels import KERNELS, memory
+from commlib.peers.kernels import KERNELS, sets
 from commlib.peers.kernels.measure import measure_case
-from commlib.peers.kernels.patterns import rows_of
+from commlib.peers.kernels.sets import rows_of
 
 SCHEMA = json.loads((resources.files("commlib.cli.profile") / "schema.json").read_text(encoding="utf-8"))
 QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
@@ -27,8 +27,8 @@ Figures = dict[str, Any]
 @pytest.fixture(autouse=True)
 def small_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "CPU_SHARED_BYTES", 1 << 18)
-        patch.setattr(memory, "MOST_SETS", 6)
+        patch.setattr(sets, "CPU_SHARED_BYTES", 1 << 18)
+        patch.setattr(sets, "MOST_SETS", 6)
         patch.setenv("COLUMNS", "80")
         yield
 

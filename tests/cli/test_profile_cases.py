@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from commlib.cli.profile.external import External
-from commlib.peers.kernels import load, measure, memory
+from commlib.peers.kernels import load, measure
+from commlib.peers.kernels import sets as sets_module
 from commlib.peers.kernels.case import FLOOR, OURS, Candidate, Case, Inputs
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.index import Gather
@@ -38,7 +39,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def small_tables() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "CPU_SHARED_BYTES", 1 << 16)
+        patch.setattr(sets_module, "CPU_SHARED_BYTES", 1 << 16)
         yield
 
 
@@ -124,17 +125,17 @@ def test_requests_of_all_sets_have_as_many_tokens() -> None:
 
 
 def test_sets_fill_twice_the_cache_where_they_may() -> None:
-    cold = memory.cold_bytes(CPU)
-    assert memory.sets_for(1 << 30, CPU, hot=True) == 1
-    assert memory.sets_for(cold // 16, CPU, hot=False) == 16
-    assert memory.sets_for(16, CPU, hot=False) == memory.MOST_SETS
-    assert memory.sets_for(cold, CPU, hot=False) == memory.LEAST_SETS
-    assert memory.sets_for(1 << 40, CPU, hot=False) == 1  # more than there is room for
+    cold = sets_module.cold_bytes(CPU)
+    assert sets_module.sets_for(1 << 30, CPU, hot=True) == 1
+    assert sets_module.sets_for(cold // 16, CPU, hot=False) == 16
+    assert sets_module.sets_for(16, CPU, hot=False) == sets_module.MOST_SETS
+    assert sets_module.sets_for(cold, CPU, hot=False) == sets_module.LEAST_SETS
+    assert sets_module.sets_for(1 << 40, CPU, hot=False) == 1  # more than there is room for
 
 
 def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(load("index"), "candidates", lambda case, compiled: candidates)
-    monkeypatch.setattr(memory, "MOST_SETS", 4)
+    monkeypatch.setattr(sets_module, "MOST_SETS", 4)
     case = Case("index", 2, 16, BF16)
     group = measure_case(case, Settings(CPU, compiler=Compiler("off")), 0.05)
     return {line.candidate.label: line for line in group.lines}

@@ -16,7 +16,7 @@ from commlib.peers.kernels import KERNELS
 from commlib.peers.kernels.case import Case
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.measure import Settings
-from commlib.peers.kernels.memory import MOST_SETS, cold_bytes
+from commlib.peers.kernels.sets import MOST_SETS, cold_bytes
 
 LARGEST = 1 << 40
 

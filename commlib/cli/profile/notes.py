@@ -24,13 +24,12 @@ def opening(document: dict[str, Any]) -> list[str]:
     config, machine = document["config"], document["fingerprint"]
     on_gpu = config["device"] == "cuda"
     where = machine["device"] if on_gpu else f"{machine['cpu']}, {config['threads']} thread"
-    versions = [f"torch {machine['torch']}"]
-    versions += [f"CUDA {machine['cuda']}, driver {machine['driver']}"] if on_gpu and machine.get("cuda") else []
+    cuda = f"CUDA {machine['cuda']}, driver {machine['driver']}, " if on_gpu and machine.get("cuda") else ""
     lines = [
         f"commlib {machine['commlib']} profile {config['kernel']}: {where}",
-        ", ".join([*versions, f"Python {machine['python']}, Linux {machine['kernel']}"]),
+        f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
         f"cases: {config['cases']}, in about {config['seconds']:g} s besides preparing them; values are compared",
-        *(_on_gpu(config) if on_gpu else _on_cpu()),
+        *(_on_gpu(config) if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
         "rate: bytes read and written; %copy: torch's copy_ of as many bytes is 100; copies and probes are no peers",
         "ratio: how many times as long as ours a call takes, with its 95 % interval; on ours (*), the best peer's",
     ]
@@ -43,21 +42,13 @@ def _on_gpu(config: dict[str, Any]) -> Iterator[str]:
     yield cold + ("; the cache is flushed before each replay" if config["flush"] else "")
 
 
-def _on_cpu() -> Iterator[str]:
-    yield "time: calls back to back, median of interleaved blocks"
-
-
 def closing(document: dict[str, Any]) -> list[str]:
     """Return the lines below the table."""
-    rows, found = document["rows"], document["out_of_bounds"]
-    lines = [*_copy(document["copy"]), *_slower(rows), *_small_sets(document), *document["notes"], *_skipped(rows)]
+    rows, found, copy = document["rows"], document["out_of_bounds"], document["copy"]
+    lines = [f"copy: {copy['gbps']:.1f} GB/s at best, of {about(copy['bytes'])} read and written"] if copy else []
+    lines += [*_slower(rows), *_small_sets(document), *document["notes"], *_skipped(rows)]
     lines += [f"Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
     return ["#", *(f"# {line}" for line in lines)]
-
-
-def _copy(copy: Row | None) -> Iterator[str]:
-    if copy:
-        yield f"copy: {copy['gbps']:.1f} GB/s at best, of {about(copy['bytes'])} read and written"
 
 
 def _slower(rows: Sequence[Row]) -> Iterator[str]:
@@ -66,22 +57,17 @@ def _slower(rows: Sequence[Row]) -> Iterator[str]:
     # A second line of ours is compared with the first, which is no peer.
     sure = [row for row in ours if row["versus"]["high"] < 1 and row["versus"]["of"] != row["candidate"]]
     for lost in grouped(sure, lambda row: row["versus"]["of"]):
-        places = "; ".join(f"{ratio_text(row['versus']['ratio'])} at {_place(row)}" for row in lost)
-        yield f"{lost[0]['versus']['of']} takes less than ours: {places}"
-
-
-def _place(row: Row) -> str:
-    return f"n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}"
+        places = [f"n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}" for row in lost]
+        found = [f"{ratio_text(row['versus']['ratio'])} at {place}" for row, place in zip(lost, places, strict=True)]
+        yield f"{lost[0]['versus']['of']} takes less than ours: {'; '.join(found)}"
 
 
 def _small_sets(document: dict[str, Any]) -> Iterator[str]:
     """Name the cold cases that were not: their sets are too small to fill the cache."""
     config = document["config"]
-    if config["device"] != "cuda" or config["flush"]:
-        return
     cold = [row for row in document["rows"] if row["heat"] == "cold"]
     small = sorted({row["n"] for row in cold if row["sets"] * row["bytes"] < config["cold_bytes"]})
-    if small:
+    if small and config["device"] == "cuda" and not config["flush"]:
         numbers = ", ".join(map(str, small))
         yield f"n {numbers}: all sets together stay in the cache where rows are short; --flush empties it"
 

@@ -56,24 +56,21 @@ class ProfileView(View):
         """Return whoever has a figure."""
         return [row for row in rows if row["time_us"] or row["eager"]]
 
-    def side_by_side(self) -> list[str]:
-        """Return time and share of each pattern beside each other, for each candidate of each problem."""
+    def side_by_side(self) -> Iterator[str]:
+        """Yield time and share of each pattern beside each other, for each candidate of each problem."""
         timed = [row for row in self.rows() if row["time_us"]]
-        problems = grouped(timed, partial(notes.title, pattern=""))
-        return [line for rows in problems for line in self._beside(rows)]
-
-    def _beside(self, rows: Sequence[Row]) -> Iterator[str]:
-        columns = [
-            Column("n", lambda line: str(_first(line)["n"]), N),
-            Column("candidate", lambda line: _label(_first(line)), CANDIDATE, left=True),
-        ]
-        for pattern in dict.fromkeys(row["pattern"] for row in rows):
-            columns += [Column("time", partial(_of, pattern, _time), TIME, "(us)", pattern)]
-            columns += [Column("%copy", partial(_of, pattern, _share), SHARE, "", pattern)]
-        table = Table(columns, self.width)
-        yield from table.head(notes.title(rows[0], pattern=""))
-        for line in grouped(rows, lambda row: (row["n"], row["candidate"])):
-            yield table.line({row["pattern"]: row for row in line})
+        for rows in grouped(timed, partial(notes.title, pattern="")):
+            columns = [
+                Column("n", lambda line: str(_first(line)["n"]), N),
+                Column("candidate", lambda line: _label(_first(line)), CANDIDATE, left=True),
+            ]
+            for pattern in dict.fromkeys(row["pattern"] for row in rows):
+                columns += [Column("time", partial(_of, pattern, _time), TIME, "(us)", pattern)]
+                columns += [Column("%copy", partial(_of, pattern, _share), SHARE, "", pattern)]
+            table = Table(columns, self.width)
+            yield from table.head(notes.title(rows[0], pattern=""))
+            for line in grouped(rows, lambda row: (row["n"], row["candidate"])):
+                yield table.line({row["pattern"]: row for row in line})
 
     def plot(self, path: Path) -> None:
         """Draw latency and share of the copy."""

@@ -12,8 +12,7 @@ from torch.nn import functional
 from commlib.kernels.index import index
 from commlib.peers.kernels import triton
 from commlib.peers.kernels.case import OURS, Candidate, Case, Compiled, Inputs, allocating, copy
-from commlib.peers.kernels.memory import shared_rows, table
-from commlib.peers.kernels.patterns import SEED, rows_of
+from commlib.peers.kernels.sets import SEED, rows_of, shared_rows, table
 from commlib.timing import Run
 
 MASKED = "masked"

@@ -17,7 +17,7 @@ from commlib.errors import one_line
 from commlib.peers.kernels import load
 from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Others
 from commlib.peers.kernels.compiled import Compiler
-from commlib.peers.kernels.memory import cold_bytes, sets_for
+from commlib.peers.kernels.sets import cold_bytes, sets_for
 from commlib.timing import Measurement, Protocol, Run, measure_alone, own_stream
 
 LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short

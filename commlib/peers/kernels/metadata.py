@@ -12,7 +12,7 @@ from torch.nn import functional
 from commlib.kernels.metadata import Metadata, metadata
 from commlib.peers.kernels import triton
 from commlib.peers.kernels.case import OURS, Candidate, Case, Compiled, Inputs, allocating, copy
-from commlib.peers.kernels.patterns import SEED
+from commlib.peers.kernels.sets import SEED
 from commlib.timing import Run
 
 TOPK = 2048

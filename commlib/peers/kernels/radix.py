@@ -5,7 +5,7 @@ It has no rows to copy and no GPU, so it is no Kernel: an operation, its size, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from commlib.kernels.prefix import prefix_match
+from commlib.peers.peer import in_turn
 from commlib.radix import RadixCache
 from commlib.timing import Run
 
@@ -43,10 +44,8 @@ class Pages:
 
     def __init__(self, ids: Tensor, slots: Tensor) -> None:
         self._pages: dict[tuple[int, tuple[int, ...]], tuple[int, Tensor]] = {}
-        parent = 0
-        for number, (page, of_page) in enumerate(zip(ids.split(PAGE), slots.split(PAGE), strict=True), 1):
-            self._pages[parent, tuple(page.tolist())] = number, of_page
-            parent = number
+        for number, (page, of_page) in enumerate(zip(ids.split(PAGE), slots.split(PAGE), strict=True)):
+            self._pages[number, tuple(page.tolist())] = number + 1, of_page
 
     def match(self, ids: Tensor) -> Tensor:
         """Return the slots of the longest prefix in whole pages."""
@@ -64,19 +63,10 @@ def operations(leaves: int) -> Iterator[Operation]:
     """Yield what is measured; the first calls of each prove that all of them find the same."""
     yield from map(_compare, COMPARED)
     for tokens, nodes in MATCHED:
-        yield _match(tokens, nodes)
-        yield _lock(tokens, nodes)
-    yield _insert(2048)
-    cache, prompts, slots = _wide(leaves)
-    turn = iter(range(leaves, 2**31 // LEAF))
-
-    def renew() -> None:
-        cache.insert(prompts[next(turn) % leaves], slots)
-        cache.evict(LEAF)
-
-    detail = f"of {leaves} leaves"
-    yield Operation("evict", LEAF, detail, {OURS: partial(cache.evict, LEAF)}, iterations=min(EVICTIONS, leaves // 50))
-    yield Operation("insert, evict", LEAF, detail, {OURS: renew})
+        yield from _match(tokens, nodes)
+    cache, ids = _path(2048, 1)
+    yield Operation("insert", 2048, "all there", {OURS: partial(cache.insert, ids, ids)})
+    yield from _evict(leaves)
 
 
 def _compare(tokens: int) -> Operation:
@@ -84,13 +74,13 @@ def _compare(tokens: int) -> Operation:
     b = a.clone()
     b[-1] = -1
     x, y = a.numpy(), b.numpy()
-    calls: dict[str, Callable[[], int]] = {
+    calls: dict[str, Run] = {
         OURS: partial(prefix_match, a, b),
         "numpy": lambda: int(np.argmax(x != y)),
         "torch": lambda: int((a != b).nonzero()[0]),
     }
     assert {call() for call in calls.values()} == {tokens - 1}
-    return Operation("prefix_match", tokens, "int32", dict(calls), num_bytes=4 * tokens)
+    return Operation("prefix_match", tokens, "int32", calls, num_bytes=4 * tokens)
 
 
 def _path(tokens: int, nodes: int) -> tuple[RadixCache, Tensor]:
@@ -101,44 +91,35 @@ def _path(tokens: int, nodes: int) -> tuple[RadixCache, Tensor]:
     return cache, ids
 
 
-def _match(tokens: int, nodes: int) -> Operation:
+def _match(tokens: int, nodes: int) -> Iterator[Operation]:
     cache, ids = _path(tokens, nodes)
     out, pages = torch.empty_like(ids), Pages(ids, ids)
-    assert torch.equal(cache.match(ids).slots, ids)
+    found = cache.match(ids)
+    assert torch.equal(found.slots, ids)
     assert torch.equal(pages.match(ids), ids)
     assert torch.equal(cache.match(ids, out=out).slots, ids)
-    calls: dict[str, Run] = {
+    matches: dict[str, Run] = {
         OURS: partial(cache.match, ids),
         f"{OURS} out=": partial(cache.match, ids, out=out),
         f"dictionary, {PAGE}": partial(pages.match, ids),
     }
-    return Operation("match", tokens, _nodes(nodes), calls)
+    locks: dict[str, Run] = {OURS: in_turn(partial(cache.lock, found.handle), partial(cache.unlock, found.handle))}
+    detail = "1 node" if nodes == 1 else f"{nodes} nodes"
+    yield Operation("match", tokens, detail, matches)
+    yield Operation("lock, unlock", tokens, detail, locks)
 
 
-def _lock(tokens: int, nodes: int) -> Operation:
-    cache, ids = _path(tokens, nodes)
-    handle = cache.match(ids).handle
-
-    def both() -> None:
-        cache.lock(handle)
-        cache.unlock(handle)
-
-    return Operation("lock, unlock", tokens, _nodes(nodes), {OURS: both})
-
-
-def _insert(tokens: int) -> Operation:
-    cache, ids = _path(tokens, 1)
-    return Operation("insert", tokens, "all there", {OURS: partial(cache.insert, ids, ids)})
-
-
-def _wide(leaves: int) -> tuple[RadixCache, list[Tensor], Tensor]:
-    """Return a cache of so many leaves, prompts to renew them, and slots."""
+def _evict(leaves: int) -> Iterator[Operation]:
     cache, slots = RadixCache(), torch.arange(LEAF, dtype=torch.int32)
     prompts = [torch.arange(first, first + LEAF, dtype=torch.int32) for first in range(leaves)]
     for prompt in prompts:
         cache.insert(prompt, slots)
-    return cache, prompts, slots
+    turn = iter(range(leaves, 2**31 // LEAF))
 
+    def renew() -> None:
+        cache.insert(prompts[next(turn) % leaves], slots)
+        cache.evict(LEAF)
 
-def _nodes(nodes: int) -> str:
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
+    detail = f"of {leaves} leaves"
+    yield Operation("evict", LEAF, detail, {OURS: partial(cache.evict, LEAF)}, iterations=min(EVICTIONS, leaves // 50))
+    yield Operation("insert, evict", LEAF, detail, {OURS: renew})

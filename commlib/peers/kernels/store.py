@@ -11,8 +11,7 @@ from torch import Tensor
 from commlib.kernels.store import store
 from commlib.peers.kernels import triton
 from commlib.peers.kernels.case import FLOOR, OURS, Candidate, Case, Compiled, Inputs, copy
-from commlib.peers.kernels.memory import shared_rows
-from commlib.peers.kernels.patterns import rows_of
+from commlib.peers.kernels.sets import rows_of, shared_rows
 from commlib.peers.peer import in_turn
 from commlib.timing import Run, bits, poison
 

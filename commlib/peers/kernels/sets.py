@@ -1,4 +1,4 @@
-"""How much memory a case may take: sets enough that their turn comes when the cache has forgotten them."""
+"""Sets of inputs: so many that their turn comes when the cache has forgotten them, and the rows that each touches."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ CPU_COLD_BYTES = 64 << 20
 SHARE = 0.3  # of the memory that is free, for all sets together
 # Of a table or a cache, which all sets share.
 GPU_SHARED_BYTES, CPU_SHARED_BYTES = 1 << 30, 32 << 20
+EXPONENT = 1.1  # of Zipf: the k-th most frequent row comes k^-1.1 as often as the first
+SEED = 7
 
 
 def cold_bytes(device: torch.device) -> int:
@@ -43,3 +45,30 @@ def shared_rows(row_bytes: int, n: int, device: torch.device) -> int:
 def table(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return a table of random values; the next case often wants the same."""
     return torch.rand(rows, dim, dtype=dtype, device=device)
+
+
+def rows_of(pattern: str, sets: int, n: int, total: int, device: torch.device, unique: bool = False) -> Tensor:
+    """Return int64 rows [sets, n] below `total`, n of which are no more; Zipf repeats rows unless they are `unique`.
+
+    Sequential and random rows of a set are distinct, and so are those of neighbouring sets while there are rows left.
+    """
+    draw = torch.Generator(device).manual_seed(SEED)
+    turn = torch.arange(sets * n, device=device).view(sets, n) % total
+    if pattern == "sequential":
+        return turn
+    # So that frequent rows are no neighbours.
+    shuffled = torch.randperm(total, generator=draw, device=device)
+    if pattern == "random":
+        return shuffled[turn]
+    weights = torch.arange(1, total + 1, device=device, dtype=torch.float64) ** -EXPONENT
+    if unique:
+        return torch.stack([shuffled[_without_repetition(weights, n, draw)] for _ in range(sets)])
+    reached = weights.cumsum(0)
+    drawn = torch.rand(sets, n, generator=draw, device=device, dtype=torch.float64) * reached[-1]
+    return shuffled[torch.searchsorted(reached, drawn).clamp_(max=total - 1)]
+
+
+def _without_repetition(weights: Tensor, n: int, draw: torch.Generator) -> Tensor:
+    # Who of exponential waits comes first is drawn by weight; the first n are drawn without repetition.
+    waits = torch.empty_like(weights).exponential_(generator=draw) / weights
+    return waits.topk(n, largest=False, sorted=False).indices
