@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -24,6 +23,7 @@ from commlib.timing import graph
 from commlib.timing.candidate import Run
 
 if TYPE_CHECKING:
+    from commlib.communicator import Communicator
     from commlib.timing.graph import Starter
 
 MAX_ITERATIONS = 20_000
@@ -77,17 +77,23 @@ class Measurement:
         return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
 
 
-class Group(Interface):
-    """What keeps ranks together between blocks: a communicator, or Alone."""
+class Alone:
+    """One device without ranks: there is nobody to wait for."""
 
-    device: torch.device
-    size: int
+    size = 1
 
-    def barrier(self) -> object:
-        """Wait for all ranks."""
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def barrier(self) -> None:
+        """Wait for nobody."""
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return what every rank passed."""
+        """Return what the one rank passed."""
+        return [obj]
+
+
+Group: TypeAlias = "Communicator | Alone"  # what keeps ranks together between blocks
 
 
 @contextmanager

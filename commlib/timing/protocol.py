@@ -14,6 +14,7 @@ from commlib.errors import CommError, Unsupported, one_line
 from commlib.timing import graph
 from commlib.timing.blocks import (
     DEFAULT,
+    Alone,
     Entry,
     Measurement,
     Protocol,
@@ -60,22 +61,6 @@ def measure(
         _check(comm, quick, truth, slice(1))
         _combine(comm, ready)
     return [entry.result for entry in entries]
-
-
-class Alone:
-    """One device without ranks: there is nobody to wait for."""
-
-    size = 1
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-
-    def barrier(self) -> None:
-        """Wait for nobody."""
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return what the one rank passed."""
-        return [obj]
 
 
 def measure_alone(

@@ -225,8 +225,8 @@ def test_a_graph_has_many_calls_and_each_set_as_often(
     monkeypatch.setattr(measure, "measure_alone", pretended)
     case = Case("index", n, 4096, BF16, hot=hot)
     lines = [Line(Candidate("a")), Line(Candidate("a"))]  # a label may be taken
-    group = Group(case, load("index").num_bytes(case), sets, lines)
+    group = Group(case, load("index").num_bytes(case), sets, True, lines)
     measure._replay(lines, group, Settings(CPU, flush=True), 1.0)
     assert (asked[0].graph, asked[0].iterations, asked[0].blocks[0] >= 20) == (True, calls, True)
     assert (asked[0].lead_in is None) == hot
-    assert all(line.graph is not None for line in lines)
+    assert all(line.timed is not None for line in lines)

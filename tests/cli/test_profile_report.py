@@ -37,8 +37,9 @@ def measurement(us: float, host_us: float | None = None) -> Measurement:
 
 
 def line(label: str, role: str, graph_us: float | None, eager_us: float, wrong: int | None = 0) -> Line:
-    graph = Measurement("", False, skipped="cannot be captured") if graph_us is None else measurement(graph_us)
-    return Line(Candidate(label, role=role), [], wrong, "", graph, measurement(eager_us, eager_us / 2))
+    timed = None if graph_us is None else measurement(graph_us)
+    skipped = "" if timed else "cannot be captured"
+    return Line(Candidate(label, role=role), [], wrong, skipped, timed, measurement(eager_us, eager_us / 2))
 
 
 def group(n: int, *extra: Line, **changes: Any) -> Group:
@@ -53,7 +54,7 @@ def group(n: int, *extra: Line, **changes: Any) -> Group:
         Line(Candidate("torch.compile", reason="not asked for"), skipped="not asked for"),
     ]
     case = Case("index", n, 4096, torch.bfloat16, **changes)
-    return Group(case, 16384 * n, 240, [*lines, *extra])
+    return Group(case, 16384 * n, 240, True, [*lines, *extra])
 
 
 @pytest.fixture

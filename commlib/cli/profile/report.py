@@ -53,7 +53,7 @@ class ProfileReport(Report):
 
 
 def _row(group: Group, line: Line, seed: int) -> Row:
-    case, timed = group.case, group.timed(line)
+    case, timed = group.case, line.timed
     return {
         "kernel": case.kernel,
         "variant": case.variant,
@@ -66,7 +66,7 @@ def _row(group: Group, line: Line, seed: int) -> Row:
         "bytes": group.num_bytes,
         "candidate": line.candidate.label,
         "role": line.candidate.role,
-        "skipped": line.skipped or (line.graph.skipped if line.graph is not None else ""),
+        "skipped": line.skipped,
         "wrong": line.wrong,
         "mode": "graph" if group.replays else "eager",
         "time_us": percentiles_us(timed) if timed else None,
@@ -74,7 +74,7 @@ def _row(group: Group, line: Line, seed: int) -> Row:
         "calls": timed.iterations if timed else None,
         "gbps": _over(group.num_bytes / 1e9, timed),
         "of_copy": _of_copy(group, timed),
-        "eager": _eager(group, line.called),
+        "eager": _eager(group, line.eager),
         "versus": _versus(group, line, seed),
     }
 
@@ -84,9 +84,8 @@ def _over(amount: float, timed: Measurement | None) -> float | None:
 
 
 def _of_copy(group: Group, timed: Measurement | None) -> float | None:
-    copies = (group.timed(line) for line in group.lines if line.candidate.label == COPY)
-    copy = next(filter(None, copies), None)
-    return _over(copy.median_s, timed) if copy else None
+    copies = (line.timed for line in group.lines if line.candidate.label == COPY and line.timed)
+    return next((_over(copy.median_s, timed) for copy in copies), None)
 
 
 def _eager(group: Group, called: Measurement | None) -> Row | None:
@@ -101,10 +100,9 @@ def _versus(group: Group, line: Line, seed: int) -> Row | None:
     """Compare ours with the best of the peers, anyone else with ours: times as long as ours it takes."""
     ours = group.ours()
     above = group.best_peer() if line is ours else line
-    if ours is None or above is None:
+    if ours is None or ours.timed is None or above is None or above.timed is None:
         return None
-    slower, faster = (timed.times_s if (timed := group.timed(each)) else [] for each in (above, ours))
-    ratio = ratio_row(slower, faster, seed)
+    ratio = ratio_row(above.timed.times_s, ours.timed.times_s, seed)
     return None if ratio is None else {"of": above.candidate.label, **ratio}
 
 

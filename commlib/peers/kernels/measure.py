@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -51,13 +52,8 @@ class Line:
     runs: list[Run] = field(default_factory=list)
     wrong: int | None = None
     skipped: str = ""
-    graph: Measurement | None = None
-    eager: Measurement | None = None
-
-    @property
-    def called(self) -> Measurement | None:
-        """What calls of the host took, if any were made."""
-        return self.eager if self.eager and self.eager.times_s else None
+    timed: Measurement | None = None  # what its figure is of
+    eager: Measurement | None = None  # calls of the host
 
 
 @dataclass
@@ -67,27 +63,17 @@ class Group:
     case: Case
     num_bytes: int
     sets: int
+    replays: bool  # figures are of replayed graphs; else they are of calls
     lines: list[Line]
-
-    @property
-    def replays(self) -> bool:
-        """Whether figures are of replayed graphs; else they are of calls."""
-        return any(line.graph is not None for line in self.lines)
-
-    def timed(self, line: Line) -> Measurement | None:
-        """Return what the figure of a line is, if it has one."""
-        found = line.graph if self.replays else line.eager
-        return found if found and found.times_s else None
 
     def ours(self) -> Line | None:
         """Return the first line of ours that has a figure."""
-        return next((line for line in self.lines if line.candidate.role == OURS and self.timed(line)), None)
+        return next((line for line in self.lines if line.candidate.role == OURS and line.timed), None)
 
     def best_peer(self) -> Line | None:
         """Return the fastest of the others whose values are right."""
         peers = [line for line in self.lines if line.candidate.role == PEER and not line.wrong]
-        found = [(timed.median_s, at) for at, line in enumerate(peers) if (timed := self.timed(line))]
-        return peers[min(found)[1]] if found else None
+        return min(peers, key=lambda line: line.timed.median_s if line.timed else math.inf, default=None)
 
 
 def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
@@ -99,7 +85,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
         candidates = kernel.candidates(case, settings.compiler)
         candidates += [candidate for each in settings.others for candidate in each(case.kernel, case, sets)]
         lines = [_prepared(candidate, sets, settings.compiler) for candidate in candidates]
-        group = Group(case, num_bytes, len(sets), lines)
+        group = Group(case, num_bytes, len(sets), settings.on_gpu, lines)
         ready = [line for line in lines if not line.skipped]
         if settings.on_gpu:
             budget_s /= 2
@@ -107,6 +93,8 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
         calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
         for line, result in _timed(ready, calls, group, settings):
             line.eager = result
+            if not group.replays:
+                line.timed = result
             _check(line, sets[:1])
     # The next case needs the memory: what is reported holds no tensors.
     for line in lines:
@@ -166,7 +154,7 @@ def _replay(lines: list[Line], group: Group, settings: Settings, budget_s: float
         lead_in=_flush(settings) if settings.flush and not group.case.hot else None,
     )
     for line, result in _timed(lines, protocol, group, settings):
-        line.graph = result
+        line.timed, line.skipped = (None if result.skipped else result), result.skipped
 
 
 def _timed(
