@@ -106,7 +106,13 @@ def override(plan: Plan, backend: str) -> Plan:
     wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
     if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
         return plan
-    check_pins(wanted, usable(backend), backend)
+    algorithms = usable(backend)
+    for op, algorithm in wanted.items():
+        if op not in algorithms:
+            raise ValueError(f"{env.ALGORITHM.name}: no collective {op!r}; there are {', '.join(algorithms)}")
+        if algorithm not in algorithms[op]:
+            known = ", ".join(algorithms[op])
+            raise ValueError(f"{env.ALGORITHM.name}: {op} has no algorithm {algorithm!r} on {backend}; it has {known}")
     told = ", ".join(f"{op} to {algorithm}" for op, algorithm in wanted.items())
     _LOG.warning("%s pins %s", env.ALGORITHM.name, told)
     return plan.overridden(wanted)
@@ -122,16 +128,6 @@ def usable(backend: str) -> dict[str, list[str]]:
     # A variant, such as GPUs without symmetric memory: what its shipped plan runs is all that it has.
     rules = shipped_plan(backend).rules
     return {op: sorted({e.algorithm for r in rules if r.op == op for e in r.ranges}) for op in COLLECTIVES}
-
-
-def check_pins(wanted: Mapping[str, str], algorithms: Mapping[str, Sequence[str]], backend: str) -> None:
-    """Raise a ValueError for a collective or an algorithm that is not there."""
-    for op, algorithm in wanted.items():
-        if op not in algorithms:
-            raise ValueError(f"{env.ALGORITHM.name}: no collective {op!r}; there are {', '.join(algorithms)}")
-        if algorithm not in algorithms[op]:
-            known = ", ".join(algorithms[op])
-            raise ValueError(f"{env.ALGORITHM.name}: {op} has no algorithm {algorithm!r} on {backend}; it has {known}")
 
 
 def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: str = "") -> None:

@@ -29,21 +29,17 @@ class Variable(Generic[T]):
     def get(self) -> T:
         """Return the parsed value, or the default when the variable is unset or empty."""
         text = os.environ.get(self.name, "")
-        if not text:
-            return self.default
-        try:
-            return self.parse(text)
-        except ValueError as error:
-            raise ValueError(f"{self.name}={text!r}: {error}; {self.help}") from None
+        return self._parsed(text, f"{self.name}={text!r}") if text else self.default
 
     def given(self, value: object, argument: str) -> T:
         """Return an argument, checked as the variable is; for None, what the variable says."""
-        if value is None:
-            return self.get()
+        return self.get() if value is None else self._parsed(value, argument)
+
+    def _parsed(self, value: object, what: str) -> T:
         try:
             return self.parse(value)
         except (ValueError, TypeError) as error:
-            raise type(error)(f"{argument}: {error}; {self.help}") from None
+            raise type(error)(f"{what}: {error}; {self.help}") from None
 
 
 LONGEST_S = 1e9  # 31 years: in nanoseconds it fits 64 bits

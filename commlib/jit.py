@@ -81,18 +81,12 @@ def compile_many(requests: Iterable[Request], jobs: int) -> Iterator[tuple[Reque
     """Compile in `jobs` threads; yield each request, when it is done, with its kernel or what went wrong."""
     pool = ThreadPoolExecutor(jobs)
     try:
-        futures = {pool.submit(_attempt, request): request for request in requests}
+        futures = {pool.submit(compile_kernel, *request): request for request in requests}
         for future in as_completed(futures):
-            yield futures[future], future.result()
+            error = future.exception()
+            yield futures[future], error if isinstance(error, BuildFailed) else future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _attempt(request: Request) -> Kernel | BuildFailed:
-    try:
-        return compile_kernel(*request)
-    except BuildFailed as error:
-        return error
 
 
 def csrc() -> Path:

@@ -137,7 +137,9 @@ class _Job:
 
     def spawn(self, command: list[str], bind: str) -> None:
         """Start every rank."""
-        port = _free_port()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]  # for torch.distributed; nothing holds it until a rank does
         cores = sorted(os.sched_getaffinity(0))
         try:
             for rank in range(self.size):
@@ -269,10 +271,3 @@ def _environment(rank: int, size: int, port: int, link: int) -> dict[str, str]:
     torchrun = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     numbers = {name: str(value) for name, value in {**local, **torchrun, "MASTER_PORT": port}.items()}
     return {**kept, **numbers, "MASTER_ADDR": "127.0.0.1"}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -26,8 +26,7 @@ class Work(dist.Work):
 
     def __init__(self, future: Future[Any], what: str) -> None:
         super().__init__()
-        self._future = future
-        self._what = what
+        self._future, self._what = future, what
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Block until the call is done; raise what it raised, or CommTimeout."""
@@ -45,7 +44,7 @@ class Work(dist.Work):
 
     def is_success(self) -> bool:
         """Whether the call has ended without an error."""
-        return self._future.done() and self._future.exception() is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return what the call raised, or None."""
@@ -161,9 +160,7 @@ class StreamWork(dist.Work):
         """Whether the GPU has finished the call."""
         return bool(self._event.query())
 
-    def is_success(self) -> bool:
-        """Whether it has finished; a failure shows in the communicator's next call or check()."""
-        return bool(self._event.query())
+    is_success = is_completed
 
     def exception(self) -> BaseException | None:
         """Return None: failures show in the communicator's next call or check()."""
