@@ -32,37 +32,37 @@ class Calls:
     """The collectives of one communicator; they keep its memory, and say so when it is closed."""
 
     def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, /) -> Tensor:
-        """csrc/binding/calls.cc: Calls::all_reduce"""
+        """csrc/collectives/all_reduce/entry.cc: all_reduce"""
     def reduce(self, out: Tensor, x: Tensor, dst: int, redop: RedOp, /) -> None:
-        """csrc/binding/calls.cc: Calls::reduce"""
+        """csrc/collectives/reduce/entry.cc: reduce"""
     def broadcast(self, x: Tensor, src: int, /) -> None:
-        """csrc/binding/calls.cc: Calls::broadcast"""
+        """csrc/collectives/broadcast/entry.cc: broadcast"""
     def all_gather(self, out: Tensor, x: Tensor, /) -> None:
-        """csrc/binding/calls.cc: Calls::all_gather"""
+        """csrc/collectives/all_gather/entry.cc: all_gather"""
     def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], /) -> None:
-        """csrc/binding/calls.cc: Calls::all_gatherv"""
+        """csrc/collectives/all_gather/entry.cc: all_gatherv"""
     def reduce_scatter(self, out: Tensor, x: Tensor, redop: RedOp, /) -> None:
-        """csrc/binding/calls.cc: Calls::reduce_scatter"""
+        """csrc/collectives/reduce_scatter/entry.cc: reduce_scatter"""
     def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sequence[int], redop: RedOp, /) -> None:
-        """csrc/binding/calls.cc: Calls::reduce_scatterv"""
+        """csrc/collectives/reduce_scatter/entry.cc: reduce_scatterv"""
     def all_to_all(self, out: Tensor, x: Tensor, /) -> None:
-        """csrc/binding/calls.cc: Calls::all_to_all"""
+        """csrc/collectives/all_to_all/entry.cc: all_to_all"""
     def all_to_allv(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], longest: int, /
     ) -> None:
-        """csrc/binding/calls.cc: Calls::all_to_allv"""
+        """csrc/collectives/all_to_all/entry.cc: all_to_allv"""
     def gather(self, out: Tensor, x: Tensor, dst: int, /) -> None:
-        """csrc/binding/calls.cc: Calls::gather"""
+        """csrc/collectives/gather/entry.cc: gather"""
     def scatter(self, out: Tensor, x: Tensor, src: int, /) -> None:
-        """csrc/binding/calls.cc: Calls::scatter"""
+        """csrc/collectives/scatter/entry.cc: scatter"""
     def send(self, x: Tensor, dst: int, /) -> None:
-        """csrc/binding/calls.cc: Calls::send"""
+        """csrc/collectives/send_recv/entry.cc: send"""
     def recv(self, x: Tensor, src: int, /) -> None:
-        """csrc/binding/calls.cc: Calls::recv"""
+        """csrc/collectives/send_recv/entry.cc: recv"""
     def barrier(self) -> None:
-        """csrc/binding/calls.cc: Calls::barrier"""
+        """csrc/collectives/barrier/entry.cc: barrier"""
     def enqueue_barrier(self) -> None:
-        """csrc/binding/calls.cc: Calls::enqueue_barrier"""
+        """csrc/collectives/barrier/entry.cc: enqueue_barrier"""
 
 def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int, /) -> ShmGroup:
     """csrc/binding/shm_group.cc: open_shm"""
@@ -191,7 +191,12 @@ class RadixTree:
 
     def match(self, ids: Integers, name: bytes | None, touch: bool, out: Integers | None, /) -> Match: ...
     def match_many(self, prompts: Sequence[Integers], names: Sequence[bytes | None], /) -> Tensor: ...
-    def insert(self, ids: Integers, slots: Integers, name: bytes | None, priority: int, matches: bool, /) -> Any: ...
+    def insert(
+        self, ids: Integers, slots: Integers, name: bytes | None, priority: int, /
+    ) -> Insert | tuple[Insert, Tensor]: ...
+    def insert_and_match(
+        self, ids: Integers, slots: Integers, name: bytes | None, priority: int, /
+    ) -> InsertMatch | tuple[InsertMatch, Tensor]: ...
     def lock(self, handle: int, /) -> None: ...
     def unlock(self, handle: int, /) -> None: ...
     def evict(self, n: int, /) -> Tensor: ...

@@ -16,6 +16,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, shipped, shipped_plan
+from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
 
 _LOG = logging.getLogger("commlib")
@@ -97,7 +98,20 @@ def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int) -> 
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     if isinstance(plan, Plan):
         return plan
-    return find(backend, plan, world, partial(check_names, algorithms=usable(backend), backend=backend))
+    found = find(backend, plan, world, partial(check_names, algorithms=usable(backend), backend=backend))
+    rest = unplanned(backend)
+    return found.completed(rest) if plan == "auto" and rest.rules else found
+
+
+def unplanned(backend: str) -> Plan:
+    """Return rules for collectives of which the shipped plan says nothing: the first of their rows that always runs."""
+    planned = {rule.op for rule in shipped_plan(backend).rules}
+    rules = []
+    for op, collective in COLLECTIVES.items():
+        always = [a.name for a in collective.rows(backend.partition("_")[0]).values() if not a.needs_arena]
+        if op not in planned and always:
+            rules.append({"op": op, "ranges": [{"algorithm": always[0]}]})
+    return Plan({**HEAD, "rules": rules}, "the collectives' tables")
 
 
 def override(plan: Plan, backend: str) -> Plan:

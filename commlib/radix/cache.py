@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
 EVICTIONS = ("leaf", "tail")
+
+R = TypeVar("R", Insert, InsertMatch)
 
 # What native code returns instances of.
 _RESULTS = (Match, Insert, InsertMatch)
@@ -99,15 +101,15 @@ class RadixCache:
         The handle stands for all of it. `priority` raises that of the whole path, where it is higher.
         """
         name = None if namespace is None else encoded(namespace)
-        done = self._tree.insert(ids, slots, name, priority, False)
-        return done if type(done) is Insert else self._freed(*done)
+        done = self._tree.insert(ids, slots, name, priority)
+        return done if isinstance(done, Insert) else self._freed(*done)
 
     def insert_and_match(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> InsertMatch:
         """Insert, and return from the same walk the slots that the tree now has for all of it."""
-        done = self._tree.insert(ids, slots, encoded(namespace), priority, True)
-        return done if type(done) is InsertMatch else self._freed(*done)
+        done = self._tree.insert_and_match(ids, slots, encoded(namespace), priority)
+        return done if isinstance(done, InsertMatch) else self._freed(*done)
 
-    def _freed(self, result: Any, slots: Tensor) -> Any:
+    def _freed(self, result: R, slots: Tensor) -> R:
         """Tell of slots that a call freed, and return its result."""
         if self._on_free is not None:
             self._on_free(slots)

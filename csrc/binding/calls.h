@@ -1,47 +1,65 @@
-// The collectives of one communicator for Python; commlib/communicator.py calls them.
+// The collectives of one communicator for Python, which commlib/methods.py calls. Each is a
+// function in csrc/collectives/<collective>/entry.cc that checks its tensors, then runs the
+// operation:
+//
+//   void broadcast(Target& target, const Tensor& x, int64_t src) { … }
+//   COMMLIB_CALL(broadcast, "x, src");
 #pragma once
 
-#include <memory>
 #include <optional>
+#include <string>
 #include <utility>
-#include <vector>
 
+#include "binding/arguments.h"
+#include "binding/method.h"
 #include "binding/target.h"
-#include "binding/tensor.h"
 
 namespace commlib::binding {
 
 // Keeps what the rank holds alive, also past close(): calls then say that it is closed.
-class Calls {
- public:
+struct Calls {
   static constexpr const char* kName = "Calls";
-  using Sizes = std::vector<int64_t>;  // elements of each rank's block
 
-  explicit Calls(TargetPtr target) : target_(std::move(target)) {}
-
-  // Returns the tensor that has the result: `out`, or `x` without one.
-  python::Object* all_reduce(const Tensor& x, RedOp redop, const std::optional<Tensor>& out);
-  void reduce(const Tensor& out, const Tensor& x, int64_t dst, RedOp redop);
-  void broadcast(const Tensor& x, int64_t src);
-  void all_gather(const Tensor& out, const Tensor& x);
-  void all_gatherv(const Tensor& out, const Tensor& x, const Sizes& sizes);
-  void reduce_scatter(const Tensor& out, const Tensor& x, RedOp redop);
-  void reduce_scatterv(const Tensor& out, const Tensor& x, const Sizes& sizes, RedOp redop);
-  void all_to_all(const Tensor& out, const Tensor& x);
-  // `longest` is the longest block any rank sends to any other: the ranks exchanged their splits
-  // beforehand.
-  void all_to_allv(const Tensor& out, const Tensor& x, const Sizes& out_splits,
-                   const Sizes& in_splits, int64_t longest);
-  void gather(const Tensor& out, const Tensor& x, int64_t dst);
-  void scatter(const Tensor& out, const Tensor& x, int64_t src);
-  void send(const Tensor& x, int64_t dst);
-  void recv(const Tensor& x, int64_t src);
-  void barrier();
-  // As barrier(), but on a GPU the host goes on.
-  void enqueue_barrier();
-
- private:
-  TargetPtr target_;
+  TargetPtr target;
 };
+
+template <>
+struct From<RedOp> {
+  static std::string name() { return "object"; }
+  static RedOp take(Object* object, const Argument&);
+};
+
+void reducible(const Target& target, const Buffer& x, RedOp redop);
+
+inline Call make_call(Op op, const Buffer& x, const Buffer& out, size_t count,
+                      RedOp redop = RedOp::sum, int64_t root = 0) {
+  Call call;
+  call.op = op;
+  call.dtype = x.dtype;
+  call.redop = redop;
+  call.root = static_cast<int>(root);
+  call.in = x.data;
+  call.out = out.data;
+  call.count = count;
+  return call;
+}
+
+template <class Here, class R, class... Args>
+PyMethodDef call_of(R (*)(Target&, Args...)) {
+  const auto call = [](Object* self, Object* const* given, Size count) {
+    Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
+    return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
+      return Here::target()(target, arguments...);
+    });
+  };
+  return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
+}
+
+struct RegisteredCall {
+  explicit RegisteredCall(PyMethodDef method);
+};
+#define COMMLIB_CALL(function, argument_names)                     \
+  static const ::commlib::binding::RegisteredCall call_##function( \
+      COMMLIB_ENTRY(call_of, #function, function, argument_names))
 
 }  // namespace commlib::binding

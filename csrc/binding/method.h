@@ -218,7 +218,7 @@ PyMethodDef method_of(R (T::*)(Args...)) {
   return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
 }
 
-#define COMMLIB_METHOD(python_name, target_function, argument_names)       \
+#define COMMLIB_ENTRY(maker, python_name, target_function, argument_names) \
   [] {                                                                     \
     struct Here {                                                          \
       static constexpr const char* name() { return python_name; }          \
@@ -227,8 +227,10 @@ PyMethodDef method_of(R (T::*)(Args...)) {
       static constexpr const char* function() { return #target_function; } \
       static constexpr auto target() { return &target_function; }          \
     };                                                                     \
-    return ::commlib::binding::method_of<Here>(Here::target());            \
+    return ::commlib::binding::maker<Here>(Here::target());                \
   }()
+#define COMMLIB_METHOD(python_name, target_function, argument_names) \
+  COMMLIB_ENTRY(method_of, python_name, target_function, argument_names)
 
 // The module while it is made.
 class Module {

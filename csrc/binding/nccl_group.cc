@@ -69,7 +69,7 @@ class NcclGroup {
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { target_->group->set_inner(inner); }
 
-  std::unique_ptr<Calls> calls() { return std::make_unique<Calls>(target_); }
+  std::unique_ptr<Calls> calls() { return std::make_unique<Calls>(Calls{target_}); }
 
   // One-dimensional bytes in the arena; the tensor keeps the group alive.
   Object* empty(int64_t bytes) {

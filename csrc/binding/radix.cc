@@ -69,26 +69,15 @@ class RadixTree {
     return lengths.release();
   }
 
-  // Returns Insert or InsertMatch; where something was freed, (that, slots).
+  // Returns Insert; where something was freed, (that, slots).
   Object* insert(const Array& ids, const Array& slots, std::optional<std::string_view> name,
-                 int64_t priority, bool matches) {
-    Tree::Inserted done;
-    std::unique_ptr<Fresh> held;
-    std::vector<int32_t> freed;
-    {
-      const Use tree(this);
-      done = tree->insert(sequence_of(ids), sequence_of(slots), name_of(name), priority);
-      if (!tree->freed().empty()) freed = tree->freed();
-      if (matches) {
-        held = std::make_unique<Fresh>(done.length, false);
-        tree->copy_slots(held->as<int32_t>());
-      }
-    }
-    Owned result(
-        matches ? results_.insert_match(python::number(done.existing), python::number(done.length),
-                                        held->release(), python::number(done.handle))
-                : results_.insert(python::number(done.existing), python::number(done.handle)));
-    return freed.empty() ? result.give() : python::tuple(result.give(), tensor_of(freed));
+                 int64_t priority) {
+    return inserted(ids, slots, name_of(name), priority, false);
+  }
+  // Likewise InsertMatch.
+  Object* insert_and_match(const Array& ids, const Array& slots,
+                           std::optional<std::string_view> name, int64_t priority) {
+    return inserted(ids, slots, name_of(name), priority, true);
   }
 
   void lock(int64_t handle) { Use(this)->lock(static_cast<radix::Handle>(handle)); }
@@ -183,6 +172,27 @@ class RadixTree {
     RadixTree* of_;
   };
 
+  Object* inserted(const Array& ids, const Array& slots, radix::Name name, int64_t priority,
+                   bool matches) {
+    Tree::Inserted done;
+    std::unique_ptr<Fresh> held;
+    std::vector<int32_t> freed;
+    {
+      const Use tree(this);
+      done = tree->insert(sequence_of(ids), sequence_of(slots), name, priority);
+      if (!tree->freed().empty()) freed = tree->freed();
+      if (matches) {
+        held = std::make_unique<Fresh>(done.length, false);
+        tree->copy_slots(held->as<int32_t>());
+      }
+    }
+    Owned result(
+        matches ? results_.insert_match(python::number(done.existing), python::number(done.length),
+                                        held->release(), python::number(done.handle))
+                : results_.insert(python::number(done.existing), python::number(done.handle)));
+    return freed.empty() ? result.give() : python::tuple(result.give(), tensor_of(freed));
+  }
+
   Object* match_into(const Array& ids, radix::Name name, bool touch, Object* given) {
     const Array out(given, {"out"}, Array::kWrite);
     if (out.count < ids.count) {
@@ -241,7 +251,8 @@ COMMLIB_MODULE(module) {
   module.add_class<RadixTree>({
       COMMLIB_METHOD("match", RadixTree::match, "ids, name, touch, out"),
       COMMLIB_METHOD("match_many", RadixTree::match_many, "prompts, names"),
-      COMMLIB_METHOD("insert", RadixTree::insert, "ids, slots, name, priority, matches"),
+      COMMLIB_METHOD("insert", RadixTree::insert, "ids, slots, name, priority"),
+      COMMLIB_METHOD("insert_and_match", RadixTree::insert_and_match, "ids, slots, name, priority"),
       COMMLIB_METHOD("lock", RadixTree::lock, "handle"),
       COMMLIB_METHOD("unlock", RadixTree::unlock, "handle"),
       COMMLIB_METHOD("evict", RadixTree::evict, "n"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from commlib.agreement import check_names, find_plan, override, usable
+from commlib.agreement import check_names, find_plan, override, unplanned, usable
 from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.collectives.facts import FACTS
 from commlib.collectives.told import plan_text
@@ -33,12 +34,22 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("backend", ["shm", "torch"])
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 64])
 def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world: int) -> None:
-    plan, known = shipped_plan(backend), algorithm_names(backend)
+    plan, known = shipped_plan(backend).completed(unplanned(backend)), algorithm_names(backend)
     for op in COLLECTIVES:
         for placement in ("plain", "symmetric"):
             for num_bytes in (0, 1, 8192, 8193, 1 << 20, 1 << 40):
                 chosen = plan.explain(op, num_bytes, world=world, placement=placement, facts=FACTS).algorithm
                 assert chosen in known[op]
+
+
+def test_a_collective_without_a_rule_runs_the_first_row_of_its_table(
+    mine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COLLECTIVES, "another", replace(COLLECTIVES["broadcast"], name="another"))
+    plans = {backend: find_plan(backend, "auto", 2) for backend in ("shm", "torch", "nccl_direct")}
+    names = {backend: plan.explain("another", 8, world=2).algorithm for backend, plan in plans.items()}
+    assert names == {"shm": "shm_oneshot", "torch": "torch_direct", "nccl_direct": "nccl_direct"}
+    assert unplanned("nccl").explain("another", 8, world=2).algorithm == "nccl_direct"
 
 
 def test_a_plan_of_the_users_is_found_by_backend_device_and_world(mine: Path) -> None:

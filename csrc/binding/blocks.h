@@ -1,0 +1,42 @@
+// The blocks of different sizes that a v-variant is given.
+#pragma once
+
+#include <vector>
+
+#include "commlib/call.h"
+
+namespace commlib::binding {
+
+using Sizes = std::vector<int64_t>;  // elements of each rank's block
+
+// Times 16 bytes times all ranks it still fits 64 bits.
+constexpr int64_t kMostElements = int64_t{1} << 52;
+
+// Sizes of the ranks' blocks, in elements, as a v-variant is given them.
+struct Blocks {
+  int64_t of[kMaxRanks] = {};
+  size_t total = 0;
+  uint64_t digest = 1469598103934665603u;  // FNV-1a
+
+  Blocks(const Sizes& sizes, const char* name, int world) {
+    if (static_cast<int>(sizes.size()) != world) {
+      fail("ValueError", name, " has ", sizes.size(), " entries, but the communicator has ", world,
+           " ranks");
+    }
+    for (int r = 0; r < world; ++r) {
+      of[r] = sizes[r];
+      if (of[r] < 0) fail("ValueError", name, "[", r, "] is ", of[r], "; sizes are 0 or more");
+      if (of[r] > kMostElements - static_cast<int64_t>(total))
+        fail("ValueError", name, " adds up to more elements than a tensor can have");
+      total += static_cast<size_t>(of[r]);
+      digest = (digest ^ static_cast<uint64_t>(of[r])) * 1099511628211u;
+    }
+  }
+  size_t before(int rank) const {
+    size_t sum = 0;
+    for (int r = 0; r < rank; ++r) sum += static_cast<size_t>(of[r]);
+    return sum;
+  }
+};
+
+}  // namespace commlib::binding

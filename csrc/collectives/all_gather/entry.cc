@@ -1,0 +1,37 @@
+// all_gather for Python, with equal blocks and with blocks of sizes.
+#include "binding/blocks.h"
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void all_gather(Target& target, const Tensor& out_given, const Tensor& x_given) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  same_dtype(x, out);
+  expect_count(out, "out", x.count * target.world(), "one block of x per rank");
+  same_or_apart(x, out, target.rank() * x.bytes());
+  Call call = make_call(Op::all_gather, x, out, x.count);
+  target.run(call, out.bytes(), {&x, &x});
+}
+
+void all_gatherv(Target& target, const Tensor& out_given, const Tensor& x_given,
+                 const Sizes& given) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  const Blocks sizes(given, "sizes", target.world());
+  same_dtype(x, out);
+  expect_count(x, "x", static_cast<size_t>(sizes.of[target.rank()]), "its entry in sizes");
+  expect_count(out, "out", sizes.total, "the sum of sizes");
+  same_or_apart(x, out, sizes.before(target.rank()) * size_of(x.dtype));
+  Call call = make_call(Op::all_gatherv, x, out, sizes.total);
+  call.in_counts = sizes.of;
+  call.detail = sizes.digest;
+  target.run(call, out.bytes(), {&x, &x});
+}
+
+COMMLIB_CALL(all_gather, "out, x");
+COMMLIB_CALL(all_gatherv, "out, x, sizes");
+
+}  // namespace
+}  // namespace commlib::binding

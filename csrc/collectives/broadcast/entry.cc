@@ -1,0 +1,18 @@
+// broadcast for Python: x is what the root sends, and where the others get it.
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void broadcast(Target& target, const Tensor& x_given, int64_t src) {
+  const Buffer x(target, x_given, "x");
+  target.open();
+  rank_in_world(src, "src", target.world());
+  Call call = make_call(Op::broadcast, x, x, x.count, RedOp::sum, src);
+  target.run(call, call.bytes(), target.rank() == src ? Placed{&x, &x} : Placed{});
+}
+
+COMMLIB_CALL(broadcast, "x, src");
+
+}  // namespace
+}  // namespace commlib::binding

@@ -1,0 +1,23 @@
+// gather for Python: only the root's `out` counts.
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void gather(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t dst) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  rank_in_world(dst, "dst", target.world());
+  if (target.rank() == dst) {
+    same_dtype(x, out);
+    expect_count(out, "out", x.count * target.world(), "one block of x per rank");
+    same_or_apart(x, out, target.rank() * x.bytes());
+  }
+  Call call = make_call(Op::gather, x, out, x.count, RedOp::sum, dst);
+  target.run(call, x.bytes() * target.world(), {&x, &x});
+}
+
+COMMLIB_CALL(gather, "out, x, dst");
+
+}  // namespace
+}  // namespace commlib::binding

@@ -1,0 +1,23 @@
+// reduce for Python: the result is in the root's `out`.
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void reduce(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t dst,
+            RedOp redop) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  rank_in_world(dst, "dst", target.world());
+  reducible(target, x, redop);
+  same_dtype(x, out);
+  expect_count(out, "out", x.count, "as many as x");
+  same_or_apart(x, out);
+  Call call = make_call(Op::reduce, x, out, x.count, redop, dst);
+  target.run(call, call.bytes(), {&x, &x});
+}
+
+COMMLIB_CALL(reduce, "out, x, dst, redop");
+
+}  // namespace
+}  // namespace commlib::binding

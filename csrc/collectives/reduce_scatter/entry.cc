@@ -1,0 +1,39 @@
+// reduce_scatter for Python, with equal blocks and with blocks of sizes.
+#include "binding/blocks.h"
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void reduce_scatter(Target& target, const Tensor& out_given, const Tensor& x_given, RedOp redop) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  reducible(target, x, redop);
+  same_dtype(x, out);
+  expect_count(x, "x", out.count * target.world(), "one block of out per rank");
+  same_or_apart(out, x, target.rank() * out.bytes());
+  Call call = make_call(Op::reduce_scatter, x, out, out.count, redop);
+  target.run(call, x.bytes(), {&x, &x});
+}
+
+void reduce_scatterv(Target& target, const Tensor& out_given, const Tensor& x_given,
+                     const Sizes& given, RedOp redop) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  const Blocks sizes(given, "sizes", target.world());
+  reducible(target, x, redop);
+  same_dtype(x, out);
+  expect_count(out, "out", static_cast<size_t>(sizes.of[target.rank()]), "its entry in sizes");
+  expect_count(x, "x", sizes.total, "the sum of sizes");
+  same_or_apart(out, x, sizes.before(target.rank()) * size_of(x.dtype));
+  Call call = make_call(Op::reduce_scatterv, x, out, sizes.total, redop);
+  call.in_counts = sizes.of;
+  call.detail = sizes.digest;
+  target.run(call, x.bytes(), {&x, &x});
+}
+
+COMMLIB_CALL(reduce_scatter, "out, x, redop");
+COMMLIB_CALL(reduce_scatterv, "out, x, sizes, redop");
+
+}  // namespace
+}  // namespace commlib::binding

@@ -1,0 +1,24 @@
+// scatter for Python: only the root's `x` counts.
+#include "binding/calls.h"
+
+namespace commlib::binding {
+namespace {
+
+void scatter(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t src) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  rank_in_world(src, "src", target.world());
+  if (target.rank() == src) {
+    same_dtype(x, out);
+    expect_count(x, "x", out.count * target.world(), "one block of out per rank");
+    same_or_apart(out, x, target.rank() * out.bytes());
+  }
+  Call call = make_call(Op::scatter, out, out, out.count, RedOp::sum, src);
+  call.in = x.data;
+  target.run(call, out.bytes() * target.world(), target.rank() == src ? Placed{&x, &x} : Placed{});
+}
+
+COMMLIB_CALL(scatter, "out, x, src");
+
+}  // namespace
+}  // namespace commlib::binding
