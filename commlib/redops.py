@@ -16,8 +16,9 @@ DTYPES: tuple[str, ...] = (
 )
 """Likewise; other element types can be moved, not reduced."""
 
-TORCH_OPS = {name: getattr(dist.ReduceOp, "PRODUCT" if name == "prod" else name.upper()) for name in REDOPS}
-CODES: dict[Any, int] = {op: code for code, names in enumerate(TORCH_OPS.items()) for op in names}
+_TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
+TORCH_OPS = {name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)}
+CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in (name, TORCH_OPS.get(name, name))}
 """What callers may give for a reduction: its name, or torch's ReduceOp."""
 
 

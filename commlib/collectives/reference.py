@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,25 +11,16 @@ import torch
 _WIDE = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 
-_STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "sum": torch.add,
-    "avg": torch.add,
-    "prod": torch.mul,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "band": torch.bitwise_and,
-    "bor": torch.bitwise_or,
-    "bxor": torch.bitwise_xor,
-}
-_UNSIGNED_STEPS: dict[str, Callable[..., Any]] = {
-    "sum": np.add,
-    "avg": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "band": np.bitwise_and,
-    "bor": np.bitwise_or,
-    "bxor": np.bitwise_xor,
+# The functions of torch, and of numpy.
+_STEPS = {
+    "sum": "add",
+    "avg": "add",
+    "prod": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "band": "bitwise_and",
+    "bor": "bitwise_or",
+    "bxor": "bitwise_xor",
 }
 
 
@@ -67,10 +57,7 @@ def reducible(dtype: torch.dtype, redop: str) -> bool:
 
 
 def _fold(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
-    total = inputs[0].clone()
-    for x in inputs[1:]:
-        total = _STEPS[redop](total, x)
-    return total
+    return functools.reduce(getattr(torch, _STEPS[redop]), inputs[1:], inputs[0].clone())
 
 
 def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
@@ -87,5 +74,5 @@ def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
 def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
     """Go through numpy: torch has few operations on wide unsigned integers."""
     first, *others = (x.cpu().numpy() for x in inputs)
-    total = functools.reduce(_UNSIGNED_STEPS[redop], others, first.copy())
+    total = functools.reduce(getattr(np, _STEPS[redop]), others, first.copy())
     return torch.from_numpy(np.asarray(total // len(inputs) if redop == "avg" else total))
