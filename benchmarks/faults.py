@@ -5,7 +5,6 @@ python benchmarks/faults.py --kills 100 -o benchmarks/results/faults.json
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -13,9 +12,10 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
@@ -24,8 +24,8 @@ from commlib.errors import PeerLost
 from commlib.testing import Ranks
 
 
-def repeat(comm: Communicator, name: str, count: int) -> str:
-    """Run one collective until it raises; return the error and when it came."""
+def repeat(comm: Communicator, name: str, count: int) -> tuple[float, str]:
+    """Run one collective until it raises; return when that was, and the error."""
     spec = COLLECTIVES[name]
     call = Call(comm.rank, comm.size, count, torch.float32)
     elements_in, elements_out = spec.shapes(call)
@@ -34,21 +34,19 @@ def repeat(comm: Communicator, name: str, count: int) -> str:
         while True:
             spec.invoke(comm, x, out, call)
     except PeerLost as error:
-        return f"{time.monotonic()} {error}"
+        return time.monotonic(), str(error)
 
 
 def left_behind() -> dict[str, int]:
     """Count what a crash could leave: files in /dev/shm, descriptors, processes that carry our name."""
-    mine = Path("/proc/self/fd")
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return {
         "dev_shm": len(list(Path("/dev/shm").iterdir())),
-        "descriptors": len(list(mine.iterdir())),
-        "children": len(children),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "children": len(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()),
     }
 
 
-def one_kill(ranks: Ranks, rng: random.Random) -> dict[str, object]:
+def one_kill(ranks: Ranks, rng: random.Random) -> dict[str, Any]:
     """Start a collective, kill one rank in the middle, and collect the others' errors."""
     name, count = rng.choice(list(COLLECTIVES)), rng.choice([1, 1000, 300_000])
     victim = rng.randrange(ranks.size)
@@ -58,16 +56,19 @@ def one_kill(ranks: Ranks, rng: random.Random) -> dict[str, object]:
     killed = time.monotonic()
     ranks.kill(victim)
     answers = [handle.result(rank) for rank in range(ranks.size) if rank != victim]
-    seconds = [float(answer.split()[0]) - killed for answer in answers]
-    named = all(f"rank {victim} " in answer and "died" in answer for answer in answers)
-    return {"op": name, "count": count, "ranks": ranks.size, "victim": victim, "named": named, "seconds": max(seconds)}
+    seconds = max(at for at, _ in answers) - killed
+    named = all(f"rank {victim} " in error and "died" in error for _, error in answers)
+    return {"op": name, "count": count, "ranks": ranks.size, "victim": victim, "named": named, "seconds": seconds}
 
 
 def main() -> int:
     """Run the kills and write what happened."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
     rng = random.Random(options.seed)
-    kills: list[dict[str, object]] = []
+    kills: list[dict[str, Any]] = []
     with Ranks(2) as first:
         first.run(Communicator.barrier)  # the fork server and its pipes exist from here on
     before = left_behind()
@@ -76,23 +77,18 @@ def main() -> int:
             share = options.kills // 3 + (size == 2) * (options.kills % 3)
             kills += [one_kill(ranks, rng) for _ in range(share)]
     after = left_behind()
-    seconds = sorted(float(str(kill["seconds"])) for kill in kills)
+    seconds = [kill["seconds"] for kill in kills]
     found = {
         "kills": len(kills),
         "named": sum(bool(kill["named"]) for kill in kills),
         "median_s": statistics.median(seconds),
-        "worst_s": seconds[-1],
+        "worst_s": max(seconds),
         "before": before,
         "after": after,
     }
     print(json.dumps(found, indent=1))
     write(options.output, {**head("faults", 4, "shm"), **found, "rows": kills})
     return 0 if found["named"] == len(kills) else 1
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
 
 
 if __name__ == "__main__":

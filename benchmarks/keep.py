@@ -6,12 +6,11 @@ python benchmarks/keep.py --show benchmarks/results/profile_h200.json
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-from written import arguments
+from written import command_line
 
 from commlib.report import files
 from commlib.report.formats import json_text
@@ -20,18 +19,16 @@ from commlib.report.packed import packed, unpacked
 
 def main() -> int:
     """Read all files; write one, or print what is in them."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--show", action="store_true", help="print every document as the command wrote it")
+    options = parser.parse_args()
     documents = [part for path in options.files for part in unpacked(json.loads(path.read_text(encoding="utf-8")))]
     if options.show or options.output is None:
         print("\n".join(json_text(document) for document in documents))
     else:
         files.write(options.output, packed(documents))
     return 0
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--show", action="store_true", help="print every document as the command wrote it")
 
 
 if __name__ == "__main__":

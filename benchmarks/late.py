@@ -8,14 +8,13 @@ it in their first call, and it waits for them in its second. Ours by the plan be
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from typing import Any
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
@@ -111,25 +110,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> int:
     """Run it on every GPU, print the table and write the figures."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
+    parser.add_argument("--sizes", default="1K,64K,1M,8M,64M")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, by the host's clock")
+    options = parser.parse_args()
     if options.ranks < 2:
         sys.exit("late.py: needs two GPUs")
+    sizes = tuple(map(parse_bytes, options.sizes.split(",")))
     with Ranks(options.ranks, deadline_s=180, backend=options.backend, timeout_s=30.0) as ranks:
-        rows = ranks.run(measure, options.sizes, options.rounds)[-1]
+        rows = ranks.run(measure, sizes, options.rounds)[-1]
     print(table(rows))
     write(options.output, {**head("late", options.ranks, options.backend), "calls": CALLS, "rows": rows})
     return 0
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
-    parser.add_argument("--sizes", type=_sizes, default="1K,64K,1M,8M,64M")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, by the host's clock")
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(parse_bytes(part) for part in text.split(","))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ Its graph time includes the launches, over 50 calls a graph.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
+from commlib.bench.rows import measured
 from commlib.report.figures import fitted
 
 LEAST, MOST, FACTOR = "1K", "64M", 16
@@ -31,7 +31,11 @@ TESTS_S = 60.0
 
 def main() -> int:
     """Build if needed, measure both in both modes, and print the ratios."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("program", type=Path, help="all_reduce_perf, built with torch's NCCL (README.md)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for ours, in each mode")
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
+    options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for mode in ("graph", "eager"):
@@ -52,11 +56,12 @@ def _ours(options: Any, mode: str, output: Path) -> dict[int, dict[str, float]]:
     command += ["--format", "json", "-o", str(output), *(["--graph"] if mode == "graph" else [])]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
     found: dict[int, dict[str, float]] = {}
-    for row in json.loads(output.read_text())["rows"] if output.exists() else ():
-        if "time_us" in row:
-            names = {"auto_us": row["chosen"], "nccl_direct_us": row["algorithm"] == "nccl_direct"}
-            here = {name: row["time_us"]["p50"] for name, fits in names.items() if fits}
-            found.setdefault(row["size"], {}).update(here)
+    for row in measured(json.loads(output.read_text())["rows"] if output.exists() else []):
+        of_size = found.setdefault(row["size"], {})
+        if row["chosen"]:
+            of_size["auto_us"] = row["time_us"]["p50"]
+        if row["algorithm"] == "nccl_direct":
+            of_size["nccl_direct_us"] = row["time_us"]["p50"]
     return found
 
 
@@ -73,12 +78,9 @@ def _theirs(program: Path, ranks: int, mode: str, num_bytes: int) -> dict[str, A
     for line in done.stdout.splitlines():
         cells = line.split()
         if len(cells) > IN_PLACE + 3 and cells[0].isdigit() and int(cells[0]) == num_bytes:
-            wrong = [cells[at + 3] for at in (OUT_OF_PLACE, IN_PLACE)]
-            return {
-                "theirs_us": float(cells[IN_PLACE]),
-                "theirs_out_of_place_us": float(cells[OUT_OF_PLACE]),
-                "wrong": sum(float(count) for count in wrong if count != "N/A"),
-            }
+            wrong = sum(float(cells[at + 3]) for at in (OUT_OF_PLACE, IN_PLACE) if cells[at + 3] != "N/A")
+            times = {"theirs_us": cells[IN_PLACE], "theirs_out_of_place_us": cells[OUT_OF_PLACE]}
+            return {**{name: float(time) for name, time in times.items()}, "wrong": wrong}
     return {"failed": (done.stderr or done.stdout).strip()[-300:]}
 
 
@@ -94,12 +96,6 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 def _ratio(time: float | None, by: float | None) -> float | None:
     return time / by if time and by else None
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("program", type=Path, help="all_reduce_perf, built with torch's NCCL (README.md)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for ours, in each mode")
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
 
 
 if __name__ == "__main__":

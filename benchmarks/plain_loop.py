@@ -8,14 +8,13 @@ Both take turns on live ranks of one job: a block of the loop, then one of the p
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from typing import Any
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
 from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
@@ -56,7 +55,10 @@ def _loop(comm: Communicator, buffers: list[torch.Tensor], calls: int) -> float:
 
 def main() -> int:
     """Measure, print the ratios and write them."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("--backend", choices=["shm", "torch"], default="shm")
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     with Ranks(options.ranks, backend=options.backend, timeout_s=60.0, deadline_s=300.0) as ranks:
         for num_bytes in SIZES:
@@ -65,11 +67,6 @@ def main() -> int:
             print(f"{num_bytes:>10} B  loop {loop_us:9.2f} us  ours {ours_us:9.2f} us  {ours_us / loop_us:.3f}")
     write(options.output, {**head("plain_loop", options.ranks, options.backend), "rows": rows})
     return 0
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--backend", choices=["shm", "torch"], default="shm")
-    parser.add_argument("--ranks", type=int, default=2)
 
 
 if __name__ == "__main__":

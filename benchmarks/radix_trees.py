@@ -10,7 +10,6 @@ tests/native/radix_rates.cc: the same requests without Python.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from python_trees import GallopTree, ZipTree
-from written import arguments, head, write
+from written import command_line, head, write
 
 from commlib import RadixCache
 
@@ -51,15 +50,11 @@ class Blocks:
         self._next += count
         return np.arange(self._next - count, self._next, dtype=np.int32)
 
-    def pick(self, items: Sequence[Any]) -> Any:
-        """Return one of them."""
-        return self.random.choice(items)
-
 
 def groups(block: Blocks) -> Prompts:
     """10k prompts of 2048, of which 64 groups share 1024."""
     shared = [block(1024) for _ in range(64)]
-    return [np.concatenate([block.pick(shared), block(1024)]) for _ in range(10_000)]
+    return [np.concatenate([block.random.choice(shared), block(1024)]) for _ in range(10_000)]
 
 
 def multi_turn(block: Blocks) -> Prompts:
@@ -79,7 +74,7 @@ def three_levels(block: Blocks) -> Prompts:
     """10k prompts of 2048 in a tree of 8 x 16 prefixes of 512 each."""
     tops = [block(512) for _ in range(8)]
     middles = [np.concatenate([top, block(512)]) for top in tops for _ in range(16)]
-    return [np.concatenate([block.pick(middles), block(1024)]) for _ in range(10_000)]
+    return [np.concatenate([block.random.choice(middles), block(1024)]) for _ in range(10_000)]
 
 
 def zero_hit(block: Blocks) -> Prompts:
@@ -90,7 +85,7 @@ def zero_hit(block: Blocks) -> Prompts:
 def long_prompts(block: Blocks) -> Prompts:
     """400 prompts of 32k about 8 documents: 95 % are there."""
     documents = [block(31_744) for _ in range(8)]
-    return [np.concatenate([block.pick(documents), block(1024)]) for _ in range(400)]
+    return [np.concatenate([block.random.choice(documents), block(1024)]) for _ in range(400)]
 
 
 TRACES: dict[str, tuple[Callable[[Blocks], Prompts], int]] = {  # requests, capacity in tokens
@@ -227,8 +222,8 @@ def measure(trace: str, page_size: int, trees: dict[str, Any], runs: dict[str, i
     medians = {name: rate["median"] for name, rate in rates.items()}
     best = max((name for name in medians if not name.startswith("commlib")), key=medians.__getitem__)
     ratio = {name: round(medians[name] / medians[best], 1) for name in medians if name.startswith("commlib")}
-    row = {"trace": trace, "page_size": page_size, "requests": len(prompts), "capacity": capacity}
-    row["load"] = round(os.getloadavg()[0], 2)  # 1 where nothing else runs
+    load = round(os.getloadavg()[0], 2)  # 1 where nothing else runs
+    row = {"trace": trace, "page_size": page_size, "requests": len(prompts), "capacity": capacity, "load": load}
     return {**row, "per_second": rates, "best_peer": best, "times_best_peer": ratio}
 
 
@@ -239,7 +234,14 @@ def per_second(us: list[float]) -> dict[str, float]:
 
 def main() -> int:
     """Measure, print a line for each trace and write them."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("--minisgl", type=Path)
+    parser.add_argument("--native", type=Path)
+    parser.add_argument("--traces", default=",".join(TRACES))
+    parser.add_argument("--pages", default="1,16")
+    parser.add_argument("--runs", type=int, default=9, help="of ours")
+    parser.add_argument("--peer-runs", type=int, default=1, help="of the others, which take seconds each")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     trees: dict[str, Any] = {"commlib": ours, "commlib out=": partial(ours, into=True)}
     if options.native:
@@ -258,15 +260,6 @@ def main() -> int:
     print(calls or "")
     write(options.output, {**head("radix_trees", 1, "cpu"), "rows": rows, "native_calls": calls})
     return 0
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minisgl", type=Path)
-    parser.add_argument("--native", type=Path)
-    parser.add_argument("--traces", default=",".join(TRACES))
-    parser.add_argument("--pages", default="1,16")
-    parser.add_argument("--runs", type=int, default=9, help="of ours")
-    parser.add_argument("--peer-runs", type=int, default=1, help="of the others, which take seconds each")
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ one after the other in memory: odd counts leave what follows unaligned. Exits wi
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import time
 from typing import Any
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
 from commlib.communicator import Communicator
 from commlib.testing import RankError, Ranks
@@ -99,8 +98,8 @@ def soak(comm: Communicator, calls: int, seconds: float, seed: int) -> dict[str,
         found = comm.all_gather_object((sum(wrong.values()), time.monotonic() - start))
         bad, elapsed = sum(w for w, _ in found), max(e for _, e in found)
         done = sum(counts.values())
-        why = "wrong values" if bad else "calls" if done >= calls else ""
-        why = why or ("seconds" if elapsed >= seconds else "")
+        reached = {"wrong values": bad > 0, "calls": done >= calls, "seconds": elapsed >= seconds}
+        why = next((name for name, here in reached.items() if here), "")
         if comm.rank == 0 and (why or elapsed - told >= PROGRESS_S):
             told = elapsed
             print(f"{done / 1e6:8.2f} M calls in {elapsed:6.1f} s, {bad} wrong", flush=True)
@@ -125,7 +124,13 @@ def _chunk(layouts: list[Layout], graphs: list[Any], draw: random.Random, counts
 
 def main() -> int:
     """Run it on every GPU and write what happened."""
-    options = arguments(__doc__, _add)
+    parser = command_line(__doc__)
+    parser.add_argument("--calls", type=int, default=10_000_000)
+    parser.add_argument("--seconds", type=float, default=300.0, help="stop then, and say how many calls were made")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
+    parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, eager only")
+    options = parser.parse_args()
     if options.ranks < 2:
         sys.exit("soak.py: needs two GPUs")
     document = head("soak", options.ranks, options.backend)
@@ -137,18 +142,10 @@ def main() -> int:
         write(options.output, {**document, "error": str(error)})
         sys.exit(str(error))
     wrong = sum(sum(result["wrong"].values()) for result in found)
-    of_ranks = {"wrong_of_ranks": [result["wrong"] for result in found], "mismatches": wrong}
-    write(options.output, {**document, **found[0], **of_ranks})
+    of_ranks = [result["wrong"] for result in found]
+    write(options.output, {**document, **found[0], "wrong_of_ranks": of_ranks, "mismatches": wrong})
     print(f"{found[0]['calls']} all-reduces on {options.ranks} ranks in {found[0]['seconds']} s, {wrong} wrong values")
     return int(wrong > 0)
-
-
-def _add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--calls", type=int, default=10_000_000)
-    parser.add_argument("--seconds", type=float, default=300.0, help="stop then, and say how many calls were made")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="default: every GPU")
-    parser.add_argument("--backend", default="nccl", help="shm: a dry run without GPUs, eager only")
 
 
 if __name__ == "__main__":

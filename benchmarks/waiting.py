@@ -10,7 +10,7 @@ import sys
 import time
 
 import torch
-from written import arguments, head, write
+from written import command_line, head, write
 
 import commlib
 from commlib.collectives import COLLECTIVES, Call
@@ -29,8 +29,8 @@ def barriers(comm: Communicator) -> dict[str, Run]:
         peer = load(name)
         peer.start(comm, graph=False)
         if not peer.reason and isinstance(peer, CallTable):
-            prepare = peer.prepare(COLLECTIVES["barrier"], False)
-            found[name] = prepare(nothing, nothing, Call(comm.rank, comm.size, 0, torch.uint8))
+            call = Call(comm.rank, comm.size, 0, torch.uint8)
+            found[name] = peer.prepare(COLLECTIVES["barrier"], False)(nothing, nothing, call)
     return found
 
 
@@ -47,7 +47,7 @@ def share(comm: Communicator, barrier: Run) -> float:
 
 def main() -> int:
     """Measure on the ranks there are, and let rank 0 print."""
-    options = arguments(__doc__)
+    options = command_line(__doc__).parse_args()
     with commlib.init(backend="shm") as comm:
         rows = [{"barrier": name, "share_of_a_core": share(comm, run)} for name, run in barriers(comm).items()]
         if comm.rank == 0:

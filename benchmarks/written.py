@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from commlib.report.formats import json_text
 from commlib.timing import fingerprint
 
 
-def arguments(text: str | None, add: Callable[[argparse.ArgumentParser], object] = lambda parser: None) -> Any:
-    """Read the command line: -o, and what `add` adds."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add(parser)
-    parser.add_argument("-o", "--output", type=Path)
-    return parser.parse_args()
+def command_line(text: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a script's command line, which has -o."""
+    found = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("-o", "--output", type=Path)
+    return found
 
 
 def head(name: str, ranks: int, backend: str = "") -> dict[str, Any]:

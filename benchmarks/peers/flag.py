@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from commlib.collectives import Call, Collective
+from commlib.collectives import Collective
 from commlib.communicator import Communicator
 from commlib.peers import Peer
 from commlib.timing import Candidate, Run
@@ -50,11 +48,7 @@ class Flag(Peer):
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return the probe, which is the same beside every call."""
-
-        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            return self._run
-
-        return [Candidate(self.labels[0], prepare, in_place, checked=False)]
+        return [Candidate(self.labels[0], lambda x, out, call: self._run, in_place, checked=False)]
 
 
 def _compiled() -> Any:

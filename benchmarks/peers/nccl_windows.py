@@ -14,7 +14,6 @@ from commlib.collectives import Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.peers.nccl import Nccl, Pointer
-from commlib.peers.peer import refusing
 from commlib.timing import Candidate, Empty
 
 COLL_SYMMETRIC = 1
@@ -34,7 +33,7 @@ class Windows(Nccl):
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return the one candidate; no memory is registered for what it is not measured for."""
         if collective.name not in OPS:
-            return [Candidate(self.labels[0], refusing(f"it is measured for {', '.join(OPS)}"), in_place)]
+            return self.refused(f"it is measured for {', '.join(OPS)}", in_place)
         return super().candidates(comm, collective, in_place)
 
     def empty(self, comm: Communicator) -> Empty:

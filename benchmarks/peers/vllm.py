@@ -17,14 +17,13 @@ from commlib.collectives import Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.peers import Peer
-from commlib.peers.peer import refusing
+from commlib.peers.nccl import Pointer, stream
 from commlib.timing import Candidate, Prepare, Run, plain_on
 
 LIBRARY = Path(__file__).with_name("vllm_peer.so")
 MOST_BYTES = 8 << 20  # vLLM's own max_size
 TABLE_BYTES = 1 << 20  # of registered addresses, on the device
 HANDLE_BYTES = 64
-Pointer = ctypes.c_void_p
 
 
 class Vllm(Peer):
@@ -63,7 +62,7 @@ class Vllm(Peer):
         """Return its call on registered inputs and on any, out of place."""
         if collective.name != "all_reduce" or in_place:
             reason = "it works out of place only" if in_place else f"it has no {collective.name}"
-            return [Candidate(label, refusing(reason), in_place) for label in self.labels]
+            return self.refused(reason, in_place)
         direct = self._prepare(self._lib.peer_all_reduce)
         copied = self._prepare(self._lib.peer_all_reduce_copied, self._staging)
         return [
@@ -91,7 +90,7 @@ class Vllm(Peer):
             if x.nbytes > MOST_BYTES or x.nbytes % 16:
                 raise Unsupported("it serves multiples of 16 bytes up to 8 MiB")
             pointers, count = [Pointer(t.data_ptr()) for t in (x, *staging, out)], ctypes.c_int(x.numel())
-            return lambda: function(self._self, _stream(), *pointers, count)
+            return lambda: function(self._self, stream(), *pointers, count)
 
         return prepare
 
@@ -134,10 +133,6 @@ class Vllm(Peer):
         if code != 0:
             raise RuntimeError(f"the call: {self._lib.peer_error(code).decode()}")
         return code
-
-
-def _stream() -> Pointer:
-    return Pointer(torch.cuda.current_stream().cuda_stream)
 
 
 make = Vllm

@@ -113,8 +113,8 @@ class _Call:
         function.errcheck = self._checked
         arguments = (*arguments, self.owner.comm)
         if self.owner.graph:  # it is captured on another stream than it was prepared on
-            return lambda: function(*arguments, _stream())
-        return partial(function, *arguments, _stream())
+            return lambda: function(*arguments, stream())
+        return partial(function, *arguments, stream())
 
     def reduced(self) -> tuple[Any, ...]:
         """Return count, type and reduction; Unsupported names what NCCL lacks."""
@@ -130,7 +130,8 @@ class _Call:
         return result
 
 
-def _stream() -> Pointer:
+def stream() -> Pointer:
+    """Return the current stream as C takes it."""
     return Pointer(torch.cuda.current_stream().cuda_stream)
 
 

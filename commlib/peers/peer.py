@@ -43,9 +43,11 @@ class Peer(ABC):
 
     def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return one candidate for each label, in their order."""
-        if self.reason:
-            return [Candidate(label, refusing(self.reason), in_place) for label in self.labels]
-        return self.candidates(comm, collective, in_place)
+        return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
+
+    def refused(self, reason: str, in_place: bool) -> list[Candidate]:
+        """Return a candidate for each label that says why it makes no call."""
+        return [Candidate(label, refusing(reason), in_place) for label in self.labels]
 
     def lacks(self, comm: Communicator) -> str:
         """Say what this rank lacks for it, "" for nothing; talks to nobody."""

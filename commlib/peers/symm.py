@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from commlib.errors import Unsupported
-from commlib.peers.peer import Peer, refusing
+from commlib.peers.peer import Peer
 from commlib.peers.torch import join_default_group, leave_default_group
-from commlib.timing import Candidate, Run, plain_on
+from commlib.timing import Candidate, Run
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -40,17 +40,12 @@ class Symm(Peer):
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return both, each for the one form that it has."""
-        return [self._way(label, comm, collective, in_place) for label in self.labels]
-
-    def _way(self, label: str, comm: Communicator, collective: Collective, in_place: bool) -> Candidate:
-        reason = ""
         if collective.name != "all_reduce":
-            reason = f"torch.ops.symm_mem has no {collective.name} to compare with"
-        elif in_place != (label == "symm_twoshot"):
-            reason = f"it works {'out of' if in_place else 'in'} place only"
-        if reason:
-            return Candidate(label, refusing(reason), in_place, plain_on(comm.device))
-        return Candidate(label, _prepare, in_place, self._empty)
+            return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
+        found = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
+        here = int(in_place)  # two shots, in place, is the second of the labels
+        found[here] = Candidate(self.labels[here], _prepare, in_place, self._empty)
+        return found
 
     def stop(self) -> None:
         """Leave the process group."""
