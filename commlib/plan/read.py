@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any, NoReturn
@@ -119,7 +119,7 @@ def _faults(document: Any) -> Iterator[Found]:
         yield ("rules",), TOO_MANY.format(count)
         return
     wrong = errors(document, schema())
-    wrong.sort(key=lambda error: (error.validator == "required", _order(error.absolute_path)))
+    wrong.sort(key=lambda error: (error.validator == "required", [str(part).zfill(9) for part in error.absolute_path]))
     yield from (said for error in wrong for said in _said(error))
     yield (), "a number is written with a point where commlib/plan/schema.json wants a whole one"
 
@@ -138,11 +138,6 @@ def _said(error: Any) -> Iterator[Found]:
         shown = json.dumps(value)
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
         yield path, f"{name_of(path)} is {shown}, expected {rule['description']}"
-
-
-def _order(path: Iterable[str | int]) -> list[tuple[bool, int, str]]:
-    """Order by place: the keys of an object by name, the elements of a list by number."""
-    return [(isinstance(part, int), part if isinstance(part, int) else 0, str(part)) for part in path]
 
 
 def name_of(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -31,22 +31,23 @@ GATE = Protocol(blocks=(1, 1), budget_s=0.0, iterations=1, warmup=0)
 TIMED = Protocol(block_s=200e-6, blocks=(5, 100), check=False, race=1.25, slow_s=4.0)
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How large and how long: sizes in bytes, seconds for one case, algorithms to try (none: all)."""
-
-    low: int
-    high: int
-    seconds: float
-    algorithms: tuple[str, ...] = ()
-    seed: int = 0
-
-
 class Survey:
-    """Measures cases. Plans are switched on a twin, so that the ranks' own exchanges are left alone."""
+    """Measures cases at sizes from the lowest to the highest, with some algorithms or all (none is named).
 
-    def __init__(self, comm: Communicator, store: Store, progress: Callable[[str], None] = lambda text: None) -> None:
+    Plans are switched on a twin, so that the ranks' own exchanges are left alone.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        store: Store,
+        sizes: tuple[int, int],
+        algorithms: Sequence[str],
+        seed: int,
+        progress: Callable[[str], None],
+    ) -> None:
         self.comm, self._store, self._progress = comm, store, progress
+        self._sizes, self._algorithms, self._seed = sizes, algorithms, seed
         twin = comm.split(0, comm.rank)
         assert twin is not None
         self._twin = twin
@@ -55,12 +56,12 @@ class Survey:
         """Let the twin go."""
         self._twin.close()
 
-    def run(self, case: Case, effort: Effort, plain: Callable[[int], Option | None] | None) -> Samples:
+    def run(self, case: Case, seconds: float, plain: Callable[[int], Option | None] | None) -> Samples:
         """Return the samples of one case; symmetric ones also time what runs on plain tensors, by size."""
-        deadline, hopeless = time.monotonic() + effort.seconds, set[Option]()
-        counts = case.counts(self.comm.size, effort.low, effort.high)
+        deadline, hopeless = time.monotonic() + seconds, set[Option]()
+        counts = case.counts(self.comm.size, *self._sizes)
         found = Samples(plain={size: option for size in counts if plain and (option := plain(size))})
-        offered = {size: self._offered(case, size, effort, found) for size in counts}
+        offered = {size: self._offered(case, size, found) for size in counts}
         found.left_out = self._gate(case, counts, offered)
         for done, (size, count) in enumerate(counts.items()):
             known = self.comm.broadcast_object(self._store.find(str(case), size) or {}, 0)
@@ -68,7 +69,7 @@ class Survey:
                 options = [o for o in offered[size] if o not in found.left_out and o not in hopeless]
                 left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
                 share_s = max(left_s, 0.0) / (len(counts) - done)
-                protocol = replace(TIMED, budget_s=share_s, seed=effort.seed, graph=case.mode == "graph")
+                protocol = replace(TIMED, budget_s=share_s, seed=self._seed, graph=case.mode == "graph")
                 meant = {option: found.plain[size] if option == PLAIN else option for option in options}
                 results = self._measure(case, count, meant, protocol)
                 known = {option: tuple(result.times_s) for option, result in results.items() if result.times_s}
@@ -79,15 +80,14 @@ class Survey:
             self._progress(f"{case}: {done + 1} of {len(counts)} sizes")
         return found
 
-    def _offered(self, case: Case, size: int, effort: Effort, found: Samples) -> list[Option]:
+    def _offered(self, case: Case, size: int, found: Samples) -> list[Option]:
         """Return what is tried at a size: every algorithm's variants, and what the plan in force has there."""
-        wanted = effort.algorithms
         algorithms = case.algorithms(self.comm.backend, self.comm.size)
         tried = [Option.of(a.name, params) for a in algorithms for params in a.variants(size)]
         now = incumbent(self.comm.plan, case, size, self.comm.size)
         if now is not None and now.algorithm in {a.name for a in algorithms}:
             tried.append(now)
-        tried = [o for o in dict.fromkeys(tried) if not wanted or o.algorithm in wanted]
+        tried = [o for o in dict.fromkeys(tried) if not self._algorithms or o.algorithm in self._algorithms]
         return tried + ([PLAIN] if size in found.plain else [])
 
     def _gate(

@@ -19,7 +19,12 @@ import commlib
 from commlib.cli import main
 from commlib.cli.tune.plot import plot
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Table, Tables, Verdict
+from commlib.tuner.case import Case, Option
+from commlib.tuner.choose import Choice, Settings, Stretch
+from commlib.tuner.judge import Verdict
+from commlib.tuner.rules import Table
+from commlib.tuner.samples import Samples
+from commlib.tuner.tables import Tables
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from commlib.tuner import Case
+from commlib.tuner.case import Case
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])

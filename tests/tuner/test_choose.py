@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from commlib.tuner import Option, Samples, Settings, choose, judge
-from commlib.tuner.choose import earned
-from commlib.tuner.judge import keeps
+from commlib.tuner.case import Option
+from commlib.tuner.choose import Settings, choose, earned
+from commlib.tuner.judge import judge, keeps
+from commlib.tuner.samples import Samples
 
 SIZES = [8 << step for step in range(16)]  # 8 B to 256 KiB
 QUICK, WIDE = Option("quick"), Option("wide", (("blocks", 2),))

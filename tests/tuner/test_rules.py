@@ -12,8 +12,12 @@ import torch
 
 from commlib.collectives.facts import FACTS
 from commlib.plan import Plan
-from commlib.tuner import Case, Choice, Option, Samples, Settings, Stretch, Table, Verdict, beside, plan_of
-from commlib.tuner.case import PLAIN
+from commlib.tuner import beside
+from commlib.tuner.case import PLAIN, Case, Option
+from commlib.tuner.choose import Choice, Settings, Stretch
+from commlib.tuner.judge import Verdict
+from commlib.tuner.rules import Table, plan_of
+from commlib.tuner.samples import Samples
 
 CASE = Case("all_reduce", torch.float32, "eager", "plain")
 ONESHOT, TWOSHOT = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 65536),))

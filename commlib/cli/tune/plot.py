@@ -11,7 +11,9 @@ from commlib.report.figures import size_text
 from commlib.report.plot import Line, Panel, draw, look
 
 if TYPE_CHECKING:
-    from commlib.tuner import Case, Choice, Samples
+    from commlib.tuner.case import Case
+    from commlib.tuner.choose import Choice
+    from commlib.tuner.samples import Samples
 
 MOST = 2.0  # times the best's: who takes longer is out of the picture
 CHOSEN = {"color": "black", "linewidth": 2.5, "alpha": 0.6}

@@ -23,7 +23,13 @@ from commlib.report.progress import Progress
 from commlib.report.run import INTERRUPTED_TEXT, until_it_ends
 from commlib.report.table import fold
 from commlib.timing import Protocol, fingerprint
-from commlib.tuner import Case, Effort, Settings, Store, Survey, Table, Tables, beside, by_op, cases_of, plan_of
+from commlib.tuner import beside
+from commlib.tuner.case import Case, cases_of
+from commlib.tuner.choose import Settings
+from commlib.tuner.rules import Table, plan_of
+from commlib.tuner.samples import Store
+from commlib.tuner.survey import Survey
+from commlib.tuner.tables import Tables, by_op
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -102,12 +108,13 @@ class Tuning:
             return
         self.say(*opening(self))
         tables, refused = [], []
-        survey = Survey(self.comm, self._store(), self._show)
+        order, sizes = self.order, (self.order.low, self.high)
+        survey = Survey(self.comm, self._store(), sizes, order.algorithms, order.seed, self._show)
         for cases in by_op(self.cases):
             for case in cases:
                 self._survey(survey, case)
             for table in self.tables.of(cases):
-                kept = not self.order.fresh and self.tables.keeps(table)
+                kept = not order.fresh and self.tables.keeps(table)
                 self.say(*table_lines(table, self.width, kept))
                 refused += [table] if table.verdict.slower else []
                 tables += [] if kept else [table]
@@ -119,8 +126,7 @@ class Tuning:
         total_s = USED * (order.seconds or PER_OP_S * len(order.ops))
         left = len(self.cases) - self.cases.index(case)
         share_s = self.comm.broadcast_object(max(self.started + total_s - time.monotonic(), 1.0) / left, 0)
-        effort = Effort(order.low, self.high, share_s, order.algorithms, order.seed)
-        samples = survey.run(case, effort, self.tables.on_plain(case) if case.placement == "symmetric" else None)
+        samples = survey.run(case, share_s, self.tables.on_plain(case) if case.placement == "symmetric" else None)
         for option, why in samples.left_out.items():
             self.say(f"# left out: {option}: {why}")
         if samples.times:

@@ -11,7 +11,8 @@ from commlib.report.figures import about, percent_text, size_text
 if TYPE_CHECKING:
     from commlib.cli.tune.run import Tuning
     from commlib.plan import Plan
-    from commlib.tuner import Stretch, Table
+    from commlib.tuner.choose import Stretch
+    from commlib.tuner.rules import Table
 
 NOISY = 0.05  # of one median: what is chosen under so much noise may be chosen otherwise next time
 
