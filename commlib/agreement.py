@@ -151,10 +151,10 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
         keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}
         for key, valid in keys.items():
             if (value := getattr(rule, key)) not in valid:
-                raise ValueError(f"{rule.where}: no {key} {value!r}; there are {', '.join(valid)}")
+                raise ValueError(f"{rule.where()}: no {key} {value!r}; there are {', '.join(valid)}")
         for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
             for at, entry in enumerate(entries):
                 if entry.algorithm not in algorithms[rule.op]:
                     names = ", ".join(algorithms[rule.op]) or "none"
-                    where = f"{rule.where_of(part, at)}: {rule.op} has no algorithm"
-                    raise ValueError(f"{where} {entry.algorithm!r}{on}; it has {names}")
+                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {entry.algorithm!r}"
+                    raise ValueError(f"{where}: {lacks}{on}; it has {names}")

@@ -51,9 +51,9 @@ def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:
         for entry in entries:
             algorithm = COLLECTIVES[rule.op].rows(backend).get(entry.algorithm) if rule.op in COLLECTIVES else None
             if algorithm is None:
-                raise ValueError(f"{rule.where}: {rule.op} has no algorithm {entry.algorithm!r} on {backend}")
+                raise ValueError(f"{rule.where()}: {rule.op} has no algorithm {entry.algorithm!r} on {backend}")
             if fault := algorithm.fault_of(entry.params):
-                raise ValueError(f"{rule.where}: {fault}")
+                raise ValueError(f"{rule.where()}: {fault}")
             size = {} if entry.max_bytes is None else {"max_bytes": entry.max_bytes}
             words = {"algorithm": entry.algorithm, **size, "align": entry.align, **entry.params}
             yield " ".join([kind, *(f"{name}={value}" for name, value in words.items())])

@@ -42,3 +42,9 @@ def lines_of(text: str) -> dict[Path, int]:
             if token in "{[":
                 path.append("" if token == "{" else 0)
     return found
+
+
+def name_of(path: Path) -> str:
+    """Return a path as text: rules[2].ranges[1].max_bytes."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{json.dumps(part)[1:-1]}" for part in path)
+    return "".join(parts).removeprefix(".") or "the plan"

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NoReturn
 
-from commlib.plan.lines import Path, line_of, lines_of
+from commlib.plan.lines import Path, line_of, lines_of, name_of
 from commlib.plan.rules import Rule
 from commlib.schema import Test, errors, test_of
 
@@ -138,9 +138,3 @@ def _said(error: Any) -> Iterator[Found]:
         shown = json.dumps(value)
         shown = shown if len(shown) <= 40 else f"{shown[:37]}..."
         yield path, f"{name_of(path)} is {shown}, expected {rule['description']}"
-
-
-def name_of(path: Path) -> str:
-    """Return a path as text: rules[2].ranges[1].max_bytes."""
-    parts = (f"[{part}]" if isinstance(part, int) else f".{json.dumps(part)[1:-1]}" for part in path)
-    return "".join(parts).removeprefix(".") or "the plan"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-from commlib.plan.lines import line_of
+from commlib.plan.lines import line_of, name_of
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
@@ -86,15 +85,10 @@ class Rule:
         said["ranges"] = [entry.document() for entry in self.ranges]
         return said | ({"fallback": [entry.document() for entry in self.fallback]} if self.fallback else {})
 
-    @cached_property
-    def where(self) -> str:
-        """Where it stands: the file, the line where that is known, the number."""
-        return f"plan {self.source}{line_of(self.text, ('rules', self.number))}: rules[{self.number}]"
-
-    def where_of(self, part: str, at: int) -> str:
-        """Where one of its ranges, or of its fallback, stands."""
-        line = line_of(self.text, ("rules", self.number, part, at))
-        return f"plan {self.source}{line}: rules[{self.number}].{part}[{at}]"
+    def where(self, *part: str | int) -> str:
+        """Where it or a part of it stands: the file, the line where that is known, the place."""
+        path = ("rules", self.number, *part)
+        return f"plan {self.source}{line_of(self.text, path)}: {name_of(path)}"
 
     @property
     def keys(self) -> str:

@@ -77,7 +77,8 @@ def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
             switch = options[state], options[path[after]]
             places = [(_place([options[s] for s in again], switch, last), e) for again, e in resampled]
             found = [e[at] for at, e in places if at is not None]
-            around = _interval(found, ends[last])
+            low, high = np.percentile([*found, ends[last]], (2.5, 97.5))
+            around = math.floor(low), math.ceil(high)
             until = _rounded(ends[last], around, (sizes[last], sizes[after]))
             if resampled:
                 interval, confidence = around, len(found) / len(resampled)
@@ -216,12 +217,6 @@ def _place(path: Sequence[Option], switch: tuple[Option, Option], near: int) -> 
 
     places = [at for at, pair in enumerate(pairwise(path)) if pair[0] != pair[1] and key(*pair) == key(*switch)]
     return min(places, key=lambda at: abs(at - near), default=None)
-
-
-def _interval(found: Sequence[float], centre: float) -> tuple[int, int]:
-    values = np.asarray([*found, centre])
-    low, high = np.percentile(values, (2.5, 97.5))
-    return math.floor(low), math.ceil(high)
 
 
 def _rounded(crossing: float, interval: tuple[int, int], between: tuple[int, int]) -> int:

@@ -64,8 +64,12 @@ BAD_ORDER: dict[str, tuple[list[Rule], str]] = {
         [{"algorithm": "a"}, {"algorithm": "b"}],
         r"rules\[0\].ranges\[0\]: only the last range may have no max_bytes",
     ),
+    "a size with a point": ([{"algorithm": "a", "max_bytes": 8.0}], "written with a point where .* a whole one"),
     "an interval backwards": ([{"algorithm": "a", "ci_bytes": [2, 1]}], r"ci_bytes ends below its start"),
 }
+
+
+BACKWARDS: Rule = {"op": "x", "world": [4, 2], "ranges": [{"algorithm": "a"}]}
 
 
 def text_of(rule: Rule) -> str:
@@ -75,6 +79,7 @@ def text_of(rule: Rule) -> str:
 def faulty() -> dict[str, tuple[str, str]]:
     rules = {name: (text_of(rule), message) for name, (rule, message) in BAD_RULES.items()}
     ranges = {**BAD_RANGES, **BAD_ORDER}
+    rules["a world backwards"] = text_of(BACKWARDS), r"rules\[0\]: world ends at 2, below its start 4"
     return {**BAD, **rules, **{n: (text_of({"op": "x", "ranges": r}), m) for n, (r, m) in ranges.items()}}
 
 
