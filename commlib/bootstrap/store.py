@@ -218,7 +218,11 @@ def serve(host: str) -> tuple[str, int]:
 
 def own_address(together: bool) -> str:
     """Return the address at which peers reach this host."""
-    return "127.0.0.1" if together else socket.gethostbyname(socket.gethostname())
+    name = socket.gethostname()
+    try:
+        return "127.0.0.1" if together else socket.gethostbyname(name)
+    except OSError as error:
+        raise CommError(f"the name of this host, {name}, has no address ({error}); add it to /etc/hosts") from None
 
 
 def served(address: tuple[str, int], together: bool = False, **options: Any) -> TCPStore:
