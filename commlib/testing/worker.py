@@ -41,8 +41,7 @@ def create_communicator(world: World, **options: Any) -> Any:
     """Make a rank's communicator, with deadlines that suit tests."""
     from commlib.communicator import Communicator
 
-    defaults = {"backend": "auto", "plan": "auto", "timeout_s": 30.0, "max_bytes": None}
-    return Communicator.create(world, **{**defaults, **options})
+    return Communicator.create(world, **{"timeout_s": 30.0, **options})
 
 
 def work(seat: Seat, link: socket.socket, control: Connection, life: Connection) -> None:
