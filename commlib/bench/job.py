@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +47,6 @@ class Job:
         return "graph" if self.protocol.graph else "eager"
 
 
-def describe(collective: Collective, call: Call) -> str:
-    """Name a call in a few words."""
-    return f"{collective.name} of {collective.num_bytes(call)} B" if call.count else collective.name
-
-
 def arena_bytes(job: Job) -> int:
     """Return the symmetric memory that the largest call's buffers take: a pair for each form, in rotation."""
     forms = 2 * (False in job.places) + (True in job.places)
@@ -61,12 +56,9 @@ def arena_bytes(job: Job) -> int:
 def left_out(job: Job) -> list[str]:
     """Return what was asked for and exists on no backend: reductions of some types, forms of some collectives."""
     reducing = any(COLLECTIVES[name].reduces for name in job.ops)
-    pairs = itertools.product(job.redops if reducing else (), job.dtypes)
-    undefined = [
-        f"{redop} of {str(dtype).removeprefix('torch.')} is not defined"
-        for redop, dtype in pairs
-        if not reducible(dtype, redop)
-    ]
+    every = itertools.product(job.redops if reducing else (), job.dtypes)
+    pairs = ((redop, dtype) for redop, dtype in every if not reducible(dtype, redop))
+    undefined = [f"{redop} of {str(dtype).removeprefix('torch.')} is not defined" for redop, dtype in pairs]
     form = "in-place" if job.places == (True,) else "out-of-place"
     return undefined + [f"{op} has no {form} form" for op in job.ops if not forms(job, COLLECTIVES[op])]
 
@@ -81,18 +73,12 @@ def series(job: Job) -> Iterator[tuple[Collective, torch.dtype, str]]:
 
 
 def calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
-    """Yield what is measured, size by size."""
+    """Yield what is measured, size by size: the counts that come closest from below; one where there is no data."""
     for collective, dtype, redop in series(job):
-        call = Call(comm.rank, comm.size, 0, dtype, redop, job.root)
-        yield from ((collective, replace(call, count=count)) for count in _counts(collective, call, job.sizes))
-
-
-def _counts(collective: Collective, call: Call, sizes: Sequence[int]) -> list[int]:
-    """Return the counts whose sizes come closest from below; a collective without data has one."""
-    per_element = collective.num_bytes(replace(call, count=PROBE_COUNT)) / PROBE_COUNT
-    if per_element == 0:
-        return [0]
-    return sorted({max(1, int(size / per_element)) for size in sizes})
+        call = Call(comm.rank, comm.size, PROBE_COUNT, dtype, redop, job.root)
+        per_element = collective.num_bytes(call) / PROBE_COUNT
+        counts = sorted({max(1, int(size / per_element)) for size in job.sizes}) if per_element else [0]
+        yield from ((collective, replace(call, count=count)) for count in counts)
 
 
 def forms(job: Job, collective: Collective) -> list[bool]:
@@ -110,8 +96,3 @@ def combinations(job: Job, algorithm: Algorithm) -> list[dict[str, int]]:
         if name in known
     }
     return [dict(zip(own, values, strict=True)) for values in itertools.product(*own.values())] if own else []
-
-
-def params_text(params: Mapping[str, int]) -> str:
-    """Write parameters as --params takes them."""
-    return ",".join(f"{name}={value}" for name, value in params.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from commlib.bench.document import averages, config_of, fits
-from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, params_text
+from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out
 from commlib.bench.rows import KIND
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
@@ -77,12 +77,13 @@ class Bench(Report):
             "average_bus_bandwidth": averages(self.rows),
         }
 
-    def run(self) -> Iterator[list[Row]]:
-        """Yield each call's rows as soon as they are there."""
+    def run(self, show: Callable[[int, str], None]) -> Iterator[list[Row]]:
+        """Yield each call's rows as soon as they are there; `show` is told how many calls are done, and the next."""
         deadline = time.monotonic() + self.job.seconds
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
             self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S))
         for done, (collective, call) in enumerate(self.calls):
+            show(done, f"{collective.name} of {collective.num_bytes(call)} B" if call.count else collective.name)
             left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
             share_s = max(left_s, 0.0) / (len(self.calls) - done)
             found = self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
@@ -122,7 +123,8 @@ class Bench(Report):
             if not ("all" in wanted or algorithm.name in wanted or ("auto" in wanted and picked)):
                 continue
             for params in (None, *combinations(self.job, algorithm)):
-                label = algorithm.name if params is None else f"{algorithm.name} {params_text(params)}"
+                values = ",".join(f"{name}={value}" for name, value in (params or {}).items())
+                label = f"{algorithm.name} {values}".strip()
                 way = _way(label, algorithm.placement, True, decided if picked and params is None else None)
                 plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan, params=params)
                 for in_place in forms(self.job, collective):

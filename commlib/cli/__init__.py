@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -22,14 +22,9 @@ COMMANDS = {
     "profile": ("commlib.cli.profile.command:profile", "Time a kernel beside torch, torch.compile and Triton."),
     "radix": ("commlib.cli.radix.command:radix", "Play traces of requests on a radix cache, and make them."),
     "run": ("commlib.cli.run:run", "Start a command on several ranks of this machine."),
-    "tune": (
-        "commlib.cli.tune.command:tune",
-        "Measure every algorithm here and write the plan init() takes.",
-    ),
+    "tune": ("commlib.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),
     "test": ("commlib.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }
-
-
 Table = dict[str, tuple[str, str]]
 
 
@@ -63,22 +58,9 @@ class Main(LazyGroup):
 
     table = COMMANDS
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
-
-        def call() -> Any:
-            return super(Main, self).main(
-                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=False, **extra
-            )
-
+        call = partial(super().main, *args, standalone_mode=False, **extra)
         return _exit_with(call) if standalone_mode else call()
 
 
@@ -91,7 +73,8 @@ def _exit_with(call: Any) -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        _fail(f"{error.format_message().rstrip('.')}{_see_help(error)}", error.exit_code)
+        see = f"; see `{error.ctx.command_path} --help`" if error.ctx is not None else ""
+        _fail(error.format_message().rstrip(".") + see, error.exit_code)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
@@ -105,10 +88,6 @@ def _exit_with(call: Any) -> NoReturn:
             raise
         _fail(str(error) or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _see_help(error: click.UsageError) -> str:
-    return f"; see `{error.ctx.command_path} --help`" if error.ctx is not None else ""
 
 
 def _fail(message: str, code: int) -> NoReturn:

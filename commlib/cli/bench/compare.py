@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from commlib.report.document import Row
 from commlib.report.figures import fitted, size_text
 from commlib.report.formats import json_text
 from commlib.report.table import Column
-from commlib.report.view import View, grouped
+from commlib.report.view import View
 
 DEFAULT = "5%"
 TIME = 8  # characters
@@ -84,8 +85,10 @@ class Comparison(View):
         """Say what to remember."""
         lines = [f"rows by a threshold of {self.document['threshold'] * 100:.3g} %; B/A is the geometric mean"]
         lines += [_summed(name, part) for name, part in self.document["summary"].items()]
-        only = self.document["only_in"].items()
-        lines += [f"only in {side.upper()}: {_content(rows)}" for side, rows in only if rows]
+        for side, rows in self.document["only_in"].items():
+            counts = Counter(f"{row['op']} {row['algorithm']}" for row in rows)
+            if counts:
+                lines += [f"only in {side.upper()}: " + ", ".join(f"{name} ({n})" for name, n in counts.items())]
         return ["#", *(f"# {line}" for line in lines)]
 
     def json(self) -> str:
@@ -100,9 +103,3 @@ def _summed(name: str, part: dict[str, Any]) -> str:
     beyond = f" ({part['within_spread']} beyond the threshold, but within their spread)"
     shown = ", ".join(counts) + (beyond if part["within_spread"] else "")
     return f"{name}: {part['rows']} in both, B/A {part['mean_ratio']:.3f}: {shown}"
-
-
-def _content(rows: Sequence[Row]) -> str:
-    """Write the rows of one run by operation and algorithm."""
-    counts = grouped(rows, lambda row: f"{row['op']} {row['algorithm']}")
-    return ", ".join(f"{of[0]['op']} {of[0]['algorithm']} ({len(of)})" for of in counts)

@@ -8,7 +8,7 @@ import click
 
 import commlib
 from commlib import env
-from commlib.bench.job import Job, arena_bytes, describe
+from commlib.bench.job import Job, arena_bytes
 from commlib.bench.measure import Bench
 from commlib.report.run import Output, until_it_ends
 from commlib.timing import measure_limit
@@ -34,8 +34,5 @@ def main(job: Job, output: Output, command: str) -> int:
 
 def _measure(bench: Bench, output: Output) -> None:
     output.open(bench, len(bench.calls))
-    following = [describe(*call) for call in bench.calls] + [""]
-    output.show(0, following[0])
-    for done, rows in enumerate(bench.run(), 1):
+    for rows in bench.run(output.show):
         output.rows(rows)
-        output.show(done, following[done])
