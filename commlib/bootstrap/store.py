@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from datetime import timedelta
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -144,7 +145,7 @@ class StoreWorld(World):
         """
         try:
             return cast("T", self._lane.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))
-        except TimeoutError:
+        except FutureTimeout:
             why = f"the store behind {self.name} does not answer; is the process that serves it stopped?"
             raise CommTimeout(f"rank {self.rank}: {why}") from None
         except CommError:
@@ -174,7 +175,7 @@ def connect_store(
     try:
         connecting = Lane("store").submit(partial(_store, address, serves, timeout_s, together))
         store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
-    except TimeoutError:
+    except FutureTimeout:
         raise CommTimeout(
             f"{where}: what listens there does not answer within {timeout_s:g} s; another program may hold that port"
         ) from None
