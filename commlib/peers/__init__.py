@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from commlib.peers.peer import Peer
 
-# Name → (labels of its rows, help); the module of a peer is loaded when it is asked for.
-PEERS: dict[str, tuple[tuple[str, ...], str]] = {
-    "torch": (("torch",), "torch.distributed"),
-    "mpi": (("mpi",), "MPI through mpi4py, under mpirun"),
-    "nccl": (("nccl",), "NCCL's bare calls, on GPUs"),
-    "symm": (("symm_oneshot", "symm_twoshot"), "torch's symmetric memory, on GPUs"),
+# The module of a peer is loaded when it is asked for.
+PEERS: dict[str, str] = {
+    "torch": "torch.distributed",
+    "mpi": "MPI through mpi4py, under mpirun",
+    "nccl": "NCCL's bare calls, on GPUs",
+    "symm": "torch's symmetric memory, on GPUs",
 }
 PROBE = "probe"  # labels that begin so are no rivals: nobody is compared with them
-LABELS: dict[str, str] = {label: name for name, (labels, _) in PEERS.items() for label in labels}
 _MAKERS = ("CallTable", "Peer")
 
 
@@ -33,4 +32,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["LABELS", "PEERS", "PROBE", "CallTable", "Peer", "load"]
+__all__ = ["PEERS", "PROBE", "CallTable", "Peer", "load"]

@@ -48,7 +48,7 @@ class _Bench(LazyGroup):
         return click.Command.invoke(self, ctx)
 
 
-_PEERS = "; ".join(f"{name}: {text}" for name, (_, text) in PEERS.items())
+_PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")

@@ -12,7 +12,7 @@ from commlib.bench.job import BEST, Job, left_out, series
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
-from commlib.peers import LABELS, PEERS, Peer, load
+from commlib.peers import PEERS, Peer, load
 from commlib.plan import Plan
 from commlib.timing import Protocol
 
@@ -100,9 +100,10 @@ def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[Peer, ...]) 
         return None
     ours = dict.fromkeys(algorithm.name for op in ops for algorithm in COLLECTIVES[op].algorithms)
     here = [label for peer in peers for label in peer.labels]
-    known_name(label, dict.fromkeys([*ours, BEST, *here, *LABELS]), "baseline")
-    if label in LABELS and label not in here:
-        words = ",".join([*(peer.name for peer in peers if peer.name in PEERS), LABELS[label]])
+    known = {each: name for name in PEERS for each in load(name).labels}
+    known_name(label, dict.fromkeys([*ours, BEST, *here, *known]), "baseline")
+    if label in known and label not in here:
+        words = ",".join([*(peer.name for peer in peers if peer.name in PEERS), known[label]])
         raise click.UsageError(f"--baseline {label} is not measured; add it: --peers {words}")
     return label
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
-from commlib.peers.kernels.case import Candidate, missing
-from commlib.timing import Run
+from commlib.peers.kernels.case import Arguments, Candidate, missing
 
 LABEL = "torch.compile"
 STATIC_S = 150.0  # in all; a shape takes 1 to 5 s
@@ -24,18 +22,14 @@ class Compiler:
         self.shapes = 0
         self.dynamic = False
 
-    def __call__(self, function: Callable[..., object], arguments: Callable[[Any], tuple[Any, ...]]) -> Candidate:
+    def __call__(self, function: Callable[..., object], arguments: Arguments) -> Candidate:
         """Return the candidate that calls the compiled function; it compiles when it is called first."""
         if self.off:
             return missing(LABEL, self.off)
         if not self.dynamic:
             torch._dynamo.reset()  # a function is compiled for eight shapes, and then, silently, no more
         compiled = torch.compile(function, dynamic=self.dynamic, fullgraph=True)
-
-        def prepare(inputs: Any) -> Run:
-            return partial(compiled, *arguments(inputs))
-
-        return Candidate(LABEL, prepare, compiles=True)
+        return Candidate(LABEL, lambda inputs: partial(compiled, *arguments(inputs)), compiles=True)
 
     def took(self, seconds: float) -> None:
         """Count what a first call took."""
