@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from commlib.peers.kernels.measure import Group, Line
 
 KIND = Kind("commlib.profile", 1, "commlib profile", "commlib.cli.profile")
+FIGURES = ("time_us", "blocks", "calls", "gbps", "of_copy")  # null where nothing was measured
 
 
 class ProfileReport(Report):
@@ -53,7 +54,7 @@ class ProfileReport(Report):
 
 
 def _row(group: Group, line: Line, seed: int) -> Row:
-    case, timed = group.case, line.timed
+    case = group.case
     return {
         "kernel": case.kernel,
         "variant": case.variant,
@@ -69,23 +70,21 @@ def _row(group: Group, line: Line, seed: int) -> Row:
         "skipped": line.skipped,
         "wrong": line.wrong,
         "mode": "graph" if group.replays else "eager",
-        "time_us": percentiles_us(timed) if timed else None,
-        "blocks": len(timed.times_s) if timed else None,
-        "calls": timed.iterations if timed else None,
-        "gbps": _over(group.num_bytes / 1e9, timed),
-        "of_copy": _of_copy(group, timed),
+        **(_figures(group, line.timed) if line.timed else dict.fromkeys(FIGURES)),
         "eager": _eager(group, line.eager),
         "versus": _versus(group, line, seed),
     }
 
 
-def _over(amount: float, timed: Measurement | None) -> float | None:
-    return round(amount / timed.median_s, 6) if timed and timed.median_s else None
-
-
-def _of_copy(group: Group, timed: Measurement | None) -> float | None:
-    copies = (line.timed for line in group.lines if line.candidate.label == COPY and line.timed)
-    return next((_over(copy.median_s, timed) for copy in copies), None)
+def _figures(group: Group, timed: Measurement) -> Row:
+    copies = (line.timed.median_s for line in group.lines if line.candidate.label == COPY and line.timed)
+    return {
+        "time_us": percentiles_us(timed),
+        "blocks": len(timed.times_s),
+        "calls": timed.iterations,
+        "gbps": round(group.num_bytes / 1e9 / timed.median_s, 6),
+        "of_copy": next((round(copy_s / timed.median_s, 6) for copy_s in copies), None),
+    }
 
 
 def _eager(group: Group, called: Measurement | None) -> Row | None:

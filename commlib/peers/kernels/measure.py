@@ -171,10 +171,6 @@ def _flush(settings: Settings) -> Run:
     return buffer.sum
 
 
-class _TookTooLong(Exception):
-    pass
-
-
 @contextmanager
 def _no_longer_than(seconds: float) -> Iterator[None]:
     """Interrupt what takes longer, where signals can: in the main thread."""
@@ -183,7 +179,7 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> Any:
-        raise _TookTooLong(f"its first call took more than {seconds:g} s")
+        raise TimeoutError(f"its first call took more than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
