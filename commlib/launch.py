@@ -67,6 +67,14 @@ def end_with(pipe_fd: int, owner: int) -> None:
         os.kill(owner, signal.SIGKILL)
 
 
+def fate(code: int) -> str:
+    """Say how a process ended; a signal is a negative code, as subprocess has it."""
+    if code >= 0:
+        return f"exited with code {code}"
+    named = -code in set(signal.Signals)  # real-time signals have no names
+    return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
+
+
 class _Stream:
     """One output of one rank; whole lines of it go to `sink`, each behind its rank."""
 
@@ -113,15 +121,15 @@ class _Rank:
             os.killpg(self.process.pid, signum)
 
     def reap(self) -> int:
-        """Return the exit code; what the child left in its group ends with it."""
+        """Return how the child ended, a signal as a negative number; what it left in its group ends with it."""
         # Before wait(): a zombie keeps its number, and its group's, from being given to another process.
         self.signal(signal.SIGKILL)
-        code = self.process.wait()
+        self.process.wait()
         os.close(self.pidfd)
         os.close(self.lifeline)
         for stream in self.streams:
             stream.finish()
-        return code if code >= 0 else 128 - code
+        return self.process.returncode
 
 
 class _Job:
@@ -219,10 +227,10 @@ class _Job:
                 self.selector.unregister(fd)
         code = rank.reap()
         del self.alive[rank.number]
-        how = f"was killed by {signal.Signals(code - 128).name}" if code > 128 else f"exited with code {code}"
+        how = fate(code)
         self.hub.lost(rank.number, how)
         if code and not self.code:
-            self.code = code
+            self.code = code if code > 0 else 128 - code
             self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
             self._end_all(signal.SIGTERM)
 

@@ -90,6 +90,9 @@ def test_a_million_lines_arrive():
     ("ending", "code", "said"),
     [
         ("sys.exit(7)", 7, "rank 1 exited with code 7"),
+        ("sys.exit(137)", 137, "rank 1 exited with code 137"),
+        ("sys.exit(200)", 200, "rank 1 exited with code 200"),
+        ("os.kill(os.getpid(), 40)", 168, "rank 1 was killed by signal 40"),
         ("os.kill(os.getpid(), 9)", 137, "rank 1 was killed by SIGKILL"),
         ("os.kill(os.getpid(), 11)", 139, "rank 1 was killed by SIGSEGV"),
     ],

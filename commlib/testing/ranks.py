@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.bootstrap.hub import Hub
+from commlib.launch import fate
 from commlib.testing.worker import Outcome, Seat, create_communicator, split, work
 
 PRELOAD = ("torch", "commlib.testing", "commlib.communicator")  # what a fork then need not import again
@@ -194,9 +195,8 @@ class Ranks:
         except (EOFError, ConnectionError):
             del self._workers[rank]
             worker.process.join(STOP_S)
-            code = worker.process.exitcode or 0
+            how = fate(worker.process.exitcode or 0)
             _release(worker)
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
             return Outcome(trace=how)
 
     def _give_up(self, handle: Handle) -> None:
