@@ -19,7 +19,7 @@ def errors(document: Any, schema: Rule) -> list[Any]:
     return list(jsonschema.Draft202012Validator(schema).iter_errors(document))
 
 
-def test_of(schema: Rule) -> Test:
+def quick_test(schema: Rule) -> Test:
     """Return a test that documents without errors pass: for `init()`, which has no time for the library.
 
     It knows the words of the plan's schema, of which each part has a type, values, or another part's name.

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from commlib.plan.lines import Path, line_of, lines_of, name_of
 from commlib.plan.rules import Rule
-from commlib.schema import Test, errors, test_of
+from commlib.schema import Test, errors, quick_test
 
 SCHEMA, VERSION = "commlib.plan", 2
 MAX_RULES = (1 << 16) - 1  # the native tables count them in 16 bits
@@ -28,7 +28,7 @@ def schema() -> dict[str, Any]:
 
 @cache
 def _is_right() -> Test:
-    return test_of(schema())
+    return quick_test(schema())
 
 
 def parse(text: str, source: str) -> Any:

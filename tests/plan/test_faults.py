@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from commlib.agreement import find_plan
 from commlib.plan import Plan, shipped, shipped_plan
 from commlib.plan.read import MAX_RULES, read_rules, schema
+from commlib.schema import quick_test
 from tests.plan.documents import HEAD, Rule, plan_of, tuned
 
 BAD = {
@@ -152,3 +155,35 @@ def test_the_quick_test_says_what_the_json_schema_does(document: Any, right: boo
 
     jsonschema.Draft202012Validator.check_schema(schema())
     assert (ours(), jsonschema.Draft202012Validator(schema()).is_valid(document)) == (right, right)
+
+
+JUNK = (None, True, 0, -1, 3.5, 1 << 62, 1 << 20, (1 << 20) + 1, "", "plain", "graph", [], [1], [1, 2], {}, {"a": 1})
+FULL = {
+    **{"op": "x", "dtype": "a", "redop": "b", "placement": "plain", "mode": "*", "world": [1, None]},
+    "ranges": [{"algorithm": "a", "params": {"b": 1}, "align": 4, "ci_bytes": [1, 2], "gain": 0.5, "runner_up": None}],
+    "fallback": [{"algorithm": "z", "align": 1}],
+}
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every object and list of a document with each of its keys and numbers."""
+    for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield value, key
+        yield from places(value[key])
+
+
+def test_the_quick_test_says_what_the_json_schema_does_of_plans_spoilt_at_random() -> None:
+    draw, quick, slow = random.Random(0), quick_test(schema()), jsonschema.Draft202012Validator(schema())
+    whole = {**json.loads(tuned()), "created": "c", "method": {}}
+    whole["rules"].append(FULL)
+    found = []
+    for _ in range(1000):
+        document = json.loads(json.dumps(whole))
+        part, key = draw.choice(list(places(document)))
+        if isinstance(part, dict) and draw.random() < 0.5:
+            part[draw.choice(("odd", "max_bytes", "align", "fallback"))] = part.pop(key)
+        else:
+            part[key] = draw.choice(JUNK)
+        found.append(quick(document))
+        assert found[-1] == slow.is_valid(document), document
+    assert 50 < sum(found) < 950
