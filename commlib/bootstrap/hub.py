@@ -16,6 +16,7 @@ from commlib.bootstrap.world import named
 
 LOOK_S = 0.2  # between two looks whether a rank that waits is still there
 LEFT = "ended or closed its communicator"
+GONE = (OSError, EOFError, pickle.UnpicklingError)  # what reading shows when the other side ends, also half-way
 
 # A rank asks with its round, how long it waits, and its bytes. The answer: "all" and every rank's bytes in rank order,
 # "late" and the ranks that did not come, or "lost" and a rank that is gone, and how it went.
@@ -73,7 +74,7 @@ class Hub:
 
     def _serve(self, sock: socket.socket, serve: Callable[..., None], *arguments: object) -> None:
         def run() -> None:
-            with sock, contextlib.suppress(OSError, EOFError):
+            with sock, contextlib.suppress(*GONE):
                 serve(sock, *arguments)
             with self._changed:
                 del self._serving[sock]

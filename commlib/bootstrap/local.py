@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from commlib import env
-from commlib.bootstrap.hub import Answer, Question
+from commlib.bootstrap.hub import GONE, Answer, Question
 from commlib.bootstrap.launcher import announced
 from commlib.bootstrap.world import World
 from commlib.errors import CommError, PeerLost
@@ -64,7 +64,7 @@ class LocalWorld(World):
             kind, answer = self._ask((self._round, timeout_s, data))
         except TimeoutError:
             kind, answer = "late", "its launcher, which does not answer"
-        except (OSError, EOFError):
+        except GONE:
             kind, answer = "lost", "the launcher is gone"
         if not isinstance(answer, str):
             return answer

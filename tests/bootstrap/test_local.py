@@ -133,6 +133,15 @@ def test_a_stopped_rank_does_not_stop_the_hub(hub):
         world.close()
 
 
+def test_a_rank_that_ends_in_the_middle_of_its_bytes_is_named(hub):
+    ours, theirs = worlds(hub)
+    theirs._channel.sendall(pickle.dumps((1, 5, b"half" * 10))[:30])
+    theirs.close()
+    with pytest.raises(PeerLost, match="rank 0: rank 1 ended or closed"):
+        ours.all_gather(b"", 5)
+    ours.close()
+
+
 def test_a_rank_that_is_interrupted_while_it_waits_is_named(hub):
     ours, theirs = worlds(hub)
     interrupted = threading.Timer(0.1, ours._channel.shutdown, (socket.SHUT_RDWR,))
