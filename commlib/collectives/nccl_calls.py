@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import torch
 
-_REDUCIBLE = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64),
-        *(torch.complex64, torch.complex128),
-    }
-)
+_LACKS = frozenset({torch.int16, torch.uint16, torch.bool})
 SAFE_SYMMETRIC = (2, 30, 7)  # before it, symmetric kernels may read what is not written yet
 
 
 def refuses_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:
     """Why NCCL cannot reduce this, or None."""
-    if dtype not in _REDUCIBLE or redop in ("band", "bor", "bxor"):
+    if dtype in _LACKS or redop in ("band", "bor", "bxor"):
         return f"NCCL does not reduce {dtype} by {redop}"
     return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -36,11 +38,12 @@ def index(
     if vocab_range is not None:
         start, length = _shard(vocab_range)
         out_of_range = "zero"  # the rows of other shards are no mistake
-    if not plain or compiling():
-        return _dispatched(weights, ids, out, (start, length, out_of_range))
+    dispatched = not plain or compiling()
     if out is None:
+        if dispatched:
+            return cast("Tensor", _index(weights, ids, start, length, out_of_range))
         out = _empty(weights, ids)
-    _run(out, weights, ids, start, length, out_of_range)
+    (_index_into if dispatched else _run)(out, weights, ids, start, length, out_of_range)
     return out
 
 
@@ -55,14 +58,6 @@ def _empty(weights: Tensor, ids: Tensor) -> Tensor:
     if weights.dim() != 2:
         raise ValueError(f"weights has {weights.dim()} dimensions, but index takes rows of a table of 2; reshape it")
     return weights.new_empty((*ids.shape, weights.shape[1]))
-
-
-def _dispatched(weights: Tensor, ids: Tensor, out: Tensor | None, rows: tuple[int, int, str]) -> Tensor:
-    if out is None:
-        result: Tensor = _index(weights, ids, *rows)
-        return result
-    _index_into(out, weights, ids, *rows)
-    return out
 
 
 def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
