@@ -9,20 +9,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
 from commlib.bench.document import averages, config_of, fits
 from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out
 from commlib.bench.rows import KIND
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.errors import Unsupported
 from commlib.peers import PROBE
 from commlib.plan import Explanation, Plan
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
-from commlib.timing import Candidate, Limit, Measurement, Protocol, Run, measure, plain_on, public_call
+from commlib.timing import Candidate, Limit, Measurement, Protocol, measure, pinned, plain_on
 
 WARMUP_S = 0.3
 Way = tuple[Row, Candidate]  # what its row says of who makes the call, and how it is made
@@ -145,22 +142,9 @@ class Bench(Report):
 
     def _pinned(self, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool) -> Candidate:
         """Return the candidate that makes the public call under a plan that leaves no choice."""
-        make = public_call(self.twin, collective)
-
-        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            if reason := algorithm.refuses(call.dtype, call.redop, call.size):
-                raise Unsupported(reason)
-            return make(x, out, call)
-
-        def enter() -> None:
-            if self.twin.plan is not plan:
-                self.twin.use(plan)
-
-        empty = self._symmetric if algorithm.placement == "symmetric" else plain_on(self.comm.device)
+        prepare, enter = pinned(self.twin, collective, algorithm, plan)
+        empty = self.twin.empty if algorithm.placement == "symmetric" else plain_on(self.comm.device)
         return Candidate(algorithm.name, prepare, in_place, empty, enter)
-
-    def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return self.twin.empty((elements,), dtype)
 
     def _figures(self, row: Row, result: Measurement, found: Sequence[Found]) -> Row:
         """Return the rest of a row; `found` are all of its call."""

@@ -25,11 +25,6 @@ def about(num_bytes: float) -> str:
     return f"{num_bytes:.0f}"
 
 
-def sizes_text(low: int, high: int) -> str:
-    """Write a range of sizes, or the size that it is."""
-    return size_text(low) if low == high else f"{size_text(low)}–{size_text(high)}"
-
-
 def whole_text(number: int, digits: int) -> str:
     """Write a whole number in full, or as a size where it has too many digits."""
     texts = (str(number), size_text(number), about(number))

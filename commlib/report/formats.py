@@ -40,22 +40,18 @@ def _block(brackets: str, parts: Sequence[str], depth: int) -> str:
     return brackets[0] + indent + f",{indent}".join(parts) + "\n" + " " * depth + brackets[1]
 
 
-def csv_text(fields: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> str:
+def csv_text(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str] | None = None) -> str:
     """Write RFC 4180: one header, one line for each row, nothing for what a row does not have.
 
-    `fields` gives each column the place of its value in a row: "speedup.low" is in a part of it.
+    `fields` gives each column the place of its value in a row: "speedup.low" is in a part of it. None: all there are.
     """
+    cells = [dict(flat(row)) for row in rows]
+    fields = fields or {place: place for row in cells for place, value in row.items() if value is not None}
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(fields)
-    for row in map(dict, map(flat, rows)):
-        writer.writerow([_plain(row.get(place)) for place in fields.values()])
+    writer.writerows([_plain(row.get(place)) for place in fields.values()] for row in cells)
     return text.getvalue().removesuffix("\r\n")
-
-
-def leaves(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the place of every value that one of the rows has."""
-    return list(dict.fromkeys(place for row in rows for place, value in flat(row) if value is not None))
 
 
 def flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from commlib.report.document import Row
-from commlib.report.formats import csv_text, json_text, leaves, markdown_list, markdown_table
+from commlib.report.formats import csv_text, json_text, markdown_list, markdown_table
 from commlib.report.table import Column, fold, widest_that_fits
 
 Item = TypeVar("Item")
@@ -95,8 +95,7 @@ class View(ABC):
 
     def csv(self) -> str:
         """Return a line for each item, with all that it has."""
-        items = [item for rows in self.by_series() for item in self.items(rows)]
-        return csv_text({leaf: leaf for leaf in leaves(items)}, items)
+        return csv_text([item for rows in self.by_series() for item in self.items(rows)])
 
     def json(self) -> str:
         """Return the document itself."""

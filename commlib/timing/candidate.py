@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from commlib.errors import Unsupported
+
 if TYPE_CHECKING:
-    from commlib.collectives.spec import Call, Collective
+    from commlib.collectives.spec import Algorithm, Call, Collective
     from commlib.communicator import Communicator
+    from commlib.plan import Plan
 
 Run = Callable[[], object]
 Prepare = Callable[[torch.Tensor, torch.Tensor, "Call"], Run]
@@ -56,6 +59,24 @@ def public_call(comm: Communicator, collective: Collective) -> Prepare:
         return calls[0] if len(calls) == 1 else lambda: [made() for made in calls]
 
     return prepare
+
+
+def pinned(
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan
+) -> tuple[Prepare, Callable[[], None]]:
+    """Return `prepare` and `enter` of the public call on a communicator that is given a plan which leaves no choice."""
+    make = public_call(twin, collective)
+
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        if reason := algorithm.refuses(call.dtype, call.redop, call.size):
+            raise Unsupported(reason)
+        return make(x, out, call)
+
+    def enter() -> None:
+        if twin.plan is not plan:
+            twin.use(plan)
+
+    return prepare, enter
 
 
 class _Recorder:

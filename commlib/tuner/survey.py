@@ -11,18 +11,14 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-import torch
-
 from commlib.collectives.facts import FACTS
 from commlib.collectives.reference import ordered
-from commlib.errors import Unsupported
 from commlib.plan import Plan, Query
-from commlib.timing import Candidate, Measurement, Protocol, Run, measure, plain_on, public_call
+from commlib.timing import Candidate, Measurement, Protocol, measure, pinned, plain_on
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.samples import Samples, Store
 
 if TYPE_CHECKING:
-    from commlib.collectives import Call
     from commlib.communicator import Communicator
 
 GATE_BYTES = 16 << 20  # values are compared up to here: beyond, the same code only goes on for longer
@@ -123,22 +119,9 @@ class Survey:
         plain = next(a.name for a in case.collective.algorithms if a.backend == self.comm.backend)
         below = Plan.only({case.op: plain}, params={})  # a symmetric rule alone is no plan
         plan = Plan.only({case.op: option.algorithm}, base=below, params=dict(option.params))
-        make = public_call(self._twin, case.collective)
-
-        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            if reason := case.collective.algorithm(option.algorithm).refuses(call.dtype, call.redop, call.size):
-                raise Unsupported(reason)
-            return make(x, out, call)
-
-        def enter() -> None:
-            if self._twin.plan is not plan:
-                self._twin.use(plan)
-
-        empty = self._symmetric if case.placement == "symmetric" else plain_on(self.comm.device)
+        prepare, enter = pinned(self._twin, case.collective, case.collective.algorithm(option.algorithm), plan)
+        empty = self._twin.empty if case.placement == "symmetric" else plain_on(self.comm.device)
         return Candidate(str(option), prepare, case.in_place, empty, enter)
-
-    def _symmetric(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._twin.empty((elements,), dtype)
 
 
 def incumbent(plan: Plan, case: Case, num_bytes: int, world: int) -> Option | None:

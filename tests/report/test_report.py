@@ -85,7 +85,7 @@ def test_json_has_a_line_for_a_row() -> None:
 
 
 def test_csv_reads_parts_of_a_row_and_markdown_escapes_bars() -> None:
-    assert csv_text({"op": "op", "us": "time.p50"}, ROWS).splitlines() == ["op,us", "all_reduce,1.25", "barrier,"]
+    assert csv_text(ROWS, {"op": "op", "us": "time.p50"}).splitlines() == ["op,us", "all_reduce,1.25", "barrier,"]
     table = markdown_table([Column("a|b", lambda row: row["op"] + "|"), Column("s", lambda row: "x", unit="B")], ROWS)
     assert table[0] == "| a\\|b | s, B |"
     assert table[2] == "| all_reduce\\| | x |"

@@ -8,7 +8,7 @@ from typing import Any
 
 from commlib.bench.rows import PLACES, measured, median_us, series_of, title
 from commlib.report.document import Row
-from commlib.report.figures import about, fitted, size_text, sizes_text
+from commlib.report.figures import about, fitted, size_text
 from commlib.report.view import grouped, unfinished
 
 FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
@@ -88,7 +88,8 @@ def _chosen(rows: Sequence[Row]) -> Iterator[str]:
 
 def _choice(run: Sequence[Row]) -> str:
     rule = f" ({run[0]['rule']})" if run[0]["rule"] else ""
-    return f"{run[0]['algorithm']} at {sizes_text(run[0]['size'], run[-1]['size'])}{rule}"
+    ends = dict.fromkeys(size_text(row["size"]) for row in (run[0], run[-1]))
+    return f"{run[0]['algorithm']} at {'–'.join(ends)}{rule}"
 
 
 def _faster(rows: Sequence[Row]) -> Iterator[str]:

@@ -71,7 +71,7 @@ class BenchView(View):
 
     def csv(self) -> str:
         """Return a line for each row."""
-        return csv_text(columns.CSV, self.rows())
+        return csv_text(self.rows(), columns.CSV)
 
     def osu(self) -> str:
         """Return OSU's columns, one table for each algorithm in each form."""
