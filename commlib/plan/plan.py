@@ -156,7 +156,8 @@ class Plan:
     def unpacked(cls, packed: str) -> Plan:
         """Return the plan that rank 0 packed."""
         document, source, origins, texts, fit, pinned = json.loads(packed)
-        made = cls(document, source)
+        made = object.__new__(cls)
+        made._take(document, source)
         rules = tuple(
             replace(rule, source=file, number=number, text=texts[file])
             for rule, (file, number) in zip(made.rules, origins, strict=True)
