@@ -32,10 +32,13 @@ def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
     assert [(each.label, each.iterations, len(each.times_s)) for each in found] == [("a", 3, 6), ("b", 3, 6)]
     assert all(len(each.issue_s) == 6 for each in found)
     assert all(issue <= time for each in found for issue, time in zip(each.issue_s, each.times_s, strict=True))
-    timed = recorder.calls[-2 * 6 * 6 :]  # each block is led in by a call on each set
-    blocks = [timed[at : at + 6] for at in range(0, len(timed), 6)]
+    led = 3 + 4 * 3  # each block is led in by four times as many calls
+    timed = recorder.calls[-2 * 6 * led :]
+    blocks = [timed[at : at + led] for at in range(0, len(timed), led)]
     assert all(len({label for label, _ in block}) == 1 for block in blocks)
-    assert all({at for _, at in half} == {0, 1, 2} for block in blocks for half in (block[:3], block[3:]))
+    assert all(
+        {at for _, at in block[first : first + 3]} == {0, 1, 2} for block in blocks for first in range(0, led, 3)
+    )
     order = [block[0][0] for block in blocks]
     assert all(set(order[at : at + 2]) == {"a", "b"} for at in range(0, 12, 2))
     assert order != ["a", "b"] * 6
