@@ -57,9 +57,9 @@ def _whole(document: Any) -> Any:
     return {**document, "rows": whole}
 
 
-def _nested(flat: Mapping[str, Any]) -> Row:
+def _nested(cells: Mapping[str, Any]) -> Row:
     row: Row = {}
-    for place, value in flat.items():
+    for place, value in cells.items():
         *parts, key = place.split(".")
         inside = row
         for part in parts:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from commlib.bench.rows import TYPE_WIDTH, label, median_us, type_text, wrong_text
+from commlib.bench.rows import PLACES, TYPE_WIDTH, label, median_us, type_text, wrong_text
 from commlib.report.document import Row
 from commlib.report.figures import fitted, interval_text, percent_text, plus_minus_text, size_text, whole_text
 from commlib.report.table import Column
@@ -14,7 +14,6 @@ from commlib.report.table import Column
 TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
 ALGORITHM = 19  # lsa_ll128_exchange and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
-FORMS = {False: "out-of-place", True: "in-place"}
 NARROW = ("size", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host", "speed-up")
 CALL = ("size", "count", "type", "redop", "root", "algorithm")
 FORM = ("time", "algbw", "busbw", "#wrong")
@@ -50,8 +49,8 @@ def markdown(baseline: str | None) -> list[Column]:
     name = Column("algorithm", lambda row: bold[row["chosen"]].format(row["algorithm"]), left=True)
     busbw = Column("busbw", lambda row: fitted(row["busbw"], 7), unit="GB/s")
     columns = [_of_way(Column("size", lambda row: size_text(row["size"]))), _of_way(name)]
-    for form, words in FORMS.items():
-        time = Column(words.replace("-", " "), lambda row: fitted(median_us(row), 8), unit="µs")
+    for form, words in PLACES.items():
+        time = Column(words, lambda row: fitted(median_us(row), 8), unit="µs")
         columns += [_of_way(time, form, "–"), _of_way(busbw, form, "–")]
     columns += [_of_way(Column("% of limit", lambda row: percent_text(row["of_limit"])), nothing="–")]
     columns += [Column("#wrong", lambda way: ", ".join({wrong_text(row["wrong"]): row for row in way.values()}))]
@@ -88,7 +87,7 @@ def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[s
 
 def _wide(of_row: dict[str, Column], of_form: Sequence[str]) -> list[Column]:
     call, first = ([_of_way(of_row[name]) for name in names if name in of_row] for names in (CALL, FIRST))
-    forms = [_of_way(of_row[name], form) for form in FORMS for name in of_form]
+    forms = [_of_way(of_row[name], form) for form in PLACES for name in of_form]
     wrong = [] if "#wrong" in of_form else [Column("#wrong", _both_wrong, WRONG)]
     return [*call, *forms, *wrong, *first]
 
@@ -101,7 +100,7 @@ def _of_way(column: Column, form: bool | None = None, nothing: str = "-") -> Col
         text = "-" if row is None else column.read(row)
         return nothing if text == "-" else text
 
-    return replace(column, read=read, group="" if form is None else FORMS[form])
+    return replace(column, read=read, group="" if form is None else PLACES[form].replace(" ", "-"))
 
 
 def _both_wrong(way: Way) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from commlib.bench.rows import label, measured, median_us, series_of, title
+from commlib.bench.rows import PLACES, label, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.figures import about
 from commlib.report.plot import Panel, curves, draw, look
@@ -52,8 +52,7 @@ def _panels(rows: list[Row], looks: Looks, limit: Mapping[str, Any]) -> list[Pan
         bars = {f"{label(row)}  {median_us(row):.3g} µs": median_us(row) for row in rows}
         return [Panel(f"{title(rows[0])} (* the plan's choice)", "latency, µs", bars=bars)]
     rows = [row for row in rows if row["size"]]
-    form = "in place" if rows[0]["in_place"] else "out of place"
-    form += ", symmetric tensors" if rows[0]["placement"] == "symmetric" else ""
+    form = PLACES[rows[0]["in_place"]] + (", symmetric tensors" if rows[0]["placement"] == "symmetric" else "")
     shared: dict[str, Any] = {"title": f"{title(rows[0])} ({form})", "ticks": _ticks(rows)}
     latency, bandwidth = _limits(limit["latency_us"], "µs"), _limits(limit["busbw"], "GB/s")
     chosen = [{**row, "algorithm": CHOSEN} for row in rows if row["chosen"]]
