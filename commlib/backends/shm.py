@@ -33,26 +33,20 @@ class ShmBackend(NativeBackend["ShmGroup"]):
     def _join(self, world: World, options: Options) -> ShmGroup:
         """Two rounds: where the memory is, then whether everyone got in; all ranks fail together."""
         group: ShmGroup | None = None
-        offer, failure = {}, ""
+        # Bytes of an arena, a nonce, and where the memory is: its maker's pid and descriptor.
+        memory = options.max_bytes, secrets.randbits(62), 0, -1
+        failure = ""
         if world.rank == 0:
-            nonce = secrets.randbits(62)
             try:
-                group = library.open_shm(world.size, 0, options.max_bytes, nonce, 0, -1)
-                offer = {
-                    "pid": os.getpid(),
-                    "fd": group.fd(),
-                    "nonce": nonce,
-                    "arena_bytes": options.max_bytes,
-                }
+                group = library.open_shm(world.size, 0, *memory)
+                memory = *memory[:2], os.getpid(), group.fd()
             except CommError as error:
                 failure = f"rank 0: {error}"
-        reply = world.broadcast(json.dumps([offer, failure]).encode(), 0, options.timeout_s)
-        offer, failure = json.loads(reply)
+        reply = world.broadcast(json.dumps([memory, failure]).encode(), 0, options.timeout_s)
+        memory, failure = json.loads(reply)
         if not failure and world.rank != 0:
             try:
-                group = library.open_shm(
-                    world.size, world.rank, offer["arena_bytes"], offer["nonce"], offer["pid"], offer["fd"]
-                )
+                group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
                 failure = f"rank {world.rank}: {error}"
         failures = [f.decode() for f in world.all_gather(failure.encode(), options.timeout_s) if f]

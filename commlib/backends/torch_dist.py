@@ -26,8 +26,6 @@ class TorchBackend(Backend):
 
     name = "torch"
     native = False
-    rank: int
-    size: int
 
     def __init__(self, world: World, options: Options) -> None:
         self.rank, self.size = world.rank, world.size
