@@ -13,7 +13,7 @@ import torch
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:
-    from commlib._native import Calls
+    from commlib._native import Calls, NcclGroup, ShmGroup
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,18 @@ class Backend(ABC):
         """The shipped plan to use, by its file's name."""
         return self.name
 
+    @property
+    def group(self) -> ShmGroup | NcclGroup | None:
+        """The native half, which is told the rows and the plan; without one the engine chooses by itself."""
+        return None
+
     def calls(self) -> Calls:
         """Return the collectives of a native backend; they keep what it holds."""
         raise Unsupported(f"the {self.name} backend has no native code")
 
-    def learn(self, rows: str) -> None:
-        """Tell the native half, where there is one, of its algorithms."""
-
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Run the Python half of a collective; a backend whose engine has errors of its own makes them ours."""
         return call()
-
-    def set_plan(self, rules: str) -> None:
-        """Tell the native half how to choose from now on; without one the engine chooses by itself."""
 
     def inner(self) -> AbstractContextManager[None]:
         """Mark the calls inside as part of another one: a peer's call of the caller's own does not match them."""

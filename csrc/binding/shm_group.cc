@@ -110,7 +110,7 @@ class ShmGroup {
 
   // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
   void learn(const std::string& rows) { target_->group->learn(rows); }
-  void set_plan(const std::string& plan) { target_->group->set_plan(plan); }
+  void set_plan(const std::string& plan) { target_->group->plan().set(plan, true); }
   // The algorithm that would run, as the hot path finds it; empty: none.
   std::string choice(const std::string& op, const std::string& dtype, const std::string& redop,
                      int64_t bytes, bool symmetric, bool) {

@@ -66,7 +66,10 @@ Group::Group(const Settings& settings)
       comm_(settings.comm),
       user_bytes_(settings.user_bytes),
       timeout_s_(settings.timeout_s),
-      plan_(kParams),
+      plan_(kParams,
+            [](const Row& row, const Params& params) {
+              if (!row.kernel.empty()) shape_of(params).check();
+            }),
       fault_(
           settings.rank, settings.world, settings.timeout_s,
           [this](uint64_t what) { return describe(what); }, [this] { return order_.waiting(); }),
@@ -134,12 +137,6 @@ void Group::learn(const std::string& rows) {
     const int kernel = vendor ? -1 : kernels_.add({row.op, row.kernel, row.name, row.reduces});
     natives_.push_back({vendor, kernel});
   }
-}
-
-void Group::set_plan(const std::string& plan) {
-  plan_.set(plan, has_arena(), [](const Row& row, const Params& params) {
-    if (!row.kernel.empty()) shape_of(params).check();
-  });
 }
 
 std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const {

@@ -37,7 +37,7 @@ int PlanTable::find_row(Op op, const std::string& name) const {
 }
 
 // A range or a fallback, in the words of its line.
-Choice PlanTable::read_choice(const Words& words, Op op, const Check& check) const {
+Choice PlanTable::read_choice(const Words& words, Op op) const {
   Choice choice{0, UINT64_MAX, 1, find_row(op, words["algorithm"]), {}};
   if (choice.algorithm < 0)
     fail("ValueError", name_of(op), " has no algorithm '", words["algorithm"], "' here");
@@ -54,11 +54,11 @@ Choice PlanTable::read_choice(const Words& words, Op op, const Check& check) con
       choice.params[param_named(name, params_)] = static_cast<uint32_t>(number);
     }
   }
-  check(row(choice.algorithm), choice.params);
+  if (check_) check_(row(choice.algorithm), choice.params);
   return choice;
 }
 
-void PlanTable::read_line(const Words& words, std::vector<Rule>& rules, const Check& check) const {
+void PlanTable::read_line(const Words& words, std::vector<Rule>& rules) const {
   if (words.kind() == "rule") {
     const std::string& mode = words["mode"];
     Rule& rule = rules.emplace_back();
@@ -71,13 +71,13 @@ void PlanTable::read_line(const Words& words, std::vector<Rule>& rules, const Ch
     return;
   }
   Rule& rule = rules.back();
-  Choice choice = read_choice(words, rule.op, check);
+  Choice choice = read_choice(words, rule.op);
   if (words.kind() == "fallback") return rule.fallback.push_back(choice);
   if (!rule.ranges.empty()) choice.least_bytes = rule.ranges.back().most_bytes + 1;
   rule.ranges.push_back(choice);
 }
 
-std::vector<PlanTable::Rule> PlanTable::read(const std::string& text, const Check& check) const {
+std::vector<PlanTable::Rule> PlanTable::read(const std::string& text) const {
   std::vector<Rule> rules;
   std::string where;  // the rule stands, for errors
   each_line(text, [&](const std::string& line) {
@@ -87,7 +87,7 @@ std::vector<PlanTable::Rule> PlanTable::read(const std::string& text, const Chec
       return;
     }
     try {
-      read_line(Words(line), rules, check);
+      read_line(Words(line), rules);
     } catch (const Failure& failure) {
       fail(failure.kind().c_str(), where, failure.what());
     }
@@ -166,8 +166,8 @@ void PlanTable::compile(const std::vector<const Rule*>& plain,
   }
 }
 
-void PlanTable::set(const std::string& text, bool has_arena, const Check& check) {
-  const std::vector<Rule> rules = read(text, check);
+void PlanTable::set(const std::string& text, bool has_arena) {
+  const std::vector<Rule> rules = read(text);
   Compiled made;
   for (int op = 0; op < kOps; ++op) {
     for (const Mode mode : {Mode::eager, Mode::graph}) {

@@ -41,8 +41,12 @@ struct Choice {
 
 class PlanTable {
  public:
+  // Throws ValueError for parameters that do not go together.
+  using Check = std::function<void(const Row&, const Params&)>;
+
   // `params`: the names of those that the backend knows, in the order of Choice::params.
-  explicit PlanTable(ParamNames params) : params_(std::move(params)) {}
+  explicit PlanTable(ParamNames params, Check check = nullptr)
+      : params_(std::move(params)), check_(std::move(check)) {}
 
   // Every algorithm of the backend, once; what a plan then names by its place.
   void learn(const std::string& text);
@@ -50,11 +54,9 @@ class PlanTable {
   const Row& row(int algorithm) const { return rows_[static_cast<size_t>(algorithm)]; }
   int find_row(Op op, const std::string& name) const;  // -1: none
 
-  // Takes the plan of a text: a line "rule" each, then those of its ranges and fallbacks. `check`
-  // throws ValueError for parameters that do not go together. A plan that is refused changes
-  // nothing.
-  using Check = std::function<void(const Row&, const Params&)>;
-  void set(const std::string& text, bool has_arena, const Check& check);
+  // Takes the plan of a text: a line "rule" each, then those of its ranges and fallbacks. A plan
+  // that is refused changes nothing.
+  void set(const std::string& text, bool has_arena);
 
   // Null: the plan has nothing for such a call.
   const Choice* find(Mode mode, bool symmetric, const Call& call, size_t bytes) const {
@@ -86,9 +88,9 @@ class PlanTable {
     std::vector<std::vector<Choice>> lists{1};  // the first is empty
     std::vector<uint32_t> index = std::vector<uint32_t>(kKinds * kReductions);  // into lists
   };
-  std::vector<Rule> read(const std::string& text, const Check& check) const;
-  void read_line(const Words& words, std::vector<Rule>& rules, const Check& check) const;
-  Choice read_choice(const Words& words, Op op, const Check& check) const;
+  std::vector<Rule> read(const std::string& text) const;
+  void read_line(const Words& words, std::vector<Rule>& rules) const;
+  Choice read_choice(const Words& words, Op op) const;
   std::vector<Choice> list_of(const std::vector<const Rule*>& rules, const Wanted& wanted) const;
   void compile(const std::vector<const Rule*>& plain, const std::vector<const Rule*>& symmetric,
                size_t kind, bool has_arena, Compiled& made) const;
@@ -97,6 +99,7 @@ class PlanTable {
               std::vector<Choice>& list) const;
 
   const ParamNames params_;
+  const Check check_;
   std::deque<Row> rows_;  // names stay where they are
   OpFacts ops_[kOps];
   std::bitset<kReductions> reduces_;

@@ -42,10 +42,6 @@ void Group::learn(const std::string& rows) {
   }
 }
 
-void Group::set_plan(const std::string& plan) {
-  plan_.set(plan, true, [](const Row&, const Params&) {});
-}
-
 std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) const {
   const Choice* found = plan_.find(Mode::eager, symmetric, call, plan_bytes);
   return found ? plan_.row(found->algorithm).name : "";

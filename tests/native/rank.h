@@ -127,7 +127,7 @@ class Rank {
         }
       }
     }
-    group_.set_plan(plan);
+    group_.plan().set(plan, true);
   }
 
   // What Python tells of the rows, in short: what is written here is all that these tests need.
