@@ -84,7 +84,7 @@ for _name, _listed in KERNELS.items():
 
 @profile.command(cls=Words)
 @click.option("--time", "seconds", default=SECONDS, show_default=True, type=POSITIVE)
-@click.option("--leaves", default=100_000, show_default=True, type=click.IntRange(2), help="Of the tree that evicts.")
+@click.option("--leaves", default=100_000, show_default=True, type=click.IntRange(200), help="Of the tree that evicts.")
 @click.option("--seed", default=0, show_default=True, help="Of the order of blocks.")
 @click.option("-o", "--json", "output", **JSON)
 @click.pass_context

@@ -23,7 +23,8 @@ COMPARED = (64, 2048, 16384, 262144)  # tokens
 MATCHED = ((2048, 1), (2048, 16), (32768, 1), (32768, 16))  # tokens, nodes on the path
 PAGE = 16  # of the dictionary
 LEAF = 16  # tokens
-EVICTIONS = 50  # of a block: few, as each takes a leaf away
+EVICTIONS = 50  # of a block at most: each takes a leaf away
+EVICTED = 200  # for each of them: 25 blocks, led in by four times as many calls
 OPERATIONS = len(COMPARED) + 2 * len(MATCHED) + 3
 
 
@@ -121,5 +122,7 @@ def _evict(leaves: int) -> Iterator[Operation]:
         cache.evict(LEAF)
 
     detail = f"of {leaves} leaves"
-    yield Operation("evict", LEAF, detail, {OURS: partial(cache.evict, LEAF)}, iterations=min(EVICTIONS, leaves // 50))
+    yield Operation(
+        "evict", LEAF, detail, {OURS: partial(cache.evict, LEAF)}, iterations=min(EVICTIONS, leaves // EVICTED)
+    )
     yield Operation("insert, evict", LEAF, detail, {OURS: renew})
