@@ -80,8 +80,8 @@ class Communicator(Collectives):
         agree(world, options, name)
         made = backends.create(name, world, options)
         try:
-            if made.group is not None:
-                made.group.learn(rows_text(made.name, world.size))
+            if made.native_group is not None:
+                made.native_group.learn(rows_text(made.name, world.size))
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
                 where = f"{world.size} ranks by {world.name}, backend {made.name} on {made.device}"
@@ -139,7 +139,7 @@ class Communicator(Collectives):
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
         self._lanes.drain(COLLECTIVE_CALLS)
-        if (group := self._backend.group) is not None:
+        if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(plan, self.size, self.backend))
         self.plan = plan
 

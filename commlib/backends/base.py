@@ -47,7 +47,7 @@ class Backend(ABC):
         return self.name
 
     @property
-    def group(self) -> ShmGroup | NcclGroup | None:
+    def native_group(self) -> ShmGroup | NcclGroup | None:
         """The native half, which is told the rows and the plan; without one the engine chooses by itself."""
         return None
 

@@ -26,7 +26,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
     _inner = False
 
     @property
-    def group(self) -> GroupT:
+    def native_group(self) -> GroupT:
         """The native half; an error once it is closed."""
         if self._group is None:
             raise Closed("this communicator is closed; call commlib.init() for a new one")
@@ -34,23 +34,23 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
 
     def calls(self) -> Calls:
         """Return the native calls; the interpreter's lock, and on GPUs the stream, are their own business."""
-        return self.group.calls()
+        return self.native_group.calls()
 
     def choice(
         self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
     ) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
-        return self.group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
+        return self.native_group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
-        return self.group.empty(num_bytes)
+        return self.native_group.empty(num_bytes)
 
     @contextmanager
     def inner(self) -> Iterator[None]:
         """Mark the calls inside as part of another one."""
         before, self._inner = self._inner, True
-        self.group.set_inner(True)
+        self.native_group.set_inner(True)
         try:
             yield
         finally:
@@ -60,8 +60,8 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
 
     def check(self) -> None:
         """Raise what ended the communicator, or PeerLost if a peer died."""
-        self.group.check()
+        self.native_group.check()
 
     def abort(self, why: str) -> None:
         """End it for all ranks: who waits looks for the reason."""
-        self.group.abort(why)
+        self.native_group.abort(why)

@@ -65,7 +65,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits)
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
-        self.group.start(pids, self._build)
+        self.native_group.start(pids, self._build)
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
     def _set_up_memory(self, world: World) -> None:
@@ -78,7 +78,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
             failure = reason
             if not failure:
                 try:
-                    call = partial(self.group.set_up, step, int(nonce, 16))
+                    call = partial(self.native_group.set_up, step, int(nonce, 16))
                     within(self._timeout_s, f"symmetric memory: {step}", call)
                 except Unsupported as error:
                     failure = str(error)
@@ -92,7 +92,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
                 raise CommError(faults[0].replace("!", "", 1))
             if failures:
                 self.no_arena, self.has_arena = failures[0], False
-                self.group.without_arena(failures[0])
+                self.native_group.without_arena(failures[0])
                 if world.rank == 0:
                     _LOG.warning("no symmetric memory, NCCL's own algorithms only: %s", failures[0])
                 return
@@ -118,7 +118,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
             names = "commlib_symmetric_alloc", "commlib_symmetric_free"
             self._allocator = torch.cuda.memory.CUDAPluggableAllocator(library.library_path(), *names)
             self._pool = torch.cuda.MemPool(self._allocator.allocator())
-        group = self.group
+        group = self.native_group
         group.serve_pool(True)
         self._serving = True
         try:
@@ -159,7 +159,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
 
     def abandon(self) -> None:
         """Leave the parent's GPU alone."""
-        self.group.abandon()
+        self.native_group.abandon()
 
 
 def _adopt(world: World, given: Any, timeout_s: float) -> Control:

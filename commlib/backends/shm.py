@@ -66,4 +66,4 @@ class ShmBackend(NativeBackend["ShmGroup"]):
 
     def abandon(self) -> None:
         """Leave the parent's part of the memory alone."""
-        self.group.abandon()
+        self.native_group.abandon()
