@@ -4,6 +4,7 @@ import ast
 import re
 import runpy
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,16 +47,20 @@ def each(paths):
     return pytest.mark.parametrize("path", paths, ids=name_of)
 
 
+@cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imported_by(path):
+    found = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
+            found |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module.partition(".")[0]
+            found.add(node.module.partition(".")[0])
+    return found
 
 
 @pytest.mark.parametrize("package", IMPORTERS)

@@ -308,7 +308,7 @@ def race(comm: Communicator) -> list[tuple[bool, int]]:
         return prepare
 
     call = Call(comm.rank, comm.size, 16, torch.float32)
-    candidates = [Candidate(f"{ms} ms", sleeping(ms * 1e-3)) for ms in (1, 1, 10)]
+    candidates = [Candidate(f"{ms} ms", sleeping(ms * 1e-3)) for ms in (5, 5, 50)]
     protocol = Protocol(blocks=(4, 12), budget_s=2.0, iterations=1, check=False, race=1.5)
     found = measure(comm, COLLECTIVES["all_reduce"], call, ordered, candidates, protocol)
     return [(result.raced_out, len(result.times_s)) for result in found]
