@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
-from commlib.bench.rows import measured, median_us
+from commlib.bench.rows import measured, median_us, series_of
 from commlib.report.document import Row
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
 SIDES = (("ours", True), ("others", False))
-VERDICTS = ("wrong", "worse", "better", "same")
+NOT_JUDGED = "not judged"
+VERDICTS = ("wrong", "worse", "better", "same", NOT_JUDGED)
+FAR = 3  # times as far as the peers, in powers: what moved by so much is judged though the machine changed
+BLIND = 2  # times the threshold that ours must differ by where no peer shows what the machine did
+NO_PEERS = (
+    "no row of another library is in both, so whether the machine drifted cannot be seen; a call differs only beyond "
+    f"{BLIND} times the threshold, and if the fastest block of one run is above nine tenths of the other's"
+)
 # What makes times of two runs different things, in the fingerprint and in the configuration, and what may.
 MACHINE = ("cpu", "cores", "machine", "gpu", "gpus")
 SETUP = ("ranks", "backend", "mode", "cores_per_rank", "check")
@@ -26,17 +34,19 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
     """
     (name_a, a), (name_b, b) = before, after
     rows_a, rows_b = _by_key(a), _by_key(b)
-    rows = [_pair(rows_a[key], row, threshold) for key, row in rows_b.items() if key in rows_a]
-    if not rows:
+    pairs = [(rows_a[key], row) for key, row in rows_b.items() if key in rows_a]
+    if not pairs:
         sides = f"{name_a} ({_content(a)}) and {name_b} ({_content(b)})"
         raise ValueError(f"{sides} share no row: measure the same in both")
+    moved = _moved(pairs)
+    rows = [_judged(*pair, _drift(moved, pair[1]), threshold) for pair in pairs]
     of_side = {name: [row for row in rows if row["ours"] == ours] for name, ours in SIDES}
     return {
         "schema": "commlib.bench.compare",
         "version": 1,
         "files": {"a": name_a, "b": name_b},
         "threshold": threshold,
-        "warnings": list(_warnings(a, b)),
+        "warnings": [*_warnings(a, b), *([] if moved else [NO_PEERS])],
         "rows": rows,
         "only_in": {
             "a": [_key(row) for key, row in rows_a.items() if key not in rows_b],
@@ -45,20 +55,57 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
         # What other libraries do is none of our failures.
         "regressions": sum(row["ours"] and row["verdict"] in ("wrong", "worse") for row in rows),
         "summary": {name: _summed(of) for name, of in of_side.items() if of},
+        "notes": list(_notes(rows)),
     }
 
 
-def _pair(before: Row, after: Row, threshold: float) -> Row:
-    """Return a row of both runs; `apart`: the middle four fifths of the blocks of one lie beyond those of the other."""
-    a, b = before["time_us"], after["time_us"]
-    ratio = b["p50"] / a["p50"]
-    beyond = not 1 / (1 + threshold) <= ratio <= 1 + threshold
-    apart = b["p10"] > a["p90"] or b["p90"] < a["p10"]
-    verdict = ("worse" if ratio > 1 else "better") if beyond and apart else "same"
+def _moved(pairs: Sequence[tuple[Row, Row]]) -> dict[Any, list[float]]:
+    """Return how far each peer's row moved, up or down alike: by call, by series, and of the whole file."""
+    found: dict[Any, list[float]] = {}
+    for before, after in pairs:
+        if not after["ours"]:
+            for scope in _scopes(after):
+                found.setdefault(scope, []).append(abs(math.log(median_us(after) / median_us(before))))
+    return found
+
+
+def _scopes(row: Row) -> tuple[Any, ...]:
+    return (series_of(row), row["size"], row["root"]), series_of(row), ()
+
+
+def _drift(moved: dict[Any, list[float]], row: Row) -> float | None:
+    """Return the factor that half of the peers' rows moved by: of the call, its series or the file, the most."""
+    factors = [math.exp(median(moved[scope])) for scope in _scopes(row) if scope in moved]
+    return max(factors, default=None)
+
+
+def _judged(before: Row, after: Row, drift: float | None, threshold: float) -> Row:
+    """Return a row of both runs; `changed`: beyond the threshold, and most blocks of one beyond those of the other."""
+    ratio = median_us(after) / median_us(before)
+    least = 1 + threshold * (BLIND if drift is None else 1)
+    beyond = not 1 / least <= ratio <= least
+    changed = beyond and _apart(before["time_us"], after["time_us"], "p10" if drift is not None else "p0")
+    verdict = ("worse" if ratio > 1 else "better") if changed else "same"
+    if after["ours"] and drift is not None and drift > 1 + threshold and max(ratio, 1 / ratio) <= drift**FAR:
+        verdict = NOT_JUDGED
     if (after["wrong"] or 0) > (before["wrong"] or 0):
         verdict = "wrong"
-    within = beyond and not apart
-    return {**after, "a_us": a["p50"], "b_us": b["p50"], "ratio": ratio, "verdict": verdict, "within_spread": within}
+    figures = {"a_us": median_us(before), "b_us": median_us(after), "ratio": ratio, "drift": drift}
+    return {**after, **figures, "verdict": verdict, "changed": changed, "within_spread": beyond and not changed}
+
+
+def _apart(a: dict[str, float], b: dict[str, float], low: str) -> bool:
+    return b[low] > a["p90"] or a[low] > b["p90"]
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Say why calls are not judged, and what to do."""
+    if drifts := [row["drift"] for row in rows if row["verdict"] == NOT_JUDGED]:
+        yield (
+            f"not judged: half of the peers' rows moved by a factor of {min(drifts):.2f} to {max(drifts):.2f}: the "
+            "machine changed between A and B; measure both again, for longer (--time), or compare with a --threshold "
+            "above that"
+        )
 
 
 def _summed(rows: Sequence[Row]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from commlib.cli.bench.compare import compare
-from tests.cli.bench_documents import document, saved, times
+from tests.cli.bench_documents import SIZES, document, saved, times
 
 
 def compared(folder: Path, after: dict[str, Any], *words: str, width: int = 80) -> Result:
@@ -32,6 +32,21 @@ def slowed(factor: float, *, spread: float = 1.0, algorithm: str = "shm_twoshot"
             row["time_us"]["p10"] /= spread
             row["time_us"]["p90"] *= spread
     return found
+
+
+def drifted(found: dict[str, Any], factor: float, sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
+    """Make the peers' rows at these sizes take longer; every second one shorter by as much."""
+    turn = 1.0
+    for row in found["rows"]:
+        if not row["ours"] and row["size"] in sizes and "time_us" in row:
+            row["time_us"] = times(row["time_us"]["p50"] * factor**turn)
+            turn = -turn
+    return found
+
+
+def alone(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave the peers out."""
+    return {**found, "rows": [row for row in found["rows"] if row["ours"]]}
 
 
 def test_the_same_run_has_no_regression(tmp_path: Path) -> None:
@@ -61,10 +76,65 @@ def test_slower_by_more_than_the_threshold_and_the_spread_is_a_regression(
     assert said in unfolded(result)
 
 
+@pytest.mark.parametrize(
+    ("after", "code", "said"),
+    [
+        # The peers of this call moved, or those of the whole series: up or down, the machine is another.
+        (
+            drifted(slowed(1.2), 1.1, (4096,)),
+            0,
+            "ours: 64 in both, B/A 1.003: 0 worse, 0 better, 56 same, 8 not judged",
+        ),
+        (drifted(slowed(1.2), 1.1), 0, "0 worse, 0 better, 0 same, 64 not judged"),
+        # Another call's peers moved: this one is judged.
+        (drifted(slowed(1.2), 1.1, (64,)), 1, "1 worse, 0 better, 55 same, 8 not judged"),
+        # Less than the threshold is no drift; three times as far as the peers is no drift's work.
+        (drifted(slowed(1.2), 1.04), 1, "1 worse, 0 better, 63 same"),
+        (drifted(slowed(1.4), 1.1), 1, "1 worse, 0 better, 0 same, 63 not judged"),
+    ],
+)
+def test_calls_are_not_judged_where_the_peers_drifted(
+    tmp_path: Path, after: dict[str, Any], code: int, said: str
+) -> None:
+    result = compared(tmp_path, after)
+    assert result.exit_code == code
+    assert said in unfolded(result)
+    reason = "half of the peers' rows moved by a factor of 1.10 to 1.10: the machine changed between A and B"
+    assert (reason in unfolded(result)) == ("not judged" in said)
+
+
+def test_a_call_that_is_not_judged_is_listed_with_its_drift(tmp_path: Path) -> None:
+    found = json.loads(compared(tmp_path, drifted(slowed(1.2), 1.1), "--format", "json").output)
+    (row,) = (row for row in found["rows"] if row["algorithm"] == "shm_twoshot")
+    assert (row["verdict"], round(row["drift"], 6), found["regressions"]) == ("not judged", 1.1, 0)
+
+
+def test_wrong_values_are_judged_on_any_machine(tmp_path: Path) -> None:
+    after = drifted(document(), 2.0)
+    after["rows"][0]["wrong"] = 7
+    assert compared(tmp_path, after).exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("factor", "fastest", "code"),
+    [(1.08, 1.0, 0), (1.2, 1.0, 1), (1.2, 0.85, 0), (0.8, 1.0, 0)],  # the threshold, twice: 10 %
+)
+def test_without_peers_drift_cannot_be_seen_and_the_evidence_is_stricter(
+    tmp_path: Path, factor: float, fastest: float, code: int
+) -> None:
+    before, after = alone(document()), alone(slowed(factor))
+    for row in after["rows"]:
+        row["time_us"]["p0"] *= fastest
+    paths = saved(tmp_path, before, "a.json"), saved(tmp_path, after, "b.json")
+    result = CliRunner().invoke(compare, [*map(str, paths)])
+    assert result.exit_code == code
+    assert "no row of another library is in both, so whether the machine drifted cannot be seen" in unfolded(result)
+
+
 def test_only_what_differs_is_listed_unless_all_is_asked_for(tmp_path: Path) -> None:
     lines = [line for line in compared(tmp_path, slowed(1.2)).output.splitlines() if not line.startswith("#")]
     (line,) = lines
-    assert line.split() == ["4K", "shm_twoshot", "out", "3.34", "4.01", "1.20", "worse"]
+    assert line.split() == ["4K", "shm_twoshot", "out", "3.34", "4.01", "1.20", "1.00", "worse"]
     lines = [line for line in compared(tmp_path, slowed(1.2), "--all").output.splitlines() if line[0] != "#"]
     assert len(lines) == 88
 
@@ -120,7 +190,7 @@ def test_json_and_markdown_say_the_same(tmp_path: Path) -> None:
     assert (row["algorithm"], row["size"], row["verdict"], row["ratio"]) == ("shm_twoshot", 4096, "worse", 1.5)
     assert (found["regressions"], found["summary"]["ours"]["verdicts"]["worse"]) == (1, 1)
     text = compared(tmp_path, slowed(1.5), "--format", "md").output
-    assert "| 4K | shm_twoshot | out | 3.34 | 5.01 | 1.50 | worse |" in text
+    assert "| 4K | shm_twoshot | out | 3.34 | 5.01 | 1.50 | 1.00 | worse |" in text
     assert ": 1 worse, 0 better, 63 same" in text
 
 
