@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported
 
+__version__ = "0.1.0"
+
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
     from commlib.plan import Plan
     from commlib.radix import RadixCache
-
-    __version__: str
 
 __all__ = [
     "BuildFailed",
@@ -40,15 +40,9 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
-    if name == "__version__":
-        from importlib.metadata import version
-
-        value: Any = version("commlib")
-    elif name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
-    else:
+    if name not in _LAZY:
         raise AttributeError(f"module 'commlib' has no attribute {name!r}")
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
     return value
 
 

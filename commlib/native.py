@@ -24,7 +24,8 @@ def _load() -> Any:
     try:
         module = _from_file(override) if override else importlib.import_module(_NAME)
     except (ImportError, OSError) as error:
-        raise BuildFailed(f"the native library is not there ({error}); run `pip install .` or `make setup`") from None
+        remedy = "in a checkout run `make setup`, else install commlib again"
+        raise BuildFailed(f"the native library is not there ({error}); {remedy}") from None
     module.connect(torch.Tensor, torch.nn.Parameter)
     module.set_redops(CODES)
     module.prefix_use(env.ISA.get())

@@ -7,7 +7,7 @@ ranks=$1
 shift
 bin=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin
 [ -d "$bin" ] && PATH=$bin:$PATH # mpi4py must be started by the mpirun of its own MPI
-command -v mpirun >/dev/null || { echo "mpirun.sh: no mpirun here; pip install 'commlib[mpi]'" >&2; exit 1; }
+command -v mpirun >/dev/null || { echo "mpirun.sh: no mpirun here; pip install mpi4py mpich" >&2; exit 1; }
 
 options=(-n "$ranks")
 if mpirun --version 2>/dev/null | grep -qi "open mpi\|openrte\|prrte"; then

@@ -64,6 +64,10 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
     run "${pip[@]}" install torch
   fi
 fi
+# What an older checkout installed under its former name owns the same files: it goes first.
+if compgen -G '.venv/lib/python*/site-packages/commlib-*.dist-info' >/dev/null; then
+  run "${pip[@]}" uninstall --quiet --yes commlib
+fi
 packages=(--editable ".[mpi,test]" --group dev)
 if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); fi
 run "${pip[@]}" install --quiet "${packages[@]}"

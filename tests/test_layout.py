@@ -197,6 +197,25 @@ def sources():
     return [path for path in found if path.is_file()]
 
 
+def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index():
+    pattern = re.compile(r"pip3? install\b[^`#\n]*[\s'\"]commlib(?![-\w./])|['\"]commlib\\?\[")
+    texts = [path for path in sources() if path.name != "test_layout.py"]
+    hits = [name_of(path) for path in texts if pattern.search(path.read_text(encoding="utf-8", errors="replace"))]
+    assert not hits, "`commlib` there is a stranger's: name the distribution commlib-collectives, or the real packages"
+    assert all(map(pattern.search, ("pip install commlib", 'pip install "commlib[gpu]"', "pip install -U commlib==1")))
+
+
+@pytest.mark.parametrize(
+    ("extra", "file"), [("gpu", "backends/nccl_control.py"), ("mpi", "cli/checks.py"), ("plot", "report/plot.py")]
+)
+def test_a_remedy_names_the_packages_of_its_extra(extra, file):
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (packages,) = re.findall(rf"^{extra} = \[(.*)\]", project, re.MULTILINE)
+    remedies = re.findall(r"pip install .*", (ROOT / "commlib" / file).read_text(encoding="utf-8"))
+    for name in re.findall(r'"([\w-]+)', packages):
+        assert remedies and all(name in remedy for remedy in remedies)
+
+
 def test_no_path_of_a_machine_is_in_the_project():
     # Folders of one person or machine; written so that this line does not match itself.
     pattern = re.compile(r"(?<![\w.<])/(?:work|root|home/\w+|Users/\w+|mnt|opt/\w+)/[\w.]")

@@ -16,7 +16,7 @@ from commlib import env
 from commlib.bootstrap.world import World
 from commlib.errors import KINDS, CommError, CommTimeout, Unsupported
 
-_REMEDY = 'pip install "commlib[gpu]"'
+REMEDY = 'pip install "nccl4py>=0.6" "cuda-bindings>=13,<14"'
 _OLDEST_NCCL4PY = (0, 6)
 REPORT_S = 10.0  # after a rank's own deadline, for its report to reach the others
 _END_S = 10.0  # for destroy and abort: a live CUDA graph or a spinning kernel may hold them for ever
@@ -140,9 +140,9 @@ def _core() -> Any:
     try:
         core = importlib.import_module("nccl.core")
     except ImportError as error:
-        raise Unsupported(f"nccl4py cannot be used ({error}); {_REMEDY}") from None
+        raise Unsupported(f"nccl4py cannot be used ({error}); {REMEDY}") from None
     if tuple(int(part) for part in core.__version__.split(".")[:2]) < _OLDEST_NCCL4PY:
-        raise Unsupported(f"nccl4py {core.__version__} is too old, 0.6 is needed; {_REMEDY}")
+        raise Unsupported(f"nccl4py {core.__version__} is too old, 0.6 is needed; {REMEDY}")
     found = core.get_version().libnccl
     if found is None or found.path is None:
         raise Unsupported("nccl4py finds no libnccl.so.2; install torch for CUDA, or use backend='shm'")

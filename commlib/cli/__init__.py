@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from commlib import env
+from commlib import __version__, env
 from commlib.errors import CommError
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
@@ -96,6 +96,6 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.version_option(package_name="commlib", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
     """Collectives measured on the box they run on, for tensor-parallel inference."""

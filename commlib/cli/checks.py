@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -18,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from commlib import env
+from commlib import __version__, env
 from commlib.errors import CommError, one_line
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ def _torch() -> Finding:
 
 def _native() -> Finding:
     importlib.import_module("commlib.native")
-    return Finding("native library", "ok", f"commlib {importlib.metadata.version('commlib')}", needed=True)
+    return Finding("native library", "ok", f"commlib {__version__}", needed=True)
 
 
 def _gpu() -> Finding:
@@ -188,14 +187,14 @@ def _gpu_backend() -> Finding:
     import torch
 
     from commlib import jit
-    from commlib.backends.nccl_control import nccl4py_here
+    from commlib.backends.nccl_control import REMEDY, nccl4py_here
 
     if not torch.cuda.is_available():
         return Finding("gpu backend", "missing", "no GPU: ranks use shared memory")
     try:
         (version, features), compiler = nccl4py_here(), jit.compiler().name
     except CommError as error:
-        return Finding("gpu backend", "broken", str(error), 'pip install "commlib[gpu]"')
+        return Finding("gpu backend", "broken", str(error), REMEDY)
     off = [f"{feature} ({reason})" for feature, reason in features.items() if reason]
     detail = f"nccl4py {version}, kernels by {compiler} into {jit.cache_dir()}"
     return Finding("gpu backend", "ok", detail, f"off: {'; '.join(off)}" if off else "")
@@ -227,7 +226,7 @@ def _mpi() -> Finding:
     launcher = str(beside) if beside.exists() else shutil.which("mpirun")
     if launcher is None or importlib.util.find_spec("mpi4py") is None:
         detail = "no mpi4py or no mpirun; only needed to start ranks through MPI"
-        return Finding("mpi", "missing", detail, "pip install 'commlib[mpi]'")
+        return Finding("mpi", "missing", detail, "pip install mpi4py mpich")
     about = subprocess.run([launcher, "--version"], capture_output=True, text=True, check=False).stdout
     vendor = "Open MPI" if "open" in about.lower() else "MPICH" if "HYDRA" in about else "MPI"
     flags = ["--oversubscribe", "--allow-run-as-root"] if vendor == "Open MPI" else []
@@ -247,7 +246,7 @@ QUICK: tuple[Callable[[], Finding], ...] = (_python, _cpu, _cores, _isa, _memfd,
 
 _LIBRARIES = {"torch": _torch, "native library": _native, "gpu": _gpu, "nccl": _nccl, "gpu backend": _gpu_backend}
 GROUPS = {
-    "libraries": Group(_LIBRARIES, "reinstall it: pip install .", True),
+    "libraries": Group(_LIBRARIES, "install it again: `make setup` in a checkout, else from where it came", True),
     "ranks": Group({"two ranks": _two_ranks}, "COMMLIB_TRACEBACK=1 commlib test --quick", True),
     "mpi": Group({"mpi": _mpi}, "use the mpirun of the MPI that mpi4py loads", False),
 }

@@ -88,7 +88,7 @@ def draw(path: Path, caption: str, grid: Sequence[Sequence[Panel]], width_in: fl
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise Unsupported("--plot needs matplotlib: pip install 'commlib[plot]'") from None
+        raise Unsupported("--plot needs matplotlib: pip install matplotlib") from None
     size = (width_in, HEIGHT_IN * len(grid) + 0.6)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     figure.suptitle(caption, fontsize=10)

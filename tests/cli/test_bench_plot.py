@@ -84,7 +84,7 @@ def test_without_matplotlib_show_says_what_is_missing_and_does_the_rest(
     picture = tmp_path / "x.png"
     result = CliRunner().invoke(show, [str(saved(tmp_path, document())), "--plot", str(picture)])
     assert isinstance(result.exception, Unsupported)
-    assert "needs matplotlib: pip install 'commlib[plot]'" in str(result.exception)
+    assert "needs matplotlib: pip install matplotlib" in str(result.exception)
     assert "# Out of bounds values : 0 OK" in result.output
     assert not picture.exists()
 

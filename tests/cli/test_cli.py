@@ -119,12 +119,13 @@ def test_output_into_a_closed_pipe_is_no_error():
 
 
 def test_the_version_is_the_installed_one():
-    from importlib.metadata import version
+    from importlib.metadata import entry_points
 
     import commlib as package
 
-    assert commlib("--version").stdout == f"commlib {version('commlib')}\n"
-    assert package.__version__ == version("commlib")
+    (script,) = entry_points(group="console_scripts", name="commlib")  # one: no other distribution has left its own
+    assert package.__version__ == script.dist.version
+    assert commlib("--version").stdout == f"commlib {package.__version__}\n"
 
 
 def test_public_names_are_listed_and_others_refused():
