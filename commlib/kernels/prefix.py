@@ -13,8 +13,8 @@ from commlib.native import library
 def prefix_match(a: Any, b: Any, page_size: int = 1) -> int:
     """Return how many leading tokens `a` and `b` share, rounded down to whole pages.
 
-    Both are one-dimensional int32 or int64 and may differ in that: torch tensors on the CPU, numpy arrays, arrays,
-    memoryviews.
+    Both are lists of int, or one-dimensional int32 or int64, and may differ in that: torch tensors, numpy arrays,
+    arrays, memoryviews.
     """
     return library.prefix_match(a, b, page_size)
 

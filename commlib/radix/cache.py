@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import torch
 from torch import Tensor
 
+from commlib.errors import Unsupported, one_line
 from commlib.native import library
 from commlib.radix.events import Event, unpacked
 from commlib.radix.namespaces import Namespace, encoded
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "priority", "slru")
 EVICTIONS = ("leaf", "tail")
+SLOTS = (torch.int32, torch.int64)
 
 R = TypeVar("R", Insert, InsertMatch)
 
@@ -42,9 +45,10 @@ class RadixCache:
     raises ValueError and changes nothing. `on_free(slots)` is called after every evict, insert and reset that freed
     slots, when the tree is whole again; what evict returns is the same tensor, so free it in one of the two places.
 
-    ids and slots are int32 or int64: torch tensors on the CPU, numpy arrays, arrays, memoryviews; they are copied, and
-    kept as int32 (insert refuses larger numbers, match does not find them). Calls from several threads are safe, one
-    runs at a time. A call that raises has not changed the tree.
+    ids and slots are lists of int, or int32 or int64: torch tensors on any device, numpy arrays, arrays, memoryviews.
+    They are copied, and kept as int32 (insert refuses larger numbers, match does not find them). Slots come back as
+    int32 on the CPU; `slots_as` has another type and device. Calls from several threads are safe, one runs at a time.
+    A call that raises has not changed the tree.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class RadixCache:
 
     def _take(self, tree: RadixTree, on_free: Callable[[Tensor], object] | None) -> None:
         self._tree, self._on_free = tree, on_free
+        self._device: torch.device | None = None  # where slots go that come back; None: the CPU
         page_size, policy, tail, events, capacity = tree.settings()
         self.page_size: int = page_size
         self.policy = POLICIES[policy]
@@ -75,15 +80,32 @@ class RadixCache:
         self.events = bool(events)
         self.capacity: int | None = None if capacity < 0 else capacity
 
+    def slots_as(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RadixCache:
+        """Let slots come back as int32 or int64 tensors on a device, and return this cache; `out` stays what it is.
+
+        A tensor on a GPU is copied to the CPU when it is inserted, which waits for the work before it on its stream.
+        """
+        if dtype not in SLOTS:
+            raise ValueError(f"slots are wanted as {dtype}, but must be torch.int32 or torch.int64")
+        device = torch.device(device)
+        try:
+            torch.empty(0, dtype=dtype, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise Unsupported(f"slots are wanted on {device}, which torch cannot use here: {one_line(error)}") from None
+        self._tree.widen(dtype == torch.int64)
+        self._device = None if device.type == "cpu" else device
+        return self
+
     def match(self, ids: Any, *, namespace: Namespace = None, touch: bool = True, out: Any = None) -> Match:
         """Return the longest cached prefix of `ids`, in whole pages, with a copy of its slots and its handle.
 
         The handle stands for exactly this prefix, for which a node may be split; a match of nothing gives the root's,
-        which may be locked like any. `touch=False` leaves the order of eviction as it is. The slots are int32; with
-        `out`, which must be as long as ids, they are its first `length` elements, and `out` is what is returned.
+        which may be locked like any. `touch=False` leaves the order of eviction as it is. With `out`, which must be as
+        long as ids, the slots are its first `length` elements, and `out` is what is returned.
         """
         name = None if namespace is None else encoded(namespace)
-        return self._tree.match(ids, name, touch, out)
+        found = self._tree.match(ids, name, touch, out)
+        return found if self._device is None or out is not None else found._replace(slots=self._moved(found.slots))
 
     def match_many(self, ids: Sequence[Any], namespaces: Sequence[Namespace] | None = None) -> Tensor:
         """Return the matched lengths of many prompts, as for a waiting queue: nothing is touched or split."""
@@ -107,13 +129,23 @@ class RadixCache:
     def insert_and_match(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> InsertMatch:
         """Insert, and return from the same walk the slots that the tree now has for all of it."""
         done = self._tree.insert_and_match(ids, slots, encoded(namespace), priority)
-        return done if isinstance(done, InsertMatch) else self._freed(*done)
+        done = done if isinstance(done, InsertMatch) else self._freed(*done)
+        return done if self._device is None else done._replace(slots=self._moved(done.slots))
 
     def _freed(self, result: R, slots: Tensor) -> R:
         """Tell of slots that a call freed, and return its result."""
-        if self._on_free is not None:
-            self._on_free(slots)
+        self._told(slots)
         return result
+
+    def _told(self, freed: Tensor) -> Tensor:
+        """Return freed slots as the caller wants them, when on_free knows of them."""
+        freed = self._moved(freed)
+        if self._on_free is not None and len(freed) > 0:
+            self._on_free(freed)
+        return freed
+
+    def _moved(self, slots: Tensor) -> Tensor:
+        return slots if self._device is None else slots.to(self._device)
 
     def lock(self, handle: int) -> None:
         """Keep what the handle stands for from being evicted; locks count, and unlock takes one back."""
@@ -123,18 +155,16 @@ class RadixCache:
         """Take back one lock of this handle."""
         self._tree.unlock(handle)
 
-    def evict(self, n: int) -> Tensor:
-        """Free at least `n` tokens and return their slots, in the order of eviction; ValueError if n are not there."""
-        freed = self._tree.evict(n)
-        if self._on_free is not None and len(freed) > 0:
-            self._on_free(freed)
-        return freed
+    def evict(self, n: int, *, at_most: bool = False) -> Tensor:
+        """Free at least `n` tokens and return their slots, in the order of eviction.
+
+        Where fewer are evictable it is a ValueError and nothing changes; with `at_most` those are freed, down to none.
+        """
+        return self._told(self._tree.evict(n, at_most))
 
     def reset(self, *, force: bool = False) -> None:
         """Free everything; refused while locks are held, unless forced. All handles are dead after it."""
-        freed = self._tree.reset(force)
-        if self._on_free is not None and len(freed) > 0:
-            self._on_free(freed)
+        self._told(self._tree.reset(force))
 
     @property
     def evictable_size(self) -> int:

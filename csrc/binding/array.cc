@@ -4,6 +4,8 @@
 #include <cstring>
 #include <new>
 
+#include "binding/method.h"
+
 namespace commlib::binding {
 
 using python::Argument;
@@ -12,7 +14,7 @@ using python::Object;
 namespace {
 
 constexpr const char* kAccepted =
-    "a one-dimensional int32 or int64 torch tensor, numpy array, array or memoryview";
+    "a list of int, or a one-dimensional int32 or int64 torch tensor, numpy array or memoryview";
 constexpr int kViewWritable = 0x1, kViewFormat = 0x4, kViewStrides = 0x18;
 
 void one_dimension(const Argument& argument, int ndim) {
@@ -45,19 +47,29 @@ Array::Array(Object* object, const Argument& argument, Access access) {
   if (PyObject_CheckBuffer(object)) {
     read_buffer(object, argument, access);
   } else if (python::is_instance(object, torch.tensor)) {
-    read_tensor(object, argument);
+    read_tensor(object, argument, access);
+  } else if (access == kRead && (python::is_instance(object, &PyList_Type) ||
+                                 python::is_instance(object, &PyTuple_Type))) {
+    numbers_ = From<std::vector<int64_t>>::take(object, argument);
+    data = numbers_.data();
+    wide = true;
+    count = numbers_.size();
   } else {
     fail("TypeError", argument.name(), " is of type ", python::type_of(object), ", but must be ",
          kAccepted);
   }
 }
 
-void Array::read_tensor(Object* object, const Argument& argument) {
+void Array::read_tensor(Object* object, const Argument& argument, Access access) {
   const Tensor tensor(object, argument);
   const Device device = tensor.device();
   if (device.type != kCpu && device.type != kCudaHost) {
-    fail("ValueError", argument.name(), " is on a device (type ", int{device.type},
-         "), but the tree is in the CPU's memory; pass ", argument.name(), ".cpu()");
+    if (access == kWrite || copy_) {
+      fail("ValueError", argument.name(), " is on a device (type ", int{device.type},
+           "), but must be in the CPU's memory; pass a tensor on the CPU");
+    }
+    copy_ = std::make_unique<python::Owned>(PyObject_CallMethod(object, "cpu", nullptr));
+    return read_tensor(copy_->get(), argument, access);
   }
   wide = same_type(tensor.type(), {kInt, 64, 1});
   if (!wide && !same_type(tensor.type(), {kInt, 32, 1}))

@@ -1,12 +1,16 @@
 // One-dimensional integers as Python has them: what the radix tree and prefix_match take and give.
 #pragma once
 
+#include <memory>
+#include <vector>
+
 #include "binding/tensor.h"
 
 namespace commlib::binding {
 
 // A one-dimensional, contiguous array of int32 or int64: a torch tensor on the CPU, or anything
-// with a buffer (numpy, array, memoryview). Borrowed for the lifetime of this object.
+// with a buffer (numpy, array, memoryview), borrowed for the lifetime of this object. To be read it
+// may also be a list or tuple of int, or a tensor on a device: those are copied.
 class Array {
  public:
   enum Access { kRead, kWrite };
@@ -23,10 +27,12 @@ class Array {
   size_t count = 0;
 
  private:
-  void read_tensor(python::Object* object, const python::Argument& argument);
+  void read_tensor(python::Object* object, const python::Argument& argument, Access access);
   void read_buffer(python::Object* object, const python::Argument& argument, Access access);
 
   Py_buffer view_ = {};
+  std::unique_ptr<python::Owned> copy_;  // of a tensor on a device
+  std::vector<int64_t> numbers_;         // of a list
 };
 
 // A fresh one-dimensional torch tensor of int32 or int64; release() hands it to Python.

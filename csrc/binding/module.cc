@@ -101,6 +101,7 @@ std::vector<int64_t> From<std::vector<int64_t>>::take(Object* object, const Argu
          ", but must be a sequence of int");
   }
   std::vector<int64_t> values;
+  values.reserve(static_cast<size_t>(count));
   for (Size i = 0; i < count; ++i) {
     const python::Owned item(PySequence_GetItem(object, i));
     const long long value = PyLong_AsLongLong(item.get());

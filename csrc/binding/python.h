@@ -54,7 +54,7 @@ struct Py_buffer {
 };
 
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
-extern PyObject PyTuple_Type;
+extern PyObject PyTuple_Type, PyList_Type;
 extern PyObject *PyExc_RuntimeError, *PyExc_MemoryError;
 
 PyObject* PyModule_Create2(PyModuleDef*, int api_version);

@@ -1,6 +1,7 @@
 // RadixCache for Python: every method works under the tree's mutex, and makes its results after
 // that. commlib/radix/ has the public half.
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 #include "binding/method.h"
@@ -24,12 +25,6 @@ radix::Name name_of(const std::optional<std::string_view>& given) {
   return given ? radix::Name{true, *given} : radix::Name{};
 }
 
-Object* tensor_of(const std::vector<int32_t>& numbers) {
-  Fresh fresh(numbers.size(), false);
-  std::copy(numbers.begin(), numbers.end(), fresh.as<int32_t>());
-  return fresh.release();
-}
-
 // One thread at a time, also in a Python without its lock. No Python code runs inside: even a tuple
 // is made outside of the mutex, since it may start a garbage collection.
 class RadixTree {
@@ -47,8 +42,7 @@ class RadixTree {
     {
       const Use tree(this);
       found = tree->match(sequence_of(ids), name_of(name), touch);
-      slots = std::make_unique<Fresh>(found.length, false);
-      tree->copy_slots(slots->as<int32_t>());
+      slots = path_of(*tree, found.length);
     }
     return results_.match(python::number(found.length), slots->release(),
                           python::number(found.handle));
@@ -83,13 +77,12 @@ class RadixTree {
   void lock(int64_t handle) { Use(this)->lock(static_cast<radix::Handle>(handle)); }
   void unlock(int64_t handle) { Use(this)->unlock(static_cast<radix::Handle>(handle)); }
 
-  Object* evict(int64_t n) {
+  Object* evict(int64_t n, bool at_most) {
     std::unique_ptr<Fresh> freed;
     {
       const Use tree(this);
-      tree->evict(n);
-      freed = std::make_unique<Fresh>(tree->freed().size(), false);
-      std::copy(tree->freed().begin(), tree->freed().end(), freed->as<int32_t>());
+      tree->evict(n, at_most);
+      freed = slots_of(tree->freed());
     }
     return freed->release();
   }
@@ -101,8 +94,11 @@ class RadixTree {
       tree->reset(force);
       freed = tree->freed();
     }
-    return tensor_of(freed);
+    return slots_of(freed)->release();
   }
+
+  // Slots come back as int64 from here on, not as int32.
+  void widen(bool wide) { wide_ = wide; }
 
   int64_t evictable() { return static_cast<int64_t>(Use(this)->evictable()); }
   int64_t locked() { return static_cast<int64_t>(Use(this)->locked()); }
@@ -167,10 +163,32 @@ class RadixTree {
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     Tree* operator->() const { return of_->tree_.get(); }
+    Tree& operator*() const { return *of_->tree_; }
 
    private:
     RadixTree* of_;
   };
+
+  std::unique_ptr<Fresh> slots_of(const std::vector<int32_t>& slots) const {
+    auto fresh = std::make_unique<Fresh>(slots.size(), wide_);
+    if (wide_) {
+      std::copy(slots.begin(), slots.end(), fresh->as<int64_t>());
+    } else {
+      std::copy(slots.begin(), slots.end(), fresh->as<int32_t>());
+    }
+    return fresh;
+  }
+
+  // The slots of the last match or insert.
+  std::unique_ptr<Fresh> path_of(const Tree& tree, size_t length) const {
+    auto fresh = std::make_unique<Fresh>(length, wide_);
+    if (wide_) {
+      tree.copy_slots(fresh->as<int64_t>());
+    } else {
+      tree.copy_slots(fresh->as<int32_t>());
+    }
+    return fresh;
+  }
 
   Object* inserted(const Array& ids, const Array& slots, radix::Name name, int64_t priority,
                    bool matches) {
@@ -182,15 +200,14 @@ class RadixTree {
       done = tree->insert(sequence_of(ids), sequence_of(slots), name, priority);
       if (!tree->freed().empty()) freed = tree->freed();
       if (matches) {
-        held = std::make_unique<Fresh>(done.length, false);
-        tree->copy_slots(held->as<int32_t>());
+        held = path_of(*tree, done.length);
       }
     }
     Owned result(
         matches ? results_.insert_match(python::number(done.existing), python::number(done.length),
                                         held->release(), python::number(done.handle))
                 : results_.insert(python::number(done.existing), python::number(done.handle)));
-    return freed.empty() ? result.give() : python::tuple(result.give(), tensor_of(freed));
+    return freed.empty() ? result.give() : python::tuple(result.give(), slots_of(freed)->release());
   }
 
   Object* match_into(const Array& ids, radix::Name name, bool touch, Object* given) {
@@ -216,6 +233,7 @@ class RadixTree {
   std::mutex mutex_;
   std::unique_ptr<Tree> tree_;
   Results results_;
+  std::atomic<bool> wide_{false};
 };
 
 Results results_of(Object* match, Object* insert, Object* insert_match) {
@@ -255,8 +273,9 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("insert_and_match", RadixTree::insert_and_match, "ids, slots, name, priority"),
       COMMLIB_METHOD("lock", RadixTree::lock, "handle"),
       COMMLIB_METHOD("unlock", RadixTree::unlock, "handle"),
-      COMMLIB_METHOD("evict", RadixTree::evict, "n"),
+      COMMLIB_METHOD("evict", RadixTree::evict, "n, at_most"),
       COMMLIB_METHOD("reset", RadixTree::reset, "force"),
+      COMMLIB_METHOD("widen", RadixTree::widen, "wide"),
       COMMLIB_METHOD("evictable", RadixTree::evictable, ""),
       COMMLIB_METHOD("locked", RadixTree::locked, ""),
       COMMLIB_METHOD("check", RadixTree::check, ""),

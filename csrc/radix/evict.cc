@@ -1,5 +1,7 @@
 // Nodes go: whole leaves or pages from the end of one, for room or all at once; what they held is
 // gathered in freed().
+#include <algorithm>
+
 #include "commlib/check.h"
 #include "radix/tree.h"
 
@@ -56,14 +58,15 @@ void Tree::evict_until(size_t tokens) {
   if (events_) events_->close();
 }
 
-void Tree::evict(int64_t tokens) {
+void Tree::evict(int64_t tokens, bool at_most) {
   freed_.clear();
   if (tokens < 0) fail("ValueError", "evict() is asked for ", tokens, " tokens; pass 0 or more");
-  if (static_cast<uint64_t>(tokens) > evictable_) {
+  const size_t there = std::min(static_cast<size_t>(tokens), evictable_);
+  if (there < static_cast<size_t>(tokens) && !at_most) {
     fail("ValueError", "evict() is asked for ", tokens, " tokens, but ", evictable_,
-         " are evictable and ", locked_, " locked; ask for fewer, or unlock handles first");
+         " are evictable and ", locked_, " locked; unlock handles first, or pass at_most=True");
   }
-  evict_until(static_cast<size_t>(tokens));
+  evict_until(there);
 }
 
 // Before anything is changed: what is on the path of an insert stays, the rest must suffice.

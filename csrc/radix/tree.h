@@ -103,7 +103,8 @@ class Tree {
 
   void lock(Handle handle);
   void unlock(Handle handle);
-  void evict(int64_t tokens);
+  // Where fewer tokens are evictable: fails, or with `at_most` evicts those.
+  void evict(int64_t tokens, bool at_most);
   void reset(bool force);
   // Slots that the last insert(), evict() or reset() gave back, in the order of eviction.
   const std::vector<int32_t>& freed() const { return freed_; }

@@ -115,7 +115,7 @@ def test_many_keys_are_compared_with_one_query():
 
 IDS = np.arange(3)
 BAD = {
-    "a list": (lambda: prefix_match([1], IDS), TypeError, "a is of type list, but must be a one-dimensional int32"),
+    "a set": (lambda: prefix_match({1}, IDS), TypeError, "a is of type set, but must be a list of int, or a one-dim"),
     "floats": (lambda: prefix_match(IDS, np.zeros(3)), ValueError, "b holds elements of format 'd'"),
     "bool tensor": (lambda: prefix_match(torch.ones(3) > 0, IDS), ValueError, "a has another type than int32 or int64"),
     "two dimensions": (lambda: prefix_match(IDS, np.zeros((1, 3), int)), ValueError, "b has 2 dimensions"),

@@ -79,7 +79,7 @@ class Fuzz {
       case 3:
         return match();
       case 4:
-        return tree_->evict(in_.below(64));
+        return tree_->evict(in_.below(64), in_.below(2) == 1);
       case 5:
         if (!handles_.empty()) tree_->lock(handles_[in_.below(255) % handles_.size()]);
         return;

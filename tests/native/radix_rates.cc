@@ -66,7 +66,7 @@ double play(const Trace& trace, const Tokens& slots, Tokens& out, double& hit_ra
     tree.copy_slots(out.data());
     tree.lock(found.handle);
     const size_t held = tree.evictable() + tree.locked() + prompt.size() - found.length;
-    if (held > trace.capacity) tree.evict(static_cast<int64_t>(held - trace.capacity));
+    if (held > trace.capacity) tree.evict(static_cast<int64_t>(held - trace.capacity), false);
     tree.insert(all(prompt), {slots.data(), false, prompt.size()}, {}, 0);
     tree.unlock(found.handle);
   }
@@ -131,7 +131,7 @@ void evictions(size_t leaves, double& us, double& node_bytes) {
   node_bytes = (static_cast<double>(tree.bytes()) - 8 * tokens) / static_cast<double>(leaves);
   const size_t calls = leaves / 10;
   const double start = now_us();
-  for (size_t i = 0; i < calls; ++i) tree.evict(1);
+  for (size_t i = 0; i < calls; ++i) tree.evict(1, false);
   us = (now_us() - start) / static_cast<double>(calls);
 }
 

@@ -133,9 +133,10 @@ class Model:
             raise ValueError("dead or not locked")
         handle[0].locks -= 1
 
-    def evict(self, tokens):
-        if tokens > self.evictable():
+    def evict(self, tokens, at_most=False):
+        if tokens > self.evictable() and not at_most:
             raise ValueError("more than evictable")
+        tokens = min(tokens, self.evictable())
         freed = []
         while len(freed) < tokens:
             leaves = [node for node in self.nodes() if not node.children and not node.locked()]

@@ -55,14 +55,14 @@ class Pair:
         assert (result.existing, self.freed) == (existing, freed)
         self.handles.append((result.handle, handle))
 
-    def evict(self, tokens):
+    def evict(self, tokens, at_most=False):
         try:
-            expected = self.model.evict(tokens)
+            expected = self.model.evict(tokens, at_most)
         except ValueError:
             self.refused(lambda: self.cache.evict(tokens), "are evictable and")
             return
         self.freed.clear()
-        assert self.cache.evict(tokens).tolist() == expected == self.freed
+        assert self.cache.evict(tokens, at_most=at_most).tolist() == expected == self.freed
 
     def lock(self, which):
         native, handle = self.handles[which]

@@ -8,7 +8,11 @@ from commlib.radix import RadixCache
 from tests.radix.pair import filled, ids
 
 BAD = {
-    "ids in a list": (lambda c, h: c.match([1, 2]), TypeError, "ids is of type list, but must be"),
+    "ids in a set": (lambda c, h: c.match({1, 2}), TypeError, "ids is of type set, but must be a list of int, or a"),
+    "text in a list": (lambda c, h: c.match([1, "2"]), TypeError, r"ids\[1\] is of type str, but must be an int"),
+    "a list in a list": (lambda c, h: c.insert([1], [[2]]), TypeError, r"slots\[0\] is of type list"),
+    "large id in a list": (lambda c, h: c.insert([9, 2**31], [1, 2]), ValueError, r"ids\[1\] is 2147483648"),
+    "endless slot in a list": (lambda c, h: c.insert([9], [2**64]), ValueError, r"slots\[0\] does not fit 64 bits"),
     "ids as text": (lambda c, h: c.match("12"), TypeError, "ids is of type str"),
     "ids in bytes": (lambda c, h: c.match(b"12"), ValueError, "format 'B', but must be int32 or int64"),
     "float ids": (lambda c, h: c.match(torch.zeros(2)), ValueError, "another type than int32 or int64; pass ids.long"),
@@ -35,11 +39,14 @@ BAD = {
     "endless handle": (lambda c, h: c.lock(2**80), ValueError, "does not fit 64 bits"),
     "text as handle": (lambda c, h: c.lock("a"), TypeError, "handle is of type str"),
     "evict too much": (lambda c, h: c.evict(5), ValueError, "asked for 5 tokens, but 1 are evictable and 3 locked"),
+    "evict at most a negative": (lambda c, h: c.evict(-1, at_most=True), ValueError, "asked for -1 tokens"),
     "evict a negative": (lambda c, h: c.evict(-1), ValueError, "asked for -1 tokens"),
     "evict a float": (lambda c, h: c.evict(1.5), TypeError, "n is of type float"),
     "short out": (lambda c, h: c.match(ids(1, 2), out=torch.zeros(1).int()), ValueError, "out has room for 1 slots"),
+    "list as out": (lambda c, h: c.match(ids(1), out=[0]), TypeError, "out is of type list"),
     "float out": (lambda c, h: c.match(ids(1), out=torch.zeros(1)), ValueError, "out has another type"),
     "read-only out": (lambda c, h: c.match(ids(1), out=memoryview(bytes(4)).cast("i")), ValueError, "for writing"),
+    "slots as floats": (lambda c, h: c.slots_as(torch.float32), ValueError, "wanted as torch.float32, but must be"),
     "namespace": (lambda c, h: c.match(ids(1), namespace=1.5), TypeError, "a namespace holds a float"),
     "true as namespace": (lambda c, h: c.match(ids(1), namespace=True), TypeError, "a namespace holds a bool"),
     "priority": (lambda c, h: c.insert(ids(1), ids(1), priority="high"), TypeError, "priority is of type str"),

@@ -42,7 +42,7 @@ class Trace:
         elif draw < 0.85 and pair.locked:
             pair.unlock(pair.locked.pop(self.random.randrange(len(pair.locked))))
         elif draw < 0.96:
-            pair.evict(self.random.randrange(3 * self.page))
+            pair.evict(self.random.randrange(3 * self.page), at_most=self.random.random() < 0.3)
         elif draw < 0.99:
             pair.peek([self.prompt(), self.prompt()], [self.namespace(), self.namespace()])
         elif pair.handles:
