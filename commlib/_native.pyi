@@ -48,7 +48,7 @@ class Calls:
     def all_to_all(self, out: Tensor, x: Tensor, /) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_all"""
     def all_to_allv(
-        self, out: Tensor, x: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], longest: int, /
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None, /
     ) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_allv"""
     def gather(self, out: Tensor, x: Tensor, dst: int, /) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from commlib.backends.base import Backend
-from commlib.collectives.all_to_all import agree_splits, row_splits
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, StreamWork, Work
 
 if TYPE_CHECKING:
@@ -134,10 +133,9 @@ class Collectives:
             self._calls.all_to_all(out, x)
             return out
         if async_op:
-            return self._later("all_to_all", lambda _: self.all_to_all_single(out, x, out_splits, in_splits))
-        from_each, to_each = row_splits(out, out_splits, x, in_splits, self.size)
-        longest = agree_splits(self, from_each, to_each) if self._backend.agrees_splits else max(from_each + to_each)
-        self._calls.all_to_allv(out, x, from_each, to_each, longest)
+            kept = [None if splits is None else tuple(splits) for splits in (out_splits, in_splits)]
+            return self._later("all_to_all", lambda calls: calls.all_to_allv(out, x, *kept), out)
+        self._calls.all_to_allv(out, x, out_splits, in_splits)
         return out
 
     @overload

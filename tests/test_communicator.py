@@ -311,7 +311,10 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.reduce(x, -1), "dst=-1 is not a rank"),
         (lambda: alone.scatter(None, 0), "rank 0 is the source and needs x"),
         (lambda: alone.all_reduce(x.view(-1)[:8], out=x.view(-1)[4:12]), "overlap by part"),
-        (lambda: alone.all_to_all_single(x.clone(), x, [3], [4]), "out_splits has 1 entries that add up to 3"),
+        (lambda: alone.all_to_all_single(x.clone(), x, [3], [4]), "out_splits adds up to 3, but its tensor has 4 rows"),
+        (lambda: alone.all_to_all_single(x.clone(), x, [-4]), r"out_splits\[0\] is -4"),
+        (lambda: alone.all_to_all_single(x.clone(), x, [4, 0]), "out_splits has 2 entries, but the communicator has 1"),
+        (lambda: alone.all_to_all_single(x, x, [4]), "cannot run in place; pass another out"),
         (lambda: alone.explain("all_sum", 8), "unknown collective 'all_sum'; known: all_reduce"),
         (lambda: alone.use(Plan.only({"all_reduce": "nccl_direct"})), "no algorithm 'nccl_direct' on shm"),
         (

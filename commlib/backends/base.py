@@ -39,7 +39,6 @@ class Backend(ABC):
     device: torch.device
     size: int
     has_arena = True  # there is symmetric memory
-    agrees_splits = True  # all_to_all with splits is preceded by an exchange of them between the ranks
 
     @property
     def plan_name(self) -> str:

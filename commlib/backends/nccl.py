@@ -32,7 +32,6 @@ class NcclBackend(NativeBackend["NcclGroup"]):
     """GPUs of one host: NCCL's communicator, and symmetric memory on which commlib's own kernels work."""
 
     name = "nccl"
-    agrees_splits = False  # its one algorithm sends between pairs, and a graph may hold no exchange on the host
 
     def __init__(self, world: World, options: Options) -> None:
         self.size = world.size

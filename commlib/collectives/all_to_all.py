@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,25 +12,57 @@ from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
 from commlib.collectives.variants import chunks, lines, tiles
 
-if TYPE_CHECKING:
-    from commlib.methods import Collectives
-
 
 def torch_direct(
     backend: TorchBackend,
     out: torch.Tensor,
     x: torch.Tensor,
-    out_splits: tuple[int, ...] = (),
-    in_splits: tuple[int, ...] = (),
-    longest: int = 0,
+    out_splits: Sequence[int] | None = None,
+    in_splits: Sequence[int] | None = None,
 ) -> None:
     """Call the process group's all_to_all_single."""
-    unit = x.element_size()
+    from_each: list[int] = []
+    to_each: list[int] = []
+    if out_splits is not None or in_splits is not None:
+        from_each = _blocks(out, out_splits, "out_splits", backend.size)
+        to_each = _blocks(x, in_splits, "in_splits", backend.size)
+        _agree(backend, from_each, to_each, x.element_size())
     to, source = as_bytes(out), as_bytes(x)
     if out.data_ptr() == x.data_ptr():
         source = source.clone()
-    splits = [[n * unit for n in out_splits], [n * unit for n in in_splits]]
-    backend.wait(backend.group.alltoall_base(to, source, *splits), "all_to_all")
+    backend.wait(backend.group.alltoall_base(to, source, from_each, to_each), "all_to_all")
+
+
+def _blocks(x: torch.Tensor, splits: Sequence[int] | None, name: str, size: int) -> list[int]:
+    """Return the bytes of each block of a tensor: splits are rows of the first dimension, equal without them."""
+    rows = len(x) if x.dim() else 1
+    if splits is None and rows % size:
+        raise ValueError(f"{name} is not given and {rows} rows do not divide into {size} ranks")
+    given = [rows // size] * size if splits is None else list(map(int, splits))
+    if len(given) != size:
+        raise ValueError(f"{name} has {len(given)} entries, but the communicator has {size} ranks")
+    if (least := min(given)) < 0:
+        raise ValueError(f"{name}[{given.index(least)}] is {least}; sizes are 0 or more")
+    if sum(given) != rows:
+        raise ValueError(f"{name} adds up to {sum(given)}, but its tensor has {rows} rows")
+    return [n * x.nbytes // max(rows, 1) for n in given]
+
+
+def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:
+    """Show every rank every rank's blocks, which must match in pairs."""
+    size = backend.size
+    mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=backend.device)
+    everyone = mine.new_empty(size * len(mine))
+    backend.wait(backend.group._allgather_base(everyone, mine), "all_to_all")
+    table = everyone.view(size, 2 * size).tolist()
+    for source in range(size):
+        for target in range(size):
+            sent, expected = table[source][target], table[target][size + source]
+            if sent != expected:
+                raise ValueError(
+                    f"all_to_all splits disagree: rank {source} sends {sent // unit} elements to rank {target}, "
+                    f"which expects {expected // unit}; make out_splits the transpose of in_splits"
+                )
 
 
 def split_table(call: Call) -> list[list[int]]:
@@ -83,43 +114,3 @@ ALL_TO_ALLV = Collective(
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )
-
-
-def row_splits(
-    out: torch.Tensor, out_splits: Sequence[int] | None, x: torch.Tensor, in_splits: Sequence[int] | None, size: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Turn splits of rows into the elements that come from each rank and go to each."""
-    row = x[0].numel() if x.dim() and len(x) else (out[0].numel() if out.dim() and len(out) else 1)
-    from_each = tuple(n * row for n in _splits(out_splits, out, size, "out"))
-    return from_each, tuple(n * row for n in _splits(in_splits, x, size, "in"))
-
-
-def agree_splits(comm: Collectives, from_each: Sequence[int], to_each: Sequence[int]) -> int:
-    """Show every rank every rank's splits: they must match in pairs, and the longest sets the pace."""
-    mine = torch.tensor([*to_each, *from_each], dtype=torch.int64, device=comm.device)
-    everyone = torch.empty((comm.size, 2 * comm.size), dtype=torch.int64, device=comm.device)
-    with comm._inner():
-        table = comm.all_gather_into_tensor(everyone, mine).tolist()
-    for source in range(comm.size):
-        for target in range(comm.size):
-            sent, expected = table[source][target], table[target][comm.size + source]
-            if sent != expected:
-                raise ValueError(
-                    f"all_to_all splits disagree: rank {source} sends {sent} elements to rank {target}, "
-                    f"which expects {expected}; make out_splits the transpose of in_splits"
-                )
-    return max(int(n) for row in table for n in row[: comm.size])
-
-
-def _splits(given: Sequence[int] | None, x: torch.Tensor, size: int, name: str) -> list[int]:
-    rows = len(x) if x.dim() else x.numel()
-    if given is None:
-        if rows % size:
-            raise ValueError(f"{name}_splits is not given and {rows} rows do not divide into {size} ranks")
-        return [rows // size] * size
-    if len(given) != size or sum(given) != rows:
-        raise ValueError(
-            f"{name}_splits has {len(given)} entries that add up to {sum(given)}; "
-            f"the tensor has {rows} rows for {size} ranks"
-        )
-    return list(given)

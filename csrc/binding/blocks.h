@@ -32,6 +32,11 @@ struct Blocks {
       digest = (digest ^ static_cast<uint64_t>(of[r])) * 1099511628211u;
     }
   }
+  // Of rows of so many elements; the rows are those of a tensor.
+  void scale(int64_t row) {
+    for (int64_t& size : of) size *= row;
+    total *= static_cast<size_t>(row);
+  }
   size_t before(int rank) const {
     size_t sum = 0;
     for (int r = 0; r < rank; ++r) sum += static_cast<size_t>(of[r]);

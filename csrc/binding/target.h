@@ -35,6 +35,9 @@ class Target {
 
   // Runs `call` with the algorithm the plan names for `plan_bytes`.
   virtual void run(Call& call, size_t plan_bytes, Placed placed) = 0;
+  // Shows every rank `count` numbers of each, as part of another call. False: ranks of this backend
+  // do not meet on the host, as a CUDA graph could not hold that.
+  virtual bool exchange(const int64_t*, size_t, int64_t*) { return false; }
   virtual void send(const Buffer& x, int to) = 0;
   virtual void receive(const Buffer& x, int from) = 0;
   // Makes the host wait too, where run() only put the barrier on a stream.

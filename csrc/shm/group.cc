@@ -83,7 +83,7 @@ Descriptor Group::descriptor(const Call& call) const {
   what.dtype = static_cast<uint64_t>(call.dtype);
   what.redop = plan_.reduces(call.op) ? static_cast<uint64_t>(call.redop) : kNoRedop;
   what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;
-  what.inner = inner_;
+  what.inner = inner_ || call.inner;
   what.count = call.count;
   return what;
 }

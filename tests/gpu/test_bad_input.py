@@ -130,8 +130,8 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         "out has 3 elements, but needs 4: its entry in sizes",
     ),
     "splits that do not add up": (
-        lambda c, t: c.all_to_all_single(t(8), t(8), [1] * c.size, [8] + [0] * (c.size - 1)),
-        "out_splits has {n} entries that add up to {n}; the tensor has 8 rows for {n} ranks",
+        lambda c, t: c.all_to_all_single(t(9), t(8), [1] * c.size, [8] + [0] * (c.size - 1)),
+        "out_splits adds up to {n}, but its tensor has 9 rows",
     ),
     "splits in place": (
         lambda c, t: c.all_to_all_single(x := t(4 * c.size), x, [4] * c.size, [4] * c.size),

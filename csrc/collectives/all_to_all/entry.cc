@@ -1,4 +1,7 @@
 // all_to_all for Python, with equal blocks and with splits.
+#include <algorithm>
+#include <optional>
+
 #include "binding/blocks.h"
 #include "binding/calls.h"
 
@@ -19,30 +22,65 @@ void all_to_all(Target& target, const Tensor& out_given, const Tensor& x_given) 
   target.run(call, x.bytes(), {&x, &x});
 }
 
-// `longest` is the longest block any rank sends to any other: the ranks exchanged their splits
-// beforehand.
+using Splits = std::optional<Sizes>;  // rows of the first dimension; none: equal blocks
+
+// The elements of each block of `tensor`.
+Blocks blocks_of(const Tensor& tensor, const Splits& splits, const char* name, int world) {
+  const int64_t rows = tensor.ndim() > 0 ? tensor.size(0) : 1;
+  if (!splits && rows % world != 0) {
+    fail("ValueError", name, " is not given and ", rows, " rows do not divide into ", world,
+         " ranks");
+  }
+  Blocks blocks(splits ? *splits : Sizes(world, rows / world), name, world);
+  if (blocks.total != static_cast<size_t>(rows))
+    fail("ValueError", name, " adds up to ", blocks.total, ", but its tensor has ", rows, " rows");
+  if (rows > 0) blocks.scale(tensor.numel() / rows);
+  return blocks;
+}
+
+// The longest block of all ranks, which sets the pace. They show each other their splits, where the
+// backend lets them: these must agree in pairs.
+int64_t longest_block(Target& target, const Blocks& to, const Blocks& from) {
+  const int world = target.world();
+  int64_t mine[2 * kMaxRanks];
+  int64_t* const end = std::copy_n(from.of, world, std::copy_n(to.of, world, mine));
+  Sizes everyone((end - mine) * world);
+  if (!target.exchange(mine, end - mine, everyone.data())) return *std::max_element(mine, end);
+  const auto sent = [&](int rank, int peer) { return everyone[rank * 2 * world + peer]; };
+  const auto expected = [&](int rank, int peer) { return everyone[(rank * 2 + 1) * world + peer]; };
+  int64_t longest = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    for (int peer = 0; peer < world; ++peer) {
+      if (sent(rank, peer) != expected(peer, rank)) {
+        fail("ValueError", "all_to_all splits disagree: rank ", rank, " sends ", sent(rank, peer),
+             " elements to rank ", peer, ", which expects ", expected(peer, rank),
+             "; make out_splits the transpose of in_splits");
+      }
+      longest = std::max(longest, sent(rank, peer));
+    }
+  }
+  return longest;
+}
+
 void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
-                 const Sizes& out_splits, const Sizes& in_splits, int64_t longest) {
+                 const Splits& out_splits, const Splits& in_splits) {
   const Buffer x(target, x_given, "x"), out(target, out_given, "out");
   target.open();
-  const Blocks in(in_splits, "in_splits", target.world()),
-      from(out_splits, "out_splits", target.world());
   same_dtype(x, out);
-  expect_count(x, "x", in.total, "the sum of in_splits");
-  expect_count(out, "out", from.total, "the sum of out_splits");
+  const Blocks from = blocks_of(out_given, out_splits, "out_splits", target.world());
+  const Blocks to = blocks_of(x_given, in_splits, "in_splits", target.world());
   if (x.data == out.data && x.count > 0)
     fail("ValueError", "all_to_all with splits cannot run in place; pass another out");
   same_or_apart(x, out);
-  if (longest < 0 || longest > kMostElements)
-    fail("ValueError", "a rank sends ", longest, " elements to another; no tensor has so many");
-  Call call = make_call(Op::all_to_allv, x, out, static_cast<size_t>(longest));
-  call.in_counts = in.of;
+  const auto longest = static_cast<size_t>(longest_block(target, to, from));
+  Call call = make_call(Op::all_to_allv, x, out, longest);
+  call.in_counts = to.of;
   call.out_counts = from.of;
-  target.run(call, static_cast<size_t>(longest) * target.world() * size_of(x.dtype), {&x, &x});
+  target.run(call, longest * target.world() * size_of(x.dtype), {&x, &x});
 }
 
 COMMLIB_CALL(all_to_all, "out, x");
-COMMLIB_CALL(all_to_allv, "out, x, out_splits, in_splits, longest");
+COMMLIB_CALL(all_to_allv, "out, x, out_splits, in_splits");
 
 }  // namespace
 }  // namespace commlib::binding
