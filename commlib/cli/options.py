@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,11 @@ JSON = {
 def picture(bare: str, text: str) -> dict[str, Any]:
     """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
     return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
+
+
+def choice(name: str, flags: Mapping[str, str]) -> list[click.Option]:
+    """Return flags of which one says what `name` is; without any it is None."""
+    return [click.Option([f"--{flag}", name], flag_value=flag, default=None, help=text) for flag, text in flags.items()]
 
 
 SHORT = {

@@ -16,12 +16,12 @@ import torch
 from click.testing import CliRunner
 
 from commlib.cli import main
-from commlib.cli.profile import nsight
 from commlib.cli.profile.external import External
 from commlib.cli.profile.job import Job
 from commlib.cli.profile.plot import plot
 from commlib.cli.profile.report import ProfileReport
 from commlib.cli.profile.view import ProfileView
+from commlib.peers.kernels import once
 from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
 from commlib.peers.kernels.measure import Group, Line, Settings
 from commlib.timing import Measurement
@@ -180,13 +180,13 @@ CASE = Case("store", 64, 512, torch.bfloat16, "sequential", "fp8")
 
 
 def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
-    ncu = nsight.command("ncu", CASE)
+    ncu = once.command("ncu", CASE)
     assert ncu[:2] == ["ncu", "--set=full"]
     assert {"--kernel-name=regex:store", "--launch-count=1", "--profile-from-start=off"} < set(ncu)
     assert ncu[ncu.index("commlib") + 1 :] == [
         *("profile", "store", "--once", "--dim=512", "--rows=64", "--dtype=bfloat16", "--pattern=sequential", "--fp8")
     ]
-    nsys = nsight.command("nsys", CASE)
+    nsys = once.command("nsys", CASE)
     assert nsys[:2] == ["nsys", "profile"]
     assert "--capture-range=cudaProfilerApi" in nsys
     assert nsys[-8:] == ncu[-8:]
@@ -195,8 +195,8 @@ def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
 @pytest.mark.parametrize("case", [CASE, Case("metadata", 3, 8, torch.int32), Case("index", 2, 64, torch.float16)])
 def test_the_words_of_one_call_ask_for_its_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Case] = []
-    monkeypatch.setattr(nsight, "once", lambda found, device: asked.append(found) or 0)
-    result = CliRunner().invoke(main, ["profile", *nsight.once_words(case)])
+    monkeypatch.setattr(once, "once", lambda found, device: asked.append(found) or 0)
+    result = CliRunner().invoke(main, ["profile", *once.once_words(case)])
     assert result.exit_code == 0, result.output
     assert asked == [case]
 
@@ -210,8 +210,8 @@ def test_the_tool_runs_where_it_is_and_is_printed_everywhere(tmp_path: Path, mon
     words = ["index", "--ncu", "-n", "3", "--dim", "64", "--device", "cpu"]
     monkeypatch.setenv("PATH", str(tmp_path))
     absent = CliRunner().invoke(main, ["profile", *words])
-    assert absent.exit_code == 0
-    assert "ncu is not here" in absent.stderr
+    assert absent.exit_code == 1
+    assert "ncu is not here; install NVIDIA Nsight Compute" in absent.stderr
     tool = tmp_path / "ncu"
     tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 3\n')
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)

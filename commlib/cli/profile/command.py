@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commlib.cli.options import JSON, picture
+from commlib.cli.options import JSON, choice, picture
 from commlib.cli.ranks import Words
 from commlib.peers.kernels import KERNELS, Listed
+from commlib.report import nsight
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -35,10 +35,10 @@ def _options(name: str, listed: Listed) -> list[click.Parameter]:
         click.Option(["--dtype"], help="Element types a,b, short ones too."),
         click.Option(["--pattern"], type=chosen, hidden=single, help="Of the ids.  [default: random]"),
         click.Option(["--compare-patterns"], is_flag=True, hidden=single, help="All patterns, side by side."),
-        *_choice(
+        *choice(
             "heat", {"cold": "Sets of tensors in rotation, more than the cache holds.  [default]", "hot": "One set."}
         ),
-        *_choice("variant", listed.variants),
+        *choice("variant", listed.variants),
         click.Option(["--sweep"], is_flag=True, help="All sizes, cold and hot."),
         click.Option(["--flush"], is_flag=True, help="Empty the cache before each replay: cold where sets are small."),
         click.Option(["--compile/--no-compile", "compile_"], default=None, help="torch.compile.  [default: on GPUs]"),
@@ -48,22 +48,17 @@ def _options(name: str, listed: Listed) -> list[click.Parameter]:
         click.Option(["--seed"], default=0, show_default=True, help="Of the order of blocks and of the intervals."),
         click.Option(["-o", "--json", "output"], **JSON),
         click.Option(["--plot"], **picture(f"profile-{name}.png", "latency and share of the copy")),
-        *_choice("tool", {"ncu": "Print the ncu command for one call, and run it.", "nsys": "Likewise for nsys."}),
+        *choice("tool", nsight.HELP),
         click.Option(["--once"], is_flag=True, hidden=True, help="Make one call of ours: what --ncu looks at."),
     ]
 
 
-def _choice(name: str, flags: Mapping[str, str]) -> list[click.Parameter]:
-    """Return flags of which one says what `name` is; without any it is None."""
-    return [click.Option([f"--{flag}", name], flag_value=flag, default=None, help=text) for flag, text in flags.items()]
-
-
 def _run(name: str, **options: Any) -> None:
     """Measure, or show how another tool does."""
-    from commlib.cli.profile import nsight
     from commlib.cli.profile.job import read_job
     from commlib.cli.profile.run import main
     from commlib.cli.profile.view import ProfileView
+    from commlib.peers.kernels import once
     from commlib.report.run import Output
 
     context = click.get_current_context()
@@ -71,9 +66,9 @@ def _run(name: str, **options: Any) -> None:
     options.setdefault("variant", None)
     job = read_job(name, options)
     if options["once"]:
-        context.exit(nsight.once(job.cases[0], job.settings.device))
+        context.exit(once.once(job.cases[0], job.settings.device))
     if options["tool"]:
-        context.exit(nsight.profile(options["tool"], job.cases[0]))
+        context.exit(nsight.run(once.command(options["tool"], job.cases[0])))
     output = Output(ProfileView, path=options["output"], picture=options["plot"])
     context.exit(main(job, output, shlex.join(["commlib", "profile", name, *context.meta["words"]])))
 

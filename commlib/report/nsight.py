@@ -1,0 +1,51 @@
+"""`--ncu` and `--nsys`: Nsight's tools on one call; their command is printed, and run where the tool is."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+from commlib.errors import Unsupported
+
+WARM_CALLS = 3  # before the one that is looked at: they compile and load
+HELP = {"ncu": "Print the ncu command for one call, and run it.", "nsys": "Likewise for nsys."}
+FULL_NAMES = {"ncu": "NVIDIA Nsight Compute", "nsys": "NVIDIA Nsight Systems"}
+
+
+def command(tool: str, output: str, words: Sequence[str], chosen: Sequence[str] = ()) -> list[str]:
+    """Return the command line that looks at the call which `commlib WORDS` makes; `chosen` are options of ncu's."""
+    program = [sys.executable, "-m", "commlib", *words]
+    if tool == "nsys":
+        options = ["--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
+        return ["nsys", "profile", *options, "--force-overwrite=true", f"--output={output}", *program]
+    options = ["--set=full", "--profile-from-start=off", *chosen, "--force-overwrite", f"--export={output}"]
+    return ["ncu", *options, *program]
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the command and run it; return its exit code. Where the tool is not, Unsupported says what to do."""
+    tool = words[0]
+    sys.stdout.write(f"{shlex.join(words)}\n")
+    sys.stdout.flush()
+    if shutil.which(tool) is None:
+        remedy = f"install {FULL_NAMES[tool]} and put it on the PATH, or run the line above where it is"
+        raise Unsupported(f"{tool} is not here; {remedy}")
+    return subprocess.run(words, check=False).returncode
+
+
+def look_at(call: Callable[[], object], rest: Callable[[], object], looks: bool = True) -> None:
+    """Make the call a few times; a profiler that started this process looks at the last one, until `rest` returns."""
+    import torch
+
+    for _ in range(WARM_CALLS):
+        call()
+    rest()
+    if looks:
+        torch.cuda.profiler.start()
+    call()
+    rest()
+    if looks:
+        torch.cuda.profiler.stop()
