@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 REDOPS: tuple[str, ...] = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
@@ -15,6 +16,16 @@ DTYPES: tuple[str, ...] = (
     *("bool", "complex64", "complex128"),
 )
 """Likewise; other element types can be moved, not reduced."""
+
+SHORT = {
+    **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
+    **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},
+    **{"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
+    **{"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+"""What users also call them, nccl-tests' names among them."""
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 TORCH_OPS = {name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)}
@@ -29,3 +40,11 @@ def redop_name(op: Any) -> str:
     except (KeyError, TypeError):
         names = ", ".join(REDOPS)
         raise ValueError(f"unknown reduction {op!r}; use one of {names} or a torch.distributed.ReduceOp") from None
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return the element type that torch, nccl-tests or a user calls so."""
+    if (full := SHORT.get(name, name)) not in DTYPES:
+        raise ValueError(f"no element type {name!r}; there are {', '.join([*DTYPES, *SHORT])}")
+    found: torch.dtype = getattr(torch, full)
+    return found

@@ -30,6 +30,7 @@ def config_of(job: Job, comm: Communicator, baseline: str | None) -> dict[str, A
         "mode": job.mode,
         "cores_per_rank": len(os.sched_getaffinity(0)),
         "sizes": job.sizes,
+        **({"shapes": list(dict.fromkeys(shape.text for shape in job.shapes))} if job.shapes else {}),
         "block_us": block_seconds(comm) * 1e6,
         **{
             name: getattr(job.protocol, name) for name in ("blocks", "iterations", "warmup", "buffers", "seed", "check")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from commlib import env
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import reducible
 from commlib.timing import Protocol
 
 if TYPE_CHECKING:
+    from commlib.bench.sizes import Shape
     from commlib.communicator import Communicator
     from commlib.peers import Peer
 
@@ -40,6 +43,7 @@ class Job:
     plan: Path | None  # None: the one in force
     seconds: float
     protocol: Protocol
+    shapes: tuple[Shape, ...] = ()  # what was named in place of a range of sizes
 
     @property
     def mode(self) -> str:
@@ -51,6 +55,20 @@ def arena_bytes(job: Job) -> int:
     """Return the symmetric memory that the largest call's buffers take: a pair for each form, in rotation."""
     forms = 2 * (False in job.places) + (True in job.places)
     return job.protocol.buffers * forms * (max(job.sizes) + (1 << 16)) + (1 << 20)
+
+
+@contextmanager
+def joined(job: Job) -> Iterator[Communicator]:
+    """Join the other ranks, with room for the largest call."""
+    import commlib
+
+    room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, arena_bytes(job))
+    with commlib.init(backend=job.backend, max_bytes=room, plan=job.plan or "auto") as comm:
+        if not 0 <= job.root < comm.size:
+            raise ValueError(f"--root {job.root} is not one of {comm.size} ranks")
+        if job.protocol.graph and comm.device.type != "cuda":
+            raise ValueError(f"--graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
+        yield comm
 
 
 def left_out(job: Job) -> list[str]:
@@ -76,9 +94,21 @@ def calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
     """Yield what is measured, size by size: the counts that come closest from below; one where there is no data."""
     for collective, dtype, redop in series(job):
         call = Call(comm.rank, comm.size, PROBE_COUNT, dtype, redop, job.root)
-        per_element = collective.num_bytes(call) / PROBE_COUNT
-        counts = sorted({max(1, int(size / per_element)) for size in job.sizes}) if per_element else [0]
-        yield from ((collective, replace(call, count=count)) for count in counts)
+        yield from ((collective, replace(call, count=count)) for count in sorted(_counts(job, collective, call)))
+
+
+def shape_of(job: Job, collective: Collective, call: Call) -> str | None:
+    """Return the shape that a call was asked for as."""
+    return _counts(job, collective, replace(call, count=PROBE_COUNT)).get(call.count) or None
+
+
+def _counts(job: Job, collective: Collective, probe: Call) -> dict[int, str]:
+    """Return the counts of a series, each with the shape that it was asked for as."""
+    per_element = collective.num_bytes(probe) / PROBE_COUNT
+    if not per_element:
+        return {0: ""}
+    sizes = {shape.num_bytes: shape.text for shape in job.shapes if shape.dtype == probe.dtype}
+    return {max(1, int(size / per_element)): text for size, text in (sizes or dict.fromkeys(job.sizes, "")).items()}
 
 
 def forms(job: Job, collective: Collective) -> list[bool]:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from commlib.bench.document import averages, config_of, fits
-from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out
+from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, shape_of
 from commlib.bench.rows import KIND
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
@@ -107,6 +107,8 @@ class Bench(Report):
             "redop": call.redop if collective.reduces else None,
             "root": call.root if collective.rooted else None,
         }
+        if shape := shape_of(self.job, collective, call):
+            shared["shape"] = shape
         rows = ({**shared, **way, "mode": self.job.mode, "in_place": candidate.in_place} for way, candidate in ways)
         return list(zip(rows, results, strict=True))
 
@@ -125,7 +127,7 @@ class Bench(Report):
                 way = _way(label, algorithm.placement, True, decided if picked and params is None else None)
                 plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan, params=params)
                 for in_place in forms(self.job, collective):
-                    yield way, self._pinned(collective, algorithm, plan, in_place)
+                    yield way, pinned_to(self.twin, collective, algorithm, plan, in_place)
 
     def _theirs(self, collective: Collective) -> Iterator[Way]:
         for peer in self.job.peers:
@@ -139,12 +141,6 @@ class Bench(Report):
     def _explain(self, collective: Collective, call: Call, placement: str) -> Explanation:
         size, mode = collective.num_bytes(call), self.job.mode
         return self.comm.explain(collective.name, size, call.dtype, call.redop, placement=placement, mode=mode)
-
-    def _pinned(self, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool) -> Candidate:
-        """Return the candidate that makes the public call under a plan that leaves no choice."""
-        prepare, enter = pinned(self.twin, collective, algorithm, plan)
-        empty = self.twin.empty if algorithm.placement == "symmetric" else plain_on(self.comm.device)
-        return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
     def _figures(self, row: Row, result: Measurement, found: Sequence[Found]) -> Row:
         """Return the rest of a row; `found` are all of its call."""
@@ -176,6 +172,15 @@ class Bench(Report):
             return None
         ratio = ratio_row(rivals[0][1].times_s, result.times_s, self.job.protocol.seed)
         return None if ratio is None else {"over": rivals[0][0]["algorithm"], **ratio}
+
+
+def pinned_to(
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool
+) -> Candidate:
+    """Return the candidate that makes the public call under a plan that leaves no choice."""
+    prepare, enter = pinned(twin, collective, algorithm, plan)
+    empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
+    return Candidate(algorithm.name, prepare, in_place, empty, enter)
 
 
 def _way(label: str, placement: str, ours: bool, why: Explanation | None) -> Row:

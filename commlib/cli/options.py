@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +34,6 @@ def picture(bare: str, text: str) -> dict[str, Any]:
     return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
 
 
-def choice(name: str, flags: Mapping[str, str]) -> list[click.Option]:
-    """Return flags of which one says what `name` is; without any it is None."""
-    return [click.Option([f"--{flag}", name], flag_value=flag, default=None, help=text) for flag, text in flags.items()]
-
-
-SHORT = {
-    **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
-    **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},
-    **{"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
-    **{"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
-    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
-}
-
-
 def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Turn a size such as 4096, 64K, 8M or 1G into bytes: `callback=read_bytes` of an option."""
     try:
@@ -71,13 +56,10 @@ def known_name(name: str, known: Iterable[str], what: str) -> str:
 
 def read_dtypes(text: str) -> tuple[torch.dtype, ...]:
     """Return the element types of comma-separated names, torch's or short ones; or all."""
-    import torch
+    from commlib.redops import DTYPES, dtype_named
 
-    from commlib.redops import DTYPES
-
-    names = DTYPES if text == "all" else [SHORT.get(name.strip(), name.strip()) for name in text.split(",")]
-    valid = [*DTYPES, *SHORT]
-    return tuple(dict.fromkeys(getattr(torch, known_name(name, valid, "element type")) for name in names))
+    names = DTYPES if text == "all" else text.split(",")
+    return tuple(dict.fromkeys(dtype_named(name.strip()) for name in names))
 
 
 def check_files(output: Path | None, picture: Path | None, option: str = "-o") -> None:

@@ -93,7 +93,7 @@ def _prepare_all(
         key = (candidate.empty, candidate.in_place)
         try:
             if key not in shared:
-                shared[key] = [_buffers(collective, call, candidate) for _ in range(protocol.buffers)]
+                shared[key] = [buffers_of(collective, call, candidate) for _ in range(protocol.buffers)]
             entry.pairs = shared[key]
             entry.runs = [candidate.prepare(x, out, call) for x, out in entry.pairs]
         except (CommError, MemoryError) as error:
@@ -103,7 +103,8 @@ def _prepare_all(
     return entries
 
 
-def _buffers(collective: Collective, call: Call, candidate: Candidate) -> tuple[torch.Tensor, torch.Tensor]:
+def buffers_of(collective: Collective, call: Call, candidate: Candidate) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate input and output of a candidate's call."""
     elements_in, elements_out = collective.shapes(call)
     if not candidate.in_place:
         return candidate.empty(elements_in, call.dtype), candidate.empty(elements_out, call.dtype)

@@ -14,13 +14,16 @@ from commlib.report.table import Column
 TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
 ALGORITHM = 19  # lsa_ll128_exchange and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
-NARROW = ("size", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host", "speed-up")
-CALL = ("size", "count", "type", "redop", "root", "algorithm")
+NARROW = ("size", "shape", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host", "speed-up")
+CALL = ("size", "shape", "count", "type", "redop", "root", "algorithm")
 FORM = ("time", "algbw", "busbw", "#wrong")
 FIRST = ("host", "%lim", "speed-up")  # of the first form that there is
 Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 CSV = {
-    **{name: name for name in ("op", "size", "count", "type", "redop", "root", "algorithm", "ours", "placement")},
+    **{
+        name: name
+        for name in ("op", "size", "shape", "count", "type", "redop", "root", "algorithm", "ours", "placement")
+    },
     **{name: name for name in ("chosen", "rule", "why", "mode", "in_place", "skipped")},
     **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
     **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
@@ -78,6 +81,8 @@ def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[s
         Column("#wrong", lambda row: wrong_text(row["wrong"]), WRONG, spare=3),
         Column("%lim", lambda row: percent_text(row["of_limit"]), 4, spare=5),
     ]
+    if any(shapes := config.get("shapes") or []):
+        columns[1] = Column("shape", lambda row: row.get("shape", "-"), max(5, *map(len, shapes)))
     if on_gpu and config["mode"] != "graph":  # what a call takes the host, where that is not all of it
         columns.append(Column("host", lambda row: fitted(row.get("host_us"), WIDTH), WIDTH, "(us)", spare=6))
     if baseline:

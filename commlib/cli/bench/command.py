@@ -11,11 +11,9 @@ from commlib.cli import LazyGroup
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import EXISTING, FILE, POSITIVE, read_bytes
 from commlib.cli.ranks import started
-from commlib.env import parse_bytes
 from commlib.peers import PEERS
+from commlib.report import nsight
 
-BRIEF = ("8M", 32)  # largest size and step factor for all collectives at once: five sizes each
-FULL = ("64M", 8)
 # What may stand in place of the first OP: name → (module:command, help).
 SUBCOMMANDS = {
     "compare": ("commlib.cli.bench.compare:compare", "Compare two files of results; exit 1 if the second is slower."),
@@ -54,16 +52,15 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
-@click.option("-b", "--min-bytes", default="8", callback=read_bytes, help="Smallest size (K, M, G are binary).")
-@click.option(
-    "-e", "--max-bytes", callback=read_bytes, help=f"Largest size.  [default: {FULL[0]}, {BRIEF[0]} without OP]"
-)
+@click.option("-b", "--min-bytes", callback=read_bytes, help="Smallest size (K, M, G are binary).  [default: 8]")
+@click.option("-e", "--max-bytes", callback=read_bytes, help="Largest size.  [default: 64M, 8M without OP]")
 @click.option(
     "-f",
     "--factor",
     type=click.FloatRange(1, min_open=True),
-    help=f"From size to size, such as 2 or 1.4142.  [default: {FULL[1]}, {BRIEF[1]} without OP]",
+    help="From size to size, such as 2 or 1.4142.  [default: 8, 32 without OP]",
 )
+@click.option("--sizes", metavar="A,B", help="These instead: ROWSxHIDDEN or bytes, with a type 16x7168:bf16.")
 @click.option("--dtype", default="float32", help="Element types a,b, short ones too; or all.")
 @click.option("--redop", default="sum", help="Reductions a,b; or all.")
 @click.option("--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
@@ -87,6 +84,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
     "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
 )
 @click.option("--plot", type=FILE, help="Also draw the curves there: .png or .svg.")
+@click.option("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
+@click.option("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
+@click.option("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
     """Time collectives, each algorithm of them, beside other libraries.
@@ -94,16 +94,17 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     Without OP, all collectives in a compact run. The ranks are those of torchrun, mpirun, srun or `commlib run`,
     or N that -n starts here. Columns and bus factors are nccl-tests'; * marks what the plan picks.
     """
+    from commlib.bench import once
     from commlib.cli.bench.options import read_job
 
-    largest, factor = FULL if ops else BRIEF
-    options["factor"] = options["factor"] or factor
-    if options["max_bytes"] is None:
-        options["max_bytes"] = max(parse_bytes(largest), options["min_bytes"])
     job = read_job(ops, ranks, options)
+    if options["tool"]:
+        ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
     code = started(ctx, "bench", ranks, bind)
     if code is not None:
         ctx.exit(code)
+    if options["once"]:
+        ctx.exit(once.main(job))
     from commlib.cli.bench.run import main
     from commlib.report.run import Output
 

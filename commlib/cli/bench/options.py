@@ -9,6 +9,7 @@ import click
 import torch
 
 from commlib.bench.job import BEST, Job, left_out, series
+from commlib.bench.sizes import BRIEF, FIRST, FULL, read_shapes, sweep
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
@@ -18,7 +19,6 @@ from commlib.timing import Protocol
 
 BLOCKS = (5, 41)
 PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
-MOST_SIZES = 1000
 
 
 def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -> Job:
@@ -27,10 +27,12 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
     check_files(options["output"], options["plot"])
+    dtypes = read_dtypes(options["dtype"])
+    sizes = _sizes(options, dtypes, brief=not ops)
     job = Job(
         ops=wanted,
-        sizes=_sizes(options["min_bytes"], options["max_bytes"], options["factor"]),
-        dtypes=read_dtypes(options["dtype"]),
+        **sizes,
+        dtypes=tuple(dict.fromkeys(shape.dtype for shape in sizes["shapes"])) if "shapes" in sizes else dtypes,
         redops=REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
         algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
         params=_params(options["params"], wanted),
@@ -45,17 +47,17 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     return job
 
 
-def _sizes(low: int, high: int, factor: float) -> tuple[int, ...]:
-    """Return the sizes from low to high, each `factor` times the last: distinct whole bytes."""
-    if high < low:
-        raise click.UsageError(f"-e is {high} bytes, less than -b with {low}")
-    sizes, exact = [low], float(low)
-    while 0 < exact * factor <= high * (1 + 1e-9):
-        exact *= factor
-        sizes.append(round(exact))
-        if len(sizes) > MOST_SIZES:
-            raise click.UsageError(f"-f {factor:g} makes more than {MOST_SIZES} sizes up to {high} bytes; use a larger")
-    return tuple(dict.fromkeys(sizes))
+def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool) -> dict[str, Any]:
+    """Return the sizes of a job, and its shapes where --sizes names them."""
+    swept = {name: options[name] for name in ("min_bytes", "max_bytes", "factor") if options[name] is not None}
+    if options["sizes"] is None:
+        low = swept.get("min_bytes", FIRST)
+        largest, factor = BRIEF if brief else FULL
+        return {"sizes": sweep(low, swept.get("max_bytes", max(largest, low)), swept.get("factor", factor))}
+    if swept:
+        raise click.UsageError("--sizes names every size; leave -b, -e and -f out")
+    shapes = read_shapes(options["sizes"], dtypes)
+    return {"sizes": tuple(sorted({shape.num_bytes for shape in shapes})), "shapes": shapes}
 
 
 def _algorithms(text: str, ops: tuple[str, ...], backend: str) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from commlib.cli.options import JSON, choice, picture
+from commlib.cli.options import JSON, picture
 from commlib.cli.ranks import Words
 from commlib.peers.kernels import KERNELS, Listed
 from commlib.report import nsight
@@ -35,10 +36,10 @@ def _options(name: str, listed: Listed) -> list[click.Parameter]:
         click.Option(["--dtype"], help="Element types a,b, short ones too."),
         click.Option(["--pattern"], type=chosen, hidden=single, help="Of the ids.  [default: random]"),
         click.Option(["--compare-patterns"], is_flag=True, hidden=single, help="All patterns, side by side."),
-        *choice(
+        *_choice(
             "heat", {"cold": "Sets of tensors in rotation, more than the cache holds.  [default]", "hot": "One set."}
         ),
-        *choice("variant", listed.variants),
+        *_choice("variant", listed.variants),
         click.Option(["--sweep"], is_flag=True, help="All sizes, cold and hot."),
         click.Option(["--flush"], is_flag=True, help="Empty the cache before each replay: cold where sets are small."),
         click.Option(["--compile/--no-compile", "compile_"], default=None, help="torch.compile.  [default: on GPUs]"),
@@ -48,9 +49,14 @@ def _options(name: str, listed: Listed) -> list[click.Parameter]:
         click.Option(["--seed"], default=0, show_default=True, help="Of the order of blocks and of the intervals."),
         click.Option(["-o", "--json", "output"], **JSON),
         click.Option(["--plot"], **picture(f"profile-{name}.png", "latency and share of the copy")),
-        *choice("tool", nsight.HELP),
+        *_choice("tool", nsight.HELP),
         click.Option(["--once"], is_flag=True, hidden=True, help="Make one call of ours: what --ncu looks at."),
     ]
+
+
+def _choice(name: str, flags: Mapping[str, str]) -> list[click.Parameter]:
+    """Return flags of which one says what `name` is; without any it is None."""
+    return [click.Option([f"--{flag}", name], flag_value=flag, default=None, help=text) for flag, text in flags.items()]
 
 
 def _run(name: str, **options: Any) -> None:
