@@ -6,13 +6,15 @@ MODE ?=         # --cpu or --gpu; found out when empty
 bin := .venv/bin
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test sanitize lint format docs clean
+.PHONY: help setup build bench test sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install commlib with its tools; nothing changed, nothing done
 	@launch/setup.sh $(MODE)
+
+build: setup ## compile what changed of csrc/ into .venv: seconds for one file
 
 bench: setup ## time every collective of this machine beside torch.distributed
 	$(bin)/commlib bench -n $(strip $(N)) $(ARGS)

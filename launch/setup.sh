@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# setup.sh [--cpu|--gpu]: make .venv and install commlib (editable) with its tools; nothing to do takes no time.
+# setup.sh [--cpu|--gpu]: make .venv and install commlib (editable) with its tools, then compile what changed of csrc/.
 # PYTHON=python3.12 picks the interpreter, CXX=clang++ the compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -25,18 +25,15 @@ command -v "$python" >/dev/null || fail "no $python here; install Python 3.10 or
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   fail "$("$python" -V) is too old; commlib needs 3.10 or newer: set PYTHON=/path/to/python"
 
-# What an install depends on: another checkout, interpreter, option, package list or native source means another install.
-# Device code is compiled when it is used, from the checkout.
-digest() {
-  {
-    echo "$PWD $mode" && "$python" -VV
-    { find csrc -type f ! -name '*.cu' ! -name '*.cuh' -print0 && printf '%s\0' pyproject.toml CMakeLists.txt launch/setup.sh; } |
-      LC_ALL=C sort -z | xargs -0 sha256sum
-  } | sha256sum
-}
+# What an install depends on: another checkout, interpreter, option or list of packages means another install. It leaves
+# its objects in build/dev, where ninja knows what a changed source means. Device code is compiled when it is used.
+built=build/dev
 stamp=.venv/commlib-setup.sha256
-now=$(digest)
-if [ -x .venv/bin/commlib ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ]; then
+now=$({ echo "$PWD $mode" && "$python" -VV && cat pyproject.toml launch/setup.sh; } | sha256sum)
+if [ -x .venv/bin/commlib ] && [ -e $built/build.ninja ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ]; then
+  .venv/bin/ninja --quiet -C $built || fail "csrc/ does not compile; the library of before stays in .venv"
+  site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+  .venv/bin/cmake --install $built --prefix "$site/commlib" >/dev/null
   echo "setup: .venv is current ($mode)"
   exit 0
 fi
@@ -68,8 +65,10 @@ fi
 if compgen -G '.venv/lib/python*/site-packages/commlib-*.dist-info' >/dev/null; then
   run "${pip[@]}" uninstall --quiet --yes commlib
 fi
-packages=(--editable ".[mpi,test]" --group dev)
+packages=(--group dev)
 if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); fi
 run "${pip[@]}" install --quiet "${packages[@]}"
+# With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.
+run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[mpi,test]"
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"

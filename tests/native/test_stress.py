@@ -21,8 +21,8 @@ def tool(name: str) -> str:
 
 def installed_core() -> list[str]:
     """Return the option that takes what `make setup` built, if this is an editable install: it is what users run."""
-    found = sorted(ROOT.glob("build/*-*-*/libcommlib_core.a"), key=lambda path: path.stat().st_mtime)
-    return [f"-DCOMMLIB_CORE={found[-1]}"] if found else []
+    built = ROOT / "build/dev/libcommlib_core.a"
+    return [f"-DCOMMLIB_CORE={built}"] if built.exists() else []
 
 
 @pytest.fixture(scope="module")
