@@ -24,6 +24,7 @@ class Windows(Nccl):
     """The same calls as the peer nccl; every tensor has a window of its own until the end."""
 
     name = "nccl_windows"
+    title = "NCCL, symmetric windows"
     labels = ("nccl_symmetric",)
 
     def __init__(self) -> None:

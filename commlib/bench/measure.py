@@ -133,7 +133,8 @@ class Bench(Report):
         for peer in self.job.peers:
             in_forms = [peer.lines(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
             for label, *candidates in zip(peer.labels, *in_forms, strict=True):
-                yield from ((_way(label, "plain", False, None), candidate) for candidate in candidates)
+                way = {**_way(label, "plain", False, None), "library": peer.title or peer.name}
+                yield from ((way, candidate) for candidate in candidates)
 
     def _here(self, collective: Collective) -> list[Algorithm]:
         return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]

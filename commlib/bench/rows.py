@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from commlib.peers import PROBE
 from commlib.report.document import Kind, Row
 
 KIND = Kind("commlib.bench", 1, "commlib bench", "commlib.bench")
@@ -28,9 +29,30 @@ def series_of(row: Row) -> tuple[Any, ...]:
     return row["op"], row["type"], row["redop"], row["mode"]
 
 
+def only(document: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
+    """Return the document with the rows and fits of these operations; all without any."""
+    known = list(dict.fromkeys(row["op"] for row in document["rows"]))
+    if unknown := [op for op in ops if op not in known]:
+        raise ValueError(f"there are no rows of {', '.join(unknown)}, but of {', '.join(known)}")
+    return {
+        **document,
+        **{part: [row for row in document[part] if row["op"] in (ops or known)] for part in ("rows", "fits")},
+    }
+
+
 def measured(rows: Iterable[Row]) -> list[Row]:
     """Return the rows that have a time."""
     return [row for row in rows if "skipped" not in row]
+
+
+def rivals(rows: Iterable[Row]) -> list[Row]:
+    """Return other libraries' rows that have a time, without probes."""
+    return [row for row in measured(rows) if not row["ours"] and not row["algorithm"].startswith(PROBE)]
+
+
+def library(row: Row) -> str:
+    """Name the library of a rival's row; older documents have the row's own name alone."""
+    return str(row.get("library") or row["algorithm"])
 
 
 def median_us(row: Row) -> float:

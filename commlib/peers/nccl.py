@@ -40,6 +40,7 @@ class Nccl(CallTable):
     """One communicator, made and ended by all ranks together."""
 
     name = "nccl"
+    title = "NCCL"
     labels = ("nccl",)
 
     def __init__(self) -> None:

@@ -23,6 +23,7 @@ class Peer(ABC):
     """One library on the ranks of a communicator; `reason` says why it makes no calls, "" if it does."""
 
     name: str
+    title = ""  # of its line in a picture; "" for its name
     labels: tuple[str, ...]  # of its rows; more than one if it has several ways to make a call
     graph = False  # its calls will be captured
     reason = ""

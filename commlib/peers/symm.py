@@ -24,6 +24,7 @@ class Symm(Peer):
     """Kernels of torch.ops.symm_mem in torch's default process group; tensors are registered by all ranks together."""
 
     name = "symm"
+    title = "torch symmetric memory"
     labels = ("symm_oneshot", "symm_twoshot")
 
     def lacks(self, comm: Communicator) -> str:

@@ -35,6 +35,7 @@ class Torch(CallTable):
     """torch.distributed with gloo, or NCCL on GPUs."""
 
     name = "torch"
+    title = "torch.distributed"
     labels = ("torch",)
 
     def lacks(self, comm: Communicator) -> str:

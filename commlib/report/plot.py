@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SUFFIXES = (".png", ".svg")
-HEIGHT_IN, DPI = 3.8, 100  # of a row of panels
+HEIGHT_IN, WIDTH_IN, DPI = 3.8, 4.0, 100  # of a panel; the legend is as wide as one
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 DASHED: dict[str, Any] = {"color": "black", "linestyle": (0, (6, 3)), "linewidth": 1.2, "zorder": 1}
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
@@ -48,6 +48,7 @@ class Panel:
     marks: Sequence[float] = ()  # dashed upright
     spans: Sequence[tuple[float, float]] = ()  # grey upright
     legend: bool = True  # beside it; without, its lines are named beside the last panel of the row
+    height: float = 1.0  # of its row, beside those of other rows
 
 
 def look(at: int, **style: Any) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def check_name(path: Path | None) -> None:
         raise ValueError(f"--plot {path.name} is no {' or '.join(SUFFIXES)} file; give it such a name")
 
 
-def draw(path: Path, caption: str, grid: Sequence[Sequence[Panel]], width_in: float = 12.0) -> None:
+def draw(path: Path, caption: str, grid: Sequence[Sequence[Panel]]) -> None:
     """Draw rows of panels and write the file; without matplotlib Unsupported says how to get it."""
     check_name(path)
     if not grid:
@@ -89,10 +90,11 @@ def draw(path: Path, caption: str, grid: Sequence[Sequence[Panel]], width_in: fl
         from matplotlib.figure import Figure
     except ImportError:
         raise Unsupported("--plot needs matplotlib: pip install matplotlib") from None
-    size = (width_in, HEIGHT_IN * len(grid) + 0.6)
+    heights = [panels[0].height for panels in grid]
+    size = (WIDTH_IN * (1 + max(map(len, grid))), HEIGHT_IN * sum(heights) + 0.6)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     figure.suptitle(caption, fontsize=10)
-    places = figure.subplots(len(grid), max(map(len, grid)), squeeze=False)
+    places = figure.subplots(len(grid), max(map(len, grid)), squeeze=False, height_ratios=heights)
     for panels, axes in zip(grid, places, strict=True):
         for axis in axes[len(panels) :]:
             axis.set_axis_off()

@@ -10,11 +10,11 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.bench.plot import plot
+from commlib.bench.plot import plot
 from commlib.cli.bench.show import show
 from commlib.errors import Unsupported
 from commlib.report.plot import SUFFIXES
-from tests.cli.bench_documents import document, saved
+from tests.cli.bench_documents import SIZES, document, saved
 
 pytest.importorskip("matplotlib")
 
@@ -39,34 +39,65 @@ def test_a_picture_is_written(tmp_path: Path, suffix: str) -> None:
         assert ElementTree.parse(path).getroot().tag.endswith("svg")
 
 
-def test_each_series_has_latency_and_bandwidth_with_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = document("all_reduce", "broadcast")
+def alone(*ops: str, **changes: Any) -> dict[str, Any]:
+    """Return a document without other libraries' rows."""
+    found = document(*ops, **changes)
+    return {**found, "rows": [row for row in found["rows"] if row["ours"]]}
+
+
+def test_without_peers_a_series_has_latency_and_bandwidth_with_the_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = alone("all_reduce", "broadcast")
     figure = drawn(monkeypatch, found, tmp_path)
     assert [axis.get_ylabel() for axis in figure.axes] == 2 * ["latency, µs", "bus bandwidth, GB/s"]
     latency, bandwidth = figure.axes[:2]
     lines = {line.get_label(): line for line in bandwidth.get_lines()}
     ours = {"shm_oneshot", "shm_twoshot", "lsa_ll128_exchange"}
-    assert set(lines) == ours | {"torch", "mpich", "the plan's choice", "limit: 7.5 GB/s"}  # plain tensors
+    assert set(lines) == ours | {"the plan's choice", "limit: 7.5 GB/s"}  # plain tensors
     assert lines["limit: 7.5 GB/s"].get_ydata()[0] == found["limit"]["busbw"]
     assert "limit: 0.3 µs" in {line.get_label() for line in latency.get_lines()}
-    assert {lines[name].get_linestyle() for name in ours} == {"-"}
-    assert lines["torch"].get_linestyle() == "--"
-    assert len({lines[name].get_marker() for name in (*ours, "torch", "mpich")}) == 5  # differ without colour
+    assert len({lines[name].get_marker() for name in ours}) == len(ours)  # differ without colour
     wanted = [row for row in found["rows"] if row["op"] == "all_reduce" and not row["in_place"]]
     chosen = [row["busbw"] for row in wanted if row["chosen"] and row["placement"] == "plain"]
     assert list(lines["the plan's choice"].get_ydata()) == chosen
     assert [label.get_text() for label in latency.get_xticklabels()][-1] == "16\nMiB"
 
 
+def test_beside_peers_the_ratio_to_the_best_of_them_is_below_the_latencies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = document("all_reduce", "broadcast")
+    names = {"torch": "torch.distributed", "mpich": "MPI"}
+    found["rows"] = [{**row, **({} if row["ours"] else {"library": names[row["algorithm"]]})} for row in found["rows"]]
+    latency, _, ratio, _ = drawn(monkeypatch, found, tmp_path).axes
+    lines = {line.get_label(): line for line in latency.get_lines()}
+    assert set(lines) == {"commlib, by its plan", "torch.distributed", "MPI"}
+    assert len({line.get_marker() for line in lines.values()}) == len(lines)  # differ without colour
+    rows = [row for row in found["rows"] if row["op"] == "all_reduce" and row["size"] == SIZES[0] and "time_us" in row]
+    (plan,) = (r["time_us"]["p50"] for r in rows if r["chosen"] and r["placement"] == "plain" and not r["in_place"])
+    best = min(row["time_us"]["p50"] for row in rows if not row["ours"])
+    drawn_ratio = ratio.get_lines()[0]
+    assert (drawn_ratio.get_xdata()[0], drawn_ratio.get_ydata()[0]) == (SIZES[0], pytest.approx(best / plan))
+
+
+def test_show_draws_and_prints_the_collectives_that_are_named(tmp_path: Path) -> None:
+    file = str(saved(tmp_path, document("all_reduce", "broadcast")))
+    result = CliRunner().invoke(show, [file, "broadcast", "--format", "csv"])
+    assert {line.split(",")[0] for line in result.output.splitlines()[1:]} == {"broadcast"}
+    result = CliRunner().invoke(show, [file, "gather"])
+    assert "there are no rows of gather, but of all_reduce, broadcast" in str(result.exception)
+
+
 def test_without_a_limit_a_baseline_or_sizes_the_rest_is_drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = document("all_reduce", baseline=None, limit={"busbw": None, "latency_us": None, "what": "not measured"})
+    found = alone("all_reduce", baseline=None, limit={"busbw": None, "latency_us": None, "what": "not measured"})
     barrier = [{**row, "op": "barrier", "size": 0, "count": 0} for row in found["rows"] if row["size"] == 8]
     found["rows"] += barrier
     figure = drawn(monkeypatch, found, tmp_path)
     assert not [line for axis in figure.axes for line in axis.get_lines() if "limit" in str(line.get_label())]
     bars = figure.axes[2]
     assert "barrier" in bars.get_title()
-    assert len(bars.patches) == 5
+    assert len(bars.patches) == 3
 
 
 def test_without_plain_tensors_out_of_place_the_next_form_is_drawn(

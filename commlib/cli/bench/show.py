@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from commlib.bench.rows import KIND
+from commlib.bench.rows import KIND, only
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import FILE
 from commlib.report import files
@@ -15,14 +15,17 @@ from commlib.report.plot import check_name
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
+@click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
 @click.option("--plot", "picture", type=FILE, help="Draw to a .png or .svg.")
 @click.option("-o", "--output", type=FILE, help="Write there, not on stdout.")
 @click.option("--part", type=click.IntRange(1), help="The N-th run alone, where FILE has several.  [default: all]")
-def show(file: Path, form: str, picture: Path | None, output: Path | None, part: int | None) -> None:
-    """Print what the run that wrote FILE printed, in this form or another."""
+def show(
+    file: Path, ops: tuple[str, ...], form: str, picture: Path | None, output: Path | None, part: int | None
+) -> None:
+    """Print what the run that wrote FILE printed, in this form or another; of these collectives alone, if named."""
     check_name(picture)
-    views = [BenchView(document) for document in KIND.read_all(file)]
+    views = [BenchView(only(document, ops)) for document in KIND.read_all(file)]
     if part is not None and part > len(views):
         raise click.UsageError(f"--part {part}: {file} has {len(views)} runs")
     views = views if part is None else [views[part - 1]]

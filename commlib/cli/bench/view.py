@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from commlib.bench.plot import plot
 from commlib.bench.rows import PLACES, measured, series_of, title, type_text
 from commlib.cli.bench import columns, notes
 from commlib.cli.bench.columns import Way
-from commlib.cli.bench.plot import plot
 from commlib.report.document import Row
 from commlib.report.formats import csv_text
 from commlib.report.table import Column, fold

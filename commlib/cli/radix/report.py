@@ -93,7 +93,7 @@ class SimulationView(View):
     def plot(self, path: Path) -> None:
         """Draw hit rate over capacity, a line for each policy, a panel for each trace."""
         above = caption(self.document, f"page size {self.document['config']['page_size']}")
-        draw(path, above, [[self._panel(trace)] for trace in self.rows()], width_in=9.0)
+        draw(path, above, [[self._panel(trace)] for trace in self.rows()])
 
     def _panel(self, trace: Row) -> Panel:
         limit = 100 * trace["hit_rate"]
