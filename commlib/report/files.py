@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,18 @@ def unwritable(path: Path) -> str:
     return ""
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str | Iterable[str]) -> None:
     """Write so that a reader finds the old file or the whole new one; a place that cannot be written is a ValueError.
 
-    What is no regular file (a pipe, /dev/null) is written into: to put a file in its place would take it away.
+    A text too large to be held at once comes as lines, without their ends. What is no regular file (a pipe, /dev/null)
+    is written into: to put a file in its place would take it away.
     """
-    text = text if text.endswith("\n") else text + "\n"
+    lines = (text.removesuffix("\n"),) if isinstance(text, str) else text
     try:
         if _is_special(path):
-            path.write_text(text, encoding="utf-8", newline="")
+            _fill(path, lines)
         else:
-            _replace(path.resolve(), text)
+            _replace(path.resolve(), lines)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}") from None
 
@@ -38,10 +40,15 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def _replace(path: Path, text: str) -> None:
+def _fill(path: Path, lines: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8", newline="")
+        _fill(beside, lines)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

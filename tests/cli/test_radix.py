@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from commlib.cli import main
-from commlib.cli.radix.workloads import WORKLOADS
 from commlib.radix import POLICIES
 from commlib.radix.simulate import Simulation
 from commlib.radix.trace import Request, Trace
+from commlib.traces.workloads import WORKLOADS
 
 SCHEMA = json.loads((resources.files("commlib.cli.radix") / "schema.json").read_text(encoding="utf-8"))
 
@@ -70,6 +70,27 @@ def test_a_made_up_trace_is_simulated_under_every_policy(run, kind):
         assert row["hit_rate"] <= trace["hit_rate"] or row["too_large"]
         assert output.count(f" {row['policy']}") == 2
     assert max(map(len, output.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "prompts"), [("mooncake", "mooncake.jsonl", 4637), ("sharegpt", "sharegpt.json", 66)]
+)
+def test_an_imported_trace_is_simulated(run, kind, name, prompts):
+    source = Path(__file__).parents[1] / "traces" / name
+    assert run("import", kind, source, "-o", "t.jsonl") == (0, "", "")
+    assert run("import", kind, source, "-o", "short.jsonl", "--requests", 2) == (0, "", "")
+    code, _, _ = run("simulate", "t.jsonl", "short.jsonl", "--policy", "lru", "--json", "report.json")
+    assert code == 0
+    assert [trace["requests"] for trace in document()["traces"]] == [4, 2]
+    assert document()["traces"][0]["prompt_tokens"] == prompts
+
+
+def test_a_public_trace_that_is_none_leaves_no_file(run):
+    Path("bad.json").write_text("[1]")
+    code, _, errors = run("import", "sharegpt", "bad.json", "-o", "t.jsonl")
+    assert code != 0
+    assert "bad.json, object 1: 1 is no object of a trace" in errors
+    assert [path.name for path in Path().iterdir()] == ["bad.json"]
 
 
 def test_the_same_seed_makes_the_same_trace(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from inspect import Parameter, signature
 from itertools import islice
@@ -13,9 +13,10 @@ from typing import Any
 
 import click
 
-from commlib.cli.options import FILE, JSON, check_files, picture, read_names
-from commlib.cli.radix.workloads import HELP, MOST, WORKLOADS, Draw
+from commlib.cli.options import EXISTING, FILE, JSON, check_files, picture, read_names
 from commlib.cli.ranks import Words
+from commlib.traces.importers import ENCODERS, IMPORTERS
+from commlib.traces.workloads import HELP, MOST, WORKLOADS, Draw, Line
 
 SCALES = {"k": 10**3, "m": 10**6, "g": 10**9}
 EVICTIONS = {"leaf": ("leaf",), "tail": ("tail",), "both": ("leaf", "tail")}
@@ -92,30 +93,43 @@ def generate() -> None:
     """Write a trace of made-up requests, one kind of workload each."""
 
 
-def _generate(name: str, output: Path, requests: int, seed: int, **of: Any) -> None:
+@radix.group("import")
+def import_() -> None:
+    """Write a trace from a public one, request by request in the order of its file."""
+
+
+def _write(lines: Callable[..., Iterator[Line]], source: Any, output: Path, requests: int | None, **of: Any) -> None:
     from commlib.report import files
 
     check_files(output, None)
-    lines = islice(WORKLOADS[name](Draw(seed), **of), requests)
-    files.write(output, "\n".join(json.dumps(line, separators=(",", ":")) for line in lines))
+    files.write(output, (json.dumps(line, separators=(",", ":")) for line in islice(lines(source, **of), requests)))
 
 
-def _options(workload: Callable[..., Any]) -> list[click.Parameter]:
-    """Return the options of a workload's subcommand."""
-    numbers = [number for number in signature(workload).parameters.values() if number.kind is Parameter.KEYWORD_ONLY]
-    return [
-        click.Option(["-o", "--output"], type=FILE, required=True, help="Trace to write."),
-        click.Option(["--requests"], default=5000, show_default=True, type=click.IntRange(1), help="How many."),
-        click.Option(["--seed"], default=0, show_default=True, help="Of the chance; the same seed, the same trace."),
-        *(_number(number.name, number.default) for number in numbers),
-    ]
+def _writer(
+    name: str, lines: Callable[..., Iterator[Line]], source: click.Parameter, many: click.Option
+) -> click.Command:
+    """Return the command that writes the lines of a function; its keywords are options."""
+    keywords = [each for each in signature(lines).parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    output = click.Option(["-o", "--output"], type=FILE, required=True, help="Trace to write.")
+    options = [source, output, many, *(_option(each.name, each.default) for each in keywords)]
+    return click.Command(name, callback=partial(_write, lines), params=options, help=lines.__doc__)
 
 
-def _number(name: str, default: float) -> click.Option:
-    kind = click.IntRange(1) if isinstance(default, int) else click.FloatRange(0, MOST.get(name))
-    return click.Option([f"--{name}"], default=default, show_default=True, type=kind, help=HELP[name])
+def _option(name: str, default: float | str) -> click.Option:
+    kinds = {int: click.IntRange(1), float: click.FloatRange(0, MOST.get(name)), str: click.Choice(list(ENCODERS))}
+    return click.Option([f"--{name}"], default=default, show_default=True, type=kinds[type(default)], help=HELP[name])
 
 
-for _name, _workload in WORKLOADS.items():
-    _words: dict[str, Any] = {"params": _options(_workload), "help": _workload.__doc__}
-    generate.add_command(click.Command(_name, callback=partial(_generate, _name), **_words))
+_count = partial(click.Option, ["--requests"], type=click.IntRange(1))
+_seed = click.Option(
+    ["--seed", "source"],
+    default=0,
+    show_default=True,
+    callback=lambda ctx, param, seed: Draw(seed),
+    help="Of the chance; the same seed, the same trace.",
+)
+for _name, _lines in WORKLOADS.items():
+    generate.add_command(_writer(_name, _lines, _seed, _count(default=5000, show_default=True, help="How many.")))
+for _name, _lines in IMPORTERS.items():
+    _file = click.Argument(["source"], type=EXISTING, metavar="FILE")
+    import_.add_command(_writer(_name, _lines, _file, _count(help="How many; without it, all.")))

@@ -29,6 +29,8 @@ HELP = {
     "share": "How many of the requests are of that kind.",
     "question": "Tokens of a question, about.",
     "answer": "Tokens of an answer.",
+    "block": "Tokens of a block.",
+    "tokens": "Of text: words numbers each word as it comes, bytes takes UTF-8.",
     "zipf": "Popularity falls as 1 / rank^S; 0: all alike.",
 }
 MOST = {"share": 1.0}  # of numbers that are not whole
