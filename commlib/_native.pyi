@@ -23,7 +23,7 @@ def connect(tensor: type[Tensor], parameter: type[torch.nn.Parameter], /) -> Non
 def library_path() -> str:
     """csrc/binding/nccl_pool.cc: library_path"""
 
-def set_redops(codes: dict[Any, int], /) -> None:
+def set_redops(codes: dict[Any, int], torch_type: type, /) -> None:
     """csrc/binding/calls.cc: set_redops"""
 
 # --- collectives ------------------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ class Calls:
 
     def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, /) -> Tensor:
         """csrc/collectives/all_reduce/entry.cc: all_reduce"""
-    def reduce(self, out: Tensor, x: Tensor, dst: int, redop: RedOp, /) -> None:
+    def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, /) -> None:
         """csrc/collectives/reduce/entry.cc: reduce"""
     def broadcast(self, x: Tensor, src: int, /) -> None:
         """csrc/collectives/broadcast/entry.cc: broadcast"""
@@ -51,9 +51,9 @@ class Calls:
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None, /
     ) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_allv"""
-    def gather(self, out: Tensor, x: Tensor, dst: int, /) -> None:
+    def gather(self, out: Tensor | None, x: Tensor, dst: int, /) -> None:
         """csrc/collectives/gather/entry.cc: gather"""
-    def scatter(self, out: Tensor, x: Tensor, src: int, /) -> None:
+    def scatter(self, out: Tensor | None, x: Tensor | None, src: int, /) -> None:
         """csrc/collectives/scatter/entry.cc: scatter"""
     def send(self, x: Tensor, dst: int, /) -> None:
         """csrc/collectives/send_recv/entry.cc: send"""
@@ -63,6 +63,12 @@ class Calls:
         """csrc/collectives/barrier/entry.cc: barrier"""
     def enqueue_barrier(self) -> None:
         """csrc/collectives/barrier/entry.cc: enqueue_barrier"""
+
+def open_checks(rank: int, world: int, gpu: int, /) -> Calls:
+    """csrc/binding/checks.cc: open_checks"""
+
+def check_tensor(given: object, argument: str, function: str, /) -> None:
+    """csrc/binding/checks.cc: check_tensor"""
 
 def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int, /) -> ShmGroup:
     """csrc/binding/shm_group.cc: open_shm"""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
@@ -25,6 +26,8 @@ from commlib.collectives.told import plan_text, rows_text
 from commlib.errors import Closed
 from commlib.methods import Collectives
 from commlib.plan import Explanation, Plan
+from commlib.plan.rules import MODES, PLACEMENTS
+from commlib.redops import redop_name
 from commlib.subworld import split
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes
 
@@ -105,10 +108,7 @@ class Communicator(Collectives):
 
     def empty(self, *shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return a tensor in symmetric memory: zero-copy algorithms apply to it."""
-        if shape and isinstance(shape[-1], torch.dtype):
-            *shape_list, dtype = shape
-            shape = tuple(shape_list)
-        dims = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
         return self._backend.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
@@ -128,16 +128,23 @@ class Communicator(Collectives):
         mode: str = "eager",
     ) -> Explanation:
         """Say which algorithm would run, by which rule of which plan."""
-        if op not in COLLECTIVES:
-            raise ValueError(f"unknown collective {op!r}; known: {', '.join(COLLECTIVES)}")
         name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena)
+        if not isinstance(getattr(torch, name, None), torch.dtype):
+            raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
+        if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
+            raise ValueError(f"num_bytes is {num_bytes!r}, but must be an int of 0 or more")
+        _one_of("op", op, COLLECTIVES)
+        _one_of("placement", placement, PLACEMENTS)
+        _one_of("mode", mode, MODES)
         return self.plan.explain(
-            op, num_bytes, name, redop, world=self.size, placement=placement, mode=mode, facts=known
+            op, num_bytes, name, redop_name(redop), world=self.size, placement=placement, mode=mode, facts=known
         )
 
     def use(self, plan: Plan) -> None:
         """Switch to another plan; every rank calls it at the same place with the same plan."""
         self._check_open()
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self._lanes.drain(COLLECTIVE_CALLS)
         if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(plan, self.size, self.backend))
@@ -147,6 +154,9 @@ class Communicator(Collectives):
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """Make one communicator for each color, ranked by (key, rank); color None stays out and gets None."""
+        for name, number in (("color", 0 if color is None else color), ("key", key)):
+            if not isinstance(number, SupportsIndex):
+                raise TypeError(f"{name} is of type {type(number).__name__}, but must be an int")
         make = partial(Communicator.create, backend=self.backend, plan=self.plan, **self._options.shared)
         return split(self, color, key, make)
 
@@ -158,7 +168,7 @@ class Communicator(Collectives):
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError."""
         self._check_open()
-        said = why or f"rank {self.rank} aborted the communicator"
+        said = str(why) or f"rank {self.rank} aborted the communicator"
         self._backend.abort(said.encode(errors="replace").decode())  # half a surrogate pair is no text
 
     def close(self) -> None:
@@ -214,6 +224,27 @@ class Communicator(Collectives):
     def _check_open(self) -> None:
         if self._closed:
             raise Closed("this communicator is closed; call commlib.init() for a new one")
+
+
+def _shape_and_type(shape: tuple[Any, ...], dtype: torch.dtype) -> tuple[tuple[int, ...], torch.dtype]:
+    """Return the arguments of empty(), which are those of torch.empty: sizes or a sequence of them, and a type."""
+    if shape and isinstance(shape[-1], torch.dtype):
+        shape, dtype = shape[:-1], shape[-1]
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype of empty is {dtype!r}, but must be a torch.dtype, e.g. torch.float32")
+    dims = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+    try:
+        sizes = tuple(map(operator.index, dims))
+    except TypeError:
+        raise TypeError(f"shape of empty is {dims!r}, but must be ints") from None
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape of empty is {sizes}, but sizes are 0 or more")
+    return sizes, dtype
+
+
+def _one_of(name: str, value: object, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
 
 
 class _Closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -33,7 +34,7 @@ class Variable(Generic[T]):
 
     def given(self, value: object, argument: str) -> T:
         """Return an argument, checked as the variable is; for None, what the variable says."""
-        return self.get() if value is None else self._parsed(value, argument)
+        return self.get() if value is None else self._parsed(value, f"{argument}={reprlib.repr(value)}")
 
     def _parsed(self, value: object, what: str) -> T:
         try:

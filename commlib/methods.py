@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
+from copy import copy
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
 
 import torch
 from torch import Tensor
 
 from commlib.backends.base import Backend
+from commlib.native import library
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, StreamWork, Work
 
 if TYPE_CHECKING:
@@ -55,8 +57,8 @@ class Collectives:
         """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
         target = x if out is None else out
         if async_op:
-            return self._later("reduce", lambda calls: calls.reduce(target, x, dst, op), target)
-        self._calls.reduce(target, x, dst, op)
+            return self._later("reduce", lambda calls: calls.reduce(out, x, dst, op), target)
+        self._calls.reduce(out, x, dst, op)
         return target
 
     @overload
@@ -81,7 +83,7 @@ class Collectives:
     ) -> Tensor | AnyWork:
         """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
         if async_op:
-            kept = tuple(sizes)
+            kept = copy(sizes)
             return self._later("reduce_scatterv", lambda calls: calls.reduce_scatterv(out, x, kept, op), out)
         self._calls.reduce_scatterv(out, x, sizes, op)
         return out
@@ -110,7 +112,7 @@ class Collectives:
     def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False) -> Tensor | AnyWork:
         """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
         if async_op:
-            kept = tuple(sizes)
+            kept = copy(sizes)
             return self._later("all_gatherv", lambda calls: calls.all_gatherv(out, x, kept), out)
         self._calls.all_gatherv(out, x, sizes)
         return out
@@ -133,7 +135,7 @@ class Collectives:
             self._calls.all_to_all(out, x)
             return out
         if async_op:
-            kept = [None if splits is None else tuple(splits) for splits in (out_splits, in_splits)]
+            kept = copy(out_splits), copy(in_splits)
             return self._later("all_to_all", lambda calls: calls.all_to_allv(out, x, *kept), out)
         self._calls.all_to_allv(out, x, out_splits, in_splits)
         return out
@@ -157,11 +159,10 @@ class Collectives:
         """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
         result = None
         if self.rank == dst:
-            result = x.new_empty((self.size, *x.shape)) if out is None else out
-        target = x if result is None else result
+            result = _made("gather", x, lambda: (self.size, *x.shape)) if out is None else out
         if async_op:
-            return self._later("gather", lambda calls: calls.gather(target, x, dst), result)
-        self._calls.gather(target, x, dst)
+            return self._later("gather", lambda calls: calls.gather(result, x, dst), result)
+        self._calls.gather(result, x, dst)
         return result
 
     @overload
@@ -170,20 +171,13 @@ class Collectives:
     def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> AnyWork: ...
     def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
         """Give rank r block r of rank `src`'s `x`; ranks other than `src` pass the `out` to fill."""
-        target, source = self._scattered(x, src, out)
+        source = x if self.rank == src else None  # other ranks' x does not count
+        if source is not None and out is None:
+            out = _made("scatter", source, lambda: source.shape[1:])
         if async_op:
-            return self._later("scatter", lambda calls: calls.scatter(target, source, src), target)
-        self._calls.scatter(target, source, src)
-        return target
-
-    def _scattered(self, x: Tensor | None, src: int, out: Out) -> tuple[Tensor, Tensor]:
-        if self.rank == src:
-            if x is None:
-                raise ValueError(f"scatter: rank {src} is the source and needs x")
-            return (x.new_empty(x.shape[1:]) if out is None else out), x
-        if out is None:
-            raise ValueError(f"scatter: rank {self.rank} receives from rank {src} and needs out=")
-        return out, out
+            return self._later("scatter", lambda calls: calls.scatter(out, source, src), out)
+        self._calls.scatter(out, source, src)
+        return cast("Tensor", out)  # the call was refused without one
 
     @overload
     def send(self, x: Tensor, dst: int, async_op: Now = ...) -> None: ...
@@ -241,3 +235,9 @@ class Collectives:
             self._lanes.drain(COLLECTIVE_CALLS, (name, peer))
         run(x, peer)
         return None
+
+
+def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:
+    """Return the output that a caller leaves to us; what is no tensor is refused before it is asked for its shape."""
+    library.check_tensor(x, "x", call)
+    return x.new_empty(tuple(shape()))

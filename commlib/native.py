@@ -12,7 +12,7 @@ import torch
 
 from commlib import env
 from commlib.errors import BuildFailed
-from commlib.redops import CODES
+from commlib.redops import CODES, TORCH_OPS
 
 __all__ = ["library"]
 
@@ -27,7 +27,7 @@ def _load() -> Any:
         remedy = "in a checkout run `make setup`, else install commlib again"
         raise BuildFailed(f"the native library is not there ({error}); {remedy}") from None
     module.connect(torch.Tensor, torch.nn.Parameter)
-    module.set_redops(CODES)
+    module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
     return module
 

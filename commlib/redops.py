@@ -35,11 +35,12 @@ CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in 
 
 def redop_name(op: Any) -> str:
     """Return the name of a reduction given by name or as a torch.distributed.ReduceOp."""
-    try:
-        return REDOPS[CODES[op]]
-    except (KeyError, TypeError):
-        names = ", ".join(REDOPS)
-        raise ValueError(f"unknown reduction {op!r}; use one of {names} or a torch.distributed.ReduceOp") from None
+    names = f"{', '.join(REDOPS)} or a torch.distributed.ReduceOp"
+    if not isinstance(op, (str, type(TORCH_OPS["sum"]))):  # torch's equals the integers behind it, which say nothing
+        raise TypeError(f"op is of type {type(op).__name__} ({op!r}), but must be one of {names}")
+    if op not in CODES:
+        raise ValueError(f"unknown reduction {op!r}; use one of {names}")
+    return REDOPS[CODES[op]]
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -37,6 +37,7 @@ class Backend(ABC):
     name: str
     native: bool
     device: torch.device
+    rank: int
     size: int
     has_arena = True  # there is symmetric memory
 

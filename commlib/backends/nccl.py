@@ -34,7 +34,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
     name = "nccl"
 
     def __init__(self, world: World, options: Options) -> None:
-        self.size = world.size
+        self.rank, self.size = world.rank, world.size
         self._timeout_s = options.timeout_s
         self._pool: torch.cuda.MemPool | None = None
         self._serving = False

@@ -27,7 +27,7 @@ class ShmBackend(NativeBackend["ShmGroup"]):
     device = torch.device("cpu")
 
     def __init__(self, world: World, options: Options) -> None:
-        self.size = world.size
+        self.rank, self.size = world.rank, world.size
         self._group = self._join(world, options)
 
     def _join(self, world: World, options: Options) -> ShmGroup:

@@ -24,8 +24,8 @@ def torch_direct(
     from_each: list[int] = []
     to_each: list[int] = []
     if out_splits is not None or in_splits is not None:
-        from_each = _blocks(out, out_splits, "out_splits", backend.size)
-        to_each = _blocks(x, in_splits, "in_splits", backend.size)
+        from_each = _blocks(out, out_splits, backend.size)
+        to_each = _blocks(x, in_splits, backend.size)
         _agree(backend, from_each, to_each, x.element_size())
     to, source = as_bytes(out), as_bytes(x)
     if out.data_ptr() == x.data_ptr():
@@ -33,19 +33,11 @@ def torch_direct(
     backend.wait(backend.group.alltoall_base(to, source, from_each, to_each), "all_to_all")
 
 
-def _blocks(x: torch.Tensor, splits: Sequence[int] | None, name: str, size: int) -> list[int]:
+def _blocks(x: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[int]:
     """Return the bytes of each block of a tensor: splits are rows of the first dimension, equal without them."""
     rows = len(x) if x.dim() else 1
-    if splits is None and rows % size:
-        raise ValueError(f"{name} is not given and {rows} rows do not divide into {size} ranks")
-    given = [rows // size] * size if splits is None else list(map(int, splits))
-    if len(given) != size:
-        raise ValueError(f"{name} has {len(given)} entries, but the communicator has {size} ranks")
-    if (least := min(given)) < 0:
-        raise ValueError(f"{name}[{given.index(least)}] is {least}; sizes are 0 or more")
-    if sum(given) != rows:
-        raise ValueError(f"{name} adds up to {sum(given)}, but its tensor has {rows} rows")
-    return [n * x.nbytes // max(rows, 1) for n in given]
+    given = [rows // size] * size if splits is None else splits
+    return [int(n) * x.nbytes // max(rows, 1) for n in given]
 
 
 def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:

@@ -12,14 +12,14 @@ from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
 
 
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int) -> None:
     """Call the process group's gather."""
     if x.numel() == 0:
         return
     block = as_bytes(x).clone()
     blocks = [[torch.empty_like(block) for _ in range(backend.size)]] if backend.rank == dst else []
     backend.wait(backend.group.gather(blocks, [block], backend.options(GatherOptions(), rootRank=dst)), "gather")
-    if blocks:
+    if blocks and out is not None:
         torch.cat(blocks[0], out=as_bytes(out))
 
 

@@ -16,7 +16,7 @@ from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks, lines
 
 
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst: int, redop: Any) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int, redop: Any) -> None:
     """Call the process group's reduce on a copy: engines may scribble on the tensors of non-roots."""
     if x.numel() == 0:
         return
@@ -24,7 +24,7 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, dst:
     options = backend.options(ReduceOptions(), rootRank=dst)
     reduce_with(backend, work, redop, options, partial(backend.group.reduce, [work]))
     if backend.rank == dst:
-        out.copy_(work)
+        (x if out is None else out).copy_(work)
 
 
 REDUCE = Collective(

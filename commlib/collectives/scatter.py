@@ -12,12 +12,12 @@ from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
 
 
-def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, src: int) -> None:
+def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | None, src: int) -> None:
     """Call the process group's scatter."""
     if out.numel() == 0:
         return
     block = torch.empty_like(as_bytes(out))
-    blocks = [list(as_bytes(x).clone().chunk(backend.size))] if backend.rank == src else []
+    blocks = [] if x is None else [list(as_bytes(x).clone().chunk(backend.size))]
     backend.wait(backend.group.scatter([block], blocks, backend.options(ScatterOptions(), rootRank=src)), "scatter")
     as_bytes(out).copy_(block)
 

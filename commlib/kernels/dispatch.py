@@ -21,7 +21,7 @@ def check_tensors(kernel: str, **tensors: object) -> None:
     """Refuse what is no tensor; ask only where a type is not PLAIN."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} of {kernel} is a {type(tensor).__name__}, but must be a torch tensor")
+            raise TypeError(f"{name} of {kernel} is a {type(tensor).__name__}, but must be a torch.Tensor")
 
 
 def refuse_gradients(kernel: str, names: str) -> NoReturn:

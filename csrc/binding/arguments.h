@@ -1,6 +1,8 @@
 // Checks of a call's tensors, as declarations at the top of each entry point.
 #pragma once
 
+#include <string_view>
+
 #include "binding/target.h"
 #include "commlib/check.h"
 #include "commlib/dtype.h"
@@ -71,8 +73,9 @@ struct Buffer {
     const Device device = tensor.device();
     if (!target.owns(device)) target.refuse(device, name);
     if (!tensor.is_contiguous()) {
-      fail("ValueError", name, " is not contiguous; pass ", name,
-           ".contiguous() or copy into a contiguous tensor");
+      const bool read = std::string_view(name) == "x";
+      fail("ValueError", name, " is not contiguous, but must be; pass ",
+           read ? "x.contiguous()" : "a contiguous tensor and copy from it");
     }
   }
   size_t bytes() const { return count * size_of(dtype); }

@@ -14,17 +14,16 @@ constexpr int64_t kMostElements = int64_t{1} << 52;
 
 // Sizes of the ranks' blocks, in elements, as a v-variant is given them.
 struct Blocks {
-  int64_t of[kMaxRanks] = {};
+  Sizes of;
   size_t total = 0;
   uint64_t digest = 1469598103934665603u;  // FNV-1a
 
-  Blocks(const Sizes& sizes, const char* name, int world) {
+  Blocks(const Sizes& sizes, const char* name, int world) : of(sizes) {
     if (static_cast<int>(sizes.size()) != world) {
       fail("ValueError", name, " has ", sizes.size(), " entries, but the communicator has ", world,
            " ranks");
     }
     for (int r = 0; r < world; ++r) {
-      of[r] = sizes[r];
       if (of[r] < 0) fail("ValueError", name, "[", r, "] is ", of[r], "; sizes are 0 or more");
       if (of[r] > kMostElements - static_cast<int64_t>(total))
         fail("ValueError", name, " adds up to more elements than a tensor can have");

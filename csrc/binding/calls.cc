@@ -12,13 +12,26 @@ std::vector<PyMethodDef>& registered_calls() {
 
 // Every reduction's code, by what Python callers may give: a name, or torch's ReduceOp.
 Object* redop_codes = nullptr;
-void set_redops(Object* codes) { redop_codes = python::again(codes); }
+Object* torch_redop = nullptr;
+void set_redops(Object* codes, Object* torch_type) {
+  redop_codes = python::again(codes);
+  torch_redop = python::again(torch_type);
+}
+
+// Torch's enumeration equals the integers behind it, which say nothing to a reader.
+bool may_name_redop(Object* object) {
+  return object->type == &PyUnicode_Type || object->type == torch_redop ||
+         python::is_instance(object, &PyUnicode_Type);
+}
 
 [[noreturn]] void refuse(Object* redop) {
-  PyErr_Clear();  // an object that cannot be in a dictionary
   std::string names;
   for (int op = 0; op < kRedOps; ++op)
     names += (op ? ", " : "") + std::string(commlib::name_of(static_cast<RedOp>(op)));
+  if (!may_name_redop(redop)) {
+    fail("TypeError", "op is of type ", python::type_of(redop), " (", python::repr(redop),
+         "), but must be one of ", names, " or a torch.distributed.ReduceOp");
+  }
   fail("ValueError", "unknown reduction ", python::repr(redop), "; use one of ", names,
        " or a torch.distributed.ReduceOp");
 }
@@ -28,7 +41,8 @@ void set_redops(Object* codes) { redop_codes = python::again(codes); }
 RegisteredCall::RegisteredCall(PyMethodDef method) { registered_calls().push_back(method); }
 
 RedOp From<RedOp>::take(Object* object, const Argument&) {
-  Object* const code = PyDict_GetItemWithError(redop_codes, object);
+  Object* const code =
+      may_name_redop(object) ? PyDict_GetItemWithError(redop_codes, object) : nullptr;
   if (!code) refuse(object);
   return static_cast<RedOp>(python::integer(code, {"code"}));
 }
@@ -40,7 +54,7 @@ void reducible(const Target& target, const Buffer& x, RedOp redop) {
 }
 
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("set_redops", set_redops, "codes")});
+  module.add({COMMLIB_METHOD("set_redops", set_redops, "codes, torch_type")});
   module.add_class<Calls>(registered_calls());
 }
 

@@ -94,16 +94,19 @@ std::string_view From<std::string_view>::take(Object* object, const Argument& ar
 }
 
 std::vector<int64_t> From<std::vector<int64_t>>::take(Object* object, const Argument& argument) {
-  const Size count = PySequence_Size(object);
-  if (count < 0) {
+  const auto refuse = [&] {
     PyErr_Clear();
     fail("TypeError", argument.name(), " is of type ", python::type_of(object),
          ", but must be a sequence of int");
-  }
+  };
+  const Size count = PySequence_Size(object);
+  if (count < 0) refuse();
   std::vector<int64_t> values;
   values.reserve(static_cast<size_t>(count));
   for (Size i = 0; i < count; ++i) {
-    const python::Owned item(PySequence_GetItem(object, i));
+    Object* const taken = PySequence_GetItem(object, i);
+    if (!taken) refuse();  // it has a length, but no order
+    const python::Owned item(taken);
     const long long value = PyLong_AsLongLong(item.get());
     if (value == -1 && PyErr_Occurred())
       python::integer_of_other(item.get(), {argument.names, argument.at, argument.function, i});

@@ -25,14 +25,7 @@ class NcclTarget final : public Target {
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
 
-  void refuse(const Device& device, const char* name) const override {
-    const std::string where = device.type == kCuda
-                                  ? text("cuda:", device.index)
-                                  : std::string(device.type == kCpu ? "the CPU" : "another device");
-    fail("ValueError", name, " is on ", where, ", but rank ", rank_,
-         "'s communicator is on cuda:", device_.index,
-         " (backend nccl); move it with .to(comm.device)");
-  }
+  const char* backend() const override { return "nccl"; }
   bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
 
   void run(Call& call, size_t plan_bytes, Placed placed) override {

@@ -74,6 +74,18 @@ std::string type_of(Object* object) {
   return words_of(name.get());
 }
 
+std::string described(Object* object) {
+  if (is_none(object)) return "None";
+  const std::string type = type_of(object);
+  if (type == "ndarray") return "a numpy array";
+  return (std::string_view("aeiou").find(type[0]) == std::string_view::npos ? "a " : "an ") + type;
+}
+
+std::string str(Object* object) {
+  const Owned words(PyObject_Str(object));
+  return words_of(words.get());
+}
+
 std::string repr(Object* object) {
   const Owned words(PyObject_Repr(object));
   return words_of(words.get());

@@ -54,7 +54,7 @@ struct Py_buffer {
 };
 
 extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
-extern PyObject PyTuple_Type, PyList_Type;
+extern PyObject PyTuple_Type, PyList_Type, PyUnicode_Type;
 extern PyObject *PyExc_RuntimeError, *PyExc_MemoryError;
 
 PyObject* PyModule_Create2(PyModuleDef*, int api_version);
@@ -77,6 +77,7 @@ int PyObject_GetBuffer(PyObject*, Py_buffer*, int);
 void PyBuffer_Release(Py_buffer*);
 void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyObject_Repr(PyObject*);
+PyObject* PyObject_Str(PyObject*);
 PyObject* PyUnicode_DecodeUTF8(const char*, ptrdiff_t, const char*);
 PyObject* PyUnicode_AsEncodedString(PyObject*, const char*, const char*);
 const char* PyUnicode_AsUTF8AndSize(PyObject*, ptrdiff_t*);
@@ -176,8 +177,11 @@ class Named {
 
 bool is_instance(Object* object, Object* type);
 std::string type_of(Object* object);
-// As Python's repr().
+// "a list", "an int", "a numpy array", "None".
+std::string described(Object* object);
+// As Python's repr() and str().
 std::string repr(Object* object);
+std::string str(Object* object);
 
 // Which argument of a call it is, for the words of an error: one of "x, redop, out", or an item of
 // it; and of which function, where that is known.

@@ -27,11 +27,7 @@ class ShmTarget final : public Target {
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
 
-  void refuse(const Device& device, const char* name) const override {
-    fail("ValueError", name, " is on a device (type ", int{device.type}, ", index ", device.index,
-         "), but this communicator's backend is shm, which moves CPU tensors; call .cpu() or use "
-         "another backend");
-  }
+  const char* backend() const override { return "shm"; }
   bool reduces(DType dtype, RedOp redop) const override { return group->reduces(dtype, redop); }
 
   void run(Call& call, size_t plan_bytes, Placed placed) override {

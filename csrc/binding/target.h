@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "binding/tensor.h"
 #include "commlib/call.h"
@@ -17,6 +18,12 @@ struct Placed {
   const Buffer* out = nullptr;
 };
 
+// "cuda:1", as torch calls it.
+inline std::string name_of(const Device& device) {
+  if (device.type == kCpu || device.type == kCudaHost) return "the CPU";
+  return device.type == kCuda ? text("cuda:", device.index) : "another kind of device";
+}
+
 class Target {
  public:
   virtual ~Target() = default;
@@ -30,7 +37,12 @@ class Target {
   bool owns(const Device& device) const {
     return device.type == device_.type && (device.type == kCpu || device.index == device_.index);
   }
-  [[noreturn]] virtual void refuse(const Device& device, const char* name) const = 0;
+  [[noreturn]] void refuse(const Device& device, const char* name) const {
+    fail("ValueError", name, " is on ", name_of(device), ", but rank ", rank_,
+         "'s communicator is on ", name_of(device_), " (backend ", backend(),
+         "); move it with .to(comm.device)");
+  }
+  virtual const char* backend() const = 0;
   virtual bool reduces(DType dtype, RedOp redop) const = 0;
 
   // Runs `call` with the algorithm the plan names for `plan_bytes`.

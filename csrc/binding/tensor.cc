@@ -37,6 +37,26 @@ ptrdiff_t handle_of(Object* tensor_class) {
   return 0;
 }
 
+// What makes a tensor of it, as the end of an error.
+std::string remedy_for(Object* object, const std::string& name) {
+  constexpr size_t kShort = 40;
+  const std::string type = python::type_of(object);
+  if (type == "ndarray") return text("; e.g. torch.from_numpy(", name, ")");
+  const bool numbers = type == "list" || type == "tuple" || type == "int" || type == "float";
+  if (!numbers || name == "out") return "";
+  const std::string words = python::repr(object);
+  return text("; e.g. torch.tensor(", words.size() <= kShort ? words : name, ")");
+}
+
+// "torch.sparse_coo on cpu": what keeps torch from giving a tensor's memory.
+std::string layout_of(Object* tensor) {
+  const Owned layout(PyObject_GetAttrString(tensor, "layout"));
+  const Owned device(PyObject_GetAttrString(tensor, "device"));
+  const Owned dtype(PyObject_GetAttrString(tensor, "dtype"));
+  return text(python::type_of(tensor), " of ", python::repr(dtype.get()), ", layout ",
+              python::repr(layout.get()), ", on ", python::str(device.get()));
+}
+
 }  // namespace
 
 Torch::Torch(Object* tensor, Object* parameter)
@@ -77,16 +97,14 @@ bool Tensor::is_lazy() const { return says(object_, "is_conj") || says(object_, 
 
 void Tensor::refuse_object(const Argument& argument) const {
   fail("TypeError", argument.name(), argument.function ? " of " : "",
-       argument.function ? argument.function : "", " is a ", python::type_of(object_),
-       ", but must be a torch tensor");
+       argument.function ? argument.function : "", " is ", python::described(object_),
+       ", but must be a torch.Tensor", remedy_for(object_, argument.name()));
 }
 
 void Tensor::refuse_layout(const Argument& argument) const {
   PyErr_Clear();  // torch's words name no argument
-  fail("ValueError", argument.name(),
-       " is a tensor without plain memory (sparse, quantised, on the meta device, or a wrapper), "
-       "but ",
-       argument.function ? argument.function : "native code",
+  fail("ValueError", argument.name(), " is a tensor without plain memory (", layout_of(object_),
+       "), but ", argument.function ? argument.function : "native code",
        " needs dense tensors of plain bytes; convert or view it");
 }
 

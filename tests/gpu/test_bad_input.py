@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         lambda c, t: c.all_gather_into_tensor(t(4 * c.size), torch.ones(4, device=another_gpu(c))),
         "x is on {other}, but rank {r}'s communicator is on {device}",
     ),
-    "no tensor": (lambda c, t: c.all_reduce([1.0]), "x of all_reduce is a list, but must be a torch tensor"),  # type: ignore[arg-type]
+    "no tensor": (lambda c, t: c.all_reduce([1.0]), "x of all_reduce is a list, but must be a torch.Tensor"),  # type: ignore[arg-type]
     "another dtype, all_reduce": (
         lambda c, t: c.all_reduce(t(4), out=t(4).double()),
         "out is float64, but x is float32",
@@ -69,7 +69,10 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         lambda c, t: c.scatter(t(5), c.rank, out=t(4)),
         "x has 5 elements, but needs {four_each}",
     ),
-    "a transposed tensor": (lambda c, t: c.all_reduce(t(4, 4).t()), r"x is not contiguous; pass x\.contiguous\(\)"),
+    "a transposed tensor": (
+        lambda c, t: c.all_reduce(t(4, 4).t()),
+        r"x is not contiguous, but must be; pass x\.contiguous\(\)",
+    ),
     "a strided output": (lambda c, t: c.all_reduce(t(4), out=t(8)[::2]), "out is not contiguous"),
     "an overlap, all_reduce": (lambda c, t: c.all_reduce((x := t(16))[:8], out=x[4:12]), "overlap by part"),
     "an overlap, all_gather": (
@@ -137,7 +140,10 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         lambda c, t: c.all_to_all_single(x := t(4 * c.size), x, [4] * c.size, [4] * c.size),
         "all_to_all with splits cannot run in place; pass another out",
     ),
-    "a tensor of less than nothing": (lambda c, t: c.empty(-4, dtype=torch.uint8), "empty.* of -4 bytes"),
+    "a tensor of less than nothing": (
+        lambda c, t: c.empty(-4, dtype=torch.uint8),
+        "shape of empty is .-4,., but sizes are 0 or more",
+    ),
 }
 
 

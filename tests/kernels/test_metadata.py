@@ -201,9 +201,9 @@ def test_bad_input_is_refused_in_one_line(case):
 
 def test_what_is_no_tensor_is_a_type_error():
     for name, given in (("seq_lens", ([1, 2], [3, 4])), ("extend_lens", ([1, 2], SEQ))):
-        with pytest.raises(TypeError, match=f"{name} of metadata is a list, but must be a torch tensor"):
+        with pytest.raises(TypeError, match=f"{name} of metadata is a list, but must be a torch.Tensor"):
             metadata(*given, 4)
-    with pytest.raises(TypeError, match="total of metadata is a int"):
+    with pytest.raises(TypeError, match="total of metadata is an int"):
         metadata(EXTEND, SEQ, 4, out=poisoned(5, 2)._replace(total=5))
 
 

@@ -127,7 +127,7 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(case):
 def test_what_is_no_tensor_is_a_type_error():
     for name in good():
         arguments = {**good(), name: [1, 2]}
-        with pytest.raises(TypeError, match=f"{name} of store is a list, but must be a torch tensor"):
+        with pytest.raises(TypeError, match=f"{name} of store is a list, but must be a torch.Tensor"):
             store(*arguments.values())
     with pytest.raises(TypeError, match="k_scale of store is a str, but must be a number or a torch tensor"):
         store(*good().values(), k_scale="1")

@@ -25,7 +25,7 @@ void all_gatherv(Target& target, const Tensor& out_given, const Tensor& x_given,
   expect_count(out, "out", sizes.total, "the sum of sizes");
   same_or_apart(x, out, sizes.before(target.rank()) * size_of(x.dtype));
   Call call = make_call(Op::all_gatherv, x, out, sizes.total);
-  call.in_counts = sizes.of;
+  call.in_counts = sizes.of.data();
   call.detail = sizes.digest;
   target.run(call, out.bytes(), {&x, &x});
 }

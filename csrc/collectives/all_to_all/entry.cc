@@ -42,10 +42,11 @@ Blocks blocks_of(const Tensor& tensor, const Splits& splits, const char* name, i
 // backend lets them: these must agree in pairs.
 int64_t longest_block(Target& target, const Blocks& to, const Blocks& from) {
   const int world = target.world();
-  int64_t mine[2 * kMaxRanks];
-  int64_t* const end = std::copy_n(from.of, world, std::copy_n(to.of, world, mine));
-  Sizes everyone((end - mine) * world);
-  if (!target.exchange(mine, end - mine, everyone.data())) return *std::max_element(mine, end);
+  Sizes mine = to.of;
+  mine.insert(mine.end(), from.of.begin(), from.of.end());
+  Sizes everyone(mine.size() * world);
+  if (!target.exchange(mine.data(), mine.size(), everyone.data()))
+    return *std::max_element(mine.begin(), mine.end());
   const auto sent = [&](int rank, int peer) { return everyone[rank * 2 * world + peer]; };
   const auto expected = [&](int rank, int peer) { return everyone[(rank * 2 + 1) * world + peer]; };
   int64_t longest = 0;
@@ -74,8 +75,8 @@ void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
   same_or_apart(x, out);
   const auto longest = static_cast<size_t>(longest_block(target, to, from));
   Call call = make_call(Op::all_to_allv, x, out, longest);
-  call.in_counts = to.of;
-  call.out_counts = from.of;
+  call.in_counts = to.of.data();
+  call.out_counts = from.of.data();
   target.run(call, longest * target.world() * size_of(x.dtype), {&x, &x});
 }
 

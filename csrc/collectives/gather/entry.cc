@@ -4,8 +4,10 @@
 namespace commlib::binding {
 namespace {
 
-void gather(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t dst) {
-  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+void gather(Target& target, const std::optional<Tensor>& out_given, const Tensor& x_given,
+            int64_t dst) {
+  const Buffer x(target, x_given, "x");
+  const Buffer out = out_given ? Buffer(target, *out_given, "out") : x;
   target.open();
   rank_in_world(dst, "dst", target.world());
   if (target.rank() == dst) {

@@ -1,12 +1,13 @@
-// reduce for Python: the result is in the root's `out`.
+// reduce for Python: the result is in the root's `out`, or in its `x` without one.
 #include "binding/calls.h"
 
 namespace commlib::binding {
 namespace {
 
-void reduce(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t dst,
-            RedOp redop) {
-  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+void reduce(Target& target, const std::optional<Tensor>& out_given, const Tensor& x_given,
+            int64_t dst, RedOp redop) {
+  const Buffer x(target, x_given, "x");
+  const Buffer out = out_given ? Buffer(target, *out_given, "out") : x;
   target.open();
   rank_in_world(dst, "dst", target.world());
   reducible(target, x, redop);

@@ -27,7 +27,7 @@ void reduce_scatterv(Target& target, const Tensor& out_given, const Tensor& x_gi
   expect_count(x, "x", sizes.total, "the sum of sizes");
   same_or_apart(out, x, sizes.before(target.rank()) * size_of(x.dtype));
   Call call = make_call(Op::reduce_scatterv, x, out, sizes.total, redop);
-  call.in_counts = sizes.of;
+  call.in_counts = sizes.of.data();
   call.detail = sizes.digest;
   target.run(call, x.bytes(), {&x, &x});
 }

@@ -4,10 +4,18 @@
 namespace commlib::binding {
 namespace {
 
-void scatter(Target& target, const Tensor& out_given, const Tensor& x_given, int64_t src) {
-  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+void scatter(Target& target, const std::optional<Tensor>& out_given,
+             const std::optional<Tensor>& x_given, int64_t src) {
   target.open();
   rank_in_world(src, "src", target.world());
+  if (target.rank() == src && !x_given)
+    fail("ValueError", "scatter: rank ", src, " is the source and needs x");
+  if (!out_given) {
+    fail("ValueError", "scatter: rank ", target.rank(), " receives from rank ", src,
+         " and needs out=");
+  }
+  const Buffer out(target, *out_given, "out");
+  const Buffer x = x_given ? Buffer(target, *x_given, "x") : out;
   if (target.rank() == src) {
     same_dtype(x, out);
     expect_count(x, "x", out.count * target.world(), "one block of out per rank");
