@@ -38,6 +38,7 @@ PAGES = (
     "plans",
     "operations",
     "benchmarks",
+    "from_nccl_tests_and_osu",
     "profiling",
     "radix",
 )

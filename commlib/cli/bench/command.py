@@ -38,8 +38,13 @@ class _Bench(LazyGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as a command does, after taking a copy."""
-        ctx.meta["words"] = list(args)
-        return click.Command.parse_args(self, ctx, args)
+        ctx.meta["words"] = words = list(args)
+        try:
+            return click.Command.parse_args(self, ctx, args)
+        except click.NoSuchOption as error:
+            from commlib.bench.foreign import remedy
+
+            raise click.UsageError(remedy(error.option_name, words) or error.format_message(), ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Measure."""
@@ -61,9 +66,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
     help="From size to size, such as 2 or 1.4142.  [default: 8, 32 without OP]",
 )
 @click.option("--sizes", metavar="A,B", help="These instead: ROWSxHIDDEN or bytes, with a type 16x7168:bf16.")
-@click.option("--dtype", default="float32", help="Element types a,b, short ones too; or all.")
+@click.option("-d", "--dtype", default="float32", help="Element types a,b, short ones too; or all.")
 @click.option("--redop", default="sum", help="Reductions a,b; or all.")
-@click.option("--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
+@click.option("-r", "--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", help="all, auto (the plan's choice) or names: a,b.")
 @click.option("--peers", default="torch", help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
 @click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
@@ -72,9 +77,10 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
-@click.option("--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
+@click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
 @click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure for, about.")
 @click.option("--check/--no-check", default=True, help="Compare every value.")
+@click.option("-c", "checks", type=click.IntRange(0), help="0 is --no-check, as in nccl-tests.")
 @click.option("--seed", default=0, help="Of the order of blocks and of the intervals.")
 @click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Of ours.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="With -n.")

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import torch
 
+from commlib.bench.foreign import check_output
 from commlib.bench.job import BEST, Job, left_out, series
 from commlib.bench.sizes import BRIEF, FIRST, FULL, read_shapes, sweep
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
@@ -26,7 +27,9 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     wanted = read_names(",".join(ops), COLLECTIVES, "collective") if ops else tuple(COLLECTIVES)
     peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
+    check_output(str(options["output"]))
     check_files(options["output"], options["plot"])
+    options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     sizes = _sizes(options, dtypes, brief=not ops)
     job = Job(
