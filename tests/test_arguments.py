@@ -26,7 +26,7 @@ TAKES_X = {
     "all_gather": lambda comm, x: comm.all_gather_into_tensor(torch.ones(2), x),
     "all_gatherv": lambda comm, x: comm.all_gatherv(torch.ones(2), x, [2]),
     "all_to_all": lambda comm, x: comm.all_to_all_single(torch.ones(2), x),
-    "all_to_all ": lambda comm, x: comm.all_to_all_single(torch.ones(2), x, [2], [2]),
+    "all_to_allv": lambda comm, x: comm.all_to_all_single(torch.ones(2), x, [2], [2]),
     "broadcast": lambda comm, x: comm.broadcast(x, 0),
     "gather": lambda comm, x: comm.gather(x, 0),
     "scatter": lambda comm, x: comm.scatter(x, 0, out=torch.ones(2)),
@@ -42,7 +42,7 @@ TAKES_OUT = {
     "all_gather": lambda comm, out: comm.all_gather_into_tensor(out, torch.ones(2)),
     "all_gatherv": lambda comm, out: comm.all_gatherv(out, torch.ones(2), [2]),
     "all_to_all": lambda comm, out: comm.all_to_all_single(out, torch.ones(2)),
-    "all_to_all ": lambda comm, out: comm.all_to_all_single(out, torch.ones(2), [2], [2]),
+    "all_to_allv": lambda comm, out: comm.all_to_all_single(out, torch.ones(2), [2], [2]),
     "gather": lambda comm, out: comm.gather(torch.ones(2), 0, out=out),
     "scatter": lambda comm, out: comm.scatter(torch.ones(1, 2), 0, out=out),
 }
