@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
-from commlib import backends, env, lifetime, objects
+from commlib import backends, env, lifetime, log, objects
 from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -26,7 +26,7 @@ from commlib.collectives.told import plan_text, rows_text
 from commlib.errors import Closed
 from commlib.methods import Collectives
 from commlib.plan import Explanation, Plan
-from commlib.plan.rules import MODES, PLACEMENTS
+from commlib.plan.rules import MODES, PLACEMENTS, size_text
 from commlib.redops import redop_name
 from commlib.subworld import split
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes
@@ -49,8 +49,11 @@ def init(
 
     `backend` is a name, or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's, an address.
     """
+    log.show()
     options, _ = settings(backend, plan, timeout_s, max_bytes, checked)
     world = connect(bootstrap, timeout_s=options.timeout_s)
+    if world.rank == 0:
+        log.warn_of_unknown()
     try:
         return Communicator.create(world, backend=backend, plan=plan, **options.shared)
     except BaseException:
@@ -68,7 +71,7 @@ class Communicator(Collectives):
         threads = backend.device.type == "cpu" or not backend.native
         self._lanes = Lanes() if threads else StreamLanes(backend.device)
         self._closed = False
-        self._calls = self._unordered = calls_of(backend)
+        self._calls = self._unordered = log.watched(calls_of(backend), self)
         self.use(plan)
         lifetime.watch(self)
 
@@ -87,8 +90,9 @@ class Communicator(Collectives):
                 made.native_group.learn(rows_text(made.name, world.size))
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
-                where = f"{world.size} ranks by {world.name}, backend {made.name} on {made.device}"
-                _LOG.info("%s, plan %s from %s", where, chosen.digest, chosen.source)
+                room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
+                _LOG.info("%d ranks by %s on %s, %s", world.size, world.name, made.device, room)
+                _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
             return cls(world, made, chosen, options)
         except BaseException:
             made.close()

@@ -8,6 +8,7 @@ import os
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -43,6 +44,7 @@ class Variable(Generic[T]):
             raise type(error)(f"{what}: {error}; {self.help}") from None
 
 
+PREFIX = "COMMLIB_"
 LONGEST_S = 1e9  # 31 years: in nanoseconds it fits 64 bits
 MOST_BYTES = 1 << 46  # an address space has 2^47
 
@@ -147,6 +149,12 @@ CACHE_DIR = Variable(
 TRACEBACK = Variable(
     "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
 )
+LOG = Variable(
+    "COMMLIB_LOG",
+    _one_of("warning", "info", "debug"),
+    "warning",
+    "info: show what init() decided; debug: also the algorithm of each first call; docs/operations.md",
+)
 LOCAL_FD = Variable(
     "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
 )
@@ -164,10 +172,18 @@ def foreign(name: str) -> str:
 def unknown() -> list[str]:
     """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
     known = {variable.name for variable in VARIABLES}
-    return sorted(name for name in os.environ if name.startswith("COMMLIB_") and name not in known)
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
+
+
+def told_unknown(name: str) -> str:
+    """Say that nothing reads a variable, and which one was most likely meant."""
+    ours = [variable.name.removeprefix(PREFIX) for variable in VARIABLES if not variable.internal]
+    near = get_close_matches(name.removeprefix(PREFIX), ours, 1)
+    meant = f"did you mean {PREFIX}{near[0]}?" if near else "docs/environment.md has the names"
+    return f"nothing reads the environment variable {name}; {meant}"
 
 
 def settings() -> dict[str, str]:
     """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
-    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR)]
+    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR, LOG)]
     return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 
 from commlib.backends.base import Backend, Options
@@ -15,8 +16,11 @@ BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")
 def create(name: str, world: World, options: Options) -> Backend:
     """Make the backend on every rank of `world`; "auto" takes the best one that reaches all ranks."""
     together = one_host(world, options.timeout_s)
+    why = "asked for"
     if name == "auto":
-        name = _best(world, together, options)
+        name, why = _best(world, together, options)
+    if world.rank == 0:
+        logging.getLogger("commlib").info("backend %s: %s", name, why)
     if name != "torch" and not together:
         raise Unsupported(f"backend={name!r} needs all ranks on one host, and they are on several; use backend='torch'")
     if name == "nccl":
@@ -32,12 +36,17 @@ def create(name: str, world: World, options: Options) -> Backend:
     return TorchBackend(world, options)
 
 
-def _best(world: World, together: bool, options: Options) -> str:
-    """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch."""
+def _best(world: World, together: bool, options: Options) -> tuple[str, str]:
+    """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch. And why."""
     if not together:
-        return "torch"
+        return "torch", "the ranks are on several hosts, or not all of one user in one PID namespace"
     import torch
 
-    usable = torch.cuda.is_available() and torch.cuda.device_count() > world.local_rank and find_spec("nccl")
-    answers = world.all_gather(b"1" if usable else b"", options.timeout_s)
-    return "nccl" if all(answers) else "shm"
+    lacks = ""
+    if not torch.cuda.is_available() or torch.cuda.device_count() <= world.local_rank:
+        lacks = f"rank {world.rank} has no GPU of its own"
+    elif not find_spec("nccl"):
+        lacks = f"rank {world.rank} has no nccl4py (pip install nccl4py)"
+    answers = [answer.decode() for answer in world.all_gather(lacks.encode(), options.timeout_s)]
+    lacks = next(filter(None, answers), "")
+    return ("shm", lacks) if lacks else ("nccl", "every rank has a GPU of its own")

@@ -67,6 +67,10 @@ class Backend(ABC):
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return uninitialised bytes in symmetric memory."""
 
+    def holds(self, x: torch.Tensor) -> bool:
+        """Whether a tensor lies in symmetric memory."""
+        return False
+
     def symmetric(self) -> AbstractContextManager[None]:
         """Put torch's own allocations into symmetric memory, where the allocator can be redirected."""
         raise Unsupported(f"symmetric() is not available on {self.name}; allocate with comm.empty(shape, dtype)")

@@ -46,6 +46,10 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""
         return self.native_group.empty(num_bytes)
 
+    def holds(self, x: torch.Tensor) -> bool:
+        """Whether a tensor lies in this rank's arena."""
+        return self.native_group.holds(x)
+
     @contextmanager
     def inner(self) -> Iterator[None]:
         """Mark the calls inside as part of another one."""

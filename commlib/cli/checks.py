@@ -124,8 +124,8 @@ def _environment() -> Finding:
     except ValueError as error:
         return Finding("environment", "broken", str(error), "correct or unset it", needed=True)
     if env.unknown():
-        names = ", ".join(env.unknown())
-        return Finding("environment", "broken", f"nothing reads {names}", "docs/environment.md has the names")
+        told = ". ".join(map(env.told_unknown, env.unknown()))
+        return Finding("environment", "broken", told, "docs/environment.md has the names")
     return Finding("environment", "ok", ", ".join(set_here) or "no COMMLIB_ variable is set")
 
 

@@ -28,6 +28,13 @@ class Match:
         told = tuple(f"{_SPELLED.get(key, key)} {tuned[key]}, here {here.get(key, 'unknown')}" for key in differing)
         return cls(len(keys) - len(differing), len(keys), told)
 
+    @property
+    def said(self) -> str:
+        """Whether the plan was measured on this machine, in words."""
+        if not self.total:
+            return "not measured on this machine (`commlib tune` does)"
+        return f"measured elsewhere ({self})" if self.differences else "measured on a machine like this one"
+
     def __str__(self) -> str:
         """Return it as explain prints it: match 5/6: NCCL 2.28.9, here 2.30.7."""
         if not self.total:

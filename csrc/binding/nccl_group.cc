@@ -88,6 +88,12 @@ class NcclGroup {
     binding::serve_pool(target_);
   }
 
+  // Whether a tensor lies in the arena.
+  bool holds(const Tensor& x) {
+    const auto bytes = static_cast<size_t>(x.numel() * x.item_bytes());
+    return target_->group->has_arena() && target_->group->arena().offset_of(x.data(), bytes) >= 0;
+  }
+
   void check() {
     target_->open();
     const Unlocked unlocked;
@@ -141,6 +147,7 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("set_inner", NcclGroup::set_inner, "inner"),
       COMMLIB_METHOD("calls", NcclGroup::calls, ""),
       COMMLIB_METHOD("empty", NcclGroup::empty, "num_bytes"),
+      COMMLIB_METHOD("holds", NcclGroup::holds, "x"),
       COMMLIB_METHOD("serve_pool", NcclGroup::serve_pool, "on"),
       COMMLIB_METHOD("check", NcclGroup::check, ""),
       COMMLIB_METHOD("abort", NcclGroup::abort, "why"),

@@ -131,6 +131,12 @@ class ShmGroup {
   // One-dimensional bytes in the arena; the tensor keeps the memory alive.
   Object* empty(int64_t bytes) { return arena_tensor(target_, bytes, {kCpu, 0}); }
 
+  // Whether a tensor lies in the arena.
+  bool holds(const Tensor& x) {
+    const auto bytes = static_cast<size_t>(x.numel() * x.item_bytes());
+    return target_->group->arena().offset_of(x.data(), bytes) >= 0;
+  }
+
   void check() {
     target_->open();
     target_->group->waiter().check_peers();
@@ -171,6 +177,7 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("set_inner", ShmGroup::set_inner, "inner"),
       COMMLIB_METHOD("calls", ShmGroup::calls, ""),
       COMMLIB_METHOD("empty", ShmGroup::empty, "num_bytes"),
+      COMMLIB_METHOD("holds", ShmGroup::holds, "x"),
       COMMLIB_METHOD("check", ShmGroup::check, ""),
       COMMLIB_METHOD("abort", ShmGroup::abort, "why"),
       COMMLIB_METHOD("abandon", ShmGroup::abandon, ""),

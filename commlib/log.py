@@ -1,0 +1,97 @@
+"""COMMLIB_LOG: what init() decided, and the algorithm of each first call, through Python's logging."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
+from weakref import proxy
+
+import torch
+
+from commlib import env
+from commlib.collectives import COLLECTIVES
+from commlib.plan.rules import size_text
+from commlib.redops import CODES, redop_name
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
+    from commlib.communicator import Communicator
+
+_LOG = logging.getLogger("commlib")
+
+
+def show() -> None:
+    """Do as COMMLIB_LOG says: on stderr, unless the program has given logging a level and handlers of its own."""
+    if not env.LOG.is_set():
+        return
+    level = env.LOG.get().upper()
+    if _LOG.level == logging.NOTSET:
+        _LOG.setLevel(level)
+    if not _LOG.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("commlib: %(message)s"))
+        handler.addFilter(lambda record: not logging.getLogger().handlers)  # the program has set them up since
+        _LOG.addHandler(handler)
+
+
+@cache
+def warn_of_unknown() -> None:
+    """Name the variables that nothing reads, once in a process."""
+    for name in env.unknown():
+        _LOG.warning("%s", env.told_unknown(name))
+
+
+def watched(calls: Calls, comm: Communicator) -> Calls:
+    """Return the calls of a communicator; at debug level they tell the algorithm of the first of each kind."""
+    return cast("Calls", _FirstCalls(calls, proxy(comm))) if _LOG.isEnabledFor(logging.DEBUG) else calls
+
+
+class _FirstCalls:
+    """Stands in for the calls: a kind is an operation, its type and reduction, a power of 2 of bytes, where and how."""
+
+    def __init__(self, calls: Calls, comm: Communicator) -> None:
+        self._calls, self._comm = calls, comm
+        self._told: set[tuple[object, ...]] = set()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        run = getattr(self._calls, name)
+        op = {"send": "send_recv", "recv": "send_recv", "enqueue_barrier": "barrier"}.get(name, name)
+
+        def call(*given: Any) -> Any:
+            self._tell(op, given)
+            return run(*given)
+
+        return call
+
+    def _tell(self, op: str, given: tuple[Any, ...]) -> None:
+        tensors = [x for x in given if isinstance(x, torch.Tensor)]
+        num_bytes = _bytes_of(op, [x.nbytes for x in tensors], self._comm.size)
+        dtype = str(tensors[0].dtype if tensors else torch.uint8).removeprefix("torch.")
+        redop = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
+        placement = "symmetric" if tensors and all(map(self._comm._backend.holds, tensors)) else "plain"
+        capturing = self._comm.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        mode = "graph" if capturing else "eager"
+        kind = op, dtype, redop, num_bytes.bit_length(), placement, mode
+        if kind in self._told:
+            return
+        self._told.add(kind)
+        try:
+            why = self._comm.explain(op, num_bytes, dtype, redop, placement=placement, mode=mode)
+        except ValueError as error:  # the call itself says what is wrong with it
+            _LOG.debug("rank %d: first %s: %s", self._comm.rank, op, error)
+            return
+        called = f"{size_text(num_bytes)} of {dtype}" + f" by {redop_name(redop)}" * COLLECTIVES[op].reduces
+        _LOG.debug("rank %d: first %s of %s, %s, %s: %s", self._comm.rank, op, called, placement, mode, why.algorithm)
+
+
+def _is_redop(value: object) -> bool:
+    return value.__hash__ is not None and value in CODES and not isinstance(value, int)
+
+
+def _bytes_of(op: str, sizes: list[int], world: int) -> int:
+    """Return the size by which the plan chooses."""
+    if op in ("gather", "scatter"):
+        return min(sizes, default=0) * world
+    return max(sizes, default=0)

@@ -1,0 +1,151 @@
+"""COMMLIB_LOG shows what init() decided and which algorithm runs; variables that nothing reads are named."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import commlib
+from commlib import env, log
+
+PROGRAM = """
+import logging, sys, torch
+{before}
+import commlib
+for _ in range(2):
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 20) as comm:
+        comm.all_reduce(torch.ones(2))
+"""
+
+
+@pytest.fixture
+def logger(monkeypatch, caplog):
+    """Commlib's logger with no level and no handlers of its own; the root's, caplog's, sees the records."""
+    found = logging.getLogger("commlib")
+    monkeypatch.setattr(found, "handlers", [])
+    log.warn_of_unknown.cache_clear()
+    yield found
+    found.setLevel(logging.NOTSET)
+    log.warn_of_unknown.cache_clear()
+
+
+def run(quick_python: Path, before: str = "", **variables: str) -> list[str]:
+    """Return the lines that a program which makes two communicators writes to stderr."""
+    environment = {**os.environ, **variables}
+    command = [str(quick_python), "-c", PROGRAM.format(before=before)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_nothing_is_said_without_being_asked(quick_python):
+    assert run(quick_python) == []
+
+
+def test_unknown_variables_are_named_once_with_the_nearest_known_name(quick_python):
+    lines = run(quick_python, COMMLIB_TIMOUT_S="3", COMMLIB_XYZZY="1")
+    assert lines == [
+        "nothing reads the environment variable COMMLIB_TIMOUT_S; did you mean COMMLIB_TIMEOUT_S?",
+        "nothing reads the environment variable COMMLIB_XYZZY; docs/environment.md has the names",
+    ]
+
+
+def test_info_shows_what_init_decided(quick_python):
+    lines = run(quick_python, COMMLIB_LOG="info")
+    digest = commlib.Plan.load(Path(commlib.__file__).parent / "plans/shm.json").digest
+    first = [
+        "commlib: backend shm: asked for",
+        "commlib: 1 ranks by single on cpu, 1M of arena each, deadline 300 s",
+        f"commlib: plan {digest} from plans/shm.json: not measured on this machine (`commlib tune` does)",
+    ]
+    assert lines == first * 2
+
+
+def test_debug_shows_the_algorithm_of_the_first_call_of_each_kind(quick_python):
+    lines = run(quick_python, COMMLIB_LOG="debug")
+    algorithm = "commlib: rank 0: first all_reduce of 8 B of float32 by sum, plain, eager: shm_oneshot"
+    assert lines.count(algorithm) == 2  # once for each communicator
+    assert len(lines) == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("logging.basicConfig(format='mine %(levelname)s %(message).7s', stream=sys.stderr)", "mine INFO backend"),
+        ("logging.getLogger('commlib').setLevel(logging.ERROR)", None),
+        ("logging.getLogger('commlib').addHandler(logging.NullHandler())", None),
+    ],
+    ids=["handlers", "a level", "a handler that drops"],
+)
+def test_a_programs_own_logging_decides(quick_python, before, expected):
+    lines = run(quick_python, before, COMMLIB_LOG="info")
+    assert lines[:1] == ([expected] if expected else [])
+    assert not any(line.startswith("commlib:") for line in lines)
+
+
+def test_a_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("COMMLIB_LOG", "loud")
+    with pytest.raises(ValueError, match="COMMLIB_LOG='loud': expected one of warning, info, debug"):
+        commlib.init(bootstrap="single")
+
+
+def first_calls(comm):
+    """Make each call twice; return what was told, each algorithm as the native table finds it."""
+    told = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("commlib").addHandler(handler)
+    logging.getLogger("commlib").setLevel(logging.DEBUG)
+    try:
+        part = comm.split(0, comm.rank)
+        told.clear()
+        with part:
+            x, arena = torch.ones(1000), part.empty(1000)
+            for _ in range(2):
+                part.all_reduce(x, "max")
+                part.all_reduce(arena)
+                part.gather(x, 0)
+                part.send(x, 1 - part.rank)
+                part.recv(x, 1 - part.rank)
+                part.barrier()
+    finally:
+        logging.getLogger("commlib").removeHandler(handler)
+        logging.getLogger("commlib").setLevel(logging.NOTSET)
+    return told
+
+
+def test_calls_are_told_by_size_type_reduction_and_placement(shm_ranks):
+    for rank, told in enumerate(shm_ranks.run(first_calls, world=2)):
+        kinds = [line.partition(f"rank {rank}: first ")[2] for line in told]
+        found = {kind.partition(",")[0]: kind.rpartition(", eager: ")[::2] for kind in kinds}
+        assert list(found) == [
+            "all_reduce of 4000 B of float32 by max",
+            "all_reduce of 4000 B of float32 by sum",
+            "gather of 8000 B of float32",
+            "send_recv of 4000 B of float32",
+            "barrier of 0 B of uint8",
+        ]
+        assert found["all_reduce of 4000 B of float32 by sum"][0].endswith("symmetric")
+        assert found["send_recv of 4000 B of float32"][1] == "shm_mailbox"
+
+
+def test_off_is_the_calls_themselves():
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as comm:
+        assert type(comm._calls).__name__ == "Calls"
+
+
+def test_why_a_backend_was_taken_is_told(logger, caplog):
+    with caplog.at_level(logging.INFO, "commlib"), commlib.init(bootstrap="single", max_bytes=1 << 16) as comm:
+        (reason,) = [text for text in caplog.messages if text.startswith("backend ")]
+    why = {"shm": "rank 0 has no GPU of its own", "nccl": "every rank has a GPU of its own"}
+    assert reason == f"backend {comm.backend}: {why[comm.backend]}"
+
+
+def test_the_nearest_name_is_a_public_one():
+    assert "did you mean COMMLIB_MAX_BYTES?" in env.told_unknown("COMMLIB_MAXBYTES")
+    assert "did you mean" not in env.told_unknown("COMMLIB_LOCAL_RANKS")
