@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from commlib.plan import Plan
+from commlib.report.files import write
+from commlib.report.formats import json_text
 from commlib.tuner.case import Case
 from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
@@ -19,6 +21,18 @@ Measured = dict[int, dict[Case, tuple[Samples, bool]]]  # by number of ranks; wh
 def beside(plan: Path) -> Path:
     """Return where the samples of a plan file lie."""
     return plan.with_suffix(".samples.json")
+
+
+def keep(path: Path, plan: Plan, samples: Mapping[str, Any]) -> Path | None:
+    """Write a plan and what it was made from; return where the plan that stood there is now, if one did."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = path.with_name(f"{path.name}.before") if path.is_file() else None
+    if before is not None:
+        write(before, path.read_text(encoding="utf-8"))
+    write(path, plan.file_text)
+    if path.is_file():
+        write(beside(path), json_text(samples))
+    return before
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,36 +1,47 @@
 """From samples to a choice by size: a shortest path over the sizes, where a switch has its price.
 
-median of blocks | cost over the best | path with a price per switch | ranges that earn their place |
-where neighbours cross | again, resampled
+median of blocks | cost over the best | path with a price per switch | ranges that surely earn their place |
+what is in force stays unless something surely outdoes it | where neighbours cross | again, on blocks drawn anew
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from commlib.tuner.case import Option
+from commlib.tuner.path import cheapest, crossings, earned, ranges
 from commlib.tuner.samples import Samples
+from commlib.tuner.sure import NOISE, Array, Medians
 
-Array = npt.NDArray[np.float64]
 ROUND_BYTES = 256  # crossovers beyond a few KiB: more digits say nothing
-EARNED, EARNED_S = 0.05, 0.1e-6  # what a range saves over its neighbours, at one of its sizes at least: both
-UNAVAILABLE = 1e6  # the cost of what was not measured at a size
+BySize = Callable[[int], Option | None]
+OfSize = Mapping[Option, Sequence[float]]  # blocks
+Again = tuple[list[Option], dict[int, float]]  # what one draw chooses, by number of size, and its crossovers
+
+
+def nothing(num_bytes: int) -> None:
+    """Say that no plan is in force."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to choose. `penalty`: what a switch must gain, in natural logarithms, summed over the sizes behind it."""
+    """How to choose. `penalty`: what a switch must gain, in natural logarithms, summed over the sizes behind it.
+
+    `sure`: the share of draws that must say that a switch gains. `fresh`: what is in force may go all the same.
+    """
 
     penalty: float = 0.02
     folds: int = 5  # each judges what the others choose
     resamples: int = 200
     seed: int = 0
+    sure: float = 0.8
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,16 +52,29 @@ class Stretch:
     sizes: tuple[int, ...]
     until: int | None = None
     interval: tuple[int, int] | None = None
-    confidence: float | None = None
+    confidence: float | None = None  # that the switch at its end gains; None where it stays as it was
     gain: float | None = None  # over the best other algorithm there, as a share
     runner_up: str | None = None
 
 
 @dataclass(frozen=True)
+class Change:
+    """Neighbouring sizes where another option than before will run; no gain where that one was not measured."""
+
+    sizes: tuple[int, ...]
+    was: Option | None
+    option: Option
+    gain: float | None = None
+    sure: float | None = None
+
+
+@dataclass(frozen=True)
 class Choice:
-    """What runs at which size, and how sure that is."""
+    """What runs at which size, how sure that is, what that changes, and how many switches were not sure enough."""
 
     stretches: tuple[Stretch, ...]
+    changes: tuple[Change, ...] = ()
+    unsure: int = 0
 
     def at(self, num_bytes: int) -> Option:
         """Return what runs at a size."""
@@ -60,44 +84,37 @@ class Choice:
         return self.stretches[-1].option
 
 
-def choose(samples: Samples, settings: Settings = Settings()) -> Choice:
-    """Choose on all blocks."""
-    sizes, options = samples.sizes, samples.options
-    blocks = [samples.times[size] for size in sizes]
-    medians = _medians(blocks, options)
-    path = earned(_path(medians, settings.penalty), medians)
-    ends = _crossings(sizes, medians, path)
-    drawn = _resampled(blocks, options, settings)
-    resampled = [(again, _crossings(sizes, table, again)) for table, again in drawn]
-    stretches = []
-    for first, after in _ranges(path):
-        state, last = path[first], after - 1
-        until, interval, confidence = None, None, None
-        if after < len(sizes):
-            switch = options[state], options[path[after]]
-            places = [(_place([options[s] for s in again], switch, last), e) for again, e in resampled]
-            found = [e[at] for at, e in places if at is not None]
-            low, high = np.percentile([*found, ends[last]], (2.5, 97.5))
-            around = math.floor(low), math.ceil(high)
-            until = _rounded(ends[last], around, (sizes[last], sizes[after]))
-            if resampled:
-                interval, confidence = around, len(found) / len(resampled)
-        gain, runner_up = _gain(medians[first:after], options, state)
-        here = tuple(sizes[first:after])
-        stretches.append(Stretch(options[state], here, until, interval, confidence, gain, runner_up))
-    return Choice(tuple(stretches))
+@dataclass
+class _Picked:
+    """By the number of a size: the option's column, and how sure its range is, None where it was in force before."""
+
+    path: list[int]
+    sure: list[float | None]
+    unsure: int
+
+    def put(self, rows: range, option: int, sure: float | None) -> None:
+        """Let an option run at some sizes."""
+        self.path[rows.start : rows.stop] = [option] * len(rows)
+        self.sure[rows.start : rows.stop] = [sure] * len(rows)
 
 
-def choose_without(samples: Samples, fold: int, settings: Settings) -> tuple[dict[int, Option], dict[int, Option]]:
+def choose(samples: Samples, settings: Settings = Settings(), now: BySize = nothing) -> Choice:
+    """Choose on all blocks; `now` is what the plan in force runs."""
+    return _Chooser(samples.times, samples.options, settings, now).choice()
+
+
+def choose_without(
+    samples: Samples, fold: int, settings: Settings, now: BySize
+) -> tuple[dict[int, Option], dict[int, Option]]:
     """Return, by size, what is chosen without the blocks of one fold, and who is best there without them."""
     options = samples.options
-    rest = [
-        {option: in_fold(times, fold, settings.folds, False) for option, times in samples.times[size].items()}
-        for size in samples.sizes
-    ]
-    medians = _medians(rest, options)
-    chosen = [options[state] for state in earned(_path(medians, settings.penalty), medians)]
-    best = [options[int(state)] for state in medians.argmin(axis=1)]
+    rest = {
+        size: {option: in_fold(times, fold, settings.folds, False) for option, times in of_size.items()}
+        for size, of_size in samples.times.items()
+    }
+    chooser = _Chooser(rest, options, replace(settings, resamples=settings.resamples // settings.folds), now)
+    chosen = [options[state] for state in chooser.pick().path]
+    best = [options[int(state)] for state in chooser.medians.found.argmin(axis=1)]
     return dict(zip(samples.sizes, chosen, strict=True)), dict(zip(samples.sizes, best, strict=True))
 
 
@@ -107,103 +124,101 @@ def in_fold(times: Sequence[float], fold: int, folds: int, inside: bool = True) 
     return [t for at, t in enumerate(times) if few or (at % folds == fold) == inside]
 
 
-def _medians(blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option]) -> Array:
-    """Return log medians by size and option; infinity where an option was not measured."""
-    table = np.full((len(blocks), len(options)), np.inf)
-    for row, of_size in zip(table, blocks, strict=True):
-        for at, option in enumerate(options):
-            if option in of_size:
-                row[at] = math.log(float(np.median(of_size[option])))
-    return table
+class _Chooser:
+    """What was measured, by size, beside what the plan in force runs."""
+
+    def __init__(
+        self, blocks: Mapping[int, OfSize], options: Sequence[Option], settings: Settings, now: BySize
+    ) -> None:
+        self.sizes, self.settings, self.now = sorted(blocks), settings, now
+        self.medians = Medians.of([blocks[size] for size in self.sizes], options, settings.resamples, settings.seed)
+        self.before = [self.medians.index(now(size), at) for at, size in enumerate(self.sizes)]
+
+    def pick(self) -> _Picked:
+        """Return what runs by size: what is in force, unless something surely outdoes it."""
+        medians, least = self.medians, self.settings.sure
+        path, shares, unsure = earned(self._cheapest(medians), medians, least)
+        picked = _Picked(path, [*shares], unsure)
+        for rows, own, old in self._beside_before([*path]):
+            if own == old:
+                picked.put(rows, own, None)
+            elif old is not None and not self.settings.fresh:
+                does, sure = medians.outdoes(rows, own, old)
+                if does and sure > least:
+                    picked.put(rows, own, min(sure, shares[rows.start]))
+                else:
+                    picked.put(rows, old, None)
+                    picked.unsure += does
+        return picked
+
+    def _cheapest(self, medians: Medians) -> list[int]:
+        """Return the cheapest path; what is in force has so much ahead as two runs may differ in."""
+        costs = medians.found.copy()
+        for row, old in zip(costs, self.before, strict=True):
+            if old is not None and not self.settings.fresh:
+                row[old] -= NOISE
+        return cheapest(costs, self.settings.penalty)
+
+    def choice(self) -> Choice:
+        """Return the choice with all that there is to say of it."""
+        picked = self.pick()
+        resampled = list(self._resampled())
+        stretches = []
+        for rows in ranges(picked.path):
+            own, here = picked.path[rows.start], tuple(self.sizes[at] for at in rows)
+            gain, runner_up = _gain(self.medians.found[rows], self.medians.options, own)
+            stretch = Stretch(self.medians.options[own], here, gain=gain, runner_up=runner_up)
+            if rows.stop < len(self.sizes):
+                until, interval, sure = self._end(picked, rows.stop - 1, resampled)
+                stretch = replace(stretch, until=until, interval=interval, confidence=sure)
+            stretches.append(stretch)
+        return Choice(tuple(stretches), tuple(self._changes(picked.path)), picked.unsure)
+
+    def _end(
+        self, picked: _Picked, last: int, resampled: Sequence[Again]
+    ) -> tuple[int, tuple[int, int] | None, float | None]:
+        """Return where the switch after a size lies, the interval, and how sure it is; one in force stays put."""
+        between = self.sizes[last], self.sizes[last + 1]
+        sure = [share for share in picked.sure[last : last + 2] if share is not None]
+        if not sure:
+            return _bound(self.now, *between), None, None
+        switch = self.medians.options[picked.path[last]], self.medians.options[picked.path[last + 1]]
+        crossing = crossings(self.sizes, self.medians.found, picked.path)[last]
+        found = [ends[at] for path, ends in resampled if (at := _place(path, switch, last)) is not None]
+        low, high = np.percentile([*found, crossing], (2.5, 97.5))
+        around = math.floor(low), math.ceil(high)
+        until = _rounded(crossing, around, between)
+        return (until, around, min(sure)) if resampled else (until, None, None)
+
+    def _resampled(self) -> Iterator[Again]:
+        """Choose again on each draw; medians alone give none."""
+        settings, draws = self.settings, len(self.medians.drawn)
+        for draw in range(draws if draws > 1 else 0):
+            again = self.medians.of_draw(draw)
+            path, _, _ = earned(self._cheapest(again), again, settings.sure)
+            yield [again.options[state] for state in path], crossings(self.sizes, again.found, path)
+
+    def _beside_before(self, path: Sequence[int]) -> Iterator[tuple[range, int, int | None]]:
+        """Yield neighbouring sizes that one option runs, and one ran before."""
+        pairs = list(zip(path, self.before, strict=True))
+        yield from ((rows, *pairs[rows.start]) for rows in ranges(pairs))
+
+    def _changes(self, path: Sequence[int]) -> Iterator[Change]:
+        for rows, own, old in self._beside_before(path):
+            if own == old:
+                continue
+            sizes = tuple(self.sizes[at] for at in rows)
+            change = Change(sizes, self.now(sizes[0]), self.medians.options[own])
+            if old is not None:
+                gain = math.expm1(float(self.medians.lost(rows, own, [old] * len(rows)).mean()))
+                change = replace(change, gain=gain, sure=self.medians.outdoes(rows, own, old)[1])
+            yield change
 
 
-def _path(medians: Array, penalty: float) -> list[int]:
-    """Return the cheapest option by size: what it loses to the best, plus the price of each switch."""
-    costs = np.minimum(medians - medians.min(axis=1, keepdims=True), UNAVAILABLE)
-    total, back = costs[0].copy(), []
-    for row in costs[1:]:
-        cheapest = int(total.argmin())
-        switch = total[cheapest] + penalty < total
-        back.append(np.where(switch, cheapest, np.arange(len(total))))
-        total = row + np.where(switch, total[cheapest] + penalty, total)
-    path = [int(total.argmin())]
-    for came_from in reversed(back):
-        path.append(int(came_from[path[-1]]))
-    return path[::-1]
-
-
-def earned(path: Sequence[int], medians: Array) -> list[int]:
-    """Give the sizes of ranges that do not earn their place to their neighbours, the one that saves least first.
-
-    A range earns it where, at one of its sizes, its neighbours take 5 % longer and 0.1 µs longer.
-    """
-    path = list(path)
-    while True:
-        ranges = _ranges(path)
-        idle = []
-        for at, (first, last) in enumerate(ranges):
-            left = path[first - 1] if at else None
-            right = path[last] if last < len(path) else None
-            if left is None and right is None:
-                return path
-            taken = _replaced(medians[first:last], left, right)
-            own = medians[first:last, path[first]]
-            lost = medians[range(first, last), taken] - own
-            longer_s = np.exp(own) * np.expm1(np.minimum(lost, np.log(UNAVAILABLE)))
-            if not ((lost >= math.log1p(EARNED)) & (longer_s >= EARNED_S)).any():
-                idle.append((float(lost.sum()), first, taken))
-        if not idle:
-            return path
-        _, first, taken = min(idle)
-        path[first : first + len(taken)] = taken
-
-
-def _ranges(path: Sequence[int]) -> list[tuple[int, int]]:
-    """Return [first, after) of each stretch of one option."""
-    starts = [at for at in range(len(path)) if at == 0 or path[at] != path[at - 1]]
-    return list(zip(starts, [*starts[1:], len(path)], strict=True))
-
-
-def _replaced(medians: Array, left: int | None, right: int | None) -> list[int]:
-    """Return the cheapest way to deal these sizes out to the neighbours: the left one's first, then the right one's."""
-    size = len(medians)
-    if left is None or right is None:
-        return [only for only in (left, right) if only is not None] * size
-    ways = [[left] * cut + [right] * (size - cut) for cut in range(size + 1)]
-    return min(ways, key=lambda way: float(medians[range(size), way].sum()))
-
-
-def _crossings(sizes: Sequence[int], medians: Array, path: Sequence[int]) -> dict[int, float]:
-    """Return, by the index of the size before a switch, the bytes where the two neighbours cost the same."""
-    found = {}
-    for at, (own, after) in enumerate(pairwise(path)):
-        if own == after:
-            continue
-        before_log, behind_log = (float(medians[i, own] - medians[i, after]) for i in (at, at + 1))
-        share = 0.5
-        if np.isfinite(before_log) and np.isfinite(behind_log) and before_log < 0 < behind_log:
-            share = -before_log / (behind_log - before_log)
-        found[at] = 2 ** (math.log2(sizes[at]) * (1 - share) + math.log2(sizes[at + 1]) * share)
-    return found
-
-
-def _resampled(
-    blocks: Sequence[Mapping[Option, Sequence[float]]], options: Sequence[Option], settings: Settings
-) -> list[tuple[Array, list[int]]]:
-    """Choose again on blocks drawn with replacement; blocks of one turn are drawn together. Medians alone give none."""
-    if all(len(times) == 1 for of_size in blocks for times in of_size.values()):
-        return []
-    generator = np.random.default_rng(settings.seed)
-    tables = np.full((settings.resamples, len(blocks), len(options)), np.inf)
-    for at, of_size in enumerate(blocks):
-        drawn: dict[int, npt.NDArray[np.int64]] = {}
-        for column, option in enumerate(options):
-            if option in of_size:
-                times = np.asarray(of_size[option])
-                if len(times) not in drawn:
-                    drawn[len(times)] = generator.integers(0, len(times), (settings.resamples, len(times)))
-                tables[:, at, column] = np.log(np.median(times[drawn[len(times)]], axis=1))
-    return [(table, earned(_path(table, settings.penalty), table)) for table in tables]
+def _bound(now: BySize, low: int, high: int) -> int:
+    """Return the last size at which the plan in force runs what it runs at `low`, and not what it runs at `high`."""
+    option = now(low)
+    return low + bisect(range(low + 1, high), 0, key=lambda size: now(size) != option)
 
 
 def _place(path: Sequence[Option], switch: tuple[Option, Option], near: int) -> int | None:

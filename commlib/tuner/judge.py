@@ -10,10 +10,9 @@ from statistics import median
 import numpy as np
 
 from commlib.tuner.case import Option
-from commlib.tuner.choose import Choice, Settings, choose_without, in_fold
+from commlib.tuner.choose import BySize, Settings, choose_without, in_fold, nothing
 from commlib.tuner.samples import Samples
-
-NOISE = 0.02  # a difference that two runs on one machine may show
+from commlib.tuner.sure import NOISE
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,16 @@ class Verdict:
 def judge(
     samples: Samples,
     choice: Callable[[int], Option] | None,
-    default: Callable[[int], Option | None],
+    default: BySize,
     settings: Settings,
+    now: BySize = nothing,
 ) -> Verdict:
     """Compare block by block with what the other folds say is best; without a `choice`, with what they choose, too.
 
-    No block judges what was chosen with its help: no luck is held for or against anyone.
+    `now` is what the plan in force runs. No block judges what was chosen with its help: no luck is held for or against
+    anyone.
     """
-    folds = [choose_without(samples, fold, settings) for fold in range(settings.folds)]
+    folds = [choose_without(samples, fold, settings, now) for fold in range(settings.folds)]
     regrets, gains, slower, noise = [], [], {}, []
     for size in samples.sizes:
         times = samples.times[size]
@@ -69,17 +70,6 @@ def _measured(times: Mapping[Option, Sequence[float]], option: Option) -> Option
 def _judged(times: Mapping[Option, Sequence[float]], options: Sequence[Option]) -> list[float]:
     """Return each fold's blocks of the option that this fold judges."""
     return [t for fold, option in enumerate(options) for t in in_fold(times[option], fold, len(options))]
-
-
-def keeps(samples: Samples, old: Callable[[int], Option | None], new: Choice) -> bool:
-    """Whether the plan in force is as good as the new choice, so that changing it would only be churn."""
-    losses = []
-    for size in samples.sizes:
-        before, times = old(size), samples.times[size]
-        if before is None or before not in times:
-            return False
-        losses.append(math.log(median(times[before]) / median(times[_measured(times, new.at(size))])))
-    return _mean(losses) <= NOISE / 4 and max(losses, default=0.0) <= 2 * NOISE
 
 
 def _error(times: Sequence[float]) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from commlib.plan import Plan
 from commlib.tuner.case import Case, Option
-from commlib.tuner.choose import Choice, Settings, choose
-from commlib.tuner.judge import judge, keeps
+from commlib.tuner.choose import BySize, Choice, Settings, choose
+from commlib.tuner.judge import judge
 from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
 from commlib.tuner.survey import incumbent
@@ -30,7 +30,7 @@ class Tables:
 
     def add(self, case: Case, samples: Samples, serves_all: bool = False) -> None:
         """Take what was measured of a case; `serves_all`: a run before found that it serves the other mode too."""
-        self.measured[case] = samples, choose(samples, self.settings)
+        self.measured[case] = samples, choose(samples, self.settings, self.now(case))
         self._serves_all |= {case} if serves_all else set()
 
     def of(self, cases: Sequence[Case]) -> Iterator[Table]:
@@ -59,11 +59,11 @@ class Tables:
 
     def _table(self, case: Case, dtype: str, mode: str) -> Table:
         samples, choice = self.measured[case]
-        default = self._default(case, samples)
-        verdict = judge(samples, None, default, self.settings)
+        default, now = self._default(case, samples), self.now(case)
+        verdict = judge(samples, None, default, self.settings, now)
         if verdict.slower:  # what the default does better it goes on doing
-            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings)
-            verdict = judge(samples, choice.at, default, self.settings)
+            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings, now)
+            verdict = judge(samples, choice.at, default, self.settings, now)
             self.measured[case] = samples, choice
         return Table(case, dtype, mode, samples, choice, verdict)
 
@@ -76,20 +76,19 @@ class Tables:
         return verdict.regret <= ALIKE and verdict.worst <= ALIKE_WORST
 
     def keeps(self, table: Table) -> bool:
-        """Whether the plan in force is as good, also for the types and modes that the table serves."""
-        cases = [table.case, *table.served()]
-        return all(keeps(self.measured[case][0], self.now(case), table.choice) for case in cases)
+        """Whether the plan in force stays, also for the types and modes that the table serves."""
+        return not any(self.measured[case][1].changes for case in (table.case, *table.served()))
 
-    def now(self, case: Case) -> Callable[[int], Option | None]:
+    def now(self, case: Case) -> BySize:
         """Return what the plan in force runs, by size."""
         return lambda size: incumbent(self.plan, case, size, self.world)
 
-    def on_plain(self, case: Case) -> Callable[[int], Option | None]:
+    def on_plain(self, case: Case) -> BySize:
         """Return what runs on plain tensors, by size: what was chosen, else what the plan in force has."""
         plain = replace(case, placement="plain")
         return self.measured[plain][1].at if plain in self.measured else self.now(plain)
 
-    def _default(self, case: Case, samples: Samples) -> Callable[[int], Option | None]:
+    def _default(self, case: Case, samples: Samples) -> BySize:
         """Return the vendor's own call by size, or the plan in force where there is no vendor."""
         names = {option.algorithm for option in samples.options}
         vendors = [Option(name) for name in VENDORS if name in names]

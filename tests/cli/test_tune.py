@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,12 +20,14 @@ import commlib
 from commlib.cli import main
 from commlib.cli.tune.plot import plot
 from commlib.plan import Plan
+from commlib.tuner import beside
 from commlib.tuner.case import Case, Option
-from commlib.tuner.choose import Choice, Settings, Stretch
+from commlib.tuner.choose import Change, Choice, Settings, Stretch, choose
 from commlib.tuner.judge import Verdict
 from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
 from commlib.tuner.tables import Tables
+from commlib.tuner.words import changes, left_out, table_lines, way_back
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
@@ -72,8 +75,9 @@ def test_no_line_is_wider_than_the_terminal(tuned: tuple[Path, str]) -> None:
 
 def test_it_prints_the_choice_its_regret_and_the_file(tuned: tuple[Path, str]) -> None:
     home, said = tuned
-    for words in ("2 ranks on shm", "crossover", "regret", "than the default", plan_file(home).name):
+    for words in ("2 ranks on shm", "crossover", "regret", "than the default", plan_file(home).name, "what changes"):
         assert words in said
+    assert f"# to go back: rm {plan_file(home)}" in said.splitlines()
 
 
 def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str], quick_python: Path) -> None:
@@ -117,11 +121,22 @@ def test_the_shipped_plan_is_what_its_samples_say(capsys: pytest.CaptureFixture[
         assert output.read_text().count("\n") <= 150
 
 
-def test_a_dry_run_writes_nothing(tune: Tune, tmp_path: Path) -> None:
-    done = tune(*QUICK, "--dry-run", "--fresh", "--force", home=tmp_path)
-    assert done.returncode == 0
-    assert "was not written" in done.stdout
+def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(tune: Tune, tmp_path: Path) -> None:
+    done = tune(*QUICK, "--dry-run", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    changes = "# what changes" in done.stdout
+    assert ("was not written" if changes else "the plan in force stays") in done.stdout
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_the_plan_that_is_replaced_is_kept_for_the_way_back(tmp_path: Path) -> None:
+    path, plan = tmp_path / "shm-cpu-2.json", Plan.only({"all_reduce": "shm_oneshot"})
+    assert way_back(path, beside.keep(path, plan, {})) == f"# to go back: rm {path}"
+    text = path.read_text()
+    said = way_back(path, beside.keep(path, Plan.only({"all_reduce": "shm_twoshot"}), {}))
+    assert said == f"# to go back: mv {path}.before {path}"
+    subprocess.run(shlex.split(said.partition(": ")[2]), check=True)
+    assert path.read_text() == text
 
 
 def test_an_interrupted_run_goes_on_from_its_samples(tune: Tune, tmp_path: Path) -> None:
@@ -151,17 +166,46 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
     """The rule for all types is as good as what was measured; an older one, of bfloat16 alone, may not be."""
     quick, slow = Option("shm_oneshot"), Option("shm_twoshot")
     wide, narrow = (Case("all_reduce", dtype, "eager", "plain") for dtype in (torch.float32, torch.bfloat16))
-    choice = Choice((Stretch(quick, (1024,)),))
     ours = Plan.only({"all_reduce": "shm_oneshot"}).document["rules"]
     older = [{"op": "all_reduce", "dtype": "bfloat16", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]}]
+    plan = Plan({"schema": "commlib.plan", "version": 2, "rules": [*older, *ours]}, "in force")
     for factor, kept in ((1.0, True), (1.5, False)):
         of_type = Samples({1024: {quick: (1e-6,) * 5, slow: (factor * 1e-6,) * 5}})
-        table = Table(wide, "*", "*", of_type, choice, Verdict(0.0, 0.0, None), (("bfloat16", "eager"),))
-        plan = Plan({"schema": "commlib.plan", "version": 2, "rules": [*older, *ours]}, "in force")
         tables = Tables(plan, 1, Settings(), by_mode=False)
-        tables.measured = {wide: (of_type, choice), narrow: (of_type, choice)}
+        tables.add(wide, of_type)
+        tables.add(narrow, of_type)
+        table = Table(
+            wide, "*", "*", of_type, tables.measured[wide][1], Verdict(0.0, 0.0, None), (("bfloat16", "eager"),)
+        )
         assert tables.keeps(table) == kept
         assert tables.keeps(replace(table, serves=()))
+
+
+def test_a_table_that_is_slower_than_the_default_says_that_the_plan_in_force_stays() -> None:
+    quick = Option("shm_oneshot")
+    samples = Samples({1024: {quick: (1e-6,) * 5}})
+    case = Case("all_reduce", torch.float32, "eager", "plain")
+    table = Table(case, "*", "*", samples, choose(samples), Verdict(0.0, 0.0, -0.1, {1024: 0.1}))
+    said = "\n".join(table_lines(table, 80, True))
+    assert "the plan in force stays: what was measured is slower than the default; --force writes it" in said
+    assert "the default is 10% faster at 1K" in said
+
+
+def test_it_says_what_changes_by_how_much_and_how_sure_and_what_was_left_out() -> None:
+    quick, slow = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 4096),))
+    stretches = Stretch(quick, (1024, 2048), 2048), Stretch(slow, (4096, 8192))
+    found = Change((1024, 2048), slow, quick, 0.25, 0.97), Change((4096, 8192), None, slow)
+    case = Case("all_reduce", torch.float32, "eager", "plain")
+    table = Table(case, "*", "*", Samples({}), Choice(stretches, found), Verdict(0.0, 0.0, None))
+    assert list(changes(table)) == [
+        "#   all_reduce float32 eager, 1K to 2K: shm_oneshot instead of shm_twoshot chunk_bytes=4096: "
+        "25% faster, 97% sure",
+        "#   all_reduce float32 eager, from 4K: shm_twoshot chunk_bytes=4096, where no rule was",
+    ]
+    assert left_out([Choice(stretches, unsure=2), Choice(stretches, unsure=1)], Settings())[0].startswith(
+        "# 3 switches"
+    )
+    assert left_out([Choice(stretches)], Settings()) == []
 
 
 def test_a_picture_has_a_panel_for_each_table(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | Non
     """Measure every algorithm of OP (all collectives without it) and write the plan that init() takes from then on.
 
     Each algorithm must give exactly right values before it is timed. Sizes follow a grid of √2; where two algorithms
-    cross, the interval says how sure that is. A plan that is slower than the default is not written.
+    cross, the interval says how sure that is. What is in force stays where nothing is surely (80 %) better.
     """
     from commlib.cli.tune.run import Order, main, rebuild
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import torch
@@ -15,10 +15,9 @@ import torch
 import commlib
 from commlib import env
 from commlib.cli.tune.plot import plot
-from commlib.cli.tune.table import closing, opening, table_lines
 from commlib.plan import HEAD, Plan, user_path
+from commlib.report.figures import size_text
 from commlib.report.files import write
-from commlib.report.formats import json_text
 from commlib.report.progress import Progress
 from commlib.report.run import INTERRUPTED_TEXT, until_it_ends
 from commlib.report.table import fold
@@ -30,6 +29,7 @@ from commlib.tuner.rules import Table, plan_of
 from commlib.tuner.samples import Store
 from commlib.tuner.survey import Survey
 from commlib.tuner.tables import Tables, by_op
+from commlib.tuner.words import changes, left_out, table_lines, way_back
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -65,14 +65,14 @@ class Order:
     @property
     def settings(self) -> Settings:
         """How to choose."""
-        return Settings(penalty=self.penalty, seed=self.seed)
+        return Settings(penalty=self.penalty, seed=self.seed, fresh=self.fresh)
 
 
 class Tuning:
     """A run on live ranks: every rank has the same samples and comes to the same choice; rank 0 speaks."""
 
     def __init__(self, comm: Communicator, order: Order, started: float) -> None:
-        self.comm, self.started, self.code = comm, started, 0
+        self.comm, self.started = comm, started
         gpu = comm.device.type == "cuda"
         wide, narrow = torch.float32, torch.bfloat16
         self.high = order.high or (HIGH_GPU if gpu else HIGH_CPU)
@@ -102,24 +102,29 @@ class Tuning:
         self._progress.show(len(self.tables.measured), text)
 
     def run(self) -> None:
-        """Measure all cases, print what was chosen, write the plan; `code` is the exit code."""
+        """Measure all cases, print what was chosen, write the plan."""
         if not self.cases:
             self.say(f"# nothing to choose: {', '.join(self.order.ops)} on {self.comm.backend} has one way each")
             return
-        self.say(*opening(self))
-        tables, refused = [], []
-        order, sizes = self.order, (self.order.low, self.high)
-        survey = Survey(self.comm, self._store(), sizes, order.algorithms, order.seed, self._show)
+        comm, order, sizes = self.comm, self.order, (self.order.low, self.high)
+        self.say(
+            f"# commlib {commlib.__version__} tune: {comm.size} ranks on {comm.backend}, {self.machine['device']}",
+            f"# {', '.join(order.ops)}: {len(self.cases)} tables of {size_text(order.low)} to {size_text(self.high)}",
+            f"# plan in force {comm.plan.digest} from {comm.plan.source}",
+        )
+        tables = []
+        survey = Survey(comm, self._store(), sizes, order.algorithms, order.seed, self._show)
         for cases in by_op(self.cases):
             for case in cases:
                 self._survey(survey, case)
             for table in self.tables.of(cases):
-                kept = not order.fresh and self.tables.keeps(table)
-                self.say(*table_lines(table, self.width, kept))
-                refused += [table] if table.verdict.slower else []
-                tables += [] if kept else [table]
+                stays = (not order.fresh and self.tables.keeps(table)) or (
+                    bool(table.verdict.slower) and not order.force
+                )
+                self.say(*table_lines(table, self.width, stays))
+                tables += [] if stays else [table]
         survey.close()
-        self._finish(tables, refused)
+        self._finish(tables)
 
     def _survey(self, survey: Survey, case: Case) -> None:
         order = self.order
@@ -139,28 +144,27 @@ class Tuning:
         path = None if self.comm.rank != 0 or order.dry_run else self.path.with_suffix(".samples.jsonl")
         return Store(path, conditions, order.resume)
 
-    def _finish(self, tables: Sequence[Table], refused: Sequence[Table]) -> None:
-        base, order = self.comm.plan, self.order
-        plan = plan_of(tables, base, self.comm.size, self.machine, order.settings, str(self.path))
-        self.say(*closing(self, tables, refused, plan))
-        if order.plot is not None and self.comm.rank == 0:
+    def _finish(self, tables: Sequence[Table]) -> None:
+        comm, order = self.comm, self.order
+        plan = plan_of(tables, comm.plan, comm.size, self.machine, order.settings, str(self.path))
+        self.say("#", *(["# what changes"] if tables else []), *(line for table in tables for line in changes(table)))
+        self.say(*left_out([choice for _, choice in self.tables.measured.values()], order.settings))
+        self.say(f"# {time.monotonic() - self.started:.0f} s")
+        if order.plot is not None and comm.rank == 0:
             try:
                 plot(self.tables.measured, order.plot)
                 self.say(f"# curves: {order.plot}")
             except (commlib.Unsupported, ValueError) as error:
                 self.say(f"# no plot: {error}")
-        self.code = 1 if refused and not order.force else 0
-        if self.code == 0 and self.comm.rank == 0 and tables and not order.dry_run:
-            before = beside.cases_beside(base)
-            _keep(self.path, plan, beside.document(tables, before, self.comm.size, self.machine))
-
-
-def _keep(path: Path, plan: Plan, samples: dict[str, Any]) -> None:
-    """Write a plan, and beside it what it was made from."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, plan.file_text)
-    if path.is_file():
-        write(beside.beside(path), json_text(samples))
+        if not tables:
+            self.say("# nothing is written: the plan in force stays (--fresh writes what was measured)")
+        elif order.dry_run:
+            self.say(f"# dry run: plan {plan.digest} was not written to {self.path}")
+        elif comm.rank == 0:
+            samples = beside.document(tables, beside.cases_beside(comm.plan), comm.size, self.machine)
+            before = beside.keep(self.path, plan, samples)
+            taken = "" if order.output else "; init() takes it from now on"
+            self.say(f"# plan {plan.digest} is in {self.path}{taken}", way_back(self.path, before))
 
 
 def main(order: Order, command: str) -> int:
@@ -177,7 +181,7 @@ def main(order: Order, command: str) -> int:
             if ended == INTERRUPTED_TEXT:
                 tuning.say(f"# interrupted; `{command} --resume` goes on from here")
 
-        return until_it_ends(tuning.run, finish) or tuning.code
+        return until_it_ends(tuning.run, finish)
 
 
 def rebuild(source: Path, order: Order) -> int:
