@@ -24,6 +24,7 @@ from commlib.bootstrap.hub import Hub
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
 F_SETSIG = 10  # Linux; fcntl does not name it
+UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -231,7 +232,8 @@ class _Job:
         self.hub.lost(rank.number, how)
         if code and not self.code:
             self.code = code if code > 0 else 128 - code
-            self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
+            if self.code != UNREAD:
+                self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
             self._end_all(signal.SIGTERM)
 
     def _interrupted(self, signals: socket.socket) -> None:

@@ -57,6 +57,11 @@ def arena_bytes(job: Job) -> int:
     return job.protocol.buffers * forms * (max(job.sizes) + (1 << 16)) + (1 << 20)
 
 
+def buffer_bytes(job: Job, ranks: int) -> int:
+    """Return what each of so many ranks allocates: plain and symmetric buffers, and every rank's input to check."""
+    return 2 * arena_bytes(job) + (ranks + 1) * max(job.sizes)
+
+
 @contextmanager
 def joined(job: Job) -> Iterator[Communicator]:
     """Join the other ranks, with room for the largest call."""
@@ -79,6 +84,18 @@ def left_out(job: Job) -> list[str]:
     undefined = [f"{redop} of {str(dtype).removeprefix('torch.')} is not defined" for redop, dtype in pairs]
     form = "in-place" if job.places == (True,) else "out-of-place"
     return undefined + [f"{op} has no {form} form" for op in job.ops if not forms(job, COLLECTIVES[op])]
+
+
+def rounded(job: Job) -> list[str]:
+    """Return what is measured in place of sizes that are no whole number of elements: the sizes in bytes."""
+    said = []
+    for dtype in job.dtypes:
+        elements = {size: max(size // dtype.itemsize, 1) * dtype.itemsize for size in job.sizes}
+        cut = [f"{whole} B in place of {size}" for size, whole in elements.items() if size != whole]
+        if cut and not job.shapes:
+            name, more = str(dtype).removeprefix("torch."), f" and {len(cut) - 3} more" if len(cut) > 3 else ""
+            said.append(f"sizes are whole elements of {name}: {', '.join(cut[:3])}{more}")
+    return said
 
 
 def series(job: Job) -> Iterator[tuple[Collective, torch.dtype, str]]:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from commlib.bench.document import averages, config_of, fits
-from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, shape_of
+from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, rounded, shape_of
 from commlib.bench.rows import KIND
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
@@ -41,7 +41,7 @@ class Bench(Report):
             peer.start(comm, job.protocol.graph)
         self.baseline = self._baseline()
         self.config = config_of(job, comm, self.baseline)
-        self.notes = [*notes, *(f"skipped: {what}" for what in self._skipped())]
+        self.notes = [*notes, *rounded(job), *(f"skipped: {what}" for what in self._skipped())]
 
     def _baseline(self) -> str | None:
         """Return the label that speed-ups are over: the first peer that makes calls, unless the job names one."""
@@ -74,14 +74,21 @@ class Bench(Report):
             "average_bus_bandwidth": averages(self.rows),
         }
 
-    def run(self, show: Callable[[int, str], None]) -> Iterator[list[Row]]:
-        """Yield each call's rows as soon as they are there; `show` is told how many calls are done, and the next."""
+    def run(self, show: Callable[[int, str], bool]) -> Iterator[list[Row]]:
+        """Yield each call's rows as soon as they are there, as long as `show` wants more on rank 0.
+
+        It is told how many calls are done, and the next.
+        """
         deadline = time.monotonic() + self.job.seconds
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
             self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S))
         for done, (collective, call) in enumerate(self.calls):
-            show(done, f"{collective.name} of {collective.num_bytes(call)} B" if call.count else collective.name)
-            left_s = self.comm.broadcast_object(deadline - time.monotonic(), 0)
+            wanted = show(
+                done, f"{collective.name} of {collective.num_bytes(call)} B" if call.count else collective.name
+            )
+            left_s, wanted = self.comm.broadcast_object((deadline - time.monotonic(), wanted), 0)
+            if not wanted:
+                return
             share_s = max(left_s, 0.0) / (len(self.calls) - done)
             found = self._measure(collective, call, replace(self.job.protocol, budget_s=share_s))
             rows = [{**row, **self._figures(row, result, found)} for row, result in found]

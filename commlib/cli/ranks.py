@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import click
 
@@ -19,16 +20,24 @@ class Words(click.Command):
         return super().parse_args(ctx, args)
 
 
-def started(ctx: click.Context, command: str, ranks: int | None, bind: str) -> int | None:
-    """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n."""
+def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[[int], int]) -> int | None:
+    """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n.
+
+    `buffers` says how many bytes each of so many ranks allocates.
+    """
     if ranks is None:
         return None
     if env.LOCAL_SIZE.is_set():
         if ranks != env.LOCAL_SIZE.get():
             raise click.UsageError(f"-n {ranks} inside a job of {env.LOCAL_SIZE.get()} ranks; leave -n out")
         return None
+    from commlib import capacity
     from commlib.launch import launch
 
-    words = [sys.executable, "-m", "commlib", command, *ctx.meta["words"]]
-    spread = "core" if ranks <= len(os.sched_getaffinity(0)) else "none"
+    capacity.check(ranks, ctx.params["backend"], buffers)
+    words = [sys.executable, "-m", "commlib", str(ctx.info_name), *ctx.meta["words"]]
+    cores = len(os.sched_getaffinity(0))
+    if ranks > cores:
+        click.echo(f"commlib: {ranks} ranks share {cores} cores: the times say little", err=True)
+    spread = "core" if ranks <= cores else "none"
     return launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind)

@@ -25,6 +25,8 @@ def run(size: int, bind: str, prefix: bool, cmd: tuple[str, ...]) -> None:
     The exit code is that of the first rank that fails (128 + signal if it was killed); the other ranks are
     then ended. Standard input goes to rank 0.
     """
+    from commlib.capacity import check_processes
     from commlib.launch import launch
 
+    check_processes(size)
     sys.exit(launch(list(cmd), size, prefix=prefix, bind=bind))

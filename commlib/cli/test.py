@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from commlib.testing import Ranks
 
 
+BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
+
+
 @click.command()
 @click.option("-n", "--ranks", "ranks", type=click.IntRange(1), help="Ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
@@ -22,10 +25,13 @@ if TYPE_CHECKING:
 @click.pass_context
 def test(ctx: click.Context, ranks: int | None, quick: bool, only: str | None) -> None:
     """Check every algorithm of this installation on live ranks: values, types, reductions, ragged sizes."""
+    from commlib import capacity
     from commlib.collectives import COLLECTIVES
 
     sizes = [ranks] if ranks is not None else [2] if quick else [2, 3, 4]
     names = [known_name(only, COLLECTIVES, "collective")] if only is not None else list(COLLECTIVES)
+    if ranks is not None:
+        capacity.check(ranks, "auto", lambda ranks: BUFFER_BYTES)
     start = time.perf_counter()
     problems = [
         problem

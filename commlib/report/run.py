@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,11 @@ from commlib.report.table import fold
 from commlib.report.view import View, grouped
 
 INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
+UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 STDOUT = Path("-")
 AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
+STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
+CUT_OFF = ("csv", "osu")  # forms that have no place to say that they are not complete
 
 
 class Output:
@@ -35,8 +42,14 @@ class Output:
     ) -> None:
         self.view, self.picture, self.speaks = view, picture, speaks
         self.form, self.path = ("json", None) if path == STDOUT else (form, path)
+        self.unread = False  # the reader of stdout has gone
         self._report: Report | None = None
         self._series: Any = None  # the one that has its head
+
+    @property
+    def wanted(self) -> bool:
+        """Say whether there is somebody to measure for: a reader of stdout, or one of a file."""
+        return not self.unread or self.path is not None or self.picture is not None
 
     def lacks(self) -> list[str]:
         """Say at once which file will not be there in the end; return it as a note."""
@@ -54,9 +67,10 @@ class Output:
         self._progress = Progress(parts, self._shown.width, self.speaks)
         self.say(fold(self._shown.opening(), self._shown.width))
 
-    def show(self, done: int, what: str) -> None:
-        """Say to a person how far the run is."""
+    def show(self, done: int, what: str) -> bool:
+        """Say to a person how far the run is; return whether there is still somebody to measure for."""
         self._progress.show(done, what)
+        return self.wanted
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Print the rows of one part, below a head if a series begins with them."""
@@ -70,10 +84,10 @@ class Output:
         """Print lines of the table, unless another form is asked for."""
         if self.speaks and self.form == "table":
             self._progress.clear()
-            _print(lines)
+            self._print(lines)
 
     def finish(self, ended: str) -> None:
-        """Print what stands below the rows, or the whole in another form, and write the files."""
+        """Write the files, and print what stands below the rows, or the whole in another form."""
         if not self.speaks:
             return
         if self._report is not None:
@@ -83,10 +97,18 @@ class Output:
                 self._warn("interrupted before anything was measured")
             return
         view = self.view(self._report.document(ended), self._shown.width)
-        _print(view.ending() if self.form == "table" else [view.render(self.form)])
+        forms = [self.form, *self._write(view)]
+        self._print(view.ending() if self.form == "table" else [view.render(self.form)])
+        if ended and any(form in CUT_OFF for form in forms):
+            self._warn(f"{ended}: not complete")
+
+    def _write(self, view: View) -> Iterator[str]:
+        """Write the files that were asked for, before stdout, whose reader may have gone; yield their forms."""
         if self.path is not None:
             form = self.path.suffix[1:]
-            write(self.path, view.render(form if form in view.forms else "json"))
+            form = form if form in view.forms else "json"
+            write(self.path, view.render(form))
+            yield form
         if self.picture is not None:
             try:
                 view.plot(self.picture)
@@ -97,21 +119,25 @@ class Output:
         if self.speaks:
             sys.stderr.write(f"commlib: {text}\n")
 
-
-def _print(lines: Sequence[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
+    def _print(self, lines: Sequence[str]) -> None:
+        try:
+            sys.stdout.write("".join(f"{line}\n" for line in lines))
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self.unread = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
 
 
 def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:
     """Measure until the end, an error or Ctrl-C, and report what there is; return 0, or 130 after Ctrl-C."""
     ended, code, failure = "", 0, None
     try:
-        try:
-            measure()
-        except CommError:
-            time.sleep(AFTER_PEER_S)
-            raise
+        with _reported_when_stuck(finish):
+            try:
+                measure()
+            except CommError:
+                time.sleep(AFTER_PEER_S)
+                raise
     except KeyboardInterrupt:
         ended, code = INTERRUPTED_TEXT, INTERRUPTED
     except (CommError, RuntimeError) as error:
@@ -124,3 +150,31 @@ def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) ->
     if failure is not None:
         raise failure
     return code
+
+
+@contextmanager
+def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
+    """Report Ctrl-C from another thread, and end, where the main one stays in a call that no exception can end."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    out = threading.Event()
+
+    def watch() -> None:
+        while heard := ours.recv(1):
+            if heard[0] == signal.SIGINT and not out.wait(STUCK_S):
+                try:
+                    finish(INTERRUPTED_TEXT)
+                finally:
+                    os._exit(INTERRUPTED)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        out.set()
+        signal.set_wakeup_fd(before)
+        theirs.close()  # the watcher reads the end
+        watcher.join()
+        ours.close()

@@ -6,11 +6,13 @@ import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from commlib.bench.job import rounded
 from commlib.bench.rows import KIND
 from commlib.bench.sizes import Shape, read_shapes
 from commlib.cli import main
@@ -116,3 +118,12 @@ def test_without_gpus_one_call_says_what_looks_at_cpus() -> None:
     assert result.exit_code == 1
     assert "the ranks use cpu; use `perf record` there" in result.stderr
     assert not result.stdout
+
+
+def test_sizes_that_are_no_whole_number_of_elements_are_measured_in_whole_ones_and_said() -> None:
+    types = (torch.float32, torch.bfloat16, torch.uint8)
+    assert rounded(SimpleNamespace(dtypes=types, sizes=(7, 14, 28), shapes=())) == [  # type: ignore[arg-type]
+        "sizes are whole elements of float32: 4 B in place of 7, 12 B in place of 14",
+        "sizes are whole elements of bfloat16: 6 B in place of 7",
+    ]
+    assert rounded(SimpleNamespace(dtypes=types, sizes=(8,), shapes=())) == []  # type: ignore[arg-type]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -115,7 +117,7 @@ def test_figures_have_as_many_digits_as_say_something() -> None:
 class Plain(View):
     """Little more than the least that a view can be."""
 
-    forms: ClassVar = ("table", "json")
+    forms: ClassVar = ("table", "csv", "json")
 
     def columns(self) -> list[Column]:
         return [Column("size", lambda row: str(row["size"]), 6)]
@@ -179,6 +181,55 @@ def test_ctrl_c_keeps_what_was_measured_and_a_second_one_waits(
     monkeypatch.setattr(Plain, "closing", impatient)
     assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
     assert capsys.readouterr().out.endswith("8\n# interrupted\n")
+
+
+def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whether_anything_was(
+    tmp_path: Path,
+) -> None:
+    script = (
+        "import sys, pathlib\n"
+        "from tests.report.test_report import ROWS, Output, Plain, run\n"
+        "path = pathlib.Path(sys.argv[1]) if sys.argv[1:] else None\n"
+        "output = Output(Plain, path=path)\n"
+        "assert run(output, *ROWS) == 0\n"
+        "sys.exit(0 if output.wanted else UNREAD)\n"
+    ).replace("UNREAD", "141")
+    path = tmp_path / "x.json"
+    for words, code in (([str(path)], 0), ([], 141)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        result = subprocess.run(
+            [sys.executable, "-c", script, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+        )
+        os.close(writer)
+        assert (result.returncode, result.stderr) == (code, "")
+    assert json.loads(path.read_text())["rows"] == ROWS
+
+
+def test_a_form_without_a_place_for_it_says_on_stderr_that_it_is_not_complete(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(Output(Plain, form="csv"), ROWS[0], ends=KeyboardInterrupt()) == 130
+    said = capsys.readouterr()
+    assert (said.out.split()[0], said.err) == ("op,size,time.p50", "commlib: interrupted: not complete\n")
+    assert run(Output(Plain, path=tmp_path / "x.csv"), ROWS[0], ends=KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "commlib: interrupted: not complete\n"
+
+
+def test_ctrl_c_is_reported_from_a_call_that_never_ends() -> None:
+    script = (
+        "import ctypes, os, signal, threading\n"
+        "from commlib.report import run\n"
+        "run.STUCK_S = 0.1\n"
+        "def stuck():\n"
+        "    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "    mutex = ctypes.create_string_buffer(64)\n"
+        "    for _ in range(2):\n"
+        "        ctypes.CDLL(None).pthread_mutex_lock(mutex)\n"
+        "run.until_it_ends(stuck, lambda ended: print(ended, flush=True))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
+    assert (result.returncode, result.stdout) == (130, "interrupted\n")
 
 
 def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(

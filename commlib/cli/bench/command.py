@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from typing import Any
 
 import click
@@ -101,12 +102,13 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     or N that -n starts here. Columns and bus factors are nccl-tests'; * marks what the plan picks.
     """
     from commlib.bench import once
+    from commlib.bench.job import buffer_bytes
     from commlib.cli.bench.options import read_job
 
     job = read_job(ops, ranks, options)
     if options["tool"]:
         ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
-    code = started(ctx, "bench", ranks, bind)
+    code = started(ctx, ranks, bind, partial(buffer_bytes, job))
     if code is not None:
         ctx.exit(code)
     if options["once"]:

@@ -101,7 +101,7 @@ def import_() -> None:
 def _write(lines: Callable[..., Iterator[Line]], source: Any, output: Path, requests: int | None, **of: Any) -> None:
     from commlib.report import files
 
-    check_files(output, None)
+    check_files(output, None, endings=())
     files.write(output, (json.dumps(line, separators=(",", ":")) for line in islice(lines(source, **of), requests)))
 
 

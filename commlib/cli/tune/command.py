@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,13 +96,13 @@ def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | Non
     Each algorithm must give exactly right values before it is timed. Sizes follow a grid of √2; where two algorithms
     cross, the interval says how sure that is. What is in force stays where nothing is surely (80 %) better.
     """
-    from commlib.cli.tune.run import Order, main, rebuild
+    from commlib.cli.tune.run import Order, buffer_bytes, main, rebuild
 
     order = Order(**options)
     _check(order)
     if source is not None:
         ctx.exit(rebuild(source, order))
-    code = started(ctx, "tune", ranks, bind)
+    code = started(ctx, ranks, bind, partial(buffer_bytes, order))
     ctx.exit(main(order, shlex.join(["commlib", "tune", *ctx.meta["words"]])) if code is None else code)
 
 

@@ -167,11 +167,23 @@ class Tuning:
             self.say(f"# plan {plan.digest} is in {self.path}{taken}", way_back(self.path, before))
 
 
+def buffer_bytes(order: Order, ranks: int) -> int:
+    """Return what each of so many ranks allocates: plain and symmetric buffers, and every rank's input to check."""
+    return 2 * _arena_bytes(order) + (ranks + 1) * _largest(order)
+
+
+def _arena_bytes(order: Order) -> int:
+    return PAIRS * 2 * (_largest(order) + (1 << 16))
+
+
+def _largest(order: Order) -> int:
+    return order.high or (HIGH_GPU if torch.cuda.is_available() else HIGH_CPU)
+
+
 def main(order: Order, command: str) -> int:
     """Run on the ranks there are; Ctrl-C leaves the samples for --resume."""
     started = time.monotonic()
-    high = order.high or (HIGH_GPU if torch.cuda.is_available() else HIGH_CPU)
-    room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, PAIRS * 2 * (high + (1 << 16)))
+    room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, _arena_bytes(order))
     with commlib.init(backend=order.backend, max_bytes=room, plan=order.plan or "auto") as comm:
         if comm.size == 1:
             raise click.UsageError("one rank has nobody to talk to; -n N starts more")

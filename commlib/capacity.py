@@ -1,0 +1,106 @@
+"""How many ranks this machine holds: what the backend serves, and what memory, processes and open files allow."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+RANK_BYTES = 256 << 20  # Python, torch and the tools take 170 MiB of a rank's own; the rest is for threads and peers
+USED = 0.9  # of the memory that is free
+FILES, FILES_RANK = 64, 8  # open files of a launcher, and those for each rank: its link, lifeline, pipes and pidfd
+TASKS_RANK = 4  # processes and threads: the rank, what torch starts for it, and who serves its link
+CGROUPS = Path("/sys/fs/cgroup")
+MOST = 10_000
+Limit = tuple[int, str]  # ranks, and what allows no more
+Buffers = Callable[[int], int]  # bytes that each of so many ranks allocates
+
+
+def check(ranks: int, backend: str, buffers: Buffers) -> None:
+    """Refuse, before any rank starts, more than fit: those of the backend, with their buffers in the free memory."""
+    _refuse(ranks, [*_served(backend), _held(buffers), *_started()])
+
+
+def check_processes(ranks: int) -> None:
+    """Refuse more ranks than this user may start, of whatever program."""
+    _refuse(ranks, list(_started()))
+
+
+def _refuse(ranks: int, limits: list[Limit]) -> None:
+    most, why = min(limits, default=(ranks, ""))
+    if ranks > most:
+        remedy = f"give -n {most} or fewer" if most > 0 else "not one fits"
+        raise ValueError(f"-n {ranks} is more than fits here: {why}; {remedy}")
+
+
+def _served(backend: str) -> Iterator[Limit]:
+    import torch
+
+    from commlib.native import library
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    on_cpu = library.most_shm_ranks()
+    if backend == "nccl":
+        yield gpus, f"nccl needs a GPU for each rank, and there are {gpus}"
+    elif backend != "torch" and gpus <= on_cpu:
+        yield on_cpu, f"the shm backend serves {on_cpu} ranks at most"
+
+
+def _held(buffers: Buffers) -> Limit:
+    """Return how many ranks the free memory holds; what each takes may grow with their number."""
+    from commlib.native import library
+
+    def needed(ranks: int) -> int:
+        return RANK_BYTES + library.shm_section_bytes(ranks) + buffers(ranks)
+
+    free = free_memory()
+    most = next((ranks - 1 for ranks in range(1, MOST) if ranks * needed(ranks) > USED * free), MOST)
+    return most, f"{most + 1} would take {needed(most + 1) >> 20} MiB each, and {free >> 20} MiB of memory are free"
+
+
+def _started() -> Iterator[Limit]:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY:
+        yield (files - FILES) // FILES_RANK, f"a process may open {files} files (ulimit -n)"
+    for group in _groups("pids"):
+        most, now = _number(group / "pids.max"), _number(group / "pids.current")
+        if most is not None and now is not None:
+            yield (most - now) // TASKS_RANK, f"the container may have {most} processes and threads, and has {now}"
+
+
+def free_memory() -> int:
+    """Return the bytes that processes may still take: of the machine, and of every control group that holds us."""
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    found = [int(fields["MemAvailable"].split()[0]) << 10]
+    for group in _groups("memory"):
+        for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, now = _number(group / most), _number(group / used)
+            if limit is not None and now is not None:
+                found.append(limit - now + _cached(group))
+    return max(min(found), 0)
+
+
+def _cached(group: Path) -> int:
+    """Return what of a group's memory is a cache of files, which gives way."""
+    fields = dict(line.split() for line in (group / "memory.stat").read_text(encoding="utf-8").splitlines())
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the folders of the control groups that hold this process, of either version of them."""
+    for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+        _, names, path = line.split(":", 2)
+        root = CGROUPS / controller if controller in names.split(",") else CGROUPS
+        if not names or controller in names.split(","):
+            inner = root / path.strip("/")
+            # In a container the path may be the host's: then the root is what is seen of it.
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir())
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file; None where there is none, or no limit."""
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

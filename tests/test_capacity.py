@@ -1,0 +1,77 @@
+"""How many ranks fit: what is refused before anything starts, with the number that fits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from commlib import capacity
+from commlib.cli import main
+from commlib.native import library
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("bench", "all_reduce", "-n", "100000"), "-n 100000 is more than fits here: "),
+        (("tune", "all_reduce", "-n", "1000"), "-n 1000 is more than fits here: "),
+        (("test", "-n", "1000"), "-n 1000 is more than fits here: "),
+        (("run", "-n", "1000000", "true"), "-n 1000000 is more than fits here: a process may open "),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.setattr("commlib.launch.launch", lambda *words, **options: pytest.fail("it started"))
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    message = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said in message
+    assert re.search(r"; give -n \d+ or fewer", message)
+
+
+def test_a_backend_allows_so_many_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_memory", lambda: 1 << 50)
+    most = library.most_shm_ranks()
+    capacity.check(most, "auto", lambda ranks: 0)
+    with pytest.raises(ValueError, match=f"the shm backend serves {most} ranks at most; give -n {most} or fewer"):
+        capacity.check(most + 1, "shm", lambda ranks: 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match="nccl needs a GPU for each rank, and there are 0; not one fits"):
+        capacity.check(2, "nccl", lambda ranks: 0)
+
+
+def test_what_ranks_allocate_counts_also_where_it_grows_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "free_memory", lambda: 8192 * MIB)
+    with pytest.raises(ValueError, match=r"(\d+) would take \d+ MiB each, and 8192 MiB of memory are free") as refused:
+        capacity.check(64, "torch", lambda ranks: 100 * MIB * ranks)
+    most = int(str(refused.value).split("give -n ")[1].split()[0])
+    assert 4 <= most <= 8  # 256 MiB and 400 to 800 of buffers
+    capacity.check(most, "torch", lambda ranks: 100 * MIB * ranks)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ],
+    ids=["v2", "v1"],
+)
+def test_the_memory_that_is_free_is_that_of_the_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, names: tuple[str, str, str]
+) -> None:
+    most, used, cache = names
+    (tmp_path / most).write_text(f"{100 * MIB}\n")
+    (tmp_path / used).write_text(f"{60 * MIB}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 1\n{cache} {20 * MIB}\n")
+    monkeypatch.setattr(capacity, "_groups", lambda name: iter([tmp_path] if name == "memory" else []))
+    assert capacity.free_memory() == 60 * MIB
+    (tmp_path / most).write_text("max\n")
+    assert capacity.free_memory() > 60 * MIB
