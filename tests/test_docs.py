@@ -39,6 +39,7 @@ PAGES = (
     "operations",
     "benchmarks",
     "from_nccl_tests_and_osu",
+    "from_torch_and_vllm",
     "profiling",
     "radix",
 )
