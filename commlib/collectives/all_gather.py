@@ -8,10 +8,10 @@ import torch
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.nccl_calls import refuses_old_nccl
-from commlib.collectives.params import CHUNKS, PACKETS, TILES
+from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, lines, packets, tiles
+from commlib.collectives.variants import lines, moved_chunks, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -42,7 +42,7 @@ def block_of(whole: torch.Tensor, sizes: Sequence[int], rank: int) -> torch.Tens
 
 
 _ALGORITHMS = (
-    Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+    Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),

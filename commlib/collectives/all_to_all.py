@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import CHUNKS, PACKETS, TILES
+from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
-from commlib.collectives.variants import chunks, lines, tiles
+from commlib.collectives.variants import lines, moved_chunks, tiles
 
 
 def torch_direct(
@@ -84,7 +84,7 @@ ALL_TO_ALL = Collective(
     bus_factor=lambda n: (n - 1) / n,
     in_place=lambda call, whole: (whole, whole),
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
@@ -101,7 +101,7 @@ ALL_TO_ALLV = Collective(
     size_count=lambda call: max(max(row) for row in split_table(call)) * call.size,
     bus_factor=lambda n: (n - 1) / n,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("nccl_direct", "nccl"),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),

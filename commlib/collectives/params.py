@@ -12,6 +12,12 @@ CHUNKS = (
 )
 """Of shared memory: the size of the pieces that follow each other."""
 
+MOVED_CHUNKS = (
+    *CHUNKS,
+    Param("pull", 0, 0, 1),  # peers read the tensor in its process, through the kernel, where that lets them
+)
+"""The same where every rank moves data to every other."""
+
 _BLOCKS = Param("blocks", 64, 1, 256)
 _GRAIN_BYTES = Param("grain_bytes", 16, 1, 1 << 30)
 

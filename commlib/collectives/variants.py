@@ -16,6 +16,11 @@ def chunks(num_bytes: int) -> Variants:
     return tuple({"chunk_bytes": size * _K} for size in (64, 128, 256))
 
 
+def moved_chunks(num_bytes: int) -> Variants:
+    """The same where every rank moves data to every other: middle sizes are best read where they are."""
+    return (*chunks(num_bytes), {"pull": 1}) if 16 * _K <= num_bytes <= 8 * _M else chunks(num_bytes)
+
+
 def packets(num_bytes: int) -> Variants:
     """Blocks of packets with 8 bytes of data each: few threads answer soonest, many carry more."""
     if num_bytes > 4 * _M:

@@ -1,6 +1,4 @@
 // The shm backend for Python: the object for set-up and control.
-#include <unistd.h>
-
 #include <memory>
 #include <string>
 
@@ -9,6 +7,7 @@
 #include "binding/interpreter.h"
 #include "binding/method.h"
 #include "shm/mailbox.h"
+#include "shm/pull.h"
 
 namespace commlib::binding {
 namespace {
@@ -94,9 +93,8 @@ class ShmGroup {
                                                        static_cast<int>(fd));
     target_->segment->back(layout.section(target_->rank()), layout.fixed_bytes());
     shm::RankControl* control = target_->segment->control(target_->rank());
-    control->cpu.store(-1);
     shm::publish_cores(control);
-    control->pid.store(getpid());
+    shm::publish_process(control);
   }
   ~ShmGroup() { close(); }
 

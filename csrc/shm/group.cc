@@ -1,15 +1,19 @@
 #include "shm/group.h"
 
+#include <unistd.h>
+
 #include <string>
 
 #include "commlib/check.h"
 #include "shm/exclusive.h"
+#include "shm/pull.h"
 
 namespace commlib::shm {
 namespace {
 
-enum Param { kChunkBytes, kHot };
-const ParamNames kParams = {"chunk_bytes", "hot"};
+enum Param { kChunkBytes, kHot, kPull };
+const ParamNames kParams = {"chunk_bytes", "hot", "pull"};
+constexpr int kGoneTries = 1000;  // a process whose memory is gone has ended, or is about to
 
 }  // namespace
 
@@ -23,7 +27,11 @@ Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s,
       waiter_(segment_, rank, timeout_s),
       arena_(segment_, rank),
       plan_(kParams),
-      me_(segment_->control(rank)) {}
+      me_(segment_->control(rank)) {
+  bool reads_peers = true;
+  for (int r = 0; r < world_; ++r) reads_peers = reads_peers && can_read(segment_->control(r));
+  me_->reads_peers.store(reads_peers);
+}
 
 void Group::learn(const std::string& rows) {
   plan_.learn(rows);
@@ -64,6 +72,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   // work beside the plain one, and nothing else runs on symmetric tensors.
   chunk_bytes_ = plain.params[kChunkBytes];
   prefers_hot_ = plain.params[kHot] != 0;
+  prefers_pull_ = plain.params[kPull] != 0;
   const Choice* chosen = symmetric ? plan_.find(Mode::eager, true, call, plan_bytes) : &plain;
   algorithm(*chosen).run(*this, call);
 }
@@ -92,6 +101,7 @@ void Group::begin(const Call& call) {
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
+  in_ = call.in;
   in_offset_ = call.in_offset;
   out_offset_ = call.out_offset;
   if (seq_ > kRing) await_done(seq_ - kRing);
@@ -110,7 +120,9 @@ void Group::publish(Source source) {
   Line& line = own_line();
   mine_.source = static_cast<uint64_t>(source);
   line.what = mine_;
-  line.in_offset = source == Source::staged ? offset_of(0) : in_offset_;
+  line.in_offset = source == Source::staged   ? offset_of(0)
+                   : source == Source::pulled ? reinterpret_cast<uint64_t>(in_)
+                                              : in_offset_;
   line.out_offset = out_offset_;
   line.seq.store(seq_, std::memory_order_release);
   late_ = source == Source::hoping;
@@ -163,6 +175,30 @@ void Group::finish_together() {
   }
   known_done_ = seq_;
   known_consumed_ = next_;
+}
+
+bool Group::pulls(const Call& call) const {
+  if (!prefers_pull_) return false;
+  for (int r = 0; r < world_; ++r) {
+    if (segment_->control(r)->reads_peers.load(std::memory_order_relaxed) == 0) return false;
+  }
+  return is_readable(me_->pid.load(std::memory_order_relaxed), call.in);
+}
+
+void Group::pull(int r, uint64_t address, void* to, size_t bytes) {
+  const RankControl* peer = segment_->control(r);
+  bool read = read_memory(peer->pid.load(), reinterpret_cast<const void*>(address), to, bytes);
+  // What was read is good if the peer had not given up the operation by then.
+  waiter_.check_alive();
+  read = read && peer->closed.load() == 0;
+  for (int i = 0; !read && i < kGoneTries; ++i) {
+    usleep(1000);
+    waiter_.check_peers();
+  }
+  if (!read) {
+    waiter_.end("CommError", text("rank ", rank_, " cannot read the tensor of rank ", r, " in ",
+                                  describe(mine_, seq_), ": it was freed, or the rank closed"));
+  }
 }
 
 unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {

@@ -50,7 +50,7 @@ class Group {
   // -------------------------------------------------------------------------------------- Takes
   // the next operation number; returns once this rank's announcement of it may be written.
   void begin(const Call& call);
-  // Says that chunk 0 can be read (staged), or where the data lies (offered, hoping).
+  // Says that chunk 0 can be read (staged), or where the data lies (offered, hoping, pulled).
   void publish(Source source = Source::staged);
   // Waits for rank `r`'s announcement and checks that it is the same operation.
   const Line& await_line(int r) {
@@ -106,6 +106,10 @@ class Group {
   // --- memory
   // ------------------------------------------------------------------------------------------------------
   const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
+  // Whether the peers are to read `call.in` in place: the plan wants it and the machine allows it.
+  bool pulls(const Call& call) const;
+  // Copies memory of rank `r`'s process, which said in this operation that it may be pulled.
+  void pull(int r, uint64_t address, void* to, size_t bytes);
   // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
   unsigned char* offered(int r, uint64_t offset, size_t bytes);
   void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {
@@ -160,6 +164,7 @@ class Group {
   uint64_t next_ = 0;            // where the next operation's chunks may start
   size_t room_ = kCacheLine;     // of one chunk in the ring
   bool prefers_hot_ = false;     // the plan wants a single small chunk in a hot slot
+  bool prefers_pull_ = false;    // the plan wants peers to read large tensors in place
   bool hot_ = false;
   int hot_slot_ = 0;
   uint64_t hot_used_[kHotSlots] = {};  // the last operation in each hot slot
@@ -168,6 +173,7 @@ class Group {
   bool inner_ = false;
   bool late_ = false;  // the announcement went out before chunk 0 was staged
   std::atomic<bool> busy_{false};
+  const void* in_ = nullptr;
   uint64_t in_offset_ = 0;
   uint64_t out_offset_ = 0;
   Descriptor mine_{};

@@ -40,6 +40,7 @@ enum class Source : uint8_t {
   staged,   // in its staging slots
   offered,  // in place in its arena, at `in_offset`
   hoping,   // as offered, provided every rank says so; else it will be staged
+  pulled,   // in the memory of its process, at the address `in_offset`, through the kernel
 };
 
 // What an operation is, in one word that ranks compare: 64 bits.
@@ -58,7 +59,7 @@ static_assert(sizeof(Descriptor) == 8);
 
 // The announcement of one operation by one rank; ready when `seq` has the operation's number.
 // `in_offset` is where its data lies: in its staging area when staged, in its arena when offered or
-// hoped for.
+// hoped for, in its process when pulled.
 struct alignas(kCacheLine) Line {
   Counter seq;
   Descriptor what;
@@ -78,6 +79,8 @@ struct RankControl {
   std::atomic<int32_t> cpu;                        // where it last waited, -1 before
   std::atomic<uint32_t> closed;
   std::atomic<int32_t> pid;
+  std::atomic<uint64_t> self;                   // where the process has this very number
+  std::atomic<uint32_t> reads_peers;            // it may read the memory of every peer's process
   std::atomic<uint64_t> cores[kMaxCores / 64];  // it may run on, as a bit mask
   alignas(kCacheLine) Line verdict[2];  // checked mode: full descriptors, before the operation
   std::atomic<uint64_t> detail[2];      // checked mode: digest of split sizes

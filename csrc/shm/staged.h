@@ -23,10 +23,15 @@ struct Chunks {
   bool uses;            // this rank reads what others show
   bool offers = false;  // its tensor lies in the arena and is shown there
   bool synchronised;    // every rank reads every other rank
+  bool pulled = false;  // its tensor is shown in the memory of this process
 };
 
 inline uint64_t steps_for(size_t bytes, size_t chunk_bytes) {
   return (bytes + chunk_bytes - 1) / chunk_bytes;
+}
+
+inline void copy(void* to, const void* from, size_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
 // Reads the chunks of other ranks.
@@ -36,6 +41,7 @@ class Reader {
 
   // Chunk `step` of rank `r`. `slot_offset` is where the wanted part starts in the slot;
   // `tensor_offset` where it starts in the rank's tensor, should it have offered that.
+  // To be read in place: algorithms that reduce do, and their ranks never say "pulled".
   const unsigned char* read(int r, uint64_t step, size_t slot_offset, size_t tensor_offset,
                             size_t bytes) const {
     const Line& line = step == 0 ? group_.await_line(r) : group_.line_of(r);
@@ -44,6 +50,14 @@ class Reader {
     }
     const bool in_line = inline_ && static_cast<Source>(line.what.source) == Source::staged;
     return (in_line ? line.data : group_.await_step(r, step)) + slot_offset;
+  }
+  // The same, copied to `to`.
+  void copy(unsigned char* to, int r, uint64_t step, size_t slot_offset, size_t tensor_offset,
+            size_t bytes) const {
+    const Line& line = step == 0 ? group_.await_line(r) : group_.line_of(r);
+    if (static_cast<Source>(line.what.source) == Source::pulled)
+      return group_.pull(r, line.in_offset + tensor_offset, to, bytes);
+    shm::copy(to, read(r, step, slot_offset, tensor_offset, bytes), bytes);
   }
 
  private:
@@ -59,8 +73,13 @@ void run_staged(Group& group, const Call& call, const Chunks& chunks, Fill&& fil
   group.reserve_chunks(chunks.steps, chunks.chunk_bytes, chunks.synchronised);
   const bool inline_chunk = chunks.steps == 1 && chunks.chunk_bytes <= kInlineBytes;
   const Reader reader(group, inline_chunk);
-  const bool stages = chunks.fills && !chunks.offers;
-  if (!stages && !group.late()) group.publish(chunks.offers ? Source::offered : Source::staged);
+  const bool in_place = chunks.offers || chunks.pulled;
+  const bool stages = chunks.fills && !in_place;
+  if (!stages && !group.late()) {
+    group.publish(chunks.offers   ? Source::offered
+                  : chunks.pulled ? Source::pulled
+                                  : Source::staged);
+  }
   if (!chunks.uses) group.consume(chunks.steps - 1);
   for (uint64_t step = 0; step <= chunks.steps; ++step) {
     if (stages && step < chunks.steps) {
@@ -73,7 +92,7 @@ void run_staged(Group& group, const Call& call, const Chunks& chunks, Fill&& fil
       group.consume(step - 1);
     }
   }
-  if (chunks.offers) return group.finish_together();
+  if (in_place) return group.finish_together();
   group.finish(chunks.synchronised);
 }
 
@@ -81,10 +100,6 @@ void run_staged(Group& group, const Call& call, const Chunks& chunks, Fill&& fil
 template <class Visit>
 void for_each_peer(const Group& group, Visit&& visit) {
   for (int i = 1; i < group.world(); ++i) visit((group.rank() + i) % group.world());
-}
-
-inline void copy(void* to, const void* from, size_t bytes) {
-  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
 // Chunks that hold one part for each rank: where part `r` of a chunk starts and how much

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from commlib.collectives import COLLECTIVES
+from commlib.communicator import Communicator
+from commlib.plan import Plan
 from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
+from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, Verdict, agree, check_algorithm
 
 WORLDS = (1, 2, 3, 4)  # the outer loop: algorithms of one collective follow each other and share what is expected
 
@@ -36,6 +38,25 @@ def test_shm_gives_the_reference_for_every_type_and_reduction(
 @pytest.mark.parametrize("world", WORLDS)
 def test_shm_gives_the_reference_for_every_size(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     check(shm_ranks, world, name, algorithm, EVERY_SIZE)
+
+
+def check_pulled(comm: Communicator, name: str, scope: Scope) -> Verdict:
+    """Check shm_oneshot where peers read each other's memory; pins keep the parameters of the plan below."""
+    before = comm.plan
+    comm.use(Plan.only({name: "shm_oneshot"}, base=before, params={"pull": 1, "chunk_bytes": 65536}))
+    verdict = check_algorithm(comm, name, "shm_oneshot", scope)
+    comm.use(before)
+    return verdict
+
+
+PULLED = [name for name, spec in COLLECTIVES.items() for a in spec.rows("shm").values() if "pull" in str(a.params)]
+
+
+@pytest.mark.parametrize("name", PULLED)
+@pytest.mark.parametrize("world", (2, 4))
+def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: str, world: int) -> None:
+    verdicts = shm_ranks.run(check_pulled, name, Scope((0, 1, 33, 70_001)), world=world)
+    assert [v.wrong for v in verdicts if v.wrong] == []
 
 
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("torch"))

@@ -17,6 +17,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.plan import Plan
 from commlib.testing import Ranks
 
 NOTICE_S = 2.0
@@ -30,6 +31,12 @@ def repeat(comm: Communicator, name: str, count: int) -> float:
     x, out = torch.ones(elements_in), torch.zeros(elements_out)
     while True:
         spec.invoke(comm, x, out, call)
+
+
+def repeat_pulled(comm: Communicator, name: str) -> float:
+    """The same on megabytes that peers read in this rank's memory."""
+    comm.use(Plan.only({name: "shm_oneshot"}, base=comm.plan, params={"pull": 1}))
+    return repeat(comm, name, 1 << 20)
 
 
 def come_late(comm: Communicator, late: int, delay_s: float) -> str:
@@ -164,6 +171,17 @@ def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, name: str) -> None:
         with pytest.raises(PeerLost, match=f"rank {victim} .*died"):
             handle.result(rank)
     assert time.monotonic() - killed < NOTICE_S
+
+
+@pytest.mark.parametrize("name", ["all_gather", "all_to_allv"])
+def test_a_rank_that_is_killed_while_others_read_its_memory_is_named(mortal: Ranks, name: str) -> None:
+    mortal.run(still_works)
+    handle = mortal.start(repeat_pulled, name)
+    time.sleep(0.2)
+    mortal.kill(1)
+    for rank in (0, 2):
+        with pytest.raises(PeerLost, match=r"rank 1 .*died"):
+            handle.result(rank)
 
 
 def test_a_late_rank_is_named_and_all_raise() -> None:

@@ -122,7 +122,8 @@ class Rank {
           const std::string name = fitting[draw(shared_, fitting.size())];
           plan += text("range algorithm=", name, " max_bytes=", limit);
           if (is_chunked(static_cast<Op>(op), name))
-            plan += text(" chunk_bytes=", 4096 << draw(shared_, 9), " hot=", draw(shared_, 2));
+            plan += text(" chunk_bytes=", 4096 << draw(shared_, 9), " hot=", draw(shared_, 2),
+                         " pull=", draw(shared_, 2));
           plan += "\n";
         }
       }
@@ -191,14 +192,17 @@ class Rank {
     fill(step, in, shape.in_count);
 
     int64_t to[kMaxRanks], from[kMaxRanks];  // elements of each rank
+    int64_t starts[kMaxRanks] = {};          // of mine in each rank's input
     Call call{step.op, step.dtype, step.redop, step.root, in, out, step.count};
     if (step.uneven()) call.in_counts = to, call.count = step.total;
     if (step.op == Op::all_to_allv) {
       call.in_counts = to, call.out_counts = from, call.count = step.longest_split(world_);
+      call.in_starts = starts;
     }
     for (int r = 0; r < world_; ++r) {
       to[r] = static_cast<int64_t>(step.uneven() ? step.size[r] : step.split(me_, r));
       from[r] = static_cast<int64_t>(step.split(r, me_));
+      for (int q = 0; q < me_; ++q) starts[r] += static_cast<int64_t>(step.split(r, q));
     }
     const int64_t in_offset = group_.arena().offset_of(in, shape.in_count * element);
     const int64_t out_offset = group_.arena().offset_of(out, shape.out_count * element);

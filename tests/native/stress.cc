@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "rank.h"
+#include "shm/pull.h"
 
 namespace commlib::shm {
 namespace {
@@ -44,8 +45,7 @@ void round(Report& report, uint64_t seed, int world, End end) {
   const auto segment = Segment::create({world, kArenaBytes + draw(random, 5000)}, seed);
   for (int r = 0; r < world; ++r) {
     segment->back(segment->layout().section(r), segment->layout().fixed_bytes());
-    segment->control(r)->cpu.store(-1);
-    segment->control(r)->pid.store(getpid());
+    publish_process(segment->control(r));
     if (spins) publish_cores(segment->control(r));
   }
   std::vector<std::thread> threads;

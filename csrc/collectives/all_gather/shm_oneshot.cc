@@ -27,7 +27,8 @@ void all_gather_blocks(Group& group, const Call& call, bool offers) {
     return step * chunk >= size[r] ? 0 : std::min(chunk, size[r] - step * chunk);
   };
   run_staged(
-      group, call, {steps_for(longest, chunk), chunk, true, true, offers, true},
+      group, call,
+      {steps_for(longest, chunk), chunk, true, true, offers, true, !offers && group.pulls(call)},
       [&](uint64_t step, unsigned char* slot) {
         copy(slot, call.in + step * chunk, length(step, me));
       },
@@ -35,7 +36,7 @@ void all_gather_blocks(Group& group, const Call& call, bool offers) {
         const size_t first = step * chunk;
         for_each_peer(group, [&](int r) {
           const size_t bytes = length(step, r);
-          copy(call.out + start[r] + first, reader.read(r, step, 0, first, bytes), bytes);
+          reader.copy(call.out + start[r] + first, r, step, 0, first, bytes);
         });
         copy(call.out + start[me] + first, call.in + first, length(step, me));
       });

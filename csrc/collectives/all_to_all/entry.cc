@@ -38,18 +38,26 @@ Blocks blocks_of(const Tensor& tensor, const Splits& splits, const char* name, i
   return blocks;
 }
 
-// The longest block of all ranks, which sets the pace. They show each other their splits, where the
-// backend lets them: these must agree in pairs.
-int64_t longest_block(Target& target, const Blocks& to, const Blocks& from) {
+// What a rank must know of the others' splits.
+struct Others {
+  int64_t longest = 0;  // block of all ranks, which sets the pace
+  Sizes starts;         // of this rank's block in each rank's input
+};
+
+// Ranks show each other their splits, where the backend lets them: these must agree in pairs.
+Others compare(Target& target, const Blocks& to, const Blocks& from) {
   const int world = target.world();
+  Others others;
   Sizes mine = to.of;
   mine.insert(mine.end(), from.of.begin(), from.of.end());
   Sizes everyone(mine.size() * world);
-  if (!target.exchange(mine.data(), mine.size(), everyone.data()))
-    return *std::max_element(mine.begin(), mine.end());
+  if (!target.exchange(mine.data(), mine.size(), everyone.data())) {
+    others.longest = *std::max_element(mine.begin(), mine.end());
+    return others;
+  }
+  others.starts.resize(world);
   const auto sent = [&](int rank, int peer) { return everyone[rank * 2 * world + peer]; };
   const auto expected = [&](int rank, int peer) { return everyone[(rank * 2 + 1) * world + peer]; };
-  int64_t longest = 0;
   for (int rank = 0; rank < world; ++rank) {
     for (int peer = 0; peer < world; ++peer) {
       if (sent(rank, peer) != expected(peer, rank)) {
@@ -57,10 +65,11 @@ int64_t longest_block(Target& target, const Blocks& to, const Blocks& from) {
              " elements to rank ", peer, ", which expects ", expected(peer, rank),
              "; make out_splits the transpose of in_splits");
       }
-      longest = std::max(longest, sent(rank, peer));
+      others.longest = std::max(others.longest, sent(rank, peer));
+      if (peer < target.rank()) others.starts[rank] += sent(rank, peer);
     }
   }
-  return longest;
+  return others;
 }
 
 void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
@@ -73,11 +82,12 @@ void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
   if (x.data == out.data && x.count > 0)
     fail("ValueError", "all_to_all with splits cannot run in place; pass another out");
   same_or_apart(x, out);
-  const auto longest = static_cast<size_t>(longest_block(target, to, from));
-  Call call = make_call(Op::all_to_allv, x, out, longest);
+  const Others others = compare(target, to, from);
+  Call call = make_call(Op::all_to_allv, x, out, static_cast<size_t>(others.longest));
   call.in_counts = to.of.data();
   call.out_counts = from.of.data();
-  target.run(call, longest * target.world() * size_of(x.dtype), {&x, &x});
+  call.in_starts = others.starts.data();
+  target.run(call, call.bytes() * target.world(), {&x, &x});
 }
 
 COMMLIB_CALL(all_to_all, "out, x");

@@ -32,10 +32,11 @@ void all_to_all_blocks(Group& group, const Call& call, bool offers) {
   const int me = group.rank();
   const size_t longest = call.bytes();
   const Parts parts(group, longest);
+  const bool apart = call.in != call.out;
   run_staged(
       group, call,
-      {parts.steps(longest), parts.slot_bytes(group), true, true, offers && call.in != call.out,
-       true},
+      {parts.steps(longest), parts.slot_bytes(group), true, true, apart && offers, true,
+       apart && !offers && group.pulls(call)},
       [&](uint64_t step, unsigned char* slot) {
         for_each_peer(group, [&](int r) {
           const size_t bytes = parts.bytes_in(step, in.size[r]);
@@ -46,9 +47,9 @@ void all_to_all_blocks(Group& group, const Call& call, bool offers) {
         const size_t first = step * parts.part_bytes;
         for_each_peer(group, [&](int r) {
           const size_t bytes = parts.bytes_in(step, out.size[r]);
-          const size_t in_tensor = me * call.bytes() + first;  // only equal blocks are ever offered
-          copy(call.out + out.start[r] + first,
-               reader.read(r, step, me * parts.part_bytes, in_tensor, bytes), bytes);
+          const size_t start = call.in_starts ? call.in_starts[r] * call.element() : me * longest;
+          reader.copy(call.out + out.start[r] + first, r, step, me * parts.part_bytes,
+                      start + first, bytes);
         });
         copy(call.out + out.start[me] + first, call.in + in.start[me] + first,
              parts.bytes_in(step, in.size[me]));

@@ -55,6 +55,7 @@ struct Call {
   size_t count = 0;  // elements of one block (of the whole tensor where there are no blocks)
   const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
   const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
+  const int64_t* in_starts = nullptr;   // all_to_allv: where each rank's input has them
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
