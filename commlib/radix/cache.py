@@ -117,18 +117,24 @@ class RadixCache:
             raise ValueError(f"there are {len(ids)} prompts, but {len(names)} namespaces; pass one for each prompt")
         return self._tree.match_many(ids, names)
 
-    def insert(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> Insert:
+    def insert(
+        self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0, counted: int = 0
+    ) -> Insert:
         """Store the whole pages of `ids` with their slots; `existing` tokens were there, and keep the slots they had.
 
-        The handle stands for all of it. `priority` raises that of the whole path, where it is higher.
+        The handle stands for all of it. `priority` raises that of the whole path, where it is higher. A request that
+        inserts again as it grows gives as `counted` how many tokens it inserted before, so that lfu and slru count it
+        once.
         """
         name = None if namespace is None else encoded(namespace)
-        done = self._tree.insert(ids, slots, name, priority)
+        done = self._tree.insert(ids, slots, name, priority, counted)
         return done if isinstance(done, Insert) else self._freed(*done)
 
-    def insert_and_match(self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0) -> InsertMatch:
+    def insert_and_match(
+        self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0, counted: int = 0
+    ) -> InsertMatch:
         """Insert, and return from the same walk the slots that the tree now has for all of it."""
-        done = self._tree.insert_and_match(ids, slots, encoded(namespace), priority)
+        done = self._tree.insert_and_match(ids, slots, encoded(namespace), priority, counted)
         done = done if isinstance(done, InsertMatch) else self._freed(*done)
         return done if self._device is None else done._replace(slots=self._moved(done.slots))
 
@@ -154,6 +160,10 @@ class RadixCache:
     def unlock(self, handle: int) -> None:
         """Take back one lock of this handle."""
         self._tree.unlock(handle)
+
+    def slots(self, handle: int | None = None) -> Tensor:
+        """Return the slots of what a handle stands for; without one, of all there is, in no order."""
+        return self._moved(self._tree.slots(handle))
 
     def evict(self, n: int, *, at_most: bool = False) -> Tensor:
         """Free at least `n` tokens and return their slots, in the order of eviction.

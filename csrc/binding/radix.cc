@@ -65,17 +65,32 @@ class RadixTree {
 
   // Returns Insert; where something was freed, (that, slots).
   Object* insert(const Array& ids, const Array& slots, std::optional<std::string_view> name,
-                 int64_t priority) {
-    return inserted(ids, slots, name_of(name), priority, false);
+                 int64_t priority, int64_t counted) {
+    return inserted(ids, slots, name_of(name), priority, counted, false);
   }
   // Likewise InsertMatch.
   Object* insert_and_match(const Array& ids, const Array& slots,
-                           std::optional<std::string_view> name, int64_t priority) {
-    return inserted(ids, slots, name_of(name), priority, true);
+                           std::optional<std::string_view> name, int64_t priority,
+                           int64_t counted) {
+    return inserted(ids, slots, name_of(name), priority, counted, true);
   }
 
   void lock(int64_t handle) { Use(this)->lock(static_cast<radix::Handle>(handle)); }
   void unlock(int64_t handle) { Use(this)->unlock(static_cast<radix::Handle>(handle)); }
+
+  // Of the path to a handle, or of all nodes.
+  Object* slots(std::optional<int64_t> handle) {
+    std::unique_ptr<Fresh> held;
+    {
+      const Use tree(this);
+      if (handle) {
+        held = path_of(*tree, tree->follow(static_cast<radix::Handle>(*handle)));
+      } else {
+        held = slots_of(tree->slots());
+      }
+    }
+    return held->release();
+  }
 
   Object* evict(int64_t n, bool at_most) {
     std::unique_ptr<Fresh> freed;
@@ -191,13 +206,16 @@ class RadixTree {
   }
 
   Object* inserted(const Array& ids, const Array& slots, radix::Name name, int64_t priority,
-                   bool matches) {
+                   int64_t counted, bool matches) {
+    if (counted < 0)
+      fail("ValueError", "counted is ", counted, ", but must be a number of tokens, 0 or more");
     Tree::Inserted done;
     std::unique_ptr<Fresh> held;
     std::vector<int32_t> freed;
     {
       const Use tree(this);
-      done = tree->insert(sequence_of(ids), sequence_of(slots), name, priority);
+      done = tree->insert(sequence_of(ids), sequence_of(slots), name, priority,
+                          static_cast<size_t>(counted));
       if (!tree->freed().empty()) freed = tree->freed();
       if (matches) {
         held = path_of(*tree, done.length);
@@ -269,10 +287,12 @@ COMMLIB_MODULE(module) {
   module.add_class<RadixTree>({
       COMMLIB_METHOD("match", RadixTree::match, "ids, name, touch, out"),
       COMMLIB_METHOD("match_many", RadixTree::match_many, "prompts, names"),
-      COMMLIB_METHOD("insert", RadixTree::insert, "ids, slots, name, priority"),
-      COMMLIB_METHOD("insert_and_match", RadixTree::insert_and_match, "ids, slots, name, priority"),
+      COMMLIB_METHOD("insert", RadixTree::insert, "ids, slots, name, priority, counted"),
+      COMMLIB_METHOD("insert_and_match", RadixTree::insert_and_match,
+                     "ids, slots, name, priority, counted"),
       COMMLIB_METHOD("lock", RadixTree::lock, "handle"),
       COMMLIB_METHOD("unlock", RadixTree::unlock, "handle"),
+      COMMLIB_METHOD("slots", RadixTree::slots, "handle"),
       COMMLIB_METHOD("evict", RadixTree::evict, "n, at_most"),
       COMMLIB_METHOD("reset", RadixTree::reset, "force"),
       COMMLIB_METHOD("widen", RadixTree::widen, "wide"),

@@ -115,11 +115,7 @@ class Checker {
   }
 
   void slots() {
-    std::vector<int32_t> all;
-    for (NodeId id : order_) {
-      const Node& node = tree_.at(id);
-      if (id != Tree::kRoot) all.insert(all.end(), node.slots(), node.slots() + node.length);
-    }
+    std::vector<int32_t> all = tree_.slots();
     std::sort(all.begin(), all.end());
     const auto twice = std::adjacent_find(all.begin(), all.end());
     must(twice == all.end(), Tree::kRoot, "I7: slot ", twice == all.end() ? 0 : *twice,

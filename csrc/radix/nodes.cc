@@ -121,7 +121,6 @@ NodeId Tree::add_leaf(NodeId parent, const Sequence& ids, const Sequence& slots,
   copy_numbers(ids, from, leaf.keys(), leaf.length);
   copy_numbers(slots, from, leaf.slots(), leaf.length);
   leaf.parent = parent;
-  leaf.hits = 1;
   leaf.creation = leaf.last_access = clock_;
   return id;
 }

@@ -152,6 +152,26 @@ Tree::Found Tree::match(const Sequence& ids, const Name& space, bool touch) {
 
 size_t Tree::peek(const Sequence& ids, const Name& space) { return walk(ids, space); }
 
+size_t Tree::follow(Handle handle) {
+  size_t length = 0;
+  path_.clear();
+  for (NodeId id = resolve(handle); id != kRoot; id = at(id).parent) {
+    path_.push_back({id, at(id).length});
+    length += at(id).length;
+  }
+  std::reverse(path_.begin(), path_.end());
+  return length;
+}
+
+std::vector<int32_t> Tree::slots() const {
+  std::vector<int32_t> all;
+  for (NodeId id = 1; id < count_; ++id) {
+    const Node& node = at(id);
+    if (node.tokens) all.insert(all.end(), node.slots(), node.slots() + node.length);
+  }
+  return all;
+}
+
 template <class Slot>
 void Tree::copy_path(Slot* out) const {
   for (const Step& step : path_) {
@@ -164,7 +184,7 @@ void Tree::copy_slots(int32_t* out) const { copy_path(out); }
 void Tree::copy_slots(int64_t* out) const { copy_path(out); }
 
 Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Name& space,
-                            int64_t priority) {
+                            int64_t priority, size_t counted) {
   freed_.clear();
   if (ids.count != slots.count) {
     fail("ValueError", "ids has ", ids.count, " tokens, but slots has ", slots.count,
@@ -179,11 +199,13 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
   can_make_room(fresh);
   NodeId end = end_of_path();
   ++clock_;
+  size_t passed = 0;
   for (const Step& step : path_) {
     Node& node = at(step.node);
+    passed += step.length;
     node.last_access = clock_;
     node.priority = std::max(node.priority, priority);
-    ++node.hits;
+    node.hits += passed > counted;
   }
   if (fresh == 0) {
     reorder(end);
@@ -192,6 +214,7 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
     end = add_leaf(end, {ids.data, ids.wide, length}, slots, existing);
     Node& leaf = at(end);
     leaf.priority = priority;
+    leaf.hits = length > counted;
     leaf.space = spaces_.enter(space);
     attach(end);
     path_.push_back({end, leaf.length});

@@ -90,6 +90,10 @@ class Tree {
   Found match(const Sequence& ids, const Name& space, bool touch);
   void copy_slots(int32_t* out) const;
   void copy_slots(int64_t* out) const;
+  // The path of a handle, for copy_slots(); returns its length.
+  size_t follow(Handle handle);
+  // What all nodes hold.
+  std::vector<int32_t> slots() const;
   // The length alone: changes nothing.
   size_t peek(const Sequence& ids, const Name& space);
 
@@ -98,8 +102,10 @@ class Tree {
     size_t length;
     Handle handle;
   };
-  // Adds what is not there yet, and evicts first when that would pass the capacity: freed().
-  Inserted insert(const Sequence& ids, const Sequence& slots, const Name& space, int64_t priority);
+  // Adds what is not there yet, and evicts first when that would pass the capacity: freed(). Nodes
+  // within the first `counted` tokens count no hit: an earlier insert of the request did.
+  Inserted insert(const Sequence& ids, const Sequence& slots, const Name& space, int64_t priority,
+                  size_t counted = 0);
 
   void lock(Handle handle);
   void unlock(Handle handle);

@@ -5,6 +5,9 @@ import torch
 
 from commlib.kernels.prefix import prefix_match
 from commlib.radix import RadixCache
+from commlib.radix.sglang import SGLangRadixCache
+from commlib.radix.sglang_calls import CacheInitParams
+from tests.radix.pools import Allocator, Rows, request, row_of
 from tests.radix.test_forms import every_way_out
 
 NEEDS_GPUS = 1
@@ -35,3 +38,16 @@ def test_an_out_on_the_gpu_is_refused():
     cache.insert([1], [2])
     with pytest.raises(ValueError, match=r"out is on a device .*must be in the CPU's memory; pass a tensor on the CPU"):
         cache.match([1], out=torch.zeros(1, dtype=torch.int64, device="cuda"))
+
+
+def test_requests_of_sglang_have_their_slots_on_the_gpu():
+    allocator = Allocator(16, 2, device="cuda:0")
+    pools = dict(req_to_token_pool=Rows("cuda:0"), token_to_kv_pool_allocator=allocator)
+    cache = SGLangRadixCache(CacheInitParams(**pools, page_size=2))
+    first, second = request(cache, [1, 2, 3, 4]), request(cache, [1, 2, 3], row=1)
+    cache.cache_finished_req(first)
+    cache.cache_unfinished_req(second)
+    assert (second.prefix_indices.device, second.prefix_indices.tolist()) == (cache.device, [0, 1, 6])
+    assert (row_of(cache, second, 4), allocator.took_back()) == ([0, 1, 6, 7], [4, 5])
+    cache.cache_finished_req(second)
+    assert (allocator.took_back(), cache.evictable_size()) == ([6, 7], 4)

@@ -95,8 +95,9 @@ class Fuzz {
     const std::vector<int32_t> ids = prompt();
     std::vector<int64_t> slots(ids.size());
     for (int64_t& slot : slots) slot = next_slot_++;
-    const auto done = tree_->insert({ids.data(), false, ids.size()},
-                                    {slots.data(), true, slots.size()}, space(), in_.below(3));
+    const auto done =
+        tree_->insert({ids.data(), false, ids.size()}, {slots.data(), true, slots.size()}, space(),
+                      in_.below(3), in_.below(20));
     handles_.push_back(done.handle);
   }
 

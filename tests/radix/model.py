@@ -94,7 +94,7 @@ class Model:
                 node.used = self.clock
         return length, [slot for node in steps for slot in node.slots], (end, end.version)
 
-    def insert(self, ids, slots, namespace=None, priority=0):
+    def insert(self, ids, slots, namespace=None, priority=0, counted=0):
         ids = ids[: len(ids) - len(ids) % self.page]
         steps, length = self.find(ids, namespace)
         over = self.total() + len(ids) - length - self.capacity if self.capacity is not None else 0
@@ -106,16 +106,20 @@ class Model:
                 raise ValueError("capacity")
         end = self.cut(steps, length)
         self.clock += 1
+        passed = 0
         for node in steps:
-            node.used, node.priority, node.hits = self.clock, max(node.priority, priority), node.hits + 1
+            passed += len(node.ids)
+            node.used, node.priority = self.clock, max(node.priority, priority)
+            node.hits += passed > counted
         freed = []
         if len(ids) > length:
             if over > 0:
                 end.locks += 1
                 freed = self.evict(over)
                 end.locks -= 1
+            hits = int(len(ids) > counted)
             end.children.append(
-                Node(end, namespace, ids[length:], slots[length : len(ids)], self.clock, self.clock, 1, priority)
+                Node(end, namespace, ids[length:], slots[length : len(ids)], self.clock, self.clock, hits, priority)
             )
             end = end.children[-1]
         return length, (end, end.version), freed

@@ -40,11 +40,11 @@ class Pair:
         arrays = [np.array(ids, np.int32) for ids in prompts]
         assert self.cache.match_many(arrays, namespaces).tolist() == expected
 
-    def insert(self, ids, namespace=None, priority=0):
+    def insert(self, ids, namespace=None, priority=0, counted=0):
         slots = list(range(self.next_slot, self.next_slot + len(ids)))
         self.next_slot += len(ids)
         native = (np.array(ids, np.int32), np.array(slots, np.int32))
-        keywords = dict(namespace=namespace, priority=priority)
+        keywords = dict(namespace=namespace, priority=priority, counted=counted)
         try:
             existing, handle, freed = self.model.insert(ids, slots, **keywords)
         except ValueError:
@@ -109,6 +109,9 @@ class Pair:
         for (namespace, ids), slots in contents.items():
             result = self.cache.match(np.array(ids, np.int64), namespace=namespace, touch=False)
             assert (result.length, result.slots.tolist()) == (len(ids), slots)
+            assert self.cache.slots(result.handle).tolist() == slots
+        held = [slot for node in self.model.nodes() for slot in node.slots]
+        assert sorted(self.cache.slots().tolist()) == sorted(held)
 
     def drain(self):
         """Unlock all, then evict step by step: the whole order must be the model's."""

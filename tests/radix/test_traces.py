@@ -34,7 +34,8 @@ class Trace:
     def step(self):
         pair, draw = self.pair, self.random.random()
         if draw < 0.35:
-            pair.insert(self.prompt(), self.namespace(), self.random.randrange(3))
+            prompt, counted = self.prompt(), self.random.choice((0, 0, self.random.randrange(9 * self.page)))
+            pair.insert(prompt, self.namespace(), self.random.randrange(3), counted)
         elif draw < 0.6:
             pair.match(self.prompt(), self.namespace(), touch=self.random.random() < 0.8)
         elif draw < 0.75 and pair.handles:

@@ -1,0 +1,259 @@
+"""RadixCache in the place of SGLang's: its calls, its results, its pools; sglang_calls.py has what they take."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commlib.radix.cache import RadixCache
+from commlib.radix.events import Event
+from commlib.radix.namespaces import Namespace
+from commlib.radix.results import InsertMatch
+from commlib.radix.sglang_calls import (
+    CacheInitParams,
+    EvictResult,
+    InsertResult,
+    LockResult,
+    MatchPrefixParams,
+    MatchResult,
+)
+
+MOST = 2**63 - 1  # of a priority
+
+
+class SGLangRadixCache:
+    """A RadixCache with the calls of SGLang's, for its scheduler or for one that was written after it.
+
+    A node is a number, the handle of RadixCache; `root_node` is that of a match of nothing. Slots come back as int64 on
+    the device of the allocator, which is told of every slot that nobody needs any more, by `free`.
+    """
+
+    def __init__(self, params: Any) -> None:
+        if params.is_eagle:
+            raise ValueError("is_eagle is set, but pairs of tokens are no keys here; use SGLang's own cache for EAGLE")
+        self.disable: bool = params.disable
+        self.page_size: int = params.page_size
+        self.eviction_policy: str = params.eviction_policy.lower()
+        self.req_to_token_pool = params.req_to_token_pool
+        self.token_to_kv_pool_allocator = params.token_to_kv_pool_allocator
+        self.disable_finished_insert: bool = getattr(params, "disable_finished_insert", False)
+        self.device = torch.device(getattr(self.token_to_kv_pool_allocator, "device", "cpu"))
+        events = params.enable_kv_cache_events and not self.disable
+        self._cache = RadixCache(self.page_size, self.eviction_policy, events=events).slots_as(torch.int64, self.device)
+        self.reset()
+
+    @classmethod
+    def create_simulated(
+        cls,
+        disable: bool = False,
+        mock_allocator: Any = None,
+        page_size: int = 1,
+        enable_kv_cache_events: bool = False,
+    ) -> SGLangRadixCache:
+        """Return a cache without pools."""
+        return cls(
+            CacheInitParams(
+                disable=disable,
+                token_to_kv_pool_allocator=mock_allocator,
+                page_size=page_size,
+                enable_kv_cache_events=enable_kv_cache_events,
+            )
+        )
+
+    def reset(self) -> None:
+        """Forget everything, locks as well; no slot is freed, as the pools are cleared by the caller."""
+        self._cache.reset(force=True)
+        found = self._cache.match(())
+        self.root_node: int = found.handle
+        self._nothing = MatchResult(found.slots, found.handle, found.handle, found.handle)
+
+    # --- the tree ---------------------------------------------------------------------------------------------------
+
+    def match_prefix(self, params: Any) -> MatchResult:
+        """Find the longest cached prefix of `params.key`, in whole pages, and make it recent."""
+        tokens, namespace = _parts(params.key)
+        if self.disable or len(tokens) < self.page_size:
+            return self._nothing
+        length, slots, node = self._cache.match(tokens, namespace=namespace)
+        return MatchResult(slots, node, node, node, device_prefix_len=length)
+
+    def touch_prefix(self, key: Any) -> None:
+        """Make the cached prefix of a key recent."""
+        self.match_prefix(MatchPrefixParams(key))
+
+    def insert(self, params: Any) -> InsertResult:
+        """Store the whole pages of `params.key` with the slots of `params.value`, the tokens themselves without one.
+
+        The slots of the first `prefix_len` tokens are not taken: the caller frees them, but for those that it had from
+        the cache.
+        """
+        tokens, namespace = _parts(params.key)
+        count = self._whole(len(tokens))
+        if self.disable or count == 0:
+            return InsertResult(0, self.root_node)
+        tokens = tokens[:count]
+        slots = tokens if params.value is None else params.value[:count]
+        counted = count if getattr(params, "chunked", False) else getattr(params, "inserted_len", 0)
+        done = self._cache.insert(tokens, slots, namespace=namespace, priority=params.priority or 0, counted=counted)
+        return InsertResult(*done)
+
+    def evict(self, params: Any) -> EvictResult:
+        """Free `params.num_tokens` tokens by whole leaves, or what can be freed."""
+        if self.disable:
+            return EvictResult()
+        freed = self._cache.evict(max(params.num_tokens, 0), at_most=True)
+        self._free(freed)
+        return EvictResult(len(freed))
+
+    def inc_lock_ref(self, node: int) -> LockResult:
+        """Keep the path to a node from being evicted; locks count, and the root needs none."""
+        return self._changed(self._cache.lock, node)
+
+    def dec_lock_ref(self, node: int, params: object = None) -> LockResult:
+        """Take back one lock of a node."""
+        return self._changed(self._cache.unlock, node)
+
+    def _changed(self, change: Any, node: int) -> LockResult:
+        if self.disable or node == self.root_node:
+            return LockResult(0)
+        before = self._cache.evictable_size
+        change(node)
+        return LockResult(self._cache.evictable_size - before)
+
+    def lock(self, node: int) -> int:
+        """Lock a node for one holder; give what comes back to `unlock`."""
+        self.inc_lock_ref(node)
+        return node
+
+    def unlock(self, lock: int | None) -> None:
+        """Take a lock back, if there is one."""
+        if lock is not None:
+            self.dec_lock_ref(lock)
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def evictable_size(self) -> int:
+        """Return how many tokens no lock protects."""
+        return self._cache.evictable_size
+
+    def protected_size(self) -> int:
+        """Return how many tokens locks protect."""
+        return self._cache.protected_size
+
+    def total_size(self) -> int:
+        """Return how many tokens there are."""
+        return self._cache.evictable_size + self._cache.protected_size
+
+    def all_values_flatten(self) -> Tensor:
+        """Return all slots, in no order."""
+        return self._cache.slots()
+
+    def path_device_indices(self, node: int) -> Tensor:
+        """Return the slots of the path to a node."""
+        return self._cache.slots(node)
+
+    def is_root(self, node: int) -> bool:
+        """Say whether a node is that of a match of nothing."""
+        return node == self.root_node
+
+    def supports_prefix_sharing(self) -> bool:
+        """Say whether requests find what others stored."""
+        return not self.disable
+
+    def pretty_print(self) -> None:
+        """Print the tree, a line for each node, and how many tokens it has."""
+        sys.stdout.write(f"{self._cache.dump()}\n#tokens: {self.total_size()}\n")
+
+    def take_events(self) -> list[Event]:
+        """Return what was stored and removed since the last call; nothing where events are off."""
+        return self._cache.take_events() if self._cache.events else []
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
+    def cache_finished_req(self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int | None = None) -> None:
+        """Take what a request that ended has computed, free its duplicates and its tail, and unlock its node."""
+        kv = getattr(req, "kv", req)
+        length = req.pop_committed_kv_cache() if kv_len_to_handle is None else kv_len_to_handle
+        tokens = (req.origin_input_ids + req.output_ids)[:length]
+        row = self._row(kv, len(tokens))
+        if self.disable or self.disable_finished_insert or not is_insert:
+            self._free(row[kv.cache_protected_len :])
+        else:
+            done = self._store(req, tokens, row)
+            self._free(row[kv.cache_protected_len : done.existing])
+            self._free(row[done.length :])
+        self.unlock(req.last_node)
+
+    def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
+        """Take what a request has computed so far; it reads the tree's slots from here on, and its lock moves on."""
+        if self.disable:
+            return
+        kv = getattr(req, "kv", req)
+        tokens = req.get_fill_ids() if hasattr(req, "get_fill_ids") else req.fill_ids
+        row = self._row(kv, len(tokens))
+        done = self._store(req, tokens, row, counted=len(tokens) if chunked else 0)
+        self._rebind(kv, row, done)
+        self.lock(done.handle)
+        self.unlock(req.last_node)
+        req.last_node = done.handle
+        req.prefix_indices = torch.cat([done.slots, row[done.length :]]) if done.length < len(row) else done.slots
+
+    def checkpoint(self, req: Any, *, up_to: int) -> None:
+        """Take what a request has computed so far, as SGLang 0.5.23 has it: for a request that goes on or has ended.
+
+        The prompt is kept longer than what was generated: it ends a node of its own, of the next priority.
+        """
+        if self.disable:
+            return
+        kv, tokens = req.kv, req.full_untruncated_fill_ids[:up_to]
+        row = self._row(kv, len(tokens))
+        done = self._store(req, tokens, row, counted=kv.cache_inserted_len)
+        kv.cache_inserted_len = max(kv.cache_inserted_len, done.length)
+        prompt = self._whole(len(req.origin_input_ids))
+        if 0 < prompt < done.length:
+            self._store(req, tokens[:prompt], done.slots, counted=prompt, more=1)
+        self._rebind(kv, row, done)
+        lock = self.lock(done.handle)
+        self.unlock(req.lock)
+        req.lock = req.last_node = lock
+
+    def _whole(self, count: int) -> int:
+        return count - count % self.page_size
+
+    def _row(self, kv: Any, count: int) -> Tensor:
+        row: Tensor = self.req_to_token_pool.req_to_token[kv.req_pool_idx, :count]
+        return row
+
+    def _store(self, req: Any, tokens: Any, slots: Tensor, *, counted: int = 0, more: int = 0) -> InsertMatch:
+        whole, priority = self._whole(len(tokens)), (getattr(req, "priority", 0) or 0) + more
+        return self._cache.insert_and_match(
+            tokens[:whole], slots[:whole], namespace=_namespace(req), priority=min(priority, MOST), counted=counted
+        )
+
+    def _rebind(self, kv: Any, row: Tensor, done: InsertMatch) -> None:
+        """Let a row of the pool have the tree's slots, and free those it had for the same tokens."""
+        own = kv.cache_protected_len
+        self._free(row[own : done.existing].clone())  # the row is about to change
+        self.req_to_token_pool.write((kv.req_pool_idx, slice(own, done.length)), done.slots[own:])
+        kv.cache_protected_len = done.length
+
+    def _free(self, slots: Tensor) -> None:
+        if len(slots) and self.token_to_kv_pool_allocator is not None:
+            self.token_to_kv_pool_allocator.free(slots)
+
+
+def _parts(key: Any) -> tuple[Sequence[int], Namespace]:
+    """Return the tokens of a key that count, and its namespace."""
+    if getattr(key, "is_bigram", False):
+        raise ValueError("the key is of pairs of tokens (is_bigram), but must be of tokens; EAGLE is not supported")
+    limit = getattr(key, "limit", None)
+    return key.token_ids if limit is None else key.token_ids[:limit], _namespace(key)
+
+
+def _namespace(of: Any) -> Namespace:
+    salt = getattr(of, "cache_salt", None)
+    return (of.extra_key, salt) if salt else of.extra_key
