@@ -42,6 +42,7 @@ PAGES = (
     "from_torch_and_vllm",
     "profiling",
     "radix",
+    "from_sglang_radix_cache",
 )
 FENCE = re.compile(r"^```(\S+)(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
