@@ -31,7 +31,7 @@ lint: setup ## check style, types, native format, layers and layout
 	$(bin)/mypy
 	$(bin)/clang-format --dry-run -Werror $(native)
 	$(bin)/lint-imports --no-logo
-	$(bin)/python -m pytest -q tests/test_layout.py
+	$(bin)/python -m pytest -q tests/test_layout.py tests/typed
 
 format: setup ## rewrite the sources in the project's format
 	$(bin)/ruff check --fix-only .

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
     from commlib.plan import Plan
     from commlib.radix import RadixCache
+    from commlib.work import Work
 
 __all__ = [
     "BuildFailed",
@@ -25,6 +26,7 @@ __all__ = [
     "PlanMismatch",
     "RadixCache",
     "Unsupported",
+    "Work",
     "__version__",
     "init",
 ]
@@ -34,6 +36,7 @@ _LAZY = {
     "Communicator": "commlib.communicator",
     "Plan": "commlib.plan",
     "RadixCache": "commlib.radix",
+    "Work": "commlib.work",
     "init": "commlib.communicator",
 }
 

@@ -26,7 +26,7 @@ def settings(
     backend: Any,
     plan: str | os.PathLike[str] | Plan,
     timeout_s: float | None = None,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     checked: bool | None = None,
 ) -> tuple[Options, str]:
     """Check the arguments of init() as their variables are, before anything starts; return them, and the backend."""

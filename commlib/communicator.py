@@ -24,7 +24,7 @@ from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
 from commlib.collectives.told import plan_text, rows_text
 from commlib.errors import Closed
-from commlib.methods import Collectives
+from commlib.methods import Collectives, Op
 from commlib.plan import Explanation, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, size_text
 from commlib.redops import redop_name
@@ -42,12 +42,30 @@ def init(
     bootstrap: Any = "auto",
     plan: str | os.PathLike[str] | Plan = "auto",
     timeout_s: float | None = None,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     checked: bool | None = None,
 ) -> Communicator:
     """Join the ranks this process was started with; without a launcher, make a world of one.
 
-    `backend` is a name, or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's, an address.
+    What is left out comes from the environment (docs/environment.md), or is found by looking.
+
+    Args:
+        backend: "nccl", "shm" or "torch"; or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's,
+            an address.
+        bootstrap: Who started the ranks: "local" (`commlib run`), "torchrun", "mpi", "slurm", "single"; or a torch
+            process group or an mpi4py communicator of these ranks.
+        plan: The path of a plan file, which rank 0 reads, or a Plan, the same on all ranks.
+        timeout_s: The deadline of every wait for other ranks.
+        max_bytes: The symmetric arena of each rank, for `empty()`: bytes, or "64M".
+        checked: Whether ranks compare each call before it runs.
+
+    Raises:
+        ValueError, TypeError: An argument or a variable is wrong.
+        CommError: Ranks did not come, disagree, or the backend does not work here.
+
+    Example:
+        >>> with commlib.init() as comm:
+        ...     comm.all_reduce(torch.ones(4, device=comm.device))
     """
     log.show()
     options, _ = settings(backend, plan, timeout_s, max_bytes, checked)
@@ -55,14 +73,36 @@ def init(
     if world.rank == 0:
         log.warn_of_unknown()
     try:
-        return Communicator.create(world, backend=backend, plan=plan, **options.shared)
+        return Communicator._create(world, backend=backend, plan=plan, **options.shared)
     except BaseException:
         world.close()
         raise
 
 
 class Communicator(Collectives):
-    """The collectives of one group of ranks. Every rank makes the same calls in the same order."""
+    """The collectives of one group of ranks, from `commlib.init()`. Every rank makes the same calls in one order.
+
+    Names, arguments and results are those of torch.distributed. What all calls share:
+
+    Tensors lie on `comm.device` and are contiguous; sizes may be anything from 0 bytes up, any torch dtype moves.
+    Reductions are "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's ReduceOp;
+    they add in rank order, so all ranks get the same bits. Calls return where the result is: `out`, or `x` in place.
+
+    On CPUs a call returns when its result is there. On GPUs it puts its work on torch's current stream and returns; it
+    can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once: its `wait()` waits for it,
+    on GPUs the current stream does. Leave its tensors alone until then; calls that follow come behind it.
+
+    `ValueError` and `TypeError` are about this rank's arguments, before any data moves. `CommError` and its kinds
+    (`PeerLost`, `CommTimeout`) are about the world: the communicator is over then, on every rank; close it and call
+    `commlib.init()` again. A wait for other ranks ends after `timeout_s`.
+
+    Attributes:
+        rank, size: This rank's number, and how many there are.
+        local_rank: This rank's number on its host.
+        device: Where its tensors lie.
+        backend: What it runs on: "nccl", "shm" or "torch".
+        plan: What chooses its algorithms; `explain` asks it, `use` switches to another.
+    """
 
     def __init__(self, world: World, backend: Backend, plan: Plan, options: Options) -> None:
         self.rank, self.size, self.local_rank = world.rank, world.size, world.local_rank
@@ -76,7 +116,7 @@ class Communicator(Collectives):
         lifetime.watch(self)
 
     @classmethod
-    def create(
+    def _create(
         cls, world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
     ) -> Communicator:
         """Make a communicator over a world that is connected; limits: timeout_s, max_bytes and checked, as of init."""
@@ -101,17 +141,25 @@ class Communicator(Collectives):
     # --- objects ------------------------------------------------------------------------------------------------
 
     def all_gather_object(self, obj: T) -> list[T]:
-        """Return every rank's object, pickled between processes of this user."""
+        """Return every rank's `obj` in rank order, pickled: only between processes you trust."""
         return objects.all_gather(self, obj)
 
     def broadcast_object(self, obj: T | None, src: int) -> T:
-        """Return rank `src`'s object on every rank."""
+        """Return rank `src`'s `obj` on every rank, pickled; what other ranks pass is ignored."""
         return objects.broadcast(self, obj, src)
 
     # --- memory and choice --------------------------------------------------------------------------------------
 
     def empty(self, *shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor in symmetric memory: zero-copy algorithms apply to it."""
+        """Return a tensor in symmetric memory, uninitialised: zero-copy algorithms apply to it.
+
+        Args:
+            shape: As of torch.empty: sizes, or a sequence of them; a dtype may come last.
+            dtype: The element type.
+
+        Raises:
+            CommError: The arena, `max_bytes` of init(), has no room.
+        """
         dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
         return self._backend.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
@@ -126,12 +174,21 @@ class Communicator(Collectives):
         op: str,
         num_bytes: int,
         dtype: torch.dtype | str = torch.float32,
-        redop: str = "sum",
+        redop: Op = "sum",
         *,
         placement: str = "plain",
         mode: str = "eager",
     ) -> Explanation:
-        """Say which algorithm would run, by which rule of which plan."""
+        """Say which algorithm would run, by which rule of which plan; print the result.
+
+        Args:
+            op: The collective: "all_reduce", "all_gather", "all_to_all", "send_recv" …
+            num_bytes: The size by which plans choose: of the larger one of input and output, over all ranks for a root.
+            dtype: The element type, or its name.
+            redop: The reduction.
+            placement: "symmetric" for tensors of `empty()`, else "plain".
+            mode: "graph" for calls captured in a CUDA graph, else "eager".
+        """
         name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena)
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
@@ -145,7 +202,7 @@ class Communicator(Collectives):
         )
 
     def use(self, plan: Plan) -> None:
-        """Switch to another plan; every rank calls it at the same place with the same plan."""
+        """Switch to another `plan`; every rank calls it at the same place with the same one."""
         self._check_open()
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
@@ -157,11 +214,16 @@ class Communicator(Collectives):
     # --- life ---------------------------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Make one communicator for each color, ranked by (key, rank); color None stays out and gets None."""
+        """Make one communicator for each color; every rank calls it, and gets its own.
+
+        Args:
+            color: Ranks of one color come together; a rank of color None stays out and gets None.
+            key: Ranks are numbered by (key, rank).
+        """
         for name, number in (("color", 0 if color is None else color), ("key", key)):
             if not isinstance(number, SupportsIndex):
                 raise TypeError(f"{name} is of type {type(number).__name__}, but must be an int")
-        make = partial(Communicator.create, backend=self.backend, plan=self.plan, **self._options.shared)
+        make = partial(Communicator._create, backend=self.backend, plan=self.plan, **self._options.shared)
         return split(self, color, key, make)
 
     def check(self) -> None:
@@ -170,7 +232,7 @@ class Communicator(Collectives):
         self._backend.check()
 
     def abort(self, why: str = "") -> None:
-        """End the communicator on all ranks: calls under way and later ones raise CommError."""
+        """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
         self._check_open()
         said = str(why) or f"rank {self.rank} aborted the communicator"
         self._backend.abort(said.encode(errors="replace").decode())  # half a surrogate pair is no text
@@ -179,7 +241,7 @@ class Communicator(Collectives):
         """Release everything this rank holds; twice is fine. On GPUs all ranks close together, or some seconds pass."""
         self._end(self._backend.close, 0.0)
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """As close(), when the process ends: nothing may be started, or waited for longer than a moment."""
         self._end(self._backend.leave, LEAVE_S)
 
@@ -193,7 +255,7 @@ class Communicator(Collectives):
         self._lanes.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self._world.close()
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Forget everything without a word to the peers: for a forked child, whose parent goes on."""
         if not self._closed:
             self._closed = True

@@ -22,12 +22,12 @@ def watch(communicator: Communicator) -> None:
 def _close_all() -> None:
     """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
     for communicator in list(_LIVE):
-        communicator.leave()
+        communicator._leave()
 
 
 def _forget_all() -> None:
     for communicator in list(_LIVE):
-        communicator.abandon()
+        communicator._abandon()
 
 
 os.register_at_fork(after_in_child=_forget_all)

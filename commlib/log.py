@@ -69,7 +69,7 @@ class _FirstCalls:
         tensors = [x for x in given if isinstance(x, torch.Tensor)]
         num_bytes = _bytes_of(op, [x.nbytes for x in tensors], self._comm.size)
         dtype = str(tensors[0].dtype if tensors else torch.uint8).removeprefix("torch.")
-        redop = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
+        redop: Any = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
         placement = "symmetric" if tensors and all(map(self._comm._backend.holds, tensors)) else "plain"
         capturing = self._comm.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         mode = "graph" if capturing else "eager"

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from commlib.backends.base import Backend
 from commlib.native import library
-from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, StreamWork, Work
+from commlib.redops import Redop
+from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, Work
 
 if TYPE_CHECKING:
     from commlib._native import Calls
 
-AnyWork: TypeAlias = "Work | StreamWork"
+Op: TypeAlias = "Redop | dist.ReduceOp.RedOpType"
+"""A reduction: its name, or torch.distributed.ReduceOp.SUM and its kind."""
+
 Run: TypeAlias = "Callable[[Calls], object]"
 Out: TypeAlias = "Tensor | None"
 Sizes: TypeAlias = "Sequence[int]"
@@ -40,21 +44,50 @@ class Collectives:
     # --- reductions ---------------------------------------------------------------------------------------------
 
     @overload
-    def all_reduce(self, x: Tensor, op: Any = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
+    def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_reduce(self, x: Tensor, op: Any = ..., out: Out = ..., *, async_op: Later) -> AnyWork: ...
-    def all_reduce(self, x: Tensor, op: Any = "sum", out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
-        """Reduce over all ranks, in place unless `out` is given; returns the result."""
+    def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
+    def all_reduce(self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
+        """Reduce over all ranks; every rank gets the result. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            x: This rank's part, of one shape and type on all ranks; without `out` the result replaces it.
+            op: The reduction.
+            out: Where to put the result: as many elements as `x`, of its type; `x` then stays as it is.
+            async_op: Return a Work at once.
+
+        Returns:
+            `out`, or `x` without one.
+
+        Example:
+            >>> comm.all_reduce(torch.tensor([1.0, 2.0]))  # on two ranks
+            tensor([2., 4.])
+        """
         if async_op:
             return self._later("all_reduce", lambda calls: calls.all_reduce(x, op, out))
         return self._calls.all_reduce(x, op, out)
 
     @overload
-    def reduce(self, x: Tensor, dst: int, op: Any = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
+    def reduce(self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def reduce(self, x: Tensor, dst: int, op: Any = ..., out: Out = ..., *, async_op: Later) -> AnyWork: ...
-    def reduce(self, x: Tensor, dst: int, op: Any = "sum", out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
-        """Reduce to rank `dst`, into `out` or in place; other ranks' tensors stay as they are."""
+    def reduce(self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
+    def reduce(self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
+        """Reduce over all ranks; rank `dst` gets the result. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            x: As in all_reduce; on ranks other than `dst` it stays as it is.
+            dst: The rank that gets the result.
+            op: The reduction.
+            out: As in all_reduce; other ranks' `out` stays as it is.
+            async_op: Return a Work at once.
+
+        Returns:
+            `out`, or `x` without one; the result on rank `dst` alone.
+
+        Example:
+            >>> comm.reduce(torch.tensor([1.0, 2.0]), dst=0, op="max")
+            tensor([1., 2.])
+        """
         target = x if out is None else out
         if async_op:
             return self._later("reduce", lambda calls: calls.reduce(out, x, dst, op), target)
@@ -62,26 +95,47 @@ class Collectives:
         return target
 
     @overload
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any = ..., async_op: Now = ...) -> Tensor: ...
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Any = ..., *, async_op: Later) -> AnyWork: ...
-    def reduce_scatter_tensor(
-        self, out: Tensor, x: Tensor, op: Any = "sum", async_op: bool = False
-    ) -> Tensor | AnyWork:
-        """Reduce over all ranks and keep block `rank` of the result."""
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = ..., *, async_op: Later) -> Work: ...
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False) -> Tensor | Work:
+        """Reduce over all ranks and keep block `rank`. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            out: Where to put this rank's block: x.numel() / size elements. It may be block `rank` of `x` itself.
+            x: One block for each rank, the first dimension first.
+            op: The reduction.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.reduce_scatter_tensor(torch.empty(2), torch.arange(4.0))  # rank 1 of two
+            tensor([4., 6.])
+        """
         if async_op:
             return self._later("reduce_scatter", lambda calls: calls.reduce_scatter(out, x, op), out)
         self._calls.reduce_scatter(out, x, op)
         return out
 
     @overload
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = ..., async_op: Now = ...) -> Tensor: ...
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = ..., *, async_op: Later) -> AnyWork: ...
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., *, async_op: Later) -> Work: ...
     def reduce_scatterv(
-        self, out: Tensor, x: Tensor, sizes: Sizes, op: Any = "sum", async_op: bool = False
-    ) -> Tensor | AnyWork:
-        """Reduce over all ranks and keep block `rank`, where block r has `sizes[r]` elements."""
+        self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False
+    ) -> Tensor | Work:
+        """Reduce over all ranks and keep block `rank`, in blocks of different sizes; else as reduce_scatter_tensor.
+
+        Args:
+            out: `sizes[rank]` elements.
+            x: `sum(sizes)` elements.
+            sizes: The elements of each rank's block, the same on all ranks.
+            op: The reduction.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
+            tensor([2., 4., 6.])
+        """
         if async_op:
             kept = copy(sizes)
             return self._later("reduce_scatterv", lambda calls: calls.reduce_scatterv(out, x, kept, op), out)
@@ -95,9 +149,20 @@ class Collectives:
     @overload
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later) -> AnyWork: ...
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: bool = False) -> Tensor | AnyWork:
-        """Put every rank's `x` into `out`, in rank order."""
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later) -> Work: ...
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: bool = False) -> Tensor | Work:
+        """Put every rank's `x` into `out`, in rank order. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            out: Where to put them: size × x.numel() elements of any shape.
+            x: This rank's block, of one size and type on all ranks. It may be block `rank` of `out` itself.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.all_gather_into_tensor(torch.empty(2, 1), torch.tensor([float(comm.rank)]))
+            tensor([[0.],
+                    [1.]])
+        """
         if async_op:
             return self._later("all_gather", lambda calls: calls.all_gather(out, x), out)
         self._calls.all_gather(out, x)
@@ -108,9 +173,20 @@ class Collectives:
     @overload
     def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Now = ...) -> Tensor: ...
     @overload
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Later) -> AnyWork: ...
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False) -> Tensor | AnyWork:
-        """Put every rank's `x` into `out`, where rank r's has `sizes[r]` elements."""
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Later) -> Work: ...
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False) -> Tensor | Work:
+        """Put every rank's `x` into `out`, in blocks of different sizes; else as all_gather_into_tensor.
+
+        Args:
+            out: `sum(sizes)` elements.
+            x: `sizes[rank]` elements.
+            sizes: The elements of each rank's `x`, the same on all ranks.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.all_gatherv(torch.empty(3), torch.ones(comm.rank + 1), [1, 2])
+            tensor([1., 1., 1.])
+        """
         if async_op:
             kept = copy(sizes)
             return self._later("all_gatherv", lambda calls: calls.all_gatherv(out, x, kept), out)
@@ -124,11 +200,23 @@ class Collectives:
     @overload
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., *, async_op: Later
-    ) -> AnyWork: ...
+    ) -> Work: ...
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: Splits = None, in_splits: Splits = None, async_op: bool = False
-    ) -> Tensor | AnyWork:
-        """Send block j of `x` to rank j; splits are rows of the first dimension, equal blocks without them."""
+    ) -> Tensor | Work:
+        """Send block j of `x` to rank j. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            out: Where to put the blocks that come, in rank order.
+            x: One block for each rank. It may be `out` itself where no splits are given.
+            out_splits: The rows of the first dimension that come from each rank; equal blocks without them.
+            in_splits: The rows that go to each rank; rank i's in_splits[j] is rank j's out_splits[i].
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.all_to_all_single(torch.empty(2), torch.tensor([0.0, 1.0]) + 10 * comm.rank)  # rank 1 of two
+            tensor([ 1., 11.])
+        """
         if out_splits is None and in_splits is None:
             if async_op:
                 return self._later("all_to_all", lambda calls: calls.all_to_all(out, x), out)
@@ -143,9 +231,19 @@ class Collectives:
     @overload
     def broadcast(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
     @overload
-    def broadcast(self, x: Tensor, src: int, async_op: Later) -> AnyWork: ...
-    def broadcast(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | AnyWork:
-        """Make every rank's `x` a copy of rank `src`'s."""
+    def broadcast(self, x: Tensor, src: int, async_op: Later) -> Work: ...
+    def broadcast(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
+        """Make every rank's `x` a copy of rank `src`'s. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
+            src: The rank that sends.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
+            tensor([1])
+        """
         if async_op:
             return self._later("broadcast", lambda calls: calls.broadcast(x, src), x)
         self._calls.broadcast(x, src)
@@ -154,9 +252,24 @@ class Collectives:
     @overload
     def gather(self, x: Tensor, dst: int, out: Out = ..., async_op: Now = ...) -> Tensor | None: ...
     @overload
-    def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later) -> AnyWork: ...
-    def gather(self, x: Tensor, dst: int, out: Out = None, async_op: bool = False) -> Tensor | AnyWork | None:
-        """Stack every rank's `x` on rank `dst` and return it there; None elsewhere."""
+    def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later) -> Work: ...
+    def gather(self, x: Tensor, dst: int, out: Out = None, async_op: bool = False) -> Tensor | Work | None:
+        """Stack every rank's `x` on rank `dst`. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            x: This rank's block, of one size and type on all ranks.
+            dst: The rank that gets them.
+            out: Where rank `dst` puts them, size × x.numel() elements; without it a new tensor. Others' is ignored.
+            async_op: Return a Work at once.
+
+        Returns:
+            On rank `dst` `out`, or a new tensor of shape (size, *x.shape); None elsewhere.
+
+        Example:
+            >>> comm.gather(torch.tensor([comm.rank]), dst=0)  # rank 0 of two
+            tensor([[0],
+                    [1]])
+        """
         result = None
         if self.rank == dst:
             result = _made("gather", x, lambda: (self.size, *x.shape)) if out is None else out
@@ -168,9 +281,23 @@ class Collectives:
     @overload
     def scatter(self, x: Tensor | None, src: int, out: Out = ..., async_op: Now = ...) -> Tensor: ...
     @overload
-    def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> AnyWork: ...
-    def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | AnyWork:
-        """Give rank r block r of rank `src`'s `x`; ranks other than `src` pass the `out` to fill."""
+    def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> Work: ...
+    def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | Work:
+        """Give each rank its block of rank `src`'s `x`. `help(commlib.Communicator)` has what calls share.
+
+        Args:
+            x: On rank `src` one block for each rank, in its first dimension; ignored elsewhere.
+            src: The rank that sends.
+            out: Where to put the block. Only rank `src` may leave it out, and gets a new tensor of shape x.shape[1:].
+            async_op: Return a Work at once.
+
+        Returns:
+            `out`, or the new tensor.
+
+        Example:
+            >>> comm.scatter(torch.tensor([[5], [6]]), src=0, out=torch.empty(1, dtype=torch.int64))  # rank 1 of two
+            tensor([6])
+        """
         source = x if self.rank == src else None  # other ranks' x does not count
         if source is not None and out is None:
             out = _made("scatter", source, lambda: source.shape[1:])
@@ -182,26 +309,45 @@ class Collectives:
     @overload
     def send(self, x: Tensor, dst: int, async_op: Now = ...) -> None: ...
     @overload
-    def send(self, x: Tensor, dst: int, async_op: Later) -> AnyWork: ...
-    def send(self, x: Tensor, dst: int, async_op: bool = False) -> AnyWork | None:
-        """Send to rank `dst`; pairs of send and recv match in the order of their calls."""
+    def send(self, x: Tensor, dst: int, async_op: Later) -> Work: ...
+    def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
+        """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
+
+        Args:
+            x: What to send.
+            dst: The rank that receives; on shm it may be this one.
+            async_op: Return a Work at once.
+
+        Example:
+            >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
+        """
         return self._message("send", self._unordered.send, x, dst, async_op)
 
     @overload
     def recv(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
     @overload
-    def recv(self, x: Tensor, src: int, async_op: Later) -> AnyWork: ...
-    def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | AnyWork:
-        """Receive from rank `src` into `x`."""
+    def recv(self, x: Tensor, src: int, async_op: Later) -> Work: ...
+    def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
+        """Receive from rank `src`, which calls send.
+
+        Args:
+            x: Where to put what comes: as many elements as were sent, of their type.
+            src: The rank that sends.
+            async_op: Return a Work at once.
+        """
         work = self._message("recv", self._unordered.recv, x, src, async_op)
         return x if work is None else work
 
     @overload
     def barrier(self, async_op: Now = ...) -> None: ...
     @overload
-    def barrier(self, async_op: Later) -> AnyWork: ...
-    def barrier(self, async_op: bool = False) -> AnyWork | None:
-        """Return once every rank has called it."""
+    def barrier(self, async_op: Later) -> Work: ...
+    def barrier(self, async_op: bool = False) -> Work | None:
+        """Return once every rank has called it; on GPUs, once all that was on the stream before is done, too.
+
+        Args:
+            async_op: Return a Work at once.
+        """
         if async_op:
             return self._later("barrier", lambda calls: calls.enqueue_barrier())
         self._calls.barrier()
@@ -214,7 +360,7 @@ class Collectives:
         self._lanes.drain(COLLECTIVE_CALLS)
         return self._backend.inner()
 
-    def _later(self, name: str, run: Run, result: Tensor | None = None) -> AnyWork:
+    def _later(self, name: str, run: Run, result: Tensor | None = None) -> Work:
         """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
         calls = self._unordered
         if self._calls is calls:
@@ -228,7 +374,7 @@ class Collectives:
 
     def _message(
         self, name: str, run: Callable[[Tensor, int], object], x: Tensor, peer: int, async_op: bool
-    ) -> AnyWork | None:
+    ) -> Work | None:
         if async_op:
             return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
         if self._lanes.used:

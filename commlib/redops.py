@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 import torch.distributed as dist
 
-REDOPS: tuple[str, ...] = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
+Redop: TypeAlias = Literal["sum", "prod", "min", "max", "avg", "band", "bor", "bxor"]
+REDOPS: tuple[Redop, ...] = get_args(Redop)
 """A name's position is its code in native code (commlib/dtype.h)."""
 
 DTYPES: tuple[str, ...] = (
@@ -28,7 +29,9 @@ SHORT = {
 """What users also call them, nccl-tests' names among them."""
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
-TORCH_OPS = {name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)}
+TORCH_OPS: dict[str, Any] = {
+    name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)
+}
 CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in (name, TORCH_OPS.get(name, name))}
 """What callers may give for a reduction: its name, or torch's ReduceOp."""
 

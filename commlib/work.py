@@ -22,6 +22,14 @@ T = TypeVar("T")
 
 
 class Work(dist.Work):
+    """A call under way, as torch has it: what `async_op=True` returns."""
+
+    def result(self) -> Any:
+        """Do as wait(), then return what the synchronous call would have returned."""
+        raise NotImplementedError
+
+
+class LaneWork(Work):
     """A call under way on another thread; wait() returns when its result is there."""
 
     def __init__(self, future: Future[Any], what: str) -> None:
@@ -87,7 +95,7 @@ class Lanes:
         self._ended: Exception | None = None
         self.used = False
 
-    def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> Work:
+    def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> LaneWork:
         """Run `call` after everything submitted to this lane before, and after every collective before."""
         with self._lock:
             if self._ended is not None:
@@ -97,7 +105,7 @@ class Lanes:
             self.used = True
             before = None if lane == COLLECTIVE_CALLS else self._last.get(COLLECTIVE_CALLS)
             self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
-            return Work(self._last[lane], what)
+            return LaneWork(self._last[lane], what)
 
     def after(self, calls: T) -> T:
         """Return the collectives `calls`, made to wait for those submitted before."""
@@ -144,7 +152,7 @@ class _Behind:
         return ordered
 
 
-class StreamWork(dist.Work):
+class StreamWork(Work):
     """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does."""
 
     def __init__(self, event: torch.cuda.Event, result: Any) -> None:

@@ -37,7 +37,7 @@ def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
 def make_at_home(world: Any, homes: list[str]) -> Communicator:
     """Give every rank a configuration folder of its own."""
     os.environ["XDG_CONFIG_HOME"] = homes[world.rank]
-    return Communicator.create(world, backend="shm", max_bytes=SMALL)
+    return Communicator._create(world, backend="shm", max_bytes=SMALL)
 
 
 def source_of(comm: Communicator) -> tuple[str, str, str]:
@@ -71,7 +71,7 @@ def test_a_faulty_plan_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
 def make_with(world: Any, **options: Any) -> Communicator:
     """Give every rank another plan."""
     name = ("shm_oneshot", "shm_twoshot")[world.rank]
-    return Communicator.create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
+    return Communicator._create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
 
 
 @pytest.mark.parametrize("pins", ["", "all_reduce:shm_oneshot"])

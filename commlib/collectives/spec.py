@@ -87,7 +87,7 @@ class Call:
     size: int
     count: int
     dtype: torch.dtype
-    redop: str = "sum"
+    redop: Any = "sum"  # a name of REDOPS
     root: int = 0
 
     def block(self, whole: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def create_communicator(world: World, **options: Any) -> Any:
     """Make a rank's communicator, with deadlines that suit tests."""
     from commlib.communicator import Communicator
 
-    return Communicator.create(world, **{"timeout_s": 30.0, **options})
+    return Communicator._create(world, **{"timeout_s": 30.0, **options})
 
 
 def work(seat: Seat, link: socket.socket, control: Connection, life: Connection) -> None:

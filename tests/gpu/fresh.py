@@ -35,7 +35,7 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 <<
         return open_nccl(*most, patience_s, user_bytes, multiprocessors)
 
     with mock.patch.object(native.library, "open_nccl", impatient):
-        return Communicator.create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)
+        return Communicator._create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)
 
 
 @contextmanager

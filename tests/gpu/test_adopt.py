@@ -13,7 +13,7 @@ from tests.gpu.fresh import Borrowed
 def run_on_given(comm: Communicator, as_address: bool) -> tuple[float, float]:
     control = comm._backend.control  # the live communicator's own plays the program's
     given = control.ptr if as_address else control._communicator
-    made = Communicator.create(Borrowed(comm._world), backend=given, timeout_s=30.0, max_bytes=1 << 20)
+    made = Communicator._create(Borrowed(comm._world), backend=given, timeout_s=30.0, max_bytes=1 << 20)
     total = float(made.all_reduce(torch.full((5000,), made.rank + 1.0, device=made.device))[4999])
     made.close()
     return total, float(comm.all_reduce(torch.ones(1, device=comm.device)))
@@ -21,7 +21,7 @@ def run_on_given(comm: Communicator, as_address: bool) -> tuple[float, float]:
 
 def refuse(comm: Communicator) -> str:
     try:
-        Communicator.create(Borrowed(comm._world), backend=3.5, timeout_s=30.0)
+        Communicator._create(Borrowed(comm._world), backend=3.5, timeout_s=30.0)
         return ""
     except (ValueError, TypeError) as error:
         return str(error)

@@ -31,7 +31,7 @@ def over_nccl(world: Any, **options: Any) -> Communicator:
     port = world.broadcast(str(_free_port()).encode(), 0, 30.0).decode()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", port
     dist.init_process_group("nccl", rank=world.rank, world_size=world.size)
-    return Communicator.create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=60.0, backend="torch")
+    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=60.0, backend="torch")
 
 
 def _free_port() -> int:

@@ -1,0 +1,84 @@
+"""What type checkers and help() see of the public names."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import commlib
+
+PROGRAM = Path(__file__).parent / "program.py"
+MARKED = {number for number, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# error:" in line}
+PUBLIC = {
+    *("all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_gatherv", "all_reduce"),
+    *("all_to_all_single", "barrier", "broadcast", "broadcast_object", "gather", "recv", "reduce"),
+    *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatterv", "scatter", "send"),
+    *("abort", "check", "close", "empty", "explain", "split", "symmetric", "use"),
+    *("backend", "device", "local_rank", "plan", "rank", "size"),
+}
+METHODS = [name for name in sorted(PUBLIC) if callable(getattr(commlib.Communicator, name, None))]
+WITH_EXAMPLE = [name for name in METHODS if ">>>" in (getattr(commlib.Communicator, name).__doc__ or "")]
+
+
+def test_mypy_knows_what_calls_return_and_take():
+    pytest.importorskip("mypy", reason="a tool of developers")
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "--hide-error-context", str(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, cwd=PROGRAM.parents[2])
+    found = {int(line) for line in re.findall(r"program\.py:(\d+): error:", done.stdout)}
+    assert found == MARKED, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("pyright") is None, reason="no pyright on PATH")
+def test_pyright_knows_what_calls_return_and_take():
+    command = ["pyright", "--outputjson", "--pythonpath", sys.executable, str(PROGRAM)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    errors = [item for item in json.loads(done.stdout)["generalDiagnostics"] if item["severity"] == "error"]
+    assert {item["range"]["start"]["line"] + 1 for item in errors} == MARKED, errors
+
+
+def test_a_communicator_shows_what_is_for_users_and_nothing_else():
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as comm:
+        assert {name for name in dir(comm) if not name.startswith("_")} == PUBLIC
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_help_explains_every_argument(name):
+    method = getattr(commlib.Communicator, name)
+    text = inspect.getdoc(method)
+    arguments = [argument for argument in inspect.signature(method).parameters if argument != "self"]
+    missing = [argument for argument in arguments if not re.search(rf"^ +{argument}:|`{argument}", text, re.M)]
+    assert not missing, text
+
+
+def test_help_has_an_example_of_every_collective():
+    collectives = [
+        name for name in METHODS if "async_op" in inspect.signature(getattr(commlib.Communicator, name)).parameters
+    ]
+    assert set(collectives) - set(WITH_EXAMPLE) == {"barrier", "recv"}
+
+
+def play(comm, name):
+    """Run the example of a call; return what it shows here, and what it says that it shows on which rank."""
+    (example,) = doctest.DocTestParser().get_examples(getattr(type(comm), name).__doc__)
+    source = example.source
+    if comm.rank == 1 and "# rank 1: " in source:  # the other half of a message
+        source = source.partition("# rank 1: ")[2]
+    value = eval(source.partition("  # ")[0], {"comm": comm, "torch": torch})
+    rank = re.search(r"# rank (\d) of two", example.source)
+    return "" if value is None else repr(value) + "\n", example.want, int(rank[1]) if rank else None
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+def test_the_example_in_help_is_true(shm_ranks, name):
+    for rank, (shown, said, where) in enumerate(shm_ranks.run(play, name, world=2)):
+        if where in (None, rank) and (said or rank == 0):
+            assert shown == said
