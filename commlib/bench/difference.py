@@ -22,7 +22,7 @@ NO_PEERS = (
 )
 # What makes times of two runs different things, in the fingerprint and in the configuration, and what may.
 MACHINE = ("cpu", "cores", "machine", "gpu", "gpus")
-SETUP = ("ranks", "backend", "mode", "cores_per_rank", "check")
+SETUP = ("ranks", "backend", "mode", "cores_per_rank", "check", "window", "pairs", "overlap")
 SOFTWARE = ("kernel", "python", "torch", "commlib", "settings", "driver", "nccl", "cuda")
 Document = dict[str, Any]
 

@@ -31,6 +31,8 @@ def config_of(job: Job, comm: Communicator, baseline: str | None) -> dict[str, A
         "cores_per_rank": len(os.sched_getaffinity(0)),
         "sizes": job.sizes,
         **({"shapes": list(dict.fromkeys(shape.text for shape in job.shapes))} if job.shapes else {}),
+        **({"window": job.window.messages, "pairs": job.window.pairs} if job.window else {}),
+        **({"overlap": True} if job.overlap else {}),
         "block_us": block_seconds(comm) * 1e6,
         **{
             name: getattr(job.protocol, name) for name in ("blocks", "iterations", "warmup", "buffers", "seed", "check")
@@ -44,7 +46,8 @@ def config_of(job: Job, comm: Communicator, baseline: str | None) -> dict[str, A
 
 def fits(rows: Sequence[Row], ranks: int) -> Iterator[Row]:
     """Fit each way to make a call over its sizes."""
-    for series in grouped(measured(rows), lambda row: tuple(row[key] for key in WAY)):
+    plain = [row for row in measured(rows) if "window" not in row]  # the size of a window's row is one message's
+    for series in grouped(plain, lambda row: tuple(row[key] for key in WAY)):
         times = [median_us(row) * 1e-6 for row in series]
         fit = fit_latency_and_rate([row["size"] for row in series], times) if min(times) > 0 else None
         if fit is None:

@@ -18,6 +18,7 @@ from commlib.timing import Protocol
 
 if TYPE_CHECKING:
     from commlib.bench.sizes import Shape
+    from commlib.bench.window import Window
     from commlib.communicator import Communicator
     from commlib.peers import Peer
 
@@ -44,6 +45,8 @@ class Job:
     seconds: float
     protocol: Protocol
     shapes: tuple[Shape, ...] = ()  # what was named in place of a range of sizes
+    window: Window | None = None  # messages of send_recv in flight
+    overlap: bool = False  # of asynchronous calls with what is computed beside them
 
     @property
     def mode(self) -> str:
@@ -73,6 +76,8 @@ def joined(job: Job) -> Iterator[Communicator]:
             raise ValueError(f"--root {job.root} is not one of {comm.size} ranks")
         if job.protocol.graph and comm.device.type != "cuda":
             raise ValueError(f"--graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
+        if job.window and (fault := job.window.fault(comm.size)):
+            raise ValueError(fault)
         yield comm
 
 
@@ -101,7 +106,7 @@ def rounded(job: Job) -> list[str]:
 def series(job: Job) -> Iterator[tuple[Collective, torch.dtype, str]]:
     """Yield what sizes are measured of: collective, element type, and reduction ("sum" where there is none)."""
     for name, dtype in itertools.product(job.ops, job.dtypes):
-        collective = COLLECTIVES[name]
+        collective = job.window.collective() if job.window else COLLECTIVES[name]
         for redop in job.redops if collective.reduces else ("sum",):
             if forms(job, collective) and (reducible(dtype, redop) or not collective.reduces):
                 yield collective, dtype, redop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -11,11 +12,13 @@ from typing import Any
 
 from commlib.bench.document import averages, config_of, fits
 from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, rounded, shape_of
+from commlib.bench.overlap import NOTE, Compute, Overlapped, measure_overlap, theirs
 from commlib.bench.rows import KIND
+from commlib.bench.window import SYNC
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.peers import PROBE
+from commlib.peers import PROBE, Peer
 from commlib.plan import Explanation, Plan
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
@@ -41,7 +44,9 @@ class Bench(Report):
             peer.start(comm, job.protocol.graph)
         self.baseline = self._baseline()
         self.config = config_of(job, comm, self.baseline)
-        self.notes = [*notes, *rounded(job), *(f"skipped: {what}" for what in self._skipped())]
+        self.compute = Compute(comm) if job.overlap else None
+        kinds = [job.window.note()] if job.window else [NOTE] if job.overlap else []
+        self.notes = [*notes, *kinds, *rounded(job), *(f"skipped: {what}" for what in self._skipped())]
 
     def _baseline(self) -> str | None:
         """Return the label that speed-ups are over: the first peer that makes calls, unless the job names one."""
@@ -105,7 +110,11 @@ class Bench(Report):
     def _measure(self, collective: Collective, call: Call, protocol: Protocol) -> list[Found]:
         """Measure all ways to make a call together; return how their rows begin, and their figures."""
         ways = [*self._ours(collective, call), *self._theirs(collective)]
-        results = measure(self.comm, collective, call, ordered, [candidate for _, candidate in ways], protocol)
+        candidates = [candidate for _, candidate in ways]
+        if self.compute is not None:
+            results = measure_overlap(self.comm, (collective, call), candidates, protocol, self.compute)
+        else:
+            results = measure(self.comm, collective, call, ordered, candidates, protocol)
         shared = {
             "op": collective.name,
             "size": collective.num_bytes(call),
@@ -128,20 +137,31 @@ class Bench(Report):
             picked = decided.algorithm == algorithm.name
             if not ("all" in wanted or algorithm.name in wanted or ("auto" in wanted and picked)):
                 continue
-            for params in (None, *combinations(self.job, algorithm)):
+            for params, later in itertools.product((None, *combinations(self.job, algorithm)), self._waits()):
+                first = params is None and later == self._waits()[0]
                 values = ",".join(f"{name}={value}" for name, value in (params or {}).items())
-                label = f"{algorithm.name} {values}".strip()
-                way = _way(label, algorithm.placement, True, decided if picked and params is None else None)
+                label = " ".join(filter(None, [algorithm.name, values, SYNC * (later != self._waits()[0])]))
+                way = _way(label, algorithm.placement, True, decided if picked and first else None)
                 plan = Plan.only({collective.name: algorithm.name}, base=self.comm.plan, params=params)
                 for in_place in forms(self.job, collective):
-                    yield way, pinned_to(self.twin, collective, algorithm, plan, in_place)
+                    yield way, pinned_to(self.twin, collective, algorithm, plan, in_place, later)
+
+    def _waits(self) -> tuple[bool, ...]:
+        """Return whether calls are waited for later; a window is measured both ways."""
+        return (True, False) if self.job.window else (self.job.overlap,)
 
     def _theirs(self, collective: Collective) -> Iterator[Way]:
         for peer in self.job.peers:
             in_forms = [peer.lines(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
             for label, *candidates in zip(peer.labels, *in_forms, strict=True):
                 way = {**_way(label, "plain", False, None), "library": peer.title or peer.name}
-                yield from ((way, candidate) for candidate in candidates)
+                yield from ((way, self._form_of(peer, candidate)) for candidate in candidates)
+
+    def _form_of(self, peer: Peer, candidate: Candidate) -> Candidate:
+        """Return a peer's candidate with the calls that --window and --overlap ask for."""
+        if self.job.window and not peer.reason:
+            return replace(candidate, prepare=self.job.window.theirs(peer))
+        return theirs(peer, candidate) if self.job.overlap else candidate
 
     def _here(self, collective: Collective) -> list[Algorithm]:
         return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]
@@ -154,8 +174,10 @@ class Bench(Report):
         """Return the rest of a row; `found` are all of its call."""
         if not result.times_s:
             return {"skipped": result.skipped}
-        algorithm = row["size"] / result.median_s / 1e9
-        bus = algorithm * COLLECTIVES[row["op"]].bus_factor(self.comm.size)
+        window, ranks = self.job.window, self.comm.size
+        of_sender = row["size"] * (window.messages if window else 1) / result.median_s / 1e9
+        algorithm = of_sender * (window.senders(ranks) if window else 1)
+        bus = of_sender * COLLECTIVES[row["op"]].bus_factor(ranks)
         on_gpu = self.comm.device.type == "cuda"
         return {
             "time_us": percentiles_us(result),
@@ -166,6 +188,8 @@ class Bench(Report):
             "of_limit": round(bus / self.limit.busbw, 6) if self.limit.busbw and row["size"] else None,
             "wrong": result.wrong,
             "host_us": round(median(result.issue_s) * 1e6, 4) if on_gpu and result.issue_s else None,
+            **(window.figures(result.median_s, ranks) if window else {}),
+            **(result.figures() if isinstance(result, Overlapped) else {}),
             "speedup": self._speedup(result, [pair for pair in found if pair[0]["in_place"] == row["in_place"]]),
         }
 
@@ -183,10 +207,10 @@ class Bench(Report):
 
 
 def pinned_to(
-    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool, later: bool = False
 ) -> Candidate:
     """Return the candidate that makes the public call under a plan that leaves no choice."""
-    prepare, enter = pinned(twin, collective, algorithm, plan)
+    prepare, enter = pinned(twin, collective, algorithm, plan, later)
     empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
     return Candidate(algorithm.name, prepare, in_place, empty, enter)
 

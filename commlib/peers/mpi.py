@@ -70,6 +70,17 @@ class Mpi(CallTable):
 
         return prepare
 
+    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
+        """Return MPI's Isend or Irecv."""
+        world, memory = self.library.COMM_WORLD, self.library.buffer.fromaddress(x.data_ptr(), x.nbytes)
+        return partial(world.Isend if sends else world.Irecv, [memory, self.library.BYTE], rank)
+
+    def later(self, run: Run) -> Run:
+        """Return MPI's call with an I before its name."""
+        if not isinstance(run, partial) or not hasattr(run.func, "__self__"):
+            raise Unsupported("MPI makes this call in several steps")
+        return partial(getattr(run.func.__self__, f"I{run.func.__name__.lower()}"), *run.args)
+
 
 make = Mpi
 

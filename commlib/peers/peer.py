@@ -61,6 +61,14 @@ class Peer(ABC):
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return its ways to make the calls of a collective."""
 
+    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
+        """Return what starts a message to or from a rank; what it returns has wait()."""
+        raise Unsupported(f"{self.name} has no messages that are started and waited for later")
+
+    def later(self, run: Run) -> Run:
+        """Return what starts a call that `candidates` made ready; what it returns has wait()."""
+        raise Unsupported(f"{self.name} has no calls that are started and waited for later")
+
     def stop(self) -> None:
         """Leave; what was not started is left as it is."""
 

@@ -60,6 +60,16 @@ class Torch(CallTable):
 
         return prepare
 
+    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
+        """Return torch's isend or irecv."""
+        return partial(dist.isend if sends else dist.irecv, _bytes(x), rank)
+
+    def later(self, run: Run) -> Run:
+        """Return the call with async_op=True."""
+        if not str(getattr(run, "func", run).__module__).startswith("torch.distributed"):
+            raise Unsupported(f"torch.distributed with {dist.get_backend()} makes this call in several steps")
+        return partial(run, async_op=True)
+
     def stop(self) -> None:
         """Leave the process group."""
         leave_default_group()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from inspect import signature
@@ -49,23 +49,43 @@ class Candidate:
     checked: bool = True
 
 
-def public_call(comm: Communicator, collective: Collective) -> Prepare:
-    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it."""
+@dataclass(frozen=True)
+class Started:
+    """Asynchronous calls as one: all are started, then waited for; `beside` runs in between."""
+
+    calls: Sequence[Run]
+    beside: Run = lambda: None
+
+    def __call__(self) -> None:
+        """Return when all are done."""
+        works: list[Any] = [call() for call in self.calls]
+        self.beside()
+        for work in works:
+            work.wait()
+
+
+def public_call(comm: Communicator, collective: Collective, later: bool = False) -> Prepare:
+    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it.
+
+    With `later` the call is asynchronous, and what is timed waits for it.
+    """
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        recorder = _Recorder(comm)
+        recorder = _Recorder(comm, later)
         collective.invoke(recorder, x, out, call)  # type: ignore[arg-type]  # it stands in for one
         calls = recorder.calls
+        if recorder.later:
+            return Started(calls)
         return calls[0] if len(calls) == 1 else lambda: [made() for made in calls]
 
     return prepare
 
 
 def pinned(
-    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, later: bool = False
 ) -> tuple[Prepare, Callable[[], None]]:
     """Return `prepare` and `enter` of the public call on a communicator that is given a plan which leaves no choice."""
-    make = public_call(twin, collective)
+    make = public_call(twin, collective, later)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         if reason := algorithm.refuses(call.dtype, call.redop, call.size):
@@ -82,8 +102,8 @@ def pinned(
 class _Recorder:
     """Stands in for a communicator: keeps the calls made on it instead of making them."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+    def __init__(self, comm: Communicator, later: bool) -> None:
+        self._comm, self.later = comm, later  # whether its calls are asynchronous
         self.calls: list[Run] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -93,6 +113,8 @@ class _Recorder:
 
         def record(*args: Any, **options: Any) -> None:
             # All by position: what a call by keyword costs is the caller's, and others have no keywords.
-            self.calls.append(partial(member, *signature(member).bind(*args, **options).args))
+            bound = signature(member).bind(*args, **options | ({"async_op": True} if self.later else {}))
+            self.later = bound.arguments.get("async_op", False)
+            self.calls.append(partial(member, *bound.args))
 
         return record

@@ -8,27 +8,35 @@ from typing import Any
 
 from commlib.bench.rows import PLACES, TYPE_WIDTH, label, median_us, type_text, wrong_text
 from commlib.report.document import Row
-from commlib.report.figures import fitted, interval_text, percent_text, plus_minus_text, size_text, whole_text
+from commlib.report.figures import (
+    count_text,
+    fitted,
+    interval_text,
+    percent_text,
+    plus_minus_text,
+    size_text,
+    whole_text,
+)
 from commlib.report.table import Column
 
 TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
 ALGORITHM = 19  # lsa_ll128_exchange and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
-NARROW = ("size", "shape", "algorithm", "form", "time", "busbw", "%lim", "#wrong", "host", "speed-up")
+FIRST = ("rate", "compute", "both", "overlap", "host", "%lim", "speed-up")  # of the first form that there is
+NARROW = ("size", "shape", "algorithm", "form", "time", "busbw", *FIRST[:4], "%lim", "#wrong", "host", "speed-up")
 CALL = ("size", "shape", "count", "type", "redop", "root", "algorithm")
 FORM = ("time", "algbw", "busbw", "#wrong")
-FIRST = ("host", "%lim", "speed-up")  # of the first form that there is
 Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 CSV = {
-    **{
-        name: name
-        for name in ("op", "size", "shape", "count", "type", "redop", "root", "algorithm", "ours", "placement")
-    },
-    **{name: name for name in ("chosen", "rule", "why", "mode", "in_place", "skipped")},
+    **{name: name for name in ("op", "size", "shape", "count", "type", "redop", "root", "algorithm", "ours")},
+    **{name: name for name in ("placement", "chosen", "rule", "why", "mode", "in_place", "skipped")},
     **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
     **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
     **{"speedup_over": "speedup.over", "speedup": "speedup.ratio"},
     **{f"speedup_{end}": f"speedup.{end}" for end in ("low", "high")},
+    **{name: name for name in ("window", "pairs", "messages_s")},
+    **{name: f"overlap.{name}" for name in ("compute_us", "both_us")},
+    "overlap": "overlap.share",
 }
 
 
@@ -83,6 +91,12 @@ def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[s
     ]
     if any(shapes := config.get("shapes") or []):
         columns[1] = Column("shape", lambda row: row.get("shape", "-"), max(5, *map(len, shapes)))
+    if config.get("window"):
+        columns.append(Column("rate", lambda row: count_text(row["messages_s"]), 6, "msg/s"))
+    if config.get("overlap"):
+        columns.append(Column("compute", lambda row: fitted(row["overlap"]["compute_us"], TIME), 7, "(us)"))
+        columns.append(Column("both", lambda row: fitted(row["overlap"]["both_us"], TIME), TIME, "(us)"))
+        columns.append(Column("overlap", lambda row: percent_text(row["overlap"]["share"]), 7, "%"))
     if on_gpu and config["mode"] != "graph":  # what a call takes the host, where that is not all of it
         columns.append(Column("host", lambda row: fitted(row.get("host_us"), WIDTH), WIDTH, "(us)", spare=6))
     if baseline:

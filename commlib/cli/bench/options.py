@@ -11,6 +11,7 @@ import torch
 from commlib.bench.foreign import check_output
 from commlib.bench.job import BEST, Job, left_out, series
 from commlib.bench.sizes import BRIEF, FIRST, FULL, read_shapes, sweep
+from commlib.bench.window import LARGEST, window_asked
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
@@ -32,6 +33,7 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     sizes = _sizes(options, dtypes, brief=not ops)
+    window = window_asked(wanted, options, ranks)
     job = Job(
         ops=wanted,
         **sizes,
@@ -43,7 +45,8 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         baseline=_baseline(options["baseline"], wanted, peers),
         places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
         protocol=Protocol(blocks=BLOCKS, iterations=options["iters"], **{name: options[name] for name in PROTOCOL}),
-        **{name: options[name] for name in ("root", "backend", "plan", "seconds")},
+        window=window,
+        **{name: options[name] for name in ("root", "backend", "plan", "seconds", "overlap")},
     )
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")
@@ -56,6 +59,7 @@ def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool
     if options["sizes"] is None:
         low = swept.get("min_bytes", FIRST)
         largest, factor = BRIEF if brief else FULL
+        largest = min(largest, LARGEST) if options["window"] else largest
         return {"sizes": sweep(low, swept.get("max_bytes", max(largest, low)), swept.get("factor", factor))}
     if swept:
         raise click.UsageError("--sizes names every size; leave -b, -e and -f out")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from commlib.bench import osu
 from commlib.bench.plot import plot
-from commlib.bench.rows import PLACES, measured, series_of, title, type_text
+from commlib.bench.rows import measured, series_of, title
 from commlib.cli.bench import columns, notes
 from commlib.cli.bench.columns import Way
 from commlib.report.document import Row
@@ -78,31 +79,5 @@ class BenchView(View):
         lines = fold(self.opening(), self.width)
         for series in self.by_series():
             for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
-                lines += ["", *fold(_osu_head(way[0]), self.width), *(_osu_line(row)[: self.width] for row in way)]
+                lines += ["", *fold(osu.head(way[0]), self.width), *(osu.line(row)[: self.width] for row in way)]
         return "\n".join(lines)
-
-
-def _osu_head(row: Row) -> list[str]:
-    op = row["op"].replace("_", "") if row["op"].startswith("all_") else row["op"]
-    return [
-        f"# commlib {op.capitalize()} Latency Test",
-        f"# Datatype: {type_text(row['type'])}.",
-        f"# Algorithm: {', '.join(_osu_words(row))}.",
-        "# Avg is the median of the blocks, Min and Max are the fastest and the slowest.",
-        f"{'# Size':<10}{'Avg Latency(us)':>18}{'Min Latency(us)':>18}{'Max Latency(us)':>18}{'Iterations':>12}",
-    ]
-
-
-def _osu_words(row: Row) -> Iterator[str]:
-    yield f"{row['algorithm']} on {row['placement']} tensors, {PLACES[row['in_place']]}"
-    if row["redop"]:
-        yield row["redop"]
-    if row["root"] is not None:
-        yield f"root {row['root']}"
-    if row["mode"] == "graph":
-        yield "CUDA graph"
-
-
-def _osu_line(row: Row) -> str:
-    times = "".join(f"{row['time_us'][name]:>18.2f}" for name in ("p50", "p0", "p100"))
-    return f"{row['size']:<10}{times}{row['iterations'] * row['blocks']:>12}"
