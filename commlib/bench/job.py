@@ -62,7 +62,8 @@ def arena_bytes(job: Job) -> int:
 
 def buffer_bytes(job: Job, ranks: int) -> int:
     """Return what each of so many ranks allocates: plain and symmetric buffers, and every rank's input to check."""
-    return 2 * arena_bytes(job) + (ranks + 1) * max(job.sizes)
+    messages = job.window.messages if job.window else 1
+    return messages * (2 * arena_bytes(job) + (ranks + 1) * max(job.sizes))
 
 
 @contextmanager

@@ -68,7 +68,8 @@ class Torch(CallTable):
         """Return the call with async_op=True."""
         if not str(getattr(run, "func", run).__module__).startswith("torch.distributed"):
             raise Unsupported(f"torch.distributed with {dist.get_backend()} makes this call in several steps")
-        return partial(run, async_op=True)
+        call: Callable[..., object] = run
+        return partial(call, async_op=True)
 
     def stop(self) -> None:
         """Leave the process group."""
