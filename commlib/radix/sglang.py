@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from commlib.radix.sglang_calls import (
 )
 
 MOST = 2**63 - 1  # of a priority
+LOW, HIGH = -(2**31), 2**31 - 1  # of a token in the tree
 
 
 class SGLangRadixCache:
@@ -67,6 +69,7 @@ class SGLangRadixCache:
     def reset(self) -> None:
         """Forget everything, locks as well; no slot is freed, as the pools are cleared by the caller."""
         self._cache.reset(force=True)
+        self._wide: dict[int, int] = {}  # tokens above HIGH, with the number that each has in the tree
         found = self._cache.match(())
         self.root_node: int = found.handle
         self._nothing = MatchResult(found.slots, found.handle, found.handle, found.handle)
@@ -78,7 +81,8 @@ class SGLangRadixCache:
         tokens, namespace = _parts(params.key)
         if self.disable or len(tokens) < self.page_size:
             return self._nothing
-        length, slots, node = self._cache.match(tokens, namespace=namespace)
+        ids = self._narrow(tokens) if self._wide else tokens
+        length, slots, node = self._cache.match(ids, namespace=namespace)
         return MatchResult(slots, node, node, node, device_prefix_len=length)
 
     def touch_prefix(self, key: Any) -> None:
@@ -98,8 +102,8 @@ class SGLangRadixCache:
         tokens = tokens[:count]
         slots = tokens if params.value is None else params.value[:count]
         counted = count if getattr(params, "chunked", False) else getattr(params, "inserted_len", 0)
-        done = self._cache.insert(tokens, slots, namespace=namespace, priority=params.priority or 0, counted=counted)
-        return InsertResult(*done)
+        ids, priority = self._narrow(tokens), params.priority or 0
+        return InsertResult(*self._cache.insert(ids, slots, namespace=namespace, priority=priority, counted=counted))
 
     def evict(self, params: Any) -> EvictResult:
         """Free `params.num_tokens` tokens by whole leaves, or what can be freed."""
@@ -221,6 +225,16 @@ class SGLangRadixCache:
         self.unlock(req.lock)
         req.lock = req.last_node = lock
 
+    def _narrow(self, tokens: Any) -> Any:
+        """Return tokens that fit 32 bits: SGLang has images in prompts as numbers of 62 bits."""
+        ids = np.asarray(tokens)
+        if not ids.size or ids.max() <= HIGH:
+            return tokens
+        ids, wide = ids.copy(), ids > HIGH
+        values, which = np.unique(ids[wide], return_inverse=True)
+        ids[wide] = np.array([self._wide.setdefault(value, LOW + len(self._wide)) for value in values.tolist()])[which]
+        return ids
+
     def _whole(self, count: int) -> int:
         return count - count % self.page_size
 
@@ -230,8 +244,9 @@ class SGLangRadixCache:
 
     def _store(self, req: Any, tokens: Any, slots: Tensor, *, counted: int = 0, more: int = 0) -> InsertMatch:
         whole, priority = self._whole(len(tokens)), (getattr(req, "priority", 0) or 0) + more
+        ids = self._narrow(tokens[:whole])
         return self._cache.insert_and_match(
-            tokens[:whole], slots[:whole], namespace=_namespace(req), priority=min(priority, MOST), counted=counted
+            ids, slots[:whole], namespace=_namespace(req), priority=min(priority, MOST), counted=counted
         )
 
     def _rebind(self, kv: Any, row: Tensor, done: InsertMatch) -> None:

@@ -95,6 +95,21 @@ def test_extra_key_and_salt_are_namespaces():
     assert match(cache, 1, 2, extra_key="b").device_prefix_len == 0
 
 
+@pytest.mark.parametrize("form", [list, lambda x: array("q", x), torch.tensor])
+def test_tokens_of_62_bits_are_told_apart(form):
+    cache, allocator = made()
+    image, other = 2**61 + 5, 2**61 + 5 + 2**32
+    insert(cache, form([1, image, image, 2]))
+    assert match(cache, 1, image, image, 2).device_indices.tolist() == [0, 1, 2, 3]
+    assert [match(cache, *form([1, token, 2])).device_prefix_len for token in (image, other, 5)] == [2, 1, 1]
+    allocator.took_back()
+    req = request(cache, [1, other, 3])
+    cache.cache_finished_req(req)
+    assert match(cache, 1, other, 3).device_indices.tolist() == [0, 4, 5]
+    cache.reset()
+    assert insert(cache, form([other, image])).prefix_len == 0
+
+
 def test_a_limit_cuts_the_key():
     cache, _ = made()
     insert(cache, [1, 2, 3])

@@ -10,7 +10,7 @@ from commlib.radix.sglang_calls import CacheInitParams, EvictParams, InsertParam
 from tests.radix.model import Model
 from tests.radix.pools import Allocator, Rows, request, row_of
 
-RUNS, CALLS, SLOTS = 40, 60, 96  # SLOTS in pages
+RUNS, CALLS, SLOTS = 20, 60, 96  # SLOTS in pages
 
 
 class Mixture:
