@@ -17,8 +17,8 @@ from commlib.report import nsight
 from commlib.timing import Candidate, buffers_of, plain_on, public_call
 
 PLANS_CHOICE = ("all", "auto")
-# Each pass of ncu's starts the ranks anew: a kernel that waits for its peers must not be run twice.
-NCU = ("--target-processes=all", "--replay-mode=application")
+# Each pass of ncu's starts the ranks anew, as a kernel that waits for its peers must not be run twice: so few passes.
+NCU = ("--set=basic", "--target-processes=all", "--replay-mode=application")
 
 
 def command(tool: str, job: Job, ranks: int | None, words: Sequence[str]) -> list[str]:

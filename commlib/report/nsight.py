@@ -15,13 +15,13 @@ HELP = {"ncu": "Print the ncu command for one call, and run it.", "nsys": "Likew
 FULL_NAMES = {"ncu": "NVIDIA Nsight Compute", "nsys": "NVIDIA Nsight Systems"}
 
 
-def command(tool: str, output: str, words: Sequence[str], chosen: Sequence[str] = ()) -> list[str]:
+def command(tool: str, output: str, words: Sequence[str], chosen: Sequence[str]) -> list[str]:
     """Return the command line that looks at the call which `commlib WORDS` makes; `chosen` are options of ncu's."""
     program = [sys.executable, "-m", "commlib", *words]
     if tool == "nsys":
         options = ["--trace=cuda,nvtx,osrt", "--capture-range=cudaProfilerApi", "--capture-range-end=stop"]
         return ["nsys", "profile", *options, "--force-overwrite=true", f"--output={output}", *program]
-    options = ["--set=full", "--profile-from-start=off", *chosen, "--force-overwrite", f"--export={output}"]
+    options = [*chosen, "--profile-from-start=off", "--force-overwrite", f"--export={output}"]
     return ["ncu", *options, *program]
 
 

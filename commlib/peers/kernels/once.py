@@ -16,7 +16,7 @@ from commlib.report import nsight
 def command(tool: str, case: Case) -> list[str]:
     """Return the exact command for one call of ours of the case."""
     output = "-".join(filter(None, [case.kernel, case.variant, str(case.n), str(case.dim)]))
-    chosen = [f"--kernel-name=regex:{case.kernel}", "--launch-count=1"]
+    chosen = ["--set=full", f"--kernel-name=regex:{case.kernel}", "--launch-count=1"]
     return nsight.command(tool, output, ["profile", *once_words(case)], chosen)
 
 
