@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from commlib import env
@@ -274,6 +275,8 @@ def _environment(rank: int, size: int, port: int, link: int) -> dict[str, str]:
     """Return a rank's environment: the socket to us, and torchrun's variables for torch.distributed."""
     # An outer torchrun's agent serves no store for these ranks.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    beside = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
+    kept["PATH"] = os.pathsep.join([beside, *filter(beside.__ne__, kept.get("PATH", os.defpath).split(os.pathsep))])
     kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
     kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
     own = f"{link}:{os.fstat(link).st_ino}"  # a number alone may be of another socket in a child of the rank's

@@ -66,9 +66,10 @@ if compgen -G '.venv/lib/python*/site-packages/commlib-*.dist-info' >/dev/null; 
   run "${pip[@]}" uninstall --quiet --yes commlib
 fi
 packages=(--group dev)
-if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); fi
+extras=mpi,test
+if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); else extras+=,gpu; fi
 run "${pip[@]}" install --quiet "${packages[@]}"
 # With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.
-run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[mpi,test]"
+run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[$extras]"
 echo "$now" >"$stamp"
 echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"

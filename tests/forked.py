@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -17,6 +18,7 @@ import socket
 import sys
 import threading
 import traceback
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -105,8 +107,16 @@ def be(seat: dict[str, Any], files: list[int]) -> None:
     os.sched_setaffinity(0, seat["cores"])
     os.environ.clear()
     os.environ.update(seat["environ"])
+    alone()
     sys.executable = str(Path(seat["python"]).with_name("python"))
     os._exit(finished(seat["words"]))
+
+
+def alone() -> None:
+    """Forget what multiprocessing knows of the server: it may have no children, and its helpers' pipes are closed."""
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    forkserver._forkserver.__init__()  # type: ignore[misc, attr-defined]
+    resource_tracker._resource_tracker.__init__()  # type: ignore[misc]
 
 
 def finished(words: list[str]) -> int:

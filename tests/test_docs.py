@@ -1,22 +1,16 @@
 """The docs are true: what they say to run runs, and the files, functions and constants they name exist.
 
-A fenced block is executed when its info string asks for it:
+A fenced block is executed when its info string asks for it (test_commands.py runs the commands):
 
-    python file=NAME     is saved beside the commands of its page
     python ranks=N       runs on N live ranks, with `comm`, `torch` and `commlib`; `checked`: in checked mode
-    console run          each line after `$ ` runs in a shell and must succeed; lines below it must be in its output
     json plan            is a plan
     diff                 applies to the sources as they are
 """
 
-import os
 import re
 import subprocess
-import sys
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -25,8 +19,9 @@ import commlib
 from commlib.errors import KINDS
 from commlib.plan import Plan
 from commlib.testing import Ranks
+from tests import pages
+from tests.pages import FENCE, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "index",
     "quickstart",
@@ -44,36 +39,19 @@ PAGES = (
     "radix",
     "from_sglang_radix_cache",
 )
-FENCE = re.compile(r"^```(\S+)(.*)\n((?s:.*?))^```$", re.MULTILINE)
 
 
-class Block(NamedTuple):
-    """A fenced block: its language, the other words of its info string, and its text."""
-
-    page: str
-    line: int
-    language: str
-    words: dict
-    text: str
-
-
-@cache
 def text_of(page):
-    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return pages.text_of(f"docs/{page}.md")
 
 
 def blocks(language, word=None):
-    found = []
-    for page in PAGES:
-        for match in FENCE.finditer(text_of(page)):
-            words = dict((item.partition("=")[::2]) for item in match[2].split())
-            line = text_of(page).count("\n", 0, match.start()) + 1
-            found.append(Block(page, line, match[1], words, match[3]))
+    found = [block for page in PAGES for block in pages.blocks_of(f"docs/{page}.md")]
     return [block for block in found if block.language == language and (word is None or word in block.words)]
 
 
 def each(found):
-    return pytest.mark.parametrize("block", found, ids=[f"{block.page}:{block.line}" for block in found])
+    return pytest.mark.parametrize("block", found, ids=[f"{Path(block.page).stem}:{block.line}" for block in found])
 
 
 def execute(comm, source):
@@ -92,44 +70,6 @@ def test_an_example_runs_on_live_ranks(shm_ranks, block):
 def test_an_example_runs_in_checked_mode(block):
     with Ranks(int(block.words["ranks"]), backend="shm", checked=True, max_bytes=0) as ranks:
         ranks.run(execute, block.text)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for block in blocks("python", "file"):
-        (tmp_path / block.words["file"]).write_text(block.text, encoding="utf-8")
-    return tmp_path
-
-
-def shell(command, folder, *first_on_path):
-    path = os.pathsep.join([*map(str, first_on_path), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {**os.environ, "PATH": path, "COLUMNS": "120"}
-    result = subprocess.run(
-        ["bash", "-c", command],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-    assert result.returncode == 0, f"$ {command}\n{result.stdout}{result.stderr}"
-    return result.stdout
-
-
-@each(blocks("console", "run"))
-def test_a_command_line_runs(folder, block, quick_python):
-    for step in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
-        command, *expected = step.strip().splitlines()
-        output = shell(command, folder, quick_python.parent).splitlines()
-        assert [line for line in expected if line not in output] == [], output
-
-
-def test_the_program_of_the_readme_runs(folder):
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
-    (folder / "example.py").write_text(program, encoding="utf-8")
-    assert shell("commlib run -n 2 python example.py", folder).count("all_reduce of") == 2
 
 
 @each(blocks("json", "plan"))
@@ -202,6 +142,6 @@ def test_files_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", [*(f"docs/{page}.md" for page in PAGES), "README.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(page):
-    text = FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    text = FENCE.sub("", pages.text_of(page))
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / page).parent.joinpath(link).exists()] == []

@@ -197,6 +197,35 @@ def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
     assert calls == [((["cmd", "-n", "2", "--help"], 3), {"prefix": False, "bind": "core"})]
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (["a/b.py", "-n", "9"], [sys.executable, "a/b.py", "-n", "9"]),
+        (["-m", "a.b", "-m", "c"], [sys.executable, "-m", "a.b", "-m", "c"]),
+        (["./a.sh", "b.py"], ["./a.sh", "b.py"]),
+    ],
+    ids=["file", "module", "program"],
+)
+def test_a_file_or_a_module_of_python_is_run_by_this_python(monkeypatch, words, started):
+    calls = []
+    monkeypatch.setattr("commlib.launch.launch", lambda command, *_, **__: calls.append(command) or 0)
+    assert CliRunner().invoke(run_command, ["-n", "2", *words]).exit_code == 0
+    assert calls == [started]
+
+
+def test_an_option_that_run_does_not_have_is_refused():
+    result = CliRunner().invoke(run_command, ["-n", "2", "--nodes", "3", "true"])
+    assert result.exit_code == 2 and "--nodes" in result.output
+
+
+def test_what_stands_beside_this_python_comes_first_on_a_rank_s_path(monkeypatch):
+    beside = str(Path(sys.executable).parent)
+    monkeypatch.setenv("PATH", f"/usr/bin:{beside}:/bin")
+    assert run("$echo $PATH; command -v python", 1)[1] == sorted(
+        [f"[0] {beside}:/usr/bin:/bin", f"[0] {beside}/python"]
+    )
+
+
 def test_the_launcher_needs_no_torch():
     heavy = "{'torch', 'mpi4py', 'commlib._native'}"
     script = f"import sys, commlib.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"

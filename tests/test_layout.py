@@ -190,7 +190,7 @@ def test_the_generated_pages_are_current():
 
 
 def sources():
-    folders = ("commlib", "csrc", "tests", "docs", "launch", "benchmarks", ".ci")
+    folders = ("commlib", "csrc", "tests", "docs", "launch", "benchmarks", "examples", ".ci")
     kinds = {"", ".cc", ".cu", ".cuh", ".h", ".json", ".md", ".py", ".sbatch", ".sh", ".toml", ".txt", ".yaml"}
     found = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
     found += [path for path in ROOT.iterdir() if path.suffix in kinds and path.name != ".git"]  # a file in a worktree
