@@ -90,7 +90,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 def _pairs(text: str) -> str:
     pairs = [tuple(part.strip() for part in pair.split(":")) for pair in text.split(",")]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise ValueError("expected collective:algorithm, more of them after commas")
+        raise ValueError("expected collective:algorithm, or several of these separated by commas")
     if len({pair[0] for pair in pairs}) < len(pairs):
         raise ValueError("a collective is named twice")
     return ",".join(":".join(pair) for pair in pairs)
@@ -124,14 +124,14 @@ TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _seconds, 300.0, "deadline of every wa
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
 )
-PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file rank 0 loads instead of one that it finds by itself")
+PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file that rank 0 loads instead of searching for one")
 ALGORITHM = Variable(
     "COMMLIB_ALGORITHM",
     _pairs,
     "",
-    "pins collectives on top of any plan, for experiments: all_reduce:shm_twoshot, more of them after commas",
+    "overrides the plan for some collectives, for experiments: all_reduce:shm_twoshot,barrier:shm_oneshot",
 )
-MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "symmetric arena of each rank (K, M, G allowed)")
+MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
 ISA = Variable(
     "COMMLIB_ISA",
     _one_of("auto", "v2", "v3", "v4"),
@@ -144,16 +144,14 @@ CACHE_DIR = Variable(
     "COMMLIB_CACHE_DIR",
     str,
     "~/.cache/commlib",
-    "folder of compiled GPU kernels; without it, `commlib` in XDG_CACHE_HOME if that is set",
+    "folder for compiled GPU kernels; the default is $XDG_CACHE_HOME/commlib if XDG_CACHE_HOME is set",
 )
-TRACEBACK = Variable(
-    "COMMLIB_TRACEBACK", _flag, False, "1: the command line shows tracebacks instead of one-line errors"
-)
+TRACEBACK = Variable("COMMLIB_TRACEBACK", _flag, False, "1: commands show tracebacks instead of one-line errors")
 LOG = Variable(
     "COMMLIB_LOG",
     _one_of("warning", "info", "debug"),
     "warning",
-    "info: show what init() decided; debug: also the algorithm of each first call; docs/operations.md",
+    "info: show what init() decided; debug: also the algorithm of each kind of call; docs/operations.md",
 )
 LOCAL_FD = Variable(
     "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
@@ -179,8 +177,8 @@ def told_unknown(name: str) -> str:
     """Say that nothing reads a variable, and which one was most likely meant."""
     ours = [variable.name.removeprefix(PREFIX) for variable in VARIABLES if not variable.internal]
     near = get_close_matches(name.removeprefix(PREFIX), ours, 1)
-    meant = f"did you mean {PREFIX}{near[0]}?" if near else "docs/environment.md has the names"
-    return f"nothing reads the environment variable {name}; {meant}"
+    meant = f"did you mean {PREFIX}{near[0]}?" if near else "docs/environment.md lists all"
+    return f"the environment variable {name} is not known; {meant}"
 
 
 def settings() -> dict[str, str]:

@@ -50,8 +50,8 @@ def test_nothing_is_said_without_being_asked(quick_python):
 def test_unknown_variables_are_named_once_with_the_nearest_known_name(quick_python):
     lines = run(quick_python, COMMLIB_TIMOUT_S="3", COMMLIB_XYZZY="1")
     assert lines == [
-        "nothing reads the environment variable COMMLIB_TIMOUT_S; did you mean COMMLIB_TIMEOUT_S?",
-        "nothing reads the environment variable COMMLIB_XYZZY; docs/environment.md has the names",
+        "the environment variable COMMLIB_TIMOUT_S is not known; did you mean COMMLIB_TIMEOUT_S?",
+        "the environment variable COMMLIB_XYZZY is not known; docs/environment.md lists all",
     ]
 
 

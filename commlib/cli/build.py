@@ -21,8 +21,8 @@ from commlib.cli.options import read_names
     show_default=True,
     help="Element types of reductions, by their torch names, or `all`.",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="Threads that compile; without it one for each core.")
-@click.option("-v", "--verbose", is_flag=True, help="A line for each kernel.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Compiler threads; without it, one for each core.")
+@click.option("-v", "--verbose", is_flag=True, help="Print a line for each kernel.")
 def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose: bool) -> None:
     """Compile the GPU kernels into the cache, so that no call has to wait for the compiler.
 

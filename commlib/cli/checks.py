@@ -125,7 +125,7 @@ def _environment() -> Finding:
         return Finding("environment", "broken", str(error), "correct or unset it", needed=True)
     if env.unknown():
         told = ". ".join(map(env.told_unknown, env.unknown()))
-        return Finding("environment", "broken", told, "docs/environment.md has the names")
+        return Finding("environment", "broken", told, "docs/environment.md lists all")
     return Finding("environment", "ok", ", ".join(set_here) or "no COMMLIB_ variable is set")
 
 

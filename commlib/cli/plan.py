@@ -32,7 +32,7 @@ def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
 
 
 _ranks = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
-_backend = click.option("--backend", default="shm", show_default=True, help="Backend whose plan is taken without PLAN.")
+_backend = click.option("--backend", default="shm", show_default=True, help="Backend whose plan to use without PLAN.")
 _output = click.option("-o", "--output", type=FILE, help="File to write; without it, standard output.")
 
 
@@ -51,10 +51,10 @@ def show(plan: str | None, world: int, backend: str) -> None:
     "--bytes", "num_bytes", callback=read_bytes, default="1M", show_default=True, help="Size: K, M, G allowed."
 )
 @click.option("--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
-@click.option("--redop", default="sum", show_default=True, help="Reduction, where the operation reduces.")
+@click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
 @_choice("--placement", ["plain", "symmetric"], "symmetric: the tensor comes from comm.empty().")
 @_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
-@click.option("--plan", help="PLAN; without it, the plan that init() would take here.")
+@click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @_ranks
 @_backend
 def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **call: Any) -> None:
@@ -115,7 +115,7 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 @click.option("--op", default="all_reduce", show_default=True, help="Collective.")
 @click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
 @click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@click.option("-n", "--world", type=click.IntRange(1), help="For so many ranks only.")
+@click.option("-n", "--world", type=click.IntRange(1), help="Rule for this number of ranks only.")
 @_backend
 @_output
 def threshold(
@@ -144,9 +144,9 @@ def threshold(
 
 @plan.command()
 @click.argument("plan", required=False, metavar="[PLAN]")
-@click.option("--to", "form", type=click.Choice(["nccl-tuner", "ompi"]), required=True, help="Whose rules.")
+@click.option("--to", "form", type=click.Choice(["nccl-tuner", "ompi"]), required=True, help="Format to write.")
 @_ranks
-@click.option("--backend", help="Backend whose plan is taken without PLAN.  [default: nccl; shm for ompi]")
+@click.option("--backend", help="Backend whose plan to use without PLAN.  [default: nccl; shm for ompi]")
 @_output
 def export(plan: str | None, form: str, world: int, backend: str | None, output: Path | None) -> None:
     """Write a plan's sizes as rules of NCCL's example tuner, or of Open MPI's coll/tuned.

@@ -19,7 +19,7 @@ BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
 
 
 @click.command()
-@click.option("-n", "--ranks", "ranks", type=click.IntRange(1), help="Ranks; without it 2, 3 and 4.")
+@click.option("-n", "--ranks", "ranks", type=click.IntRange(1), help="Number of ranks; without it 2, 3 and 4.")
 @click.option("--quick", is_flag=True, help="Two ranks, few sizes and types: a few seconds.")
 @click.option("--op", "only", metavar="NAME", help="Check one collective only.")
 @click.pass_context

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from commlib.errors import Unsupported
 
 WARM_CALLS = 3  # before the one that is looked at: they compile and load
-HELP = {"ncu": "Print the ncu command for one call, and run it.", "nsys": "Likewise for nsys."}
+HELP = {"ncu": "Print and run the ncu command for one call.", "nsys": "Print and run the nsys command for one call."}
 FULL_NAMES = {"ncu": "NVIDIA Nsight Compute", "nsys": "NVIDIA Nsight Systems"}
 
 

@@ -25,7 +25,7 @@ _WORD = re.compile(r"\s*(?:\w+|[^\w\s])")
 
 
 def mooncake(path: Path, *, block: int = 512) -> Iterator[Line]:
-    """Mooncake's traces: lengths, and hash_ids of the blocks of each prompt, whose last one may be short."""
+    """Traces in Mooncake's format: the lengths and the block hashes of each prompt."""
     numbers: dict[Any, int] = {}
     for place, found in _objects(path):
         length, ids = _count(place, found, "input_length"), _list(place, found, "hash_ids", (int, str))
@@ -42,7 +42,7 @@ def mooncake(path: Path, *, block: int = 512) -> Iterator[Line]:
 
 
 def sharegpt(path: Path, *, tokens: str | Encode = "words", conversations: int = 100) -> Iterator[Line]:
-    """Conversations such as ShareGPT's: a request for each reply, with all that was said before as its prompt."""
+    """Conversations in ShareGPT's format: each reply is a request, and everything before it is the prompt."""
     encode = ENCODERS[tokens]() if isinstance(tokens, str) else tokens
     talks = (_talk(place, found, encode) for place, found in _objects(path))
     running = deque(islice(talks, conversations))

@@ -17,21 +17,21 @@ LIMIT = 2**31
 
 
 HELP = {
-    "conversations": "How many go on at a time.",
-    "turns": "Questions until a conversation ends and another takes its place.",
+    "conversations": "Conversations that are open at a time.",
+    "turns": "Questions of a conversation; then a new one starts.",
     "system": "Tokens that all conversations begin with.",
-    "groups": "How many groups.",
-    "prefix": "Tokens that a group shares.",
-    "rest": "Tokens of its own that a prompt has, about.",
-    "documents": "How many documents.",
-    "document": "Tokens of a document, about.",
-    "once": "Tokens of a prompt that comes once, about.",
-    "share": "How many of the requests are of that kind.",
-    "question": "Tokens of a question, about.",
+    "groups": "Number of groups.",
+    "prefix": "Tokens of the prefix that a group shares.",
+    "rest": "Average tokens of a prompt after the shared prefix.",
+    "documents": "Number of documents.",
+    "document": "Average tokens of a document.",
+    "once": "Average tokens of a prompt that comes only once.",
+    "share": "Share of requests whose prompt comes only once.",
+    "question": "Average tokens of a question.",
     "answer": "Tokens of an answer.",
     "block": "Tokens of a block.",
-    "tokens": "Of text: words numbers each word as it comes, bytes takes UTF-8.",
-    "zipf": "Popularity falls as 1 / rank^S; 0: all alike.",
+    "tokens": "Tokens of text: words gives each new word a number, bytes takes UTF-8.",
+    "zipf": "Exponent S: popularity falls as 1 / rank^S; 0: all equal.",
 }
 MOST = {"share": 1.0}  # of numbers that are not whole
 
@@ -75,7 +75,7 @@ def multi_turn(
     answer: int = 128,
     zipf: float = 1.0,
 ) -> Iterator[Line]:
-    """Conversations that grow: each prompt is the last one, its answer and a new question."""
+    """Growing conversations: each prompt is the previous one, its answer and a new question."""
     first = draw.block(system)
     talks: list[list[Block]] = [[first] for _ in range(conversations)]
     for rank in draw.ranks(conversations, zipf):
@@ -90,7 +90,7 @@ def multi_turn(
 def shared_prefix(
     draw: Draw, *, groups: int = 64, prefix: int = 1024, rest: int = 1024, answer: int = 64, zipf: float = 1.0
 ) -> Iterator[Line]:
-    """Groups of prompts that begin alike: instructions and examples, then a text of their own."""
+    """Groups of prompts that share a prefix (instructions, examples) and then differ."""
     prefixes = [draw.block(prefix) for _ in range(groups)]
     for rank in draw.ranks(groups, zipf):
         yield {"tokens": [prefixes[rank], draw.about(rest)], "output": answer}
@@ -116,7 +116,7 @@ def scan(
     answer: int = 64,
     zipf: float = 1.0,
 ) -> Iterator[Line]:
-    """Questions about documents, between prompts that come once and never again."""
+    """Questions about documents, mixed with prompts that come only once."""
     asked = long_document(draw, documents=documents, document=document, question=question, answer=answer, zipf=zipf)
     for line in asked:
         yield {"tokens": [draw.about(once)], "output": answer} if draw.happens(share) else line

@@ -28,7 +28,9 @@ def table_lines(table: Table, width: int, kept: bool) -> list[str]:
     elif kept:
         lines.append("# the plan in force stays: nothing is surely better")
     if verdict.noise > NOISY:
-        lines.append(f"# this machine is noisy: blocks scatter by {_share(verdict.noise)}; rest it, or give --time")
+        lines.append(
+            f"# this machine is noisy (standard error {_share(verdict.noise)}): stop other work, or raise --time"
+        )
     slower = verdict.slower.items()
     return lines + [f"# the default is {_share(share)} faster at {about(size)}" for size, share in slower]
 
@@ -48,7 +50,7 @@ def left_out(choices: Sequence[Choice], settings: Settings) -> list[str]:
     if not count:
         return []
     what = "1 switch was" if count == 1 else f"{count} switches were"
-    return [f"# {what} left out: faster as measured, but by the scatter of the blocks not {settings.sure:.0%} sure"]
+    return [f"# {what} left out: measured as faster, but with less than {settings.sure:.0%} confidence"]
 
 
 def way_back(path: Path, before: Path | None) -> str:
@@ -66,7 +68,7 @@ def _sizes(change: Change, choice: Choice) -> str:
 
 def _change(change: Change) -> str:
     if change.was is None:
-        return f"{change.option}, where no rule was"
+        return f"{change.option}, for which there was no rule"
     if change.gain is None or change.sure is None:
         return f"{change.option} instead of {change.was}, which was not measured"
     gain = f"{_share(abs(change.gain))} {'slower' if change.gain < 0 else 'faster'}"

@@ -139,11 +139,11 @@ def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: 
     report.add(group(1, line("theirs", PEER, 8.0, 9.0), line("commlib unique", OURS, 9.0, 9.0)))
     report.notes = ["torch.compile: 3 shapes compiled in 4.0 s"]
     text = ProfileView(report.document(), 80).table()
-    assert "# theirs takes less than ours: 0.67 at n 1, dim 4096, random, cold" in text
+    assert "# theirs is faster than ours: 0.67 at n 1, dim 4096, random, cold" in text
     assert "commlib unique takes less" not in text
     assert "# skipped torch.compile: not asked for" in text
     assert "# torch.compile: 3 shapes compiled in 4.0 s" in text
-    assert "# n 1: all sets together stay in the cache" in text
+    assert "# n 1: with short rows, all sets together fit into the cache" in text
     assert "3 FAILED" in text
     (shown,) = (row for row in text.splitlines() if row.startswith("     1 commlib*") and "[" in row)
     assert shown.split()[:7] == ["1", "commlib*", "12.00", "1.37", "83", "7.00", "14.00"]

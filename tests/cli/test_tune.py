@@ -200,7 +200,7 @@ def test_it_says_what_changes_by_how_much_and_how_sure_and_what_was_left_out() -
     assert list(changes(table)) == [
         "#   all_reduce float32 eager, 1K to 2K: shm_oneshot instead of shm_twoshot chunk_bytes=4096: "
         "25% faster, 97% sure",
-        "#   all_reduce float32 eager, from 4K: shm_twoshot chunk_bytes=4096, where no rule was",
+        "#   all_reduce float32 eager, from 4K: shm_twoshot chunk_bytes=4096, for which there was no rule",
     ]
     assert left_out([Choice(stretches, unsure=2), Choice(stretches, unsure=1)], Settings())[0].startswith(
         "# 3 switches"

@@ -57,52 +57,52 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
-@click.option("-n", "--ranks", type=click.IntRange(1), help="Start so many ranks here; else join the launcher's.")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="Start N ranks here; without it, join the launcher's.")
 @click.option("-b", "--min-bytes", callback=read_bytes, help="Smallest size (K, M, G are binary).  [default: 8]")
 @click.option("-e", "--max-bytes", callback=read_bytes, help="Largest size.  [default: 64M, 8M without OP]")
 @click.option(
     "-f",
     "--factor",
     type=click.FloatRange(1, min_open=True),
-    help="From size to size, such as 2 or 1.4142.  [default: 8, 32 without OP]",
+    help="Ratio of one size to the one before, such as 2 or 1.4142.  [default: 8, 32 without OP]",
 )
-@click.option("--sizes", metavar="A,B", help="These instead: ROWSxHIDDEN or bytes, with a type 16x7168:bf16.")
-@click.option("-d", "--dtype", default="float32", help="Element types a,b, short ones too; or all.")
-@click.option("--redop", default="sum", help="Reductions a,b; or all.")
+@click.option("--sizes", metavar="A,B", help="Sizes in place of -b, -e, -f: bytes or ROWSxHIDDEN; 16x7168:bf16.")
+@click.option("-d", "--dtype", default="float32", help="Element types a,b (bf16, half … too), or all.")
+@click.option("--redop", default="sum", help="Reductions a,b, or all.")
 @click.option("-r", "--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", help="all, auto (the plan's choice) or names: a,b.")
-@click.option("--peers", default="torch", help=f"Beside ours: none, or names: a,b.  ({_PEERS})")
+@click.option("--peers", default="torch", help=f"Other libraries to measure: none, or a,b.  ({_PEERS})")
 @click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
-@click.option("--params", multiple=True, metavar="NAME=A,B", help="Ours with these values, too, each with each.")
-@click.option("--baseline", help="What speed-ups are over: a label of the table, or best.  [default: the first peer]")
+@click.option("--params", multiple=True, metavar="NAME=A,B", help="Also measure all combinations of these parameters.")
+@click.option("--baseline", help="Speed-ups compare with this row, or with best.  [default: the first peer]")
 @click.option("--window", type=click.IntRange(1), help="Of send_recv: messages in flight; bandwidth and rate.")
 @click.option("--pairs", is_flag=True, help="Of send_recv: the lower half of the ranks sends to the upper half.")
 @click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
-@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of calls of the host.")
+@click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
 @click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
-@click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure for, about.")
+@click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure, approximately.")
 @click.option("--check/--no-check", default=True, help="Compare every value.")
 @click.option("-c", "checks", type=click.IntRange(0), help="0 is --no-check, as in nccl-tests.")
-@click.option("--seed", default=0, help="Of the order of blocks and of the intervals.")
-@click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Of ours.")
-@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="With -n.")
-@click.option("--plan", type=EXISTING, help="Plan file to run under instead of the one in force.")
+@click.option("--seed", default=0, help="Seed of the order of blocks and of the intervals.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Our backend.")
+@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="Pinning of ranks, with -n.")
+@click.option("--plan", type=EXISTING, help="Use this plan file instead of the plan in force.")
 @click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
 @click.option(
-    "-o", "--output", type=FILE, help="Also write the results there, as JSON; as .csv, .md or .osu if it ends so."
+    "-o", "--output", type=FILE, help="Also write the results to FILE: JSON, or .csv, .md, .osu by its suffix."
 )
-@click.option("--plot", type=FILE, help="Also draw the curves there: .png or .svg.")
+@click.option("--plot", type=FILE, help="Also draw the curves to FILE: .png or .svg.")
 @click.option("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])
 @click.option("--nsys", "tool", flag_value="nsys", help=nsight.HELP["nsys"])
 @click.option("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
 @click.pass_context
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
-    """Time collectives, each algorithm of them, beside other libraries.
+    """Time collectives: each of their algorithms, beside other libraries.
 
-    Without OP, all collectives in a compact run. The ranks are those of torchrun, mpirun, srun or `commlib run`,
-    or N that -n starts here. Columns and bus factors are nccl-tests'; * marks what the plan picks.
+    Without OP, time all collectives at a few sizes. The ranks are those that torchrun, mpirun, srun or `commlib run`
+    started, or -n starts them here. Columns and bus factors are those of nccl-tests; * marks the plan's choice.
     """
     from commlib.bench import once
     from commlib.bench.job import buffer_bytes

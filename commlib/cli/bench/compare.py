@@ -28,14 +28,14 @@ def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < float("inf"):
-        raise click.BadParameter(f"{value!r} is not a share in percent; write 5% or 2.5%", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a percentage; write 5% or 2.5%", ctx, param)
     return share
 
 
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default=DEFAULT, callback=_percent, help="Less is no difference.")
+@click.option("--threshold", default=DEFAULT, callback=_percent, help="Smaller differences do not count.")
 @click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--all", "every", is_flag=True, help="List every row, not only what differs.")
 @click.pass_context

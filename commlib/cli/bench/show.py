@@ -17,9 +17,9 @@ from commlib.report.plot import check_name
 @click.argument("file", type=click.Path(path_type=Path))
 @click.argument("ops", nargs=-1, metavar="[OP]...")
 @click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
-@click.option("--plot", "picture", type=FILE, help="Draw to a .png or .svg.")
-@click.option("-o", "--output", type=FILE, help="Write there, not on stdout.")
-@click.option("--part", type=click.IntRange(1), help="The N-th run alone, where FILE has several.  [default: all]")
+@click.option("--plot", "picture", type=FILE, help="Draw to FILE: .png or .svg.")
+@click.option("-o", "--output", type=FILE, help="Write to FILE instead of stdout.")
+@click.option("--part", type=click.IntRange(1), help="Show only the N-th run of a FILE with several.  [default: all]")
 def show(
     file: Path, ops: tuple[str, ...], form: str, picture: Path | None, output: Path | None, part: int | None
 ) -> None:

@@ -21,32 +21,32 @@ POSITIVE = click.FloatRange(0, min_open=True)
 
 @click.group()
 def profile() -> None:
-    """Time a kernel beside torch, torch.compile and Triton, and show what of the copy bandwidth it reaches."""
+    """Time a kernel beside torch, torch.compile and Triton; show its share of the bandwidth of a copy."""
 
 
 def _options(name: str, listed: Listed) -> list[click.Parameter]:
     """Return the options of a kernel's subcommand."""
-    time = f"Seconds to measure for, about.  [default: {SECONDS:g}; with --sweep {SWEEP_SECONDS:g}]"
+    time = f"Seconds to measure, approximately.  [default: {SECONDS:g}; with --sweep {SWEEP_SECONDS:g}]"
     peer = click.Path(exists=True, dir_okay=False, path_type=Path)
     chosen = click.Choice(listed.patterns)
     single = len(listed.patterns) == 1
     return [
-        click.Option(["--dims", "--dim"], help="Elements of a row, a,b; most new tokens of a request."),
-        click.Option(["-n", "--rows"], help="Ids, tokens or requests, a,b."),
-        click.Option(["--dtype"], help="Element types a,b, short ones too."),
-        click.Option(["--pattern"], type=chosen, hidden=single, help="Of the ids.  [default: random]"),
-        click.Option(["--compare-patterns"], is_flag=True, hidden=single, help="All patterns, side by side."),
-        *_choice(
-            "heat", {"cold": "Sets of tensors in rotation, more than the cache holds.  [default]", "hot": "One set."}
-        ),
+        click.Option(["--dims", "--dim"], help="Elements per row, a,b; for metadata, new tokens per request."),
+        click.Option(["-n", "--rows"], help="Number of ids, tokens or requests, a,b."),
+        click.Option(["--dtype"], help="Element types a,b (bf16, half … too)."),
+        click.Option(["--pattern"], type=chosen, hidden=single, help="Order of ids or slots.  [default: random]"),
+        click.Option(["--compare-patterns"], is_flag=True, hidden=single, help="Measure all patterns, side by side."),
+        *_choice("heat", {"cold": "Rotate sets of tensors that exceed the cache.  [default]", "hot": "Use one set."}),
         *_choice("variant", listed.variants),
-        click.Option(["--sweep"], is_flag=True, help="All sizes, cold and hot."),
-        click.Option(["--flush"], is_flag=True, help="Empty the cache before each replay: cold where sets are small."),
-        click.Option(["--compile/--no-compile", "compile_"], default=None, help="torch.compile.  [default: on GPUs]"),
+        click.Option(["--sweep"], is_flag=True, help="Measure all sizes, cold and hot."),
+        click.Option(["--flush"], is_flag=True, help="Empty the cache before each replay, also for small sets."),
+        click.Option(
+            ["--compile/--no-compile", "compile_"], default=None, help="Measure torch.compile.  [default: on GPUs]"
+        ),
         click.Option(["--peer"], type=peer, multiple=True, help="File with candidates(kernel, case, inputs)."),
         click.Option(["--time", "seconds"], type=POSITIVE, help=time),
         click.Option(["--device"], default="auto", show_default=True, help="cpu, cuda, cuda:1 …"),
-        click.Option(["--seed"], default=0, show_default=True, help="Of the order of blocks and of the intervals."),
+        click.Option(["--seed"], default=0, show_default=True, help="Seed of block order and intervals."),
         click.Option(["-o", "--json", "output"], **JSON),
         click.Option(["--plot"], **picture(f"profile-{name}.png", "latency and share of the copy")),
         *_choice("tool", nsight.HELP),
@@ -85,12 +85,14 @@ for _name, _listed in KERNELS.items():
 
 @profile.command(cls=Words)
 @click.option("--time", "seconds", default=SECONDS, show_default=True, type=POSITIVE)
-@click.option("--leaves", default=100_000, show_default=True, type=click.IntRange(200), help="Of the tree that evicts.")
-@click.option("--seed", default=0, show_default=True, help="Of the order of blocks.")
+@click.option(
+    "--leaves", default=100_000, show_default=True, type=click.IntRange(200), help="Leaves of the evicting tree."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the order of blocks.")
 @click.option("-o", "--json", "output", **JSON)
 @click.pass_context
 def radix(ctx: click.Context, seconds: float, leaves: int, seed: int, output: Path | None) -> None:
-    """Calls of RadixCache and prefix_match from Python, on the CPU, beside numpy, torch and a dictionary of pages."""
+    """Time RadixCache and prefix_match from Python on the CPU, beside numpy, torch and a dictionary of pages."""
     from commlib.cli.options import check_files
     from commlib.cli.profile.radix import RadixReport, RadixView, main
     from commlib.report.run import Output

@@ -28,16 +28,16 @@ def opening(document: dict[str, Any]) -> list[str]:
     lines = [
         f"commlib {machine['commlib']} profile {config['kernel']}: {where}",
         f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
-        f"cases: {config['cases']}, in about {config['seconds']:g} s besides preparing them; values are compared",
+        f"cases: {config['cases']}, measured for about {config['seconds']:g} s after preparation; values are compared",
         *(_on_gpu(config) if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
-        "rate: bytes read and written; %copy: torch's copy_ of as many bytes is 100; copies and probes are no peers",
-        "ratio: how many times as long as ours a call takes, with its 95 % interval; on ours (*), the best peer's",
+        "rate: bytes read and written; %copy: 100 is torch's copy_ of as many bytes; copies and probes are not peers",
+        "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
     ]
     return [f"# {line}" for line in lines]
 
 
 def _on_gpu(config: dict[str, Any]) -> Iterator[str]:
-    cold = f"cold: sets in rotation, {about(config['cold_bytes'])} in all, but {config['most_sets']} sets at most"
+    cold = f"cold: sets in rotation, {about(config['cold_bytes'])} in all, at most {config['most_sets']} sets"
     yield "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back"
     yield cold + ("; the cache is flushed before each replay" if config["flush"] else "")
 
@@ -59,7 +59,7 @@ def _slower(rows: Sequence[Row]) -> Iterator[str]:
     for lost in grouped(sure, lambda row: row["versus"]["of"]):
         places = [f"n {row['n']}, dim {row['dim']}, {row['pattern']}, {row['heat']}" for row in lost]
         found = [f"{ratio_text(row['versus']['ratio'])} at {place}" for row, place in zip(lost, places, strict=True)]
-        yield f"{lost[0]['versus']['of']} takes less than ours: {'; '.join(found)}"
+        yield f"{lost[0]['versus']['of']} is faster than ours: {'; '.join(found)}"
 
 
 def _small_sets(document: dict[str, Any]) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _small_sets(document: dict[str, Any]) -> Iterator[str]:
     small = sorted({row["n"] for row in cold if row["sets"] * row["bytes"] < config["cold_bytes"]})
     if small and config["device"] == "cuda" and not config["flush"]:
         numbers = ", ".join(map(str, small))
-        yield f"n {numbers}: all sets together stay in the cache where rows are short; --flush empties it"
+        yield f"n {numbers}: with short rows, all sets together fit into the cache; --flush empties it"
 
 
 def _skipped(rows: Sequence[Row]) -> Iterator[str]:

@@ -24,7 +24,7 @@ EVICTIONS = {"leaf": ("leaf",), "tail": ("tail",), "both": ("leaf", "tail")}
 
 @click.group()
 def radix() -> None:
-    """Play traces of requests on a radix cache: which policy finds how much, at which size."""
+    """Run traces of requests through a radix cache, and compare the hit rates of policies and capacities."""
 
 
 def _capacities(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -54,9 +54,9 @@ def _policies(ctx: click.Context, param: click.Parameter, text: str) -> tuple[st
 @click.argument("traces", nargs=-1, required=True, metavar="TRACE...", type=click.Path(exists=True, path_type=Path))
 @click.option("--policy", "policies", default="all", show_default=True, callback=_policies, help="all, or a list a,b.")
 @click.option(
-    "--capacity", "capacities", default="100k,300k,1M", show_default=True, callback=_capacities, help="Tokens, a,b."
+    "--capacity", "capacities", default="100k,300k,1M", show_default=True, callback=_capacities, help="Tokens: a,b."
 )
-@click.option("--page-size", default=1, show_default=True, type=click.IntRange(1, 65536), help="Tokens of a page.")
+@click.option("--page-size", default=1, show_default=True, type=click.IntRange(1, 65536), help="Tokens per page.")
 @click.option(
     "--eviction",
     "evictions",
@@ -64,7 +64,7 @@ def _policies(ctx: click.Context, param: click.Parameter, text: str) -> tuple[st
     default="leaf",
     show_default=True,
     callback=lambda ctx, param, name: EVICTIONS[name],
-    help="Whole leaves, or pages from their end.",
+    help="Evict whole leaves, or pages from their end.",
 )
 @click.option("-o", "--json", "output", **JSON)
 @click.option("--plot", **picture("radix.png", "hit rate over capacity"))
@@ -90,12 +90,12 @@ def simulate(
 
 @radix.group()
 def generate() -> None:
-    """Write a trace of made-up requests, one kind of workload each."""
+    """Write a trace of synthetic requests; each command makes one kind of workload."""
 
 
 @radix.group("import")
 def import_() -> None:
-    """Write a trace from a public one, request by request in the order of its file."""
+    """Convert a public trace; requests keep the order of its file."""
 
 
 def _write(lines: Callable[..., Iterator[Line]], source: Any, output: Path, requests: int | None, **of: Any) -> None:
@@ -126,10 +126,10 @@ _seed = click.Option(
     default=0,
     show_default=True,
     callback=lambda ctx, param, seed: Draw(seed),
-    help="Of the chance; the same seed, the same trace.",
+    help="Random seed; the same seed gives the same trace.",
 )
 for _name, _lines in WORKLOADS.items():
-    generate.add_command(_writer(_name, _lines, _seed, _count(default=5000, show_default=True, help="How many.")))
+    generate.add_command(_writer(_name, _lines, _seed, _count(default=5000, show_default=True, help="Requests.")))
 for _name, _lines in IMPORTERS.items():
     _file = click.Argument(["source"], type=EXISTING, metavar="FILE")
-    import_.add_command(_writer(_name, _lines, _file, _count(help="How many; without it, all.")))
+    import_.add_command(_writer(_name, _lines, _file, _count(help="Number of requests; without it, all.")))

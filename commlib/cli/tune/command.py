@@ -58,7 +58,7 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
 
 @click.command(cls=Words)
 @click.argument("ops", nargs=-1, metavar="[OP]...", callback=_by(_ops))
-@click.option("-n", "--ranks", type=click.IntRange(2), help="Start so many ranks here; else join the launcher's.")
+@click.option("-n", "--ranks", type=click.IntRange(2), help="Start N ranks here; without it, join the launcher's.")
 @click.option("-b", "--min-bytes", "low", default="16", callback=read_bytes, show_default=True, help="Smallest size.")
 @click.option(
     "-e", "--max-bytes", "high", callback=read_bytes, help="Largest size.  [default: 256M on GPUs, 64M on the CPU]"
@@ -67,7 +67,7 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
     "--dtype",
     "dtypes",
     callback=_by(read_dtypes),
-    help="Types; the first stands for all others.  [default: bfloat16,float32; CPU: reversed]",
+    help="Element types; the first stands for all that are not listed.  [default: bfloat16,float32; CPU: reversed]",
 )
 @click.option(
     "--mode",
@@ -76,19 +76,19 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
     help="eager, graph or both.  [default: graph,eager on GPUs, eager on the CPU]",
 )
 @click.option("--algorithms", default="all", show_default=True, callback=_by(_algorithms), help="all, or names: a,b.")
-@click.option("--time", "seconds", callback=_seconds, help="In all, such as 60s or 5m.  [default: 60s per operation]")
-@click.option("--penalty", default=0.02, show_default=True, help="What a switch between sizes must gain, as a share.")
-@click.option("--seed", default=0, show_default=True, help="Of the order of blocks and of the intervals.")
+@click.option("--time", "seconds", callback=_seconds, help="Total, such as 60s or 5m.  [default: 60s per operation]")
+@click.option("--penalty", default=0.02, show_default=True, help="Share of time that a change of algorithm must gain.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the order of blocks and of the intervals.")
 @click.option("--backend", default="auto", show_default=True, help="auto, nccl, shm or torch.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")
-@click.option("--plan", help="Plan in force: where to start from.  [default: what init() takes here]")
-@click.option("--fresh", is_flag=True, help="Write what was measured even where the plan in force is as good.")
-@click.option("--resume", is_flag=True, help="Go on after an interrupted run: sizes that it measured stand.")
+@click.option("--plan", help="Plan to start from.  [default: the one that init() takes here]")
+@click.option("--fresh", is_flag=True, help="Choose as if no plan were in force.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted run; keep the sizes it measured.")
 @click.option("--dry-run", is_flag=True, help="Measure and print, write nothing.")
-@click.option("--force", is_flag=True, help="Write the plan even where it is slower than the default.")
-@click.option("--from", "source", type=FILE, help="Measure nothing: rules of FILE's samples.")
-@click.option("--plot", type=FILE, help="Curves and choices, as .png or .svg.")
-@click.option("-o", "--output", type=FILE, help="Plan file.  [default: yours]")
+@click.option("--force", is_flag=True, help="Write the plan even if it is slower than the default.")
+@click.option("--from", "source", type=FILE, help="Make rules from the samples in FILE; measure nothing.")
+@click.option("--plot", type=FILE, help="Draw curves and choices to FILE: .png or .svg.")
+@click.option("-o", "--output", type=FILE, help="Plan file.  [default: this user's plan for this machine]")
 @click.pass_context
 def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | None, **options: Any) -> None:
     """Measure every algorithm of OP (all collectives without it) and write the plan that init() takes from then on.

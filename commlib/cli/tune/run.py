@@ -104,7 +104,7 @@ class Tuning:
     def run(self) -> None:
         """Measure all cases, print what was chosen, write the plan."""
         if not self.cases:
-            self.say(f"# nothing to choose: {', '.join(self.order.ops)} on {self.comm.backend} has one way each")
+            self.say(f"# nothing to choose: {self.comm.backend} has one algorithm each for {', '.join(self.order.ops)}")
             return
         comm, order, sizes = self.comm, self.order, (self.order.low, self.high)
         self.say(
@@ -157,7 +157,7 @@ class Tuning:
             except (commlib.Unsupported, ValueError) as error:
                 self.say(f"# no plot: {error}")
         if not tables:
-            self.say("# nothing is written: the plan in force stays (--fresh writes what was measured)")
+            self.say("# no plan is written: the plan in force stays (--fresh chooses without it)")
         elif order.dry_run:
             self.say(f"# dry run: plan {plan.digest} was not written to {self.path}")
         elif comm.rank == 0:
@@ -186,12 +186,12 @@ def main(order: Order, command: str) -> int:
     room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, _arena_bytes(order))
     with commlib.init(backend=order.backend, max_bytes=room, plan=order.plan or "auto") as comm:
         if comm.size == 1:
-            raise click.UsageError("one rank has nobody to talk to; -n N starts more")
+            raise click.UsageError("tune needs two ranks or more; start them with -n N")
         tuning = Tuning(comm, order, started)
 
         def finish(ended: str) -> None:
             if ended == INTERRUPTED_TEXT:
-                tuning.say(f"# interrupted; `{command} --resume` goes on from here")
+                tuning.say(f"# interrupted; `{command} --resume` continues from here")
 
         return until_it_ends(tuning.run, finish)
 
