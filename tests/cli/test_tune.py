@@ -250,4 +250,4 @@ def test_graphs_need_gpus_and_one_rank_has_nothing_to_tune(tune: Tune, tmp_path:
     assert "needs GPUs" in done.stderr
     alone = tune("all_reduce", home=tmp_path)
     assert alone.returncode == 2
-    assert "-n N starts more" in alone.stderr
+    assert "start them with -n N" in alone.stderr

@@ -31,7 +31,7 @@ def _options(name: str, listed: Listed) -> list[click.Parameter]:
     chosen = click.Choice(listed.patterns)
     single = len(listed.patterns) == 1
     return [
-        click.Option(["--dims", "--dim"], help="Elements per row, a,b; for metadata, new tokens per request."),
+        click.Option(["--dims", "--dim"], help="Elements per row, a,b; for metadata, most new tokens per request."),
         click.Option(["-n", "--rows"], help="Number of ids, tokens or requests, a,b."),
         click.Option(["--dtype"], help="Element types a,b (bf16, half … too)."),
         click.Option(["--pattern"], type=chosen, hidden=single, help="Order of ids or slots.  [default: random]"),
