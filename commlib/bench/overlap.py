@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
     from commlib.peers import Peer
 
-# Rows and columns of the matrices that are multiplied: some µs each, so that any time can be filled with them.
-SIDES = {"cpu": 64, "cuda": 512}
+# Rows and columns of the matrices that are multiplied: short on the device, but longer than the launch.
+SIDES = {"cpu": 64, "cuda": 1024}
 UNIT_CALLS, UNIT_TURNS = 100, 5  # calls of a block that a multiplication is timed by, and blocks
 NOTE = (
     "overlap: time is that of the asynchronous call and its wait() alone; compute: products of matrices that take as "

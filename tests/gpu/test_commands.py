@@ -37,6 +37,23 @@ def test_bench_replays_graphs_beside_its_peers() -> None:
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
 
 
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        ("send_recv --window 8", "messages_s"),
+        ("send_recv --window 8 --pairs", "messages_s"),
+        ("all_reduce --overlap", "overlap"),
+    ],
+)
+def test_bench_measures_messages_in_flight_and_asynchronous_calls(words: str, figure: str) -> None:
+    done = commlib("bench", *words.split(), "-n", "2", "--sizes", "64K,1M", "--time", "3", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    timed = [row for row in found["rows"] if "time_us" in row]
+    assert {"torch", "nccl_direct"} <= {row["algorithm"] for row in timed}, found["rows"]
+    assert [row for row in timed if row["wrong"] or not row[figure]] == []
+
+
 def test_tune_writes_a_plan_for_graphs_and_eager_calls(tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     words = ("-b", "1K", "-e", "64K", "--dtype", "bfloat16", "--time", "12", "--fresh", "--force", "-o", str(output))
