@@ -8,7 +8,7 @@ mkdir -p "$OUT"
 python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target /tmp/site .whl/*.whl || exit 1
 export PYTHONPATH=/tmp/site PATH=/tmp/site/bin:$PATH
 python3 -m pip install -q --no-deps --no-build-isolation --no-compile --upgrade --target /tmp/site . || exit 1
-rm -rf /tmp/run && mkdir /tmp/run && cp -r tests benchmarks pyproject.toml /tmp/run && cd /tmp/run # the wheel, not the checkout
+rm -rf /tmp/run && mkdir /tmp/run && cp -r tests benchmarks examples pyproject.toml /tmp/run && cd /tmp/run # the wheel, not the checkout
 if [ "${1:-tests}" = tests ]; then
   shift || true
   set -- python3 -m pytest -q -p no:cacheprovider "${@:-tests/gpu}"

@@ -216,6 +216,12 @@ def test_a_remedy_names_the_packages_of_its_extra(extra, file):
         assert remedies and all(name in remedy for remedy in remedies)
 
 
+def test_the_version_is_one():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (version,) = re.findall(r'^version = "(.*)"', project, re.MULTILINE)
+    assert f'\n__version__ = "{version}"\n' in (ROOT / "commlib/__init__.py").read_text(encoding="utf-8")
+
+
 def test_no_path_of_a_machine_is_in_the_project():
     # Folders of one person or machine; written so that this line does not match itself.
     pattern = re.compile(r"(?<![\w.<])/(?:work|root|home/\w+|Users/\w+|mnt|opt/\w+)/[\w.]")

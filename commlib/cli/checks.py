@@ -154,7 +154,8 @@ def _gpu() -> Finding:
     if not Path("/dev/nvidiactl").exists():
         return Finding("gpu", "missing", "no NVIDIA driver; ranks use the CPU")
     if torch.version.cuda is None:
-        return Finding("gpu", "broken", "a GPU, but torch is a CPU build", "launch/setup.sh --gpu")
+        remedy = "install a CUDA build of torch; in a checkout: launch/setup.sh --gpu"
+        return Finding("gpu", "broken", "a GPU, but torch is a CPU build", remedy)
     if not torch.cuda.is_available():
         return Finding("gpu", "broken", "torch finds no usable GPU", "compare nvidia-smi with torch's CUDA")
     return Finding("gpu", "ok", f"{torch.cuda.device_count()} × {torch.cuda.get_device_name(0)}")

@@ -66,6 +66,12 @@ def test_tune_writes_a_plan_for_graphs_and_eager_calls(tmp_path: Path) -> None:
         assert why.runner_up
 
 
+@pytest.mark.parametrize("example", ["allreduce.py", "graph.py"])
+def test_an_example_runs_on_two_gpus(example: str) -> None:
+    done = commlib("run", "-n", "2", str(Path(__file__).parents[2] / "examples" / example))
+    assert (done.returncode, done.stdout.count("all_reduce of")) == (0, 2), done.stdout + done.stderr
+
+
 def test_doctor_says_what_the_gpu_backend_has() -> None:
     findings = json.loads(commlib("doctor", "--json").stdout)
     (backend,) = [finding for finding in findings if finding["topic"] == "gpu backend"]
