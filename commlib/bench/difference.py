@@ -15,7 +15,7 @@ SIDES = (("ours", True), ("others", False))
 NOT_JUDGED = "not judged"
 VERDICTS = ("wrong", "worse", "better", "same", NOT_JUDGED)
 FAR = 3  # times as far as the peers, in powers: what moved by so much is judged though the machine changed
-BLIND = 2  # times the threshold that ours must differ by where no peer shows what the machine did
+BLIND = 4  # times the threshold that ours must differ by where no peer shows what the machine did
 NO_PEERS = (
     "no row of another library is in both, so whether the machine drifted cannot be seen; a call differs only beyond "
     f"{BLIND} times the threshold, and if the fastest block of one run is above nine tenths of the other's"

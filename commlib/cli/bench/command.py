@@ -80,7 +80,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
-@click.option("--iters", type=click.IntRange(1), help="Iterations of a block.  [default: as many as fill 200 us]")
+@click.option(
+    "--iters", type=click.IntRange(1), help="Iterations of a block, nccl-tests' -n.  [default: as fill 200 us]"
+)
 @click.option("-w", "--warmup", type=click.IntRange(0), default=3, help="Untimed iterations before.")
 @click.option("--time", "seconds", type=POSITIVE, default=60.0, help="Seconds to measure, approximately.")
 @click.option("--check/--no-check", default=True, help="Compare every value.")
