@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.collectives import COLLECTIVES, Call, Collective
-from commlib.timing import Prepare, Run, Started
+from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
     from commlib.peers import Peer
+    from commlib.peers.peer import Message
 
 OP = "send_recv"
 SYNC = "sync"  # behind the name of the algorithm whose calls return when their message may be changed
@@ -64,7 +65,7 @@ class Window:
         """Return what makes the messages of another library ready."""
 
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            return Started([peer.message(*message) for message in self._messages(x, out, call)])
+            return peer.messages(self._messages(x, out, call))
 
         return prepare
 
@@ -100,7 +101,7 @@ class Window:
         for part, rank, sends in self._messages(x, out, call):
             (comm.send if sends else comm.recv)(part, rank)
 
-    def _messages(self, x: torch.Tensor, out: torch.Tensor, call: Call) -> list[tuple[torch.Tensor, int, bool]]:
+    def _messages(self, x: torch.Tensor, out: torch.Tensor, call: Call) -> list[Message]:
         """Return tensor, partner and direction; every second rank receives first: on a stream, calls wait in line."""
         after, before = self.peers(call.rank, call.size)
         sends = [] if after is None else [(part, after, True) for part in x.split(call.count)]

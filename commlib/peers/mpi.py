@@ -13,8 +13,8 @@ from commlib.bootstrap import mpi as launcher
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.peers.peer import CallTable, averaged, neighbours
-from commlib.timing import Empty, Prepare, Run, plain
+from commlib.peers.peer import CallTable, Message, averaged, neighbours
+from commlib.timing import Empty, Prepare, Run, Started, plain
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -70,10 +70,14 @@ class Mpi(CallTable):
 
         return prepare
 
-    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
-        """Return MPI's Isend or Irecv."""
-        world, memory = self.library.COMM_WORLD, self.library.buffer.fromaddress(x.data_ptr(), x.nbytes)
-        return partial(world.Isend if sends else world.Irecv, [memory, self.library.BYTE], rank)
+    def messages(self, window: Sequence[Message]) -> Run:
+        """Return MPI's Isend and Irecv of each."""
+        mpi = self.library
+        start = {True: mpi.COMM_WORLD.Isend, False: mpi.COMM_WORLD.Irecv}
+        memory = [[mpi.buffer.fromaddress(x.data_ptr(), x.nbytes), mpi.BYTE] for x, _, _ in window]
+        return Started(
+            [partial(start[sends], part, rank) for part, (_, rank, sends) in zip(memory, window, strict=True)]
+        )
 
     def later(self, run: Run) -> Run:
         """Return MPI's call with an I before its name."""

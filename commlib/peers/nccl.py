@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 
 from commlib.backends.nccl_control import within
 from commlib.errors import CommError, Unsupported
-from commlib.peers.peer import START_S, CallTable, in_turn, neighbours
+from commlib.peers.peer import START_S, CallTable, Message, in_turn, neighbours
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
@@ -82,6 +82,25 @@ class Nccl(CallTable):
 
         return prepare
 
+    def messages(self, window: Sequence[Message]) -> Run:
+        """Return NCCL's sends and receives as one group."""
+        bare = [
+            self.bare("ncclSend" if sends else "ncclRecv", Pointer(x.data_ptr()), *_bytes(x.nbytes), ctypes.c_int(rank))
+            for x, rank, sends in window
+        ]
+        return in_turn(self.lib.ncclGroupStart, *bare, self.lib.ncclGroupEnd)
+
+    def bare(self, name: str, *arguments: Any) -> Run:
+        """Return the call of a function, on the stream that is current then."""
+        function = getattr(self.lib, name, None)
+        if function is None:
+            raise Unsupported(f"this NCCL has no {name}")
+        function.errcheck = self._checked
+        arguments = (*arguments, self.comm)
+        if self.graph:  # it is captured on another stream than it was prepared on
+            return lambda: function(*arguments, stream())
+        return partial(function, *arguments, stream())
+
     def stop(self) -> None:
         """End the communicator, once what was enqueued is done."""
         if self.comm.value:
@@ -94,6 +113,10 @@ class Nccl(CallTable):
         if result != 0:
             raise CommError(f"{what}: {self.lib.ncclGetErrorString(result).decode()}")
 
+    def _checked(self, result: int, function: Any, arguments: tuple[Any, ...]) -> int:
+        self.check(result, "the bare call")
+        return result
+
 
 make = Nccl
 
@@ -104,18 +127,11 @@ class _Call:
     def __init__(self, owner: Nccl, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
         self.owner, self.call = owner, call
         self.x, self.out, self.root = Pointer(x.data_ptr()), Pointer(out.data_ptr()), ctypes.c_int(call.root)
-        self.moved = ctypes.c_size_t(call.count * call.dtype.itemsize), ctypes.c_int(BYTES)  # count and type
+        self.moved = _bytes(call.count * call.dtype.itemsize)
 
     def to(self, name: str, *arguments: Any) -> Run:
-        """Return the call of a function, on the stream that is current then."""
-        function = getattr(self.owner.lib, name, None)
-        if function is None:
-            raise Unsupported(f"this NCCL has no {name}")
-        function.errcheck = self._checked
-        arguments = (*arguments, self.owner.comm)
-        if self.owner.graph:  # it is captured on another stream than it was prepared on
-            return lambda: function(*arguments, stream())
-        return partial(function, *arguments, stream())
+        """Return the call of a function."""
+        return self.owner.bare(name, *arguments)
 
     def reduced(self) -> tuple[Any, ...]:
         """Return count, type and reduction; Unsupported names what NCCL lacks."""
@@ -125,10 +141,10 @@ class _Call:
         codes = ctypes.c_int(_TYPES[name]), ctypes.c_int(_REDOPS[self.call.redop])
         return ctypes.c_size_t(self.call.count), *codes
 
-    def _checked(self, result: int, function: Any, arguments: tuple[Any, ...]) -> int:
-        if result != 0:
-            self.owner.check(result, "the bare call")
-        return result
+
+def _bytes(number: int) -> tuple[Any, Any]:
+    """Return count and type of so many bytes."""
+    return ctypes.c_size_t(number), ctypes.c_int(BYTES)
 
 
 def stream() -> Pointer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 START_S = 120.0  # for all ranks to join what a peer makes
+Message = tuple[torch.Tensor, int, bool]  # a tensor, to or from which rank, whether it is sent
 
 
 class Peer(ABC):
@@ -61,8 +62,8 @@ class Peer(ABC):
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         """Return its ways to make the calls of a collective."""
 
-    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
-        """Return what starts a message to or from a rank; what it returns has wait()."""
+    def messages(self, window: Sequence[Message]) -> Run:
+        """Return what has all these messages in flight at once, and returns when they are done."""
         raise Unsupported(f"{self.name} has no messages that are started and waited for later")
 
     def later(self, run: Run) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
-from commlib.peers.peer import START_S, CallTable, averaged, in_turn, neighbours
+from commlib.peers.peer import START_S, CallTable, Message, averaged, in_turn, neighbours
 from commlib.redops import REDOPS
-from commlib.timing import Prepare, Run
+from commlib.timing import Prepare, Run, Started
 
 if TYPE_CHECKING:
     from commlib.collectives import Call, Collective
@@ -60,9 +60,9 @@ class Torch(CallTable):
 
         return prepare
 
-    def message(self, x: torch.Tensor, rank: int, sends: bool) -> Run:
-        """Return torch's isend or irecv."""
-        return partial(dist.isend if sends else dist.irecv, _bytes(x), rank)
+    def messages(self, window: Sequence[Message]) -> Run:
+        """Return torch's isend and irecv of each."""
+        return Started([partial(dist.isend if sends else dist.irecv, _bytes(x), rank) for x, rank, sends in window])
 
     def later(self, run: Run) -> Run:
         """Return the call with async_op=True."""
