@@ -29,7 +29,7 @@ def check_processes(ranks: int) -> None:
 def _refuse(ranks: int, limits: list[Limit]) -> None:
     most, why = min(limits, default=(ranks, ""))
     if ranks > most:
-        remedy = f"give -n {most} or fewer" if most > 0 else "not one fits"
+        remedy = f"give -n {most} or fewer" if most > 0 else "there is no room for even one rank"
         raise ValueError(f"-n {ranks} is more than fits here: {why}; {remedy}")
 
 

@@ -43,7 +43,7 @@ class LaneWork(Work):
         try:
             self._future.result(seconds or None)
         except FutureTimeout:
-            raise CommTimeout(f"{self._what} is not done after {seconds} s; it goes on in the background") from None
+            raise CommTimeout(f"{self._what} is not done after {seconds} s; it continues in the background") from None
         return True
 
     def is_completed(self) -> bool:

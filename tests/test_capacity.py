@@ -43,7 +43,9 @@ def test_a_backend_allows_so_many_whatever_the_memory(monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match=f"the shm backend serves {most} ranks at most; give -n {most} or fewer"):
         capacity.check(most + 1, "shm", lambda ranks: 0)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match="nccl needs a GPU for each rank, and there are 0; not one fits"):
+    with pytest.raises(
+        ValueError, match="nccl needs a GPU for each rank, and there are 0; there is no room for even one rank"
+    ):
         capacity.check(2, "nccl", lambda ranks: 0)
 
 

@@ -309,7 +309,7 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.broadcast(x, 1), "src=1 is not a rank of this communicator: 0 to 0"),
         (lambda: alone.reduce(x, -1), "dst=-1 is not a rank"),
         (lambda: alone.scatter(None, 0), "rank 0 is the source and needs x"),
-        (lambda: alone.all_reduce(x.view(-1)[:8], out=x.view(-1)[4:12]), "overlap by part"),
+        (lambda: alone.all_reduce(x.view(-1)[:8], out=x.view(-1)[4:12]), "overlap in part"),
         (lambda: alone.all_to_all_single(x.clone(), x, [3], [4]), "out_splits adds up to 3, but its tensor has 4 rows"),
         (lambda: alone.all_to_all_single(x.clone(), x, [-4]), r"out_splits\[0\] is -4"),
         (lambda: alone.all_to_all_single(x.clone(), x, [4, 0]), "out_splits has 2 entries, but the communicator has 1"),

@@ -154,7 +154,7 @@ def _offer(with_id: bool) -> bytes:
     try:
         core = _core()
         if env.foreign("NCCL_COMM_BLOCKING") == "0":
-            raise Unsupported("NCCL_COMM_BLOCKING=0 makes every call of NCCL return early; unset it")
+            raise Unsupported("NCCL_COMM_BLOCKING=0 makes every NCCL call return early; unset it")
         unique_id = bytes(core.get_unique_id()) if with_id else b""
         return json.dumps({"id": unique_id.hex(), "failure": None}).encode()
     except Exception as error:
@@ -210,11 +210,11 @@ def _address(source: Any) -> int:
         try:
             pointer = source._get_backend(torch.device("cuda"))._comm_ptr()
         except (RuntimeError, AttributeError) as error:
-            raise Unsupported(f"this process group hands out no NCCL communicator: {error}") from None
+            raise Unsupported(f"this process group does not give access to its NCCL communicator: {error}") from None
     if not isinstance(pointer, int):
         raise TypeError(
             f"an NCCL communicator is an address, an object of nccl4py or a torch process group, not {source!r}"
         )
     if pointer == 0:
-        raise ValueError("the communicator does not exist yet; init_process_group(device_id=...) makes it at once")
+        raise ValueError("the group's NCCL communicator does not exist yet; pass device_id= to init_process_group")
     return pointer

@@ -68,7 +68,7 @@ def connect(timeout_s: float) -> World:
     if expected not in (None, world.size):
         raise Unsupported(
             f"mpiexec started {expected} ranks, but the MPI that mpi4py loaded sees {world.size}: launcher "
-            f"and library are not of one MPI; use the library's own mpiexec, or set MPI4PY_MPIABI"
+            f"and library belong to different MPIs; use the library's own mpiexec, or set MPI4PY_MPIABI"
         )
     if ours and world.size > 1:
         _abort_on_uncaught(mpi)

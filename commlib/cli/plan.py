@@ -115,7 +115,7 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 @click.option("--op", default="all_reduce", show_default=True, help="Collective.")
 @click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
 @click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@click.option("-n", "--world", type=click.IntRange(1), help="Limit the plan to this number of ranks.")
+@click.option("-n", "--world", type=click.IntRange(1), help="Limit the rule to this number of ranks.")
 @_backend
 @_output
 def threshold(

@@ -56,7 +56,7 @@ def _shard(vocab_range: tuple[int, int]) -> tuple[int, int]:
 
 def _empty(weights: Tensor, ids: Tensor) -> Tensor:
     if weights.dim() != 2:
-        raise ValueError(f"weights has {weights.dim()} dimensions, but index takes rows of a table of 2; reshape it")
+        raise ValueError(f"weights has {weights.dim()} dimensions, but must have 2: rows and columns; reshape it")
     return weights.new_empty((*ids.shape, weights.shape[1]))
 
 

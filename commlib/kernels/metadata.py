@@ -65,8 +65,8 @@ def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: in
         return seq_lens.numel() * max(window, 0)
     if compiling() or type(extend) not in PLAIN or not extend.is_cpu:
         raise ValueError(
-            f"how many tokens there are is not known on the host (extend_lens is on {extend.device}), and asking "
-            "would be a sync; pass capacity= or out="
+            f"the host does not know the number of tokens (extend_lens is on {extend.device}), and reading "
+            "it would wait for the device; pass capacity= or out="
         )
     return library.metadata_tokens(extend)
 

@@ -74,7 +74,7 @@ def export(plan: Plan, form: str, world: int) -> Exported:
         names = sorted({entry.algorithm for rule in rules.values() for entry in rule.ranges})
         wanted = "nccl" if form == "nccl-tuner" else "shm"
         raise ValueError(
-            f"plan {plan.source} has nothing that {form} could say, it names {', '.join(names) or 'nothing'}; "
+            f"{form} can express none of the algorithms in plan {plan.source}: {', '.join(names) or 'none'}; "
             f"export a plan of the {wanted} backend"
         )
     return Exported(f"# {form} rules from commlib's plan {plan.digest} for {world} ranks\n{made.text}", made.left_out)

@@ -30,7 +30,7 @@ def lines_of(text: str) -> dict[Path, int]:
         if match["key"]:
             path[-1] = json.loads(match["key"])
             if tuple(path) in found:
-                raise ValueError(f"line {line}: {match['key']} is there twice, first on line {found[tuple(path)]}")
+                raise ValueError(f"line {line}: {match['key']} is given twice, first on line {found[tuple(path)]}")
             found[tuple(path)] = line
         elif token in "]}":
             path.pop()

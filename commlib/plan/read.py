@@ -60,7 +60,7 @@ def _syntax(text: str, error: json.JSONDecodeError) -> str:
 
 
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:

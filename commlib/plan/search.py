@@ -74,8 +74,8 @@ def _fitting(plan: Plan, here: Mapping[str, Any], world: int, accept: Accept) ->
     for key in ("backend", "device"):
         if key in plan.fingerprint and plan.fingerprint[key] != here.get(key):
             raise ValueError(
-                f"plan {plan.source} was tuned for {key} {plan.fingerprint[key]}, here is {here.get(key)}; tune here "
-                "with `commlib tune`, or take its fingerprint out to use it as it is"
+                f"plan {plan.source} was tuned for {key} {plan.fingerprint[key]}, but this is {here.get(key)}; tune "
+                "here with `commlib tune`, or remove the fingerprint from the file to use it anyway"
             )
     if plan.rules and not plan.rules_of(world):
         raise ValueError(f"plan {plan.source} has no rule for {world} ranks; tune with `commlib tune -n {world}`")

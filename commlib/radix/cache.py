@@ -86,12 +86,14 @@ class RadixCache:
         A tensor on a GPU is copied to the CPU when it is inserted, which waits for the work before it on its stream.
         """
         if dtype not in SLOTS:
-            raise ValueError(f"slots are wanted as {dtype}, but must be torch.int32 or torch.int64")
+            raise ValueError(f"dtype of slots_as is {dtype}, but must be torch.int32 or torch.int64")
         device = torch.device(device)
         try:
             torch.empty(0, dtype=dtype, device=device)
         except (RuntimeError, AssertionError) as error:
-            raise Unsupported(f"slots are wanted on {device}, which torch cannot use here: {one_line(error)}") from None
+            raise Unsupported(
+                f"device of slots_as is {device}, which torch cannot use here: {one_line(error)}"
+            ) from None
         self._tree.widen(dtype == torch.int64)
         self._device = None if device.type == "cpu" else device
         return self

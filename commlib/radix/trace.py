@@ -67,7 +67,7 @@ class Trace:
         if unknown := [key for key in found if key not in KEYS]:
             raise ValueError(f"a request has no {unknown[0]!r}; there are {', '.join(KEYS)}")
         if "tokens" not in found:
-            raise ValueError("there are no tokens")
+            raise ValueError("a request needs the key tokens")
         tokens = _tokens("tokens", found["tokens"])
         if not len(tokens):
             raise ValueError("tokens is empty; a prompt has 1 or more")
@@ -75,7 +75,7 @@ class Trace:
         generated = self._fresh(output) if _is_int(output) else _tokens("output", output)
         priority = found.get("priority", 0)
         if not _is_int(priority) or not -(2**63) <= priority < 2**63:
-            raise ValueError(f"priority is {_kind(priority)}, not a number of 64 bits")
+            raise ValueError(f"priority is {_kind(priority)}, not a 64-bit integer")
         return Request(tokens, generated, _namespace(found.get("namespace")), priority)
 
     def _fresh(self, count: int) -> Tokens:

@@ -98,7 +98,7 @@ inline void same_or_apart(const Buffer& x, const Buffer& out, size_t in_place_of
   const bool apart = x.data + x.bytes() <= out.data || out.data + out.bytes() <= x.data;
   if (apart || x.data == out.data + in_place_offset || x.bytes() == 0) return;
   fail("ValueError",
-       "x and out overlap by part; pass the same memory for in place, or separate tensors");
+       "x and out overlap in part; pass the same memory for in place, or separate tensors");
 }
 
 inline void rank_in_world(int64_t rank, const char* name, int world) {

@@ -73,8 +73,8 @@ void Array::read_tensor(Object* object, const Argument& argument, Access access)
   }
   wide = same_type(tensor.type(), {kInt, 64, 1});
   if (!wide && !same_type(tensor.type(), {kInt, 32, 1}))
-    fail("ValueError", argument.name(), " has another type than int32 or int64; pass ",
-         argument.name(), ".long()");
+    fail("ValueError", argument.name(), " is neither int32 nor int64; pass ", argument.name(),
+         ".long()");
   one_dimension(argument, tensor.ndim());
   count = static_cast<size_t>(tensor.size(0));
   adjacent(argument, tensor.stride(0) * tensor.item_bytes(), tensor.item_bytes(), count);
@@ -86,7 +86,7 @@ void Array::read_buffer(Object* object, const Argument& argument, Access access)
   if (PyObject_GetBuffer(object, &view_, flags) != 0) {
     PyErr_Clear();
     view_.owner = nullptr;
-    fail("ValueError", argument.name(), " does not give its memory",
+    fail("ValueError", argument.name(), " does not give access to its memory",
          access == kWrite ? " for writing" : "", "; pass ", kAccepted);
   }
   try {

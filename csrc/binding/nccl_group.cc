@@ -76,7 +76,7 @@ class NcclGroup {
   // One-dimensional bytes in the arena; the tensor keeps the group alive.
   Object* empty(int64_t bytes) {
     if (!target_->group->has_arena())
-      fail("Unsupported", "empty() needs symmetric memory, which this communicator has not");
+      fail("Unsupported", "empty() needs symmetric memory, which this communicator does not have");
     return arena_tensor(target_, bytes, target_->device());
   }
 
@@ -84,7 +84,8 @@ class NcclGroup {
     if (!on) return binding::serve_pool(nullptr);
     target_->open();
     if (!target_->group->has_arena())
-      fail("Unsupported", "symmetric() needs symmetric memory, which this communicator has not");
+      fail("Unsupported",
+           "symmetric() needs symmetric memory, which this communicator does not have");
     binding::serve_pool(target_);
   }
 

@@ -71,7 +71,7 @@ Torch::Torch(Object* tensor, Object* parameter)
   Py_DecRef(capsule);
   if (!exchange) throw python::Raised();
   if (exchange->version.major != kDlpack.major || !exchange->borrow)
-    fail("Unsupported", "this torch hands tensors over in another way; install 2.11 or later");
+    fail("Unsupported", "this torch has another C interface for tensors; install 2.11 or later");
   // In the process already, but of its importer alone.
   if (void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD)) {
     storage_bytes_ = reinterpret_cast<Ask>(dlsym(library, "aoti_torch_get_storage_size"));
@@ -110,14 +110,14 @@ void Tensor::refuse_layout(const Argument& argument) const {
 
 void Tensor::refuse_lazy(const std::string& name) const {
   fail("ValueError", name,
-       " is a lazy conjugate or negative, whose bytes are those of another tensor; pass ", name,
+       " is a lazy conjugate or negation, which shares the bytes of another tensor; pass ", name,
        says(object_, "is_conj") ? ".resolve_conj()" : ".resolve_neg()");
 }
 
 void Tensor::refuse_memory(const std::string& name) const {
   fail("ValueError", name, " spans ", span_bytes(), " bytes, but its storage has ",
        std::max<int64_t>(0, torch.bytes_from(object_, item_bytes())),
-       " from its first element on: it was resized; give it its memory back first");
+       " from its first element on; its storage was resized: resize it back first");
 }
 
 std::string name_of(ElementType type) {

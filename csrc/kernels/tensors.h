@@ -26,7 +26,7 @@ inline std::string shape_of(const Tensor& tensor) {
 inline bool is_wide(const Tensor& tensor, const char* name) {
   const ElementType type = tensor.type();
   if (type.code != binding::kInt || type.lanes != 1 || (type.bits != 32 && type.bits != 64))
-    fail("ValueError", name, " has another type than int32 or int64; pass ", name, ".long()");
+    fail("ValueError", name, " is neither int32 nor int64; pass ", name, ".long()");
   return type.bits == 64;
 }
 

@@ -44,8 +44,8 @@ void Fault::lost(int peer) {
   }
   if (!closed_)
     end("PeerLost", text("rank ", rank_, ": the process of rank ", peer,
-                         " died or left; its GPU takes part no more. Call close(), and init() with "
-                         "the ranks that are left"));
+                         " ended, so its GPU no longer takes part. Call close(), then init() with "
+                         "the remaining ranks"));
 }
 
 void Fault::raise() {
@@ -74,10 +74,10 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
                   report.theirs.number, " calls",
                   report.theirs.what ? text(" and waited last in ", record(report.theirs)) : "",
                   others.empty() ? ""
-                                 : text(". It is of ", others, ": if rank ", report.peer,
-                                        " called them in another order, each waits for the "
-                                        "other there; call communicators in one order on "
-                                        "every rank"),
+                                 : text(". The call is of ", others, ". If rank ", report.peer,
+                                        " used these communicators in another order, the ranks "
+                                        "wait for each other; use communicators in the same "
+                                        "order on every rank"),
                   ". Make the same calls on every rank, or raise timeout_s");
     }
     case Ending::mismatch:
@@ -107,10 +107,10 @@ std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
     case Ending::timeout:
       *kind = "CommTimeout";
       if (awaited == kNobody) {
-        return text("rank ", rank_, ": the communicator has ended, since a call of NCCL's did not ",
+        return text("rank ", rank_, ": the communicator has ended, because an NCCL call did not ",
                     "finish within ", timeout_s_, " s on rank ", rank);
       }
-      return text("rank ", rank_, ": the communicator has ended, since rank ", rank, " waited ",
+      return text("rank ", rank_, ": the communicator has ended, because rank ", rank, " waited ",
                   timeout_s_, " s for rank ", awaited, ", which did not come in time");
     case Ending::mismatch:
       return text("ranks disagree: rank ", rank, " found that rank ", awaited,

@@ -5,8 +5,8 @@ namespace commlib::nccl {
 // The rows have the bounds of each parameter; this is what depends on two.
 void Shape::check() const {
   if (u64{blocks} * (threads / 32) <= kChannels) return;
-  fail("ValueError", "blocks ", blocks, " of ", threads, " threads: there is room for ",
-       kChannels * 32, " threads");
+  fail("ValueError", "blocks is ", blocks, " and threads ", threads,
+       ", but their product must be at most ", kChannels * 32);
 }
 
 int Kernels::add(Kernel kernel) {

@@ -174,8 +174,8 @@ std::string Order::waiting() const {
   if (behind_.empty()) return "";
   std::string numbers;
   for (const int number : behind_) numbers += text(numbers.empty() ? "" : ", ", number);
-  return text("communicator ", number_, " of this process, for which calls of communicator ",
-              numbers, " wait, since they do not fit on the GPU beside it");
+  return text("communicator ", number_, " of this process; calls of communicator ", numbers,
+              " wait for it, because they do not fit on the GPU together");
 }
 
 }  // namespace commlib::nccl

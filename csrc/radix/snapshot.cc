@@ -212,7 +212,7 @@ std::string Tree::snapshot() const { return Writer(*this).run(); }
 
 std::unique_ptr<Tree> Tree::restored(std::string_view bytes) {
   if (bytes.size() < sizeof(Header) + 8 || std::memcmp(bytes.data(), kMagic, sizeof(kMagic)) != 0)
-    fail("ValueError", "these ", bytes.size(), " bytes are no snapshot of a RadixCache");
+    fail("ValueError", "these ", bytes.size(), " bytes are not a snapshot of a RadixCache");
   uint32_t version;
   std::memcpy(&version, bytes.data() + sizeof(kMagic), sizeof(version));
   if (version != kVersion) {

@@ -81,7 +81,7 @@ NodeId Tree::resolve(Handle handle) const {
   const auto id = static_cast<NodeId>(handle);
   if (alive(id) && at(id).generation == handle >> 32) return id;
   fail("ValueError", "handle ", handle,
-       " is dead: what it stood for was evicted or reset, or it is of another cache; match again");
+       " is dead: its prefix was evicted or reset, or it belongs to another cache; match again");
 }
 
 // The child whose first page is that of `ids`, and how many of its tokens, in whole pages, agree.

@@ -259,7 +259,7 @@ def test_a_group_without_its_communicator_yet_is_refused(use):
 
 def test_what_holds_no_nccl_communicator_is_refused(use):
     use()
-    with pytest.raises(Unsupported, match="hands out no NCCL communicator"):
+    with pytest.raises(Unsupported, match="does not give access to its NCCL communicator"):
         Control.adopt(SimpleNamespace(_get_backend=lambda device: object()))
     with pytest.raises(TypeError, match="torch process group"):
         Control.adopt("cuda:0")

@@ -157,7 +157,7 @@ def test_namespaces_share_nothing(run):
     [
         ("{", "not JSON: "),
         ("[1]", "a request is an object with tokens, not [1]"),
-        ("{}", "there are no tokens"),
+        ("{}", "a request needs the key tokens"),
         ('{"tokens": []}', "tokens is empty"),
         ('{"tokens": 3}', "tokens is 3, not a list of numbers"),
         ('{"tokens": [1, "2"]}', 'tokens[1] is "2", not a number or a pair'),
@@ -169,7 +169,7 @@ def test_namespaces_share_nothing(run):
         ('{"tokens": [1], "output": -1}', "output is -1"),
         ('{"tokens": [1], "output": "x"}', 'output is "x", not a list'),
         ('{"tokens": [1], "namespace": {}}', "namespace is {}, not text"),
-        ('{"tokens": [1], "priority": 0.5}', "priority is 0.5, not a number of 64 bits"),
+        ('{"tokens": [1], "priority": 0.5}', "priority is 0.5, not a 64-bit integer"),
         ('{"tokens": [1], "salt": 0}', "a request has no 'salt'; there are tokens, output, namespace, priority"),
     ],
 )

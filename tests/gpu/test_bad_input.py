@@ -74,20 +74,20 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
         r"x is not contiguous, but must be; pass x\.contiguous\(\)",
     ),
     "a strided output": (lambda c, t: c.all_reduce(t(4), out=t(8)[::2]), "out is not contiguous"),
-    "an overlap, all_reduce": (lambda c, t: c.all_reduce((x := t(16))[:8], out=x[4:12]), "overlap by part"),
+    "an overlap, all_reduce": (lambda c, t: c.all_reduce((x := t(16))[:8], out=x[4:12]), "overlap in part"),
     "an overlap, all_gather": (
         lambda c, t: c.all_gather_into_tensor(x := t(4 * c.size), x[2:6]),
-        "x and out overlap by part; pass the same memory for in place, or separate tensors",
+        "x and out overlap in part; pass the same memory for in place, or separate tensors",
     ),
     "another rank's block, all_gather": (
         lambda c, t: c.all_gather_into_tensor(x := t(4 * c.size), x[:4]),  # rank 0's, and this is the last rank
-        "overlap by part",
+        "overlap in part",
     ),
     "an overlap, reduce_scatter": (
         lambda c, t: c.reduce_scatter_tensor((x := t(4 * c.size))[1:5], x),
-        "overlap by part",
+        "overlap in part",
     ),
-    "an overlap, all_to_all": (lambda c, t: c.all_to_all_single((x := t(16))[:8], x[4:12]), "overlap by part"),
+    "an overlap, all_to_all": (lambda c, t: c.all_to_all_single((x := t(16))[:8], x[4:12]), "overlap in part"),
     "a source beyond the ranks": (
         lambda c, t: c.broadcast(t(4), c.size),
         "src={n} is not a rank of this communicator: 0 to {r}",

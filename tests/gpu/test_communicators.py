@@ -200,7 +200,7 @@ def test_large_calls_in_different_orders_end_with_an_error_that_names_both_commu
     for heard in nccl_ranks.run(in_opposite_orders):
         assert any(text.startswith("CommTimeout: ") for text in heard), heard
         assert any(
-            re.search(r"communicator \d+ of this process, for which calls of communicator \d+ wait", text)
-            and "one order on every rank" in text
+            re.search(r"communicator \d+ of this process; calls of communicator \d+ wait", text)
+            and "same order on every rank" in text
             for text in heard
         ), heard

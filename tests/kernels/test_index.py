@@ -178,7 +178,7 @@ def test_raise_names_the_first_bad_id_and_writes_nothing():
 WEIGHTS, IDS = torch.zeros(10, 4), torch.tensor([1, 2])
 STORAGE = torch.zeros(100)
 BAD = {
-    "float ids": (dict(ids=IDS.double()), "ids has another type than int32 or int64"),
+    "float ids": (dict(ids=IDS.double()), "ids is neither int32 nor int64"),
     "int16 ids": (dict(ids=IDS.short()), "ids has another type"),
     "unsigned ids": (dict(ids=IDS.to(torch.uint64)), "ids has another type"),
     "bool ids": (dict(ids=IDS.bool()), "ids has another type"),

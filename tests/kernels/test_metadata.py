@@ -149,7 +149,7 @@ BAD = {
     "pad beyond int32": (dict(pad=2**31), "pad is 2147483648, but must fit int32"),
     "float lengths": (
         dict(seq_lens=SEQ.float()),
-        r"seq_lens has another type than int32 or int64; pass seq_lens\.long",
+        r"seq_lens is neither int32 nor int64; pass seq_lens\.long",
     ),
     "short lengths": (dict(extend_lens=EXTEND.short()), "extend_lens has another type"),
     "2-D lengths": (dict(seq_lens=SEQ[None]), r"seq_lens has 2 dimensions, but must have 1, .*pass seq_lens\.flatten"),

@@ -117,7 +117,7 @@ IDS = np.arange(3)
 BAD = {
     "a set": (lambda: prefix_match({1}, IDS), TypeError, "a is of type set, but must be a list of int, or a one-dim"),
     "floats": (lambda: prefix_match(IDS, np.zeros(3)), ValueError, "b holds elements of format 'd'"),
-    "bool tensor": (lambda: prefix_match(torch.ones(3) > 0, IDS), ValueError, "a has another type than int32 or int64"),
+    "bool tensor": (lambda: prefix_match(torch.ones(3) > 0, IDS), ValueError, "a is neither int32 nor int64"),
     "two dimensions": (lambda: prefix_match(IDS, np.zeros((1, 3), int)), ValueError, "b has 2 dimensions"),
     "strides": (lambda: prefix_match(IDS, torch.arange(9)[::3]), ValueError, "b are 3 apart"),
     "page 0": (lambda: prefix_match(IDS, IDS, 0), ValueError, "page_size is 0, but a page has 1 token or more"),

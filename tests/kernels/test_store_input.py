@@ -40,7 +40,7 @@ BAD = {
     "fewer slots than rows": (dict(slots=SLOTS[:1]), "slots names 1 slots, but k has 2 rows and v has 2; pass as many"),
     "fewer rows of v": (dict(v=ROWS[:1]), "slots names 2 slots, but k has 2 rows and v has 1"),
     "2-D slots": (dict(slots=SLOTS[None]), r"slots has 2 dimensions, .*; pass slots\.flatten\(\)"),
-    "float slots": (dict(slots=SLOTS.double()), r"slots has another type than int32 or int64; pass slots\.long\(\)"),
+    "float slots": (dict(slots=SLOTS.double()), r"slots is neither int32 nor int64; pass slots\.long\(\)"),
     "bool slots": (dict(slots=SLOTS.bool()), "slots has another type"),
     "narrow rows": (dict(k=ROWS[:, :6]), r"k has rows of 1 x 6 elements, but k_cache has slots of 1 x 8; pass k as"),
     "other heads": (
@@ -68,7 +68,7 @@ BAD = {
     "bytes are not 8-bit floats": (dict(k_cache=CACHE.byte(), v_cache=CACHE.byte()), "k is float32, but .* uint8"),
     "conjugate rows": (
         dict(k_cache=CACHE.cfloat(), v_cache=CACHE.cfloat(), k=ROWS.cfloat().conj(), v=ROWS.cfloat()),
-        r"k is a lazy conjugate or negative, .* pass k\.resolve_conj\(\)",
+        r"k is a lazy conjugate or negation, .* pass k\.resolve_conj\(\)",
     ),
     "a scale of what is copied": (
         dict(k_scale=2.0),

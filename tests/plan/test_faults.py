@@ -33,7 +33,7 @@ BAD = {
     "an odd key": ('{"schema": "commlib.plan",\n"a\\nb": 1}', r"line 2: a\\nb is not known here; known: schema"),
     "no rules": ('{"schema": "commlib.plan", "version": 2}', 'the plan needs "rules"'),
     "a number JSON has not": ('{"schema": "commlib.plan",\n"version": NaN}', "line 2: NaN is not a number"),
-    "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', r'line 2: "schema" is there twice, first on line 1'),
+    "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', r'line 2: "schema" is given twice, first on line 1'),
 }
 BAD_RULES: dict[str, tuple[Rule, str]] = {
     "no op": ({}, r'line 2: rules\[0\] needs "op"'),

@@ -22,7 +22,7 @@ class Allocator {
   // The bytes of an arena as they are given from outside: sums of such sizes do not overflow.
   static size_t size(int64_t bytes) {
     if (bytes >= 0 && bytes <= kMost) return static_cast<size_t>(bytes);
-    fail("ValueError", "max_bytes ", bytes, " is no size of memory; it is 0 to ", kMost);
+    fail("ValueError", "max_bytes ", bytes, " is out of range; it must be from 0 to ", kMost);
   }
   explicit Allocator(size_t bytes) : bytes_(bytes) {
     if (bytes > 0) free_[0] = bytes;

@@ -15,7 +15,7 @@ Counter counter("index");
 Table table_of(const Tensor& weights, int64_t start, int64_t length) {
   if (weights.ndim() != 2) {
     fail("ValueError", "weights has ", weights.ndim(),
-         " dimensions, but index takes rows of a table of 2; reshape it");
+         " dimensions, but must have 2: rows and columns; reshape it");
   }
   if (weights.size(1) > 1 && weights.stride(1) != 1) {
     fail("ValueError", "the elements of a row of weights are ", weights.stride(1),
