@@ -151,7 +151,7 @@ BAD = {
         dict(seq_lens=SEQ.float()),
         r"seq_lens is neither int32 nor int64; pass seq_lens\.long",
     ),
-    "short lengths": (dict(extend_lens=EXTEND.short()), "extend_lens has another type"),
+    "short lengths": (dict(extend_lens=EXTEND.short()), "extend_lens is neither int32"),
     "2-D lengths": (dict(seq_lens=SEQ[None]), r"seq_lens has 2 dimensions, but must have 1, .*pass seq_lens\.flatten"),
     "0-D lengths": (dict(seq_lens=SEQ[0]), "seq_lens has 0 dimensions"),
     "an out that lacks an entry": (dict(out=poisoned(5, 2)[:5]), "out has 5 entries, but Metadata has 6"),
@@ -235,7 +235,7 @@ def test_tensors_without_memory_have_the_shapes_of_the_result():
             assert [tuple(output.shape) for output in result] == [(12,), (12,), (4,), (12,), (12,), (1,)]
             assert metadata(4, lengths, 4).positions.shape == (12,)
             assert {output.device.type for output in result} == {device}
-            with pytest.raises(ValueError, match=r"not known on the host .*; pass capacity= or out="):
+            with pytest.raises(ValueError, match=r"the host does not know .*; pass capacity= or out="):
                 metadata(lengths, lengths, 4)
     meta = SEQ.to("meta")
     assert metadata(meta, meta, 4, capacity=7).expanded.shape == (7,)

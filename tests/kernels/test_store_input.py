@@ -41,7 +41,7 @@ BAD = {
     "fewer rows of v": (dict(v=ROWS[:1]), "slots names 2 slots, but k has 2 rows and v has 1"),
     "2-D slots": (dict(slots=SLOTS[None]), r"slots has 2 dimensions, .*; pass slots\.flatten\(\)"),
     "float slots": (dict(slots=SLOTS.double()), r"slots is neither int32 nor int64; pass slots\.long\(\)"),
-    "bool slots": (dict(slots=SLOTS.bool()), "slots has another type"),
+    "bool slots": (dict(slots=SLOTS.bool()), "slots is neither int32"),
     "narrow rows": (dict(k=ROWS[:, :6]), r"k has rows of 1 x 6 elements, but k_cache has slots of 1 x 8; pass k as"),
     "other heads": (
         dict(v_cache=torch.zeros(10, 4, 2), v=torch.ones(2, 2, 4)),

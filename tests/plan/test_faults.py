@@ -32,7 +32,7 @@ BAD = {
     "a version in quotes": ('{"schema": "commlib.plan", "version": "2"}', 'version is "2", expected 2'),
     "an odd key": ('{"schema": "commlib.plan",\n"a\\nb": 1}', r"line 2: a\\nb is not known here; known: schema"),
     "no rules": ('{"schema": "commlib.plan", "version": 2}', 'the plan needs "rules"'),
-    "a number JSON has not": ('{"schema": "commlib.plan",\n"version": NaN}', "line 2: NaN is not a number"),
+    "a number JSON has not": ('{"schema": "commlib.plan",\n"version": NaN}', "line 2: NaN is not a JSON number"),
     "a key twice": ('{"schema": "commlib.plan",\n"schema": 1}', r'line 2: "schema" is given twice, first on line 1'),
 }
 BAD_RULES: dict[str, tuple[Rule, str]] = {
