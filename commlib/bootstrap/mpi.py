@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 import uuid
@@ -25,6 +26,8 @@ LAUNCHERS = {
 }
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+SPEAK_PMI = ("MPICH", "Intel MPI", "MVAPICH", "MVAPICH2")
+TRIAL_S = 20.0
 NAP_S = 0.001
 MEETING_BYTES = 256
 
@@ -45,14 +48,36 @@ def is_launcher() -> bool:
     return detect(os.environ) is not None
 
 
-def library() -> Any:
-    """Return mpi4py's MPI; Unsupported says why there is none."""
+def trial() -> str:
+    """Say why MPI cannot start among ranks that no mpiexec started (pmi.py), "" for nothing.
+
+    It is tried in a process of its own, as MPI ends the process where it cannot start.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not here; `pip install mpi4py mpich`"
+    if "mpi4py.MPI" in sys.modules:
+        return "MPI has started in this process before"
+    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"MPI did not start within {TRIAL_S:g} s"
+    vendor = tried.stdout.strip()
+    if tried.returncode != 0:
+        said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        return f"MPI does not start: {said[-1]}"
+    return "" if vendor in SPEAK_PMI else f"{vendor} starts only under its own mpirun"
+
+
+def library(finalize: bool = True) -> Any:
+    """Return mpi4py's MPI, which ends with the process unless `finalize` is off; Unsupported says why there is none."""
     try:
         import mpi4py
 
         if "mpi4py.MPI" not in sys.modules:
             # With "multiple", mpi4py's default, MPICH turns its shared-memory collectives off.
             mpi4py.rc.thread_level = "funneled"
+            mpi4py.rc.finalize = finalize
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = str(error).split("\n", 1)[0]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 # The module of a peer is loaded when it is asked for.
 PEERS: dict[str, str] = {
     "torch": "torch.distributed",
-    "mpi": "MPI through mpi4py, under mpirun",
+    "mpi": "MPI through mpi4py",
     "nccl": "NCCL's bare calls, on GPUs",
     "symm": "torch's symmetric memory, on GPUs",
 }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.bootstrap import mpi as launcher
+from commlib.bootstrap import pmi
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
@@ -28,30 +29,55 @@ _TYPES = {
     **{getattr(torch, f"int{bits}"): f"INT{bits}_T" for bits in (8, 16, 32, 64)},
     **{getattr(torch, f"uint{bits}"): f"UINT{bits}_T" for bits in (8, 16, 32, 64)},
 }
+ONE_HOST = ("shm", "nccl")  # backends
 FIRST_BLOCK = ("reduce_scatter", "reduce_scatterv")
 
 
 class Mpi(CallTable):
-    """The MPI whose mpirun started this job, on the CPU's memory."""
+    """The MPI whose mpirun started this job, or MPICH among ranks that others started, on the CPU's memory."""
 
     name = "mpi"
     labels = ("mpi",)
     library: Any = None
+    own = False  # MPI was started here
 
     def lacks(self, comm: Communicator) -> str:
         """Say what keeps MPI from being these ranks' world."""
         if self.graph:
             return "a CUDA graph cannot hold calls of MPI"
         if not launcher.is_launcher():
-            return "start it under mpirun"
+            if comm.backend not in ONE_HOST:
+                return "start it under mpirun"
+            return launcher.trial() if comm.rank == 0 else ""
         try:
             self.library = launcher.library()
         except Unsupported as error:
             return str(error)
+        return self._other_world(comm)
+
+    def join(self, comm: Communicator) -> None:
+        """Start MPI in this process, unless mpirun did."""
+        if launcher.is_launcher():
+            return
+        address = comm.broadcast_object(pmi.server(comm.size) if comm.rank == 0 else None, 0)
+        pmi.start(address, comm.rank, comm.size)
+        self.library = launcher.library(finalize=False)  # after Ctrl-C nobody may come to MPI_Finalize
+        self.library.COMM_WORLD.Barrier()
+        pmi.started()
+        self.own = True
+        if other := self._other_world(comm):
+            raise Unsupported(other)
+
+    def stop(self) -> None:
+        """End MPI where it was started here."""
+        if self.own:
+            self.library.Finalize()
+
+    def _other_world(self, comm: Communicator) -> str:
         world = self.library.COMM_WORLD
-        if (world.rank, world.size) != (comm.rank, comm.size):
-            return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
-        return ""
+        if (world.rank, world.size) == (comm.rank, comm.size):
+            return ""
+        return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
 
     def empty(self, comm: Communicator) -> Empty:
         """Return what allocates on the CPU, whatever device ours work on."""
