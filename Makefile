@@ -16,8 +16,9 @@ setup: ## make .venv and install commlib with its tools; nothing changed, nothin
 
 build: setup ## compile what changed of csrc/ into .venv: seconds for one file
 
-bench: setup ## time every collective of this machine beside torch.distributed
-	$(bin)/commlib bench -n $(strip $(N)) $(ARGS)
+bench: setup ## time every collective of this machine beside MPI and torch, or NCCL
+	@mkdir -p build/bench
+	$(bin)/commlib bench -n $(strip $(N)) -o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
 
 test: setup ## run the tests
 	$(bin)/python -m pytest $(ARGS)

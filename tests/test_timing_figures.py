@@ -79,6 +79,13 @@ def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured
     assert limits[0].what.startswith("memory: copies of 64 MiB by 2 ranks at once")
 
 
+def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
+    limit = Limit(1.0, None, "memory", [(1 << 16, 20.0), (1 << 20, 30.0), (1 << 24, 2.0), (1 << 26, 1.0)])
+    sizes = (8, 1 << 16, 1 << 20, (1 << 24) - 1, 1 << 24, 1 << 30)
+    assert [limit.at(size) for size in sizes] == [30.0, 30.0, 30.0, 30.0, 2.0, 1.0]
+    assert Limit(None, None, "none").at(8) is None
+
+
 def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
     for ranks, world, word in ((shm_ranks, 1, "one rank"), (torch_ranks, 2, "not measured")):
         limit = ranks.run(limit_of, world=world)[0]

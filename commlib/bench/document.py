@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from commlib.bench.rows import measured, median_us
+from commlib.bench.rows import AGREE, measured, median_us
 from commlib.collectives import COLLECTIVES
-from commlib.peers import PROBE
 from commlib.report.document import Row
 from commlib.report.view import grouped
 from commlib.timing import block_seconds, fit_latency_and_rate
@@ -41,6 +39,8 @@ def config_of(job: Job, comm: Communicator, baseline: str | None) -> dict[str, A
         "peers": [peer.name for peer in job.peers],
         "params": job.params,
         "baseline": baseline,
+        "agree": AGREE,
+        **({"percentiles": True} if job.percentiles else {}),
     }
 
 
@@ -60,15 +60,3 @@ def fits(rows: Sequence[Row], ranks: int) -> Iterator[Row]:
             "half_bytes": round(fit.latency_s / fit.byte_s) if fit.byte_s else None,
             "error": round(fit.error, 6),
         }
-
-
-def averages(rows: Sequence[Row]) -> dict[str, Any]:
-    """Average bus bandwidth as nccl-tests does: of the plan's choices on plain tensors, and of each peer."""
-    moving = [row for row in measured(rows) if row["size"]]
-    ours = [row["busbw"] for row in moving if row["chosen"] and row["placement"] == "plain"]
-    others = (row for row in moving if not row["ours"] and not row["algorithm"].startswith(PROBE))
-    theirs = grouped(others, lambda row: row["algorithm"])
-    return {
-        "plan": round(mean(ours), 6) if ours else None,
-        "peers": {of[0]["algorithm"]: round(mean(row["busbw"] for row in of), 6) for of in theirs},
-    }

@@ -44,6 +44,8 @@ class Job:
     plan: Path | None  # None: the one in force
     seconds: float
     protocol: Protocol
+    auto: bool = False  # the peers of the device, before those named
+    percentiles: bool = False  # the table shows them
     shapes: tuple[Shape, ...] = ()  # what was named in place of a range of sizes
     window: Window | None = None  # messages of send_recv in flight
     overlap: bool = False  # of asynchronous calls with what is computed beside them

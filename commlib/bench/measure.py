@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -10,21 +11,22 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from commlib.bench.document import averages, config_of, fits
+from commlib.bench.document import config_of, fits
 from commlib.bench.job import BEST, Job, calls, combinations, forms, left_out, rounded, shape_of
 from commlib.bench.overlap import NOTE, Compute, Overlapped, measure_overlap, theirs
-from commlib.bench.rows import KIND
+from commlib.bench.rows import AGREE, KIND, averages, spread
 from commlib.bench.window import SYNC
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.peers import PROBE, Peer
+from commlib.peers import AUTO, PROBE, Peer, load
 from commlib.plan import Explanation, Plan
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
 from commlib.timing import Candidate, Limit, Measurement, Protocol, measure, pinned, plain_on
 
 WARMUP_S = 0.3
+PERCENTILES = (0, 10, 50, 90, 99, 100)
 Way = tuple[Row, Candidate]  # what its row says of who makes the call, and how it is made
 Found = tuple[Row, Measurement]
 Why = Mapping[str, Explanation]  # what the plan decides for each placement
@@ -35,22 +37,23 @@ class Bench(Report):
 
     def __init__(self, comm: Communicator, job: Job, limit: Limit, command: str, notes: Sequence[str] = ()) -> None:
         super().__init__(KIND, command)
-        self.comm, self.job, self.limit, self.wrong = comm, job, limit, 0
+        self.comm, self.limit, self.wrong = comm, limit, 0
         twin = comm.split(0, comm.rank)
         assert twin is not None
         self.twin = twin
         self.calls = list(calls(comm, job))
-        for peer in job.peers:
-            peer.start(comm, job.protocol.graph)
+        peers, absent = _started(comm, job)
+        self.job = replace(job, peers=peers)
         self.baseline = self._baseline()
-        self.config = config_of(job, comm, self.baseline)
+        self.config = config_of(self.job, comm, self.baseline)
         self.compute = Compute(comm) if job.overlap else None
         kinds = [job.window.note()] if job.window else [NOTE] if job.overlap else []
-        self.notes = [*notes, *kinds, *rounded(job), *(f"skipped: {what}" for what in self._skipped())]
+        skipped = (f"skipped: {what}" for what in (*absent, *self._skipped()))
+        self.notes = [*notes, *kinds, *rounded(job), *skipped]
 
     def _baseline(self) -> str | None:
         """Return the label that speed-ups are over: the first peer that makes calls, unless the job names one."""
-        here = [label for peer in self.job.peers if not peer.reason for label in peer.labels]
+        here = [label for peer in self.job.peers for label in peer.labels]
         running = [label for label in here if not label.startswith(PROBE)]
         if self.job.baseline == BEST and not running:
             return None
@@ -59,7 +62,6 @@ class Bench(Report):
     def _skipped(self) -> Iterator[str]:
         """Yield what is not measured, and why."""
         yield from left_out(self.job)
-        yield from (f"peer {peer.name}: {peer.reason}" for peer in self.job.peers if peer.reason)
         for name in self.job.algorithms:
             for op in self.job.ops:
                 if name not in ("all", "auto", *(algorithm.name for algorithm in self._here(COLLECTIVES[op]))):
@@ -70,7 +72,7 @@ class Bench(Report):
         plan = self.comm.plan
         return {
             "config": self.config,
-            "plan": {"digest": plan.digest, "source": Path(plan.source).name},
+            "plan": {"digest": plan.digest, "source": Path(plan.source).name, "match": _match(plan)},
             "limit": asdict(self.limit),
             "rows": self.rows,
             "fits": list(fits(self.rows, self.comm.size)),
@@ -178,19 +180,21 @@ class Bench(Report):
         of_sender = row["size"] * (window.messages if window else 1) / result.median_s / 1e9
         algorithm = of_sender * (window.senders(ranks) if window else 1)
         bus = of_sender * COLLECTIVES[row["op"]].bus_factor(ranks)
-        on_gpu = self.comm.device.type == "cuda"
+        time_us, in_place = percentiles_us(result, PERCENTILES), row["in_place"]
+        unsteady = not row["ours"] and spread(time_us) > AGREE
+        on_gpu, limit = self.comm.device.type == "cuda", self.limit.at(row["size"])
         return {
-            "time_us": percentiles_us(result),
+            "time_us": time_us,
             "iterations": result.iterations,
             "blocks": len(result.times_s),
             "algbw": round(algorithm, 6),
             "busbw": round(bus, 6),
-            "of_limit": round(bus / self.limit.busbw, 6) if self.limit.busbw and row["size"] else None,
+            "of_limit": round(bus / limit, 6) if limit and row["size"] else None,
             "wrong": result.wrong,
             "host_us": round(median(result.issue_s) * 1e6, 4) if on_gpu and result.issue_s else None,
             **(window.figures(result.median_s, ranks) if window else {}),
             **(result.figures() if isinstance(result, Overlapped) else {}),
-            "speedup": self._speedup(result, [pair for pair in found if pair[0]["in_place"] == row["in_place"]]),
+            "speedup": None if unsteady else self._speedup(result, [f for f in found if f[0]["in_place"] == in_place]),
         }
 
     def _speedup(self, result: Measurement, found: Sequence[Found]) -> Row | None:
@@ -200,10 +204,35 @@ class Bench(Report):
             rivals = sorted(right, key=lambda pair: pair[1].median_s)
         else:
             rivals = [pair for pair in found if pair[0]["algorithm"] == self.baseline]
-        if not rivals or rivals[0][1] is result:
+        if not rivals or rivals[0][1] is result or not rivals[0][1].times_s:
+            return None
+        if spread(percentiles_us(rivals[0][1])) > AGREE:
             return None
         ratio = ratio_row(rivals[0][1].times_s, result.times_s, self.job.protocol.seed)
         return None if ratio is None else {"over": rivals[0][0]["algorithm"], **ratio}
+
+
+def _started(comm: Communicator, job: Job) -> tuple[tuple[Peer, ...], list[str]]:
+    """Start the peers; return those that make calls, and why the others do not."""
+    wanted = [*map(load, AUTO[comm.device.type] if job.auto else ()), *job.peers]
+    running, absent = [], []
+    for peer in wanted:
+        if job.auto and peer.name == "mpi" and comm.size > (os.cpu_count() or 1):
+            peer.reason = f"{comm.size} ranks share {os.cpu_count()} cores, where MPI spins; --peers mpi measures it"
+        else:
+            peer.start(comm, job.protocol.graph)
+        if peer.reason:
+            absent.append(f"peer {peer.name}: {peer.reason}")
+        else:
+            running.append(peer)
+    return tuple(running), absent
+
+
+def _match(plan: Plan) -> str:
+    """Say how far the plan is of this machine: "here" where it was measured on one like it."""
+    if plan.source.startswith("plans/") or not plan.fit.total:
+        return "shipped"
+    return "; ".join(plan.fit.differences) or "here"
 
 
 def pinned_to(

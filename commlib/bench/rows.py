@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from commlib.peers import PROBE
 from commlib.report.document import Kind, Row
+from commlib.report.view import grouped
 
 KIND = Kind("commlib.bench", 1, "commlib bench", "commlib.bench")
 
@@ -21,6 +23,8 @@ TYPES = {
     "complex128": "dcomplex",
 }
 TYPE_WIDTH = 8
+AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()
+FASTER = 1.1  # another is named where it wins by this much: less is noise
 PLACES = {False: "out of place", True: "in place"}
 
 
@@ -53,6 +57,28 @@ def rivals(rows: Iterable[Row]) -> list[Row]:
 def library(row: Row) -> str:
     """Name the library of a rival's row; older documents have the row's own name alone."""
     return str(row.get("library") or row["algorithm"])
+
+
+def spread(time_us: Mapping[str, float]) -> float:
+    """Return how far blocks differ: the middle four fifths of them, as a share of the median."""
+    return (time_us["p90"] - time_us["p10"]) / time_us["p50"] if time_us["p50"] else 0.0
+
+
+def steady(row: Row) -> bool:
+    """Say whether a row's blocks agree enough for others to be compared with it."""
+    return spread(row["time_us"]) <= AGREE
+
+
+def averages(rows: Sequence[Row]) -> dict[str, Any]:
+    """Average bus bandwidth of one collective as nccl-tests does: of the plan's choices on plain tensors, of peers."""
+    moving = [row for row in measured(rows) if row["size"]]
+    ours = [row["busbw"] for row in moving if row["chosen"] and row["placement"] == "plain"]
+    theirs = grouped(rivals(moving), lambda row: row["algorithm"])
+    one = len({row["op"] for row in moving}) == 1
+    return {
+        "plan": round(mean(ours), 6) if ours and one else None,
+        "peers": {of[0]["algorithm"]: round(mean(row["busbw"] for row in of), 6) for of in theirs if one},
+    }
 
 
 def median_us(row: Row) -> float:

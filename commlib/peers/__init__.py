@@ -15,6 +15,7 @@ PEERS: dict[str, str] = {
     "nccl": "NCCL's bare calls, on GPUs",
     "symm": "torch's symmetric memory, on GPUs",
 }
+AUTO = {"cpu": ("mpi", "torch"), "cuda": ("nccl",)}  # by the device of ours, whoever is compared with first first
 PROBE = "probe"  # labels that begin so are no rivals: nobody is compared with them
 _MAKERS = ("CallTable", "Peer")
 
@@ -32,4 +33,4 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["PEERS", "PROBE", "CallTable", "Peer", "load"]
+__all__ = ["AUTO", "PEERS", "PROBE", "CallTable", "Peer", "load"]

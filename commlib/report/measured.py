@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 LEAST_BLOCKS = 3  # of fewer, no interval can be had
 
 
-def percentiles_us(measured: Measurement) -> dict[str, float]:
+def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 90, 100)) -> dict[str, float]:
     """Return p0 to p100 in microseconds."""
-    return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in (0, 10, 50, 90, 100)}
+    return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
 
 
 def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict[str, Any] | None:

@@ -24,9 +24,10 @@ from commlib.report.view import View, grouped
 INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
 UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 STDOUT = Path("-")
+PAGE = "page"  # the form that says where the rest is
 AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
 STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
-CUT_OFF = ("csv", "osu")  # forms that have no place to say that they are not complete
+CUT_OFF = ("csv",)  # forms that have no place to say that they are not complete
 
 
 class Output:
@@ -99,6 +100,8 @@ class Output:
         view = self.view(self._report.document(ended), self._shown.width)
         forms = [self.form, *self._write(view)]
         self._print(view.ending() if self.form == "table" else [view.render(self.form)])
+        if self.form == PAGE:
+            self._print(view.kept(self.path, self.picture))
         if ended and any(form in CUT_OFF for form in forms):
             self._warn(f"{ended}: not complete")
 

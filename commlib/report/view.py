@@ -70,6 +70,10 @@ class View(ABC):
         """Return what a run prints below the rows."""
         return fold(self.closing(), self.width)
 
+    def kept(self, path: Path | None, picture: Path | None) -> list[str]:
+        """Return what a run prints below a page: where the rest is."""
+        return []
+
     def by_series(self) -> Iterator[list[Row]]:
         """Yield the rows of each series."""
         return grouped(self.rows(), self.series)

@@ -1,10 +1,10 @@
-"""What the machine allows at most: the memory or the link that every rank's data has to pass, measured at the start.
+"""What the machine allows at most: the caches, the memory or the link that every rank's data has to pass.
 
 On shared memory a byte that a rank gives another is copied: read once, written once. An all_reduce of S bytes makes
 each of n ranks read S bytes and write S bytes at least, which takes S / C where each rank copies C bytes a second
 while all of them do. Bus bandwidth is 2 (n - 1) / n of S / t, so its ceiling is 2 (n - 1) / n of C; the ceilings of
-the collectives that only move data are C, which is the same for two ranks. It is the ceiling of memory: tensors that
-stay in the caches may pass it.
+the collectives that only move data are C, which is the same for two ranks. C depends on what the caches hold, so it is
+measured for copies of several sizes, each over as many buffers in turn as a call is timed on.
 
 On GPUs the bus factors count what crosses the link of one GPU in one direction; the ceiling is the rate of that link.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 BUDGET_S = 0.25
 COPY_BYTES = 64 << 20  # of a rank: more than its share of a cache
 ALL_BYTES = 1 << 30  # of all ranks' buffers together
+CLASSES = tuple(1 << bits for bits in range(16, 26, 2))  # 64 KiB to 16 MiB: what caches may hold
+SETS = 3  # of buffers in turn, as in the protocol
+TURN_BYTES = 4 << 20  # copied between two looks at the clock, or more
 LINK_BYTES = 64 << 20
 LINK_CALLS = 8
 
@@ -38,6 +42,12 @@ class Limit:
     busbw: float | None
     latency_us: float | None
     what: str
+    by_size: Sequence[tuple[int, float]] = ()  # bytes, and the ceiling of calls of so many or more
+
+    def at(self, num_bytes: int) -> float | None:
+        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
+        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
+        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
 
 
 def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
@@ -52,15 +62,34 @@ def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
 
 
 def _memory(comm: Communicator, budget_s: float) -> Limit:
-    num_bytes = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
-    source, target = (torch.ones(num_bytes, dtype=torch.uint8) for _ in range(2))
-    # One thread, like an algorithm of ours; torch's copy_ may take several.
-    copy = partial(ctypes.memmove, target.data_ptr(), source.data_ptr(), num_bytes)
-    rate = num_bytes / _fastest(comm, copy, budget_s) / 1e9
+    most = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
+    source, target = (torch.ones(most, dtype=torch.uint8) for _ in range(2))
     factor = 2 * (comm.size - 1) / comm.size
-    times = "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
-    copies = f"copies of {num_bytes >> 20} MiB by {comm.size} ranks at once, {rate:.1f} GB/s each{times}"
-    return Limit(rate * factor, None, f"memory: {copies}; caches may pass it")
+    sizes = [size for size in CLASSES if size * SETS <= most] + [most]
+    found = []
+    for size in sizes:
+        turn = _copies(source, target, size)
+        seconds = _fastest(comm, partial(_each, turn), budget_s / len(sizes))
+        found.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
+    best, times = max(found, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
+    what = (
+        f"memory: copies of {most >> 20} MiB by {comm.size} ranks at once{times}; out of caches up to "
+        f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
+    )
+    return Limit(found[-1][1], None, what, found)
+
+
+def _each(calls: Sequence[Run]) -> None:
+    for call in calls:
+        call()
+
+
+def _copies(source: torch.Tensor, target: torch.Tensor, size: int) -> Sequence[Run]:
+    """Return copies of a size over several buffers in turn, on one thread, like an algorithm of ours."""
+    sets = min(SETS, len(source) // size)
+    places = [(target.data_ptr() + at * size, source.data_ptr() + at * size) for at in range(sets)]
+    rounds = max(1, TURN_BYTES // (size * sets))
+    return [partial(ctypes.memmove, *place, size) for place in places] * rounds
 
 
 def _link(comm: Communicator, budget_s: float) -> Limit:

@@ -17,9 +17,8 @@ import pytest
 import torch
 
 from commlib.bench.job import Job
-from commlib.bench.rows import KIND
+from commlib.bench.rows import KIND, spread
 from commlib.cli import main
-from commlib.report import progress
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
@@ -34,7 +33,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(bench: Bench, file: Path) -> tuple[str, dict[str, Any]]:
     """One run on two ranks that most tests look at: the table, and the document beside it."""
-    words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,mpi", "-o", str(file))
+    words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,nccl", "-o", str(file))
     result = bench(*words, *FOUR_SIZES)
     assert (result.returncode, result.stderr) == (0, "")
     return result.stdout, KIND.read(file)
@@ -53,10 +52,10 @@ def test_the_header_says_what_is_measured_and_where(report: tuple[str, dict[str,
 def test_every_algorithm_in_every_form_has_a_line(report: tuple[str, dict[str, Any]]) -> None:
     table, document = report
     lines = [line.split() for line in table.splitlines() if line and not line.startswith("#")]
-    assert [(line[1].rstrip("*"), line[2]) for line in lines] == [
+    assert [(line[1].rstrip("*~"), line[2]) for line in lines] == [
         (row["algorithm"], "in" if row["in_place"] else "out") for row in measured(document)
     ]
-    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {line[1].rstrip("*") for line in lines}
+    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {line[1].rstrip("*~") for line in lines}
 
 
 def test_show_prints_what_the_run_printed(
@@ -92,8 +91,8 @@ def test_what_a_peer_lacks_is_skipped_and_said(report: tuple[str, dict[str, Any]
     document = report[1]
     skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
     assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
-    assert skipped["barrier", "mpi"] == skipped["all_reduce", "mpi"] == "start it under mpirun"
-    assert document["notes"] == ["skipped: peer mpi: start it under mpirun"]
+    assert not any(row["algorithm"] == "nccl" for row in document["rows"])
+    assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
 
 
 def test_the_document_names_machine_job_and_plan(report: tuple[str, dict[str, Any]]) -> None:
@@ -104,11 +103,10 @@ def test_the_document_names_machine_job_and_plan(report: tuple[str, dict[str, An
     assert {"cpu", "cores", "kernel", "torch", "commlib", "settings"} <= set(document["fingerprint"])
     config = {"ranks": 2, "backend": "shm", "mode": "eager", "sizes": [8, 64, 512, 4096], "iterations": 2}
     assert config.items() <= document["config"].items()
-    assert (document["config"]["peers"], document["config"]["baseline"]) == (["torch", "mpi"], "torch")
+    assert (document["config"]["peers"], document["config"]["baseline"]) == (["torch"], "torch")
     assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
     assert document["out_of_bounds"] == {"count": 0, "okay": True}
-    assert document["average_bus_bandwidth"]["plan"] > 0
-    assert set(document["average_bus_bandwidth"]["peers"]) == {"torch"}
+    assert document["average_bus_bandwidth"] == {"plan": None, "peers": {}}  # of different collectives
 
 
 def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dict[str, Any]]) -> None:
@@ -120,8 +118,11 @@ def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dic
     assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n of two ranks
 
 
-def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer(report: tuple[str, dict[str, Any]]) -> None:
-    rows = [row for row in measured(report[1]) if row["op"] == "all_reduce"]
+def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer_where_its_blocks_agree(
+    report: tuple[str, dict[str, Any]],
+) -> None:
+    document = report[1]
+    rows = [row for row in measured(document) if row["op"] == "all_reduce"]
     for row in rows:
         if row["algorithm"] == "torch":
             assert row["speedup"] is None
@@ -132,16 +133,22 @@ def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer(report: tupl
             for other in rows
             if (other["algorithm"], other["size"], other["in_place"]) == ("torch", row["size"], row["in_place"])
         )
+        if spread(torch_row["time_us"]) > document["config"]["agree"]:
+            assert speedup is None
+            continue
         assert speedup["over"] == "torch"
         assert speedup["low"] <= speedup["ratio"] <= speedup["high"]
         assert speedup["ratio"] == pytest.approx(torch_row["time_us"]["p50"] / row["time_us"]["p50"], rel=1e-2)
 
 
-def test_the_share_of_the_limit_is_of_what_was_measured_at_the_start(report: tuple[str, dict[str, Any]]) -> None:
+def test_the_share_of_the_limit_is_of_what_copies_of_that_size_reached_at_the_start(
+    report: tuple[str, dict[str, Any]],
+) -> None:
     document = report[1]
     for row in measured(document):
         if row["size"]:
-            assert row["of_limit"] == pytest.approx(row["busbw"] / document["limit"]["busbw"], abs=1e-5)
+            best = max(rate for _, rate in document["limit"]["by_size"])  # all sizes are below the least of the copies
+            assert row["of_limit"] == pytest.approx(row["busbw"] / best, abs=1e-5)
         else:
             assert row["of_limit"] is None
 
@@ -215,7 +222,7 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
             ("all_reduce", "--params", "chunk_bytes=8M"),
             "chunk_bytes 8388608 is not a multiple of 64 between 4096 and 1048576",
         ),
-        (("--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
+        (("--peers", "torch", "--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),
         (("-f", "1.0001"), "more than 1000 sizes"),
@@ -320,7 +327,7 @@ def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(bench: Bench, tmp
     skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
     assert skipped == {("barrier", "late"): "late has no barrier"}
     ours = [row for row in measured(document) if row["ours"] and row["op"] == "all_reduce"]
-    assert {row["speedup"]["over"] for row in ours} == {"late"}  # the probe is nobody's rival
+    assert {row["speedup"]["over"] for row in ours if row["speedup"]} <= {"late"}  # the probe is nobody's rival
     assert (document["config"]["peers"], document["config"]["baseline"]) == (["late"], "best")
 
 
@@ -342,15 +349,6 @@ def test_without_matplotlib_the_rest_is_done(
     assert capsys.readouterr().err == "commlib: no curves.png: drawing needs matplotlib; `pip install matplotlib`\n"
     assert not picture.exists()
     assert path.read_text().startswith("op,size,")
-
-
-@pytest.mark.parametrize(("done", "width"), [(0, 80), (5, 80), (12, 80), (5, 40), (5, 12)])
-def test_the_progress_line_fits_the_terminal(done: int, width: int) -> None:
-    text = progress.line(done, 12, "reduce_scatterv of 67108864 B", 61.0, width)
-    assert len(text) < width
-    assert text.startswith(f"{done}/12") or f"] {done}/12 1:01" in text
-    if done == 5 and width == 80:
-        assert "1:25 left" in text
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def measured(bench: Bench, path: Path, *words: str) -> tuple[dict[str, Any], str
 
 @pytest.mark.parametrize(("pairs", "senders"), [(True, 1), (False, 2)])
 def test_a_window_of_messages_gives_bandwidth_and_rate(bench: Bench, tmp_path: Path, pairs: bool, senders: int) -> None:
-    words = ("send_recv", "--window", "3", *["--pairs"] * pairs, "--sizes", "8,4K")
+    words = ("send_recv", "--peers", "torch", "--window", "3", *["--pairs"] * pairs, "--sizes", "8,4K")
     document, table = measured(bench, tmp_path / "a.json", *words)
     rows = document["rows"]
     assert [row["algorithm"] for row in rows] == 2 * ["shm_mailbox", "shm_mailbox sync", "torch"]
@@ -80,7 +80,7 @@ def test_pairs_go_from_the_lower_half_to_the_upper_half_and_others_round_the_rin
 @pytest.mark.parametrize(
     ("words", "algorithms"),
     [
-        ("all_reduce --in-place in --algorithms shm_oneshot", ["shm_oneshot", "torch"]),
+        ("all_reduce --in-place in --peers torch --algorithms shm_oneshot", ["shm_oneshot", "torch"]),
         ("barrier --backend torch --peers none", ["torch_direct"]),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from commlib.bootstrap import mpi
 from commlib.cli.options import python_file
 from commlib.collectives import COLLECTIVES, Collective
 from commlib.communicator import Communicator
@@ -91,7 +93,6 @@ def reasons(comm: Communicator, name: str) -> list[str]:
     ("name", "reason"),
     [
         ("broken", "broken did not start: no engine"),
-        ("mpi", "start it under mpirun"),
         ("nccl", "NCCL needs GPUs; this job is on cpu"),
         ("symm", "torch's symmetric memory is on GPUs; this job is on cpu"),
         ("nccl_windows", "NCCL needs GPUs; this job is on cpu"),
@@ -105,12 +106,15 @@ def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(
     assert {text for of_rank in of_ranks for text in of_rank} == {reason}
 
 
-def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None) -> None:
-    words = ("-b", "8", "-e", "64", "-f", "8", "--time", "0.1", "--iters", "1", "--peers", "mpi", "--root", "1")
-    command = [sys.executable, "-m", "commlib", "bench", *words, "--algorithms", "auto", "--format", "csv"]
-    result = subprocess.run(
-        [str(MPIEXEC), "-n", "2", *command], capture_output=True, text=True, timeout=90, check=False
-    )
+MPI_WORDS = ("-b", "8", "-e", "64", "-f", "8", "--time", "0.1", "--iters", "1", "--root", "1", "--algorithms", "auto")
+STARTS = {"its mpiexec": ([str(MPIEXEC), "-n", "2"], []), "-n": ([], ["-n", "2"])}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None, start: str) -> None:
+    before, ranks = STARTS[start]
+    command = [sys.executable, "-m", "commlib", "bench", *ranks, *MPI_WORDS, "--peers", "mpi", "--format", "csv"]
+    result = subprocess.run([*before, *command], capture_output=True, text=True, timeout=90, check=False)
     assert result.returncode == 0, result.stderr
     rows = [row for row in csv.DictReader(io.StringIO(result.stdout)) if row["algorithm"] == "mpi"]
     made = {(row["op"], row["in_place"]) for row in rows if not row["skipped"]}
@@ -118,3 +122,42 @@ def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None) -> None:
     skipped = {(row["op"], row["in_place"]) for row in rows if row["skipped"]}
     assert skipped == {("reduce_scatter", "true"), ("reduce_scatterv", "true")}
     assert {row["wrong"] for row in rows if not row["skipped"]} == {"0"}
+
+
+JOIN_AND_DIE = """
+import os, sys
+import commlib
+from commlib.peers import load
+comm = commlib.init()
+peer = load("mpi")
+peer.start(comm, False)
+assert not peer.reason, peer.reason
+assert not {"PMI_FD", "PMI_RANK", "PMI_SIZE"} & set(os.environ)
+comm.barrier()
+print(os.listdir("/dev/shm"), flush=True)
+os._exit(3)
+"""
+
+
+def test_ranks_with_mpi_that_are_killed_leave_no_memory_and_no_process_behind(mpich: None, tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(JOIN_AND_DIE)
+    seen = set(Path("/dev/shm").glob("mpich_shm_*"))
+    command = [sys.executable, "-m", "commlib", "run", "-n", "2", sys.executable, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # to the end of its pipes
+    assert result.returncode == 3, result.stderr
+    named = {Path("/dev/shm", name) for name in re.findall(r"mpich_shm_\w+", result.stdout)}
+    assert named <= seen
+
+
+def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    assert "mpi4py.MPI" not in sys.modules
+    assert mpi.trial() == ""
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    assert mpi.trial().startswith("MPI does not start: ")
+    monkeypatch.setattr(mpi, "SPEAK_PMI", ())
+    monkeypatch.delenv("MPI4PY_LIBMPI")
+    assert mpi.trial() == "MPICH starts only under its own mpirun"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert mpi.trial() == "mpi4py is not here; `pip install mpi4py mpich`"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from commlib.bench.rows import PLACES, TYPE_WIDTH, label, median_us, type_text, wrong_text
+from commlib.bench.rows import PLACES, TYPE_WIDTH, label, median_us, steady, type_text, wrong_text
 from commlib.report.document import Row
 from commlib.report.figures import (
     count_text,
@@ -23,14 +23,15 @@ TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of w
 ALGORITHM = 19  # lsa_ll128_exchange and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
 FIRST = ("rate", "compute", "both", "overlap", "host", "%lim", "speed-up")  # of the first form that there is
-NARROW = ("size", "shape", "algorithm", "form", "time", "busbw", *FIRST[:4], "%lim", "#wrong", "host", "speed-up")
+TIMES = ("time", "min", "p99", "busbw")
+NARROW = ("size", "shape", "algorithm", "form", *TIMES, *FIRST[:4], "%lim", "#wrong", "host", "speed-up")
 CALL = ("size", "shape", "count", "type", "redop", "root", "algorithm")
 FORM = ("time", "algbw", "busbw", "#wrong")
 Way = dict[bool, Row]  # one way to make a call: its row out of place (False) and in place (True)
 CSV = {
     **{name: name for name in ("op", "size", "shape", "count", "type", "redop", "root", "algorithm", "ours")},
     **{name: name for name in ("placement", "chosen", "rule", "why", "mode", "in_place", "skipped")},
-    **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 100)},
+    **{f"p{p}_us": f"time_us.p{p}" for p in (0, 10, 50, 90, 99, 100)},
     **{name: name for name in ("iterations", "blocks", "algbw", "busbw", "of_limit", "wrong", "host_us")},
     **{"speedup_over": "speedup.over", "speedup": "speedup.ratio"},
     **{f"speedup_{end}": f"speedup.{end}" for end in ("low", "high")},
@@ -81,9 +82,10 @@ def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[s
         Column("type", lambda row: type_text(row["type"]), TYPE_WIDTH),
         Column("redop", lambda row: row["redop"] or "none", 5),
         Column("root", lambda row: str(-1 if row["root"] is None else row["root"]), 4),
-        Column("algorithm", label, ALGORITHM + params, left=True),
+        Column("algorithm", lambda row: label(row) + _mark(row, config), ALGORITHM + params, left=True),
         Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2),
         Column("time", lambda row: fitted(median_us(row), TIME), TIME, "(us)"),
+        *(_percentiles() if config.get("percentiles") else ()),
         Column("algbw", lambda row: fitted(row["algbw"], WIDTH), WIDTH, "GB/s"),
         Column("busbw", lambda row: fitted(row["busbw"], WIDTH), WIDTH, "GB/s", spare=1),
         Column("#wrong", lambda row: wrong_text(row["wrong"]), WRONG, spare=3),
@@ -102,6 +104,17 @@ def _columns(config: dict[str, Any], digits: int, short: bool = False) -> dict[s
     if baseline:
         columns.append(Column("speed-up", lambda row: ratio(row["speedup"]), width, f"x {baseline}", spare=4))
     return {column.name: column for column in columns}
+
+
+def _mark(row: Row, config: dict[str, Any]) -> str:
+    return "~" if "agree" in config and not row["ours"] and not steady(row) else ""
+
+
+def _percentiles() -> list[Column]:
+    return [
+        Column("min", lambda row: fitted(row["time_us"]["p0"], TIME), TIME, "(us)"),
+        Column("p99", lambda row: fitted(row["time_us"].get("p99"), TIME), TIME, "(us)"),
+    ]
 
 
 def _wide(of_row: dict[str, Column], of_form: Sequence[str]) -> list[Column]:

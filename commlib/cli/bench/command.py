@@ -71,7 +71,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--redop", default="sum", help="Reductions a,b, or all.")
 @click.option("-r", "--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
 @click.option("--algorithms", default="all", help="all, auto (the plan's choice) or names: a,b.")
-@click.option("--peers", default="torch", help=f"Other libraries to measure: none, or a,b.  ({_PEERS})")
+@click.option("--peers", default="auto", help=f"Other libraries to measure: auto, none, or a,b.  ({_PEERS})")
 @click.option("--peer", type=EXISTING, multiple=True, help="File whose make() returns one more peer.")
 @click.option("--params", multiple=True, metavar="NAME=A,B", help="Also measure all combinations of these parameters.")
 @click.option("--baseline", help="Speed-ups compare with this row, or with best.  [default: the first peer]")
@@ -91,7 +91,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--backend", type=click.Choice(["auto", "nccl", "shm", "torch"]), default="auto", help="Our backend.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="Pinning of ranks, with -n.")
 @click.option("--plan", type=EXISTING, help="Use this plan file instead of the plan in force.")
-@click.option("--format", "form", type=click.Choice(BenchView.forms), default="table")
+@click.option("--percentiles", is_flag=True, help="Also show the fastest block and the 99th percentile.")
+@click.option("--full", is_flag=True, help="Print every row also without OP, in place of a page.")
+@click.option("--format", "form", type=click.Choice(BenchView.forms), help="[default: table, page without OP]")
 @click.option(
     "-o", "--output", type=FILE, help="Also write the results to FILE: JSON, or .csv, .md, .osu by its suffix."
 )
@@ -121,5 +123,6 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.cli.bench.run import main
     from commlib.report.run import Output
 
-    output = Output(BenchView, options["form"], options["output"], options["plot"])
+    form = options["form"] or ("table" if ops or options["full"] else "page")
+    output = Output(BenchView, form, options["output"], options["plot"])
     ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from commlib.bench.rows import PLACES, measured, median_us, series_of, title
+from commlib.bench.rows import FASTER, PLACES, averages, measured, median_us, series_of, steady, title
 from commlib.report.document import Row
 from commlib.report.figures import about, fitted, size_text
 from commlib.report.view import grouped, unfinished
 
-FASTER = 1.1  # what is not the plan's choice is named if it wins by this much: less is noise
+WORST_FIT = 0.3  # a line with a larger error tells nothing of what it goes through
 GPU_SOFTWARE = {"driver": "driver", "nccl": "NCCL", "cuda": "CUDA"}
 
 
@@ -27,7 +27,9 @@ def opening(document: dict[str, Any]) -> list[str]:
         _limit(document["limit"]),
     ]
     if config["baseline"]:
-        lines.append(f"speed-up: how many times as long {config['baseline']} takes, with its 95 % interval")
+        over = f"speed-up: how many times as long {config['baseline']} takes, with its 95 % interval"
+        agree = f"; none where its blocks differ by more than {config['agree']:.0%} (~)" if "agree" in config else ""
+        lines.append(over + agree)
     return [f"# {line}" for line in (*lines, *document["notes"])]
 
 
@@ -67,15 +69,20 @@ def closing(document: dict[str, Any]) -> list[str]:
     for rows in series:
         said = [*_chosen(rows), *_faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
         if said and len(series) > 1:
-            lines += ["#", f"# {title(rows[0])}"]
+            lines += ["#", f"# {title(rows[0])}", *_average("# avg busbw: ", averages(rows))]
         lines += [f"# {line}" for line in said]
-    found, average = document["out_of_bounds"], document["average_bus_bandwidth"]
+    found = document["out_of_bounds"]
     lines += ["#", f"# Out of bounds values : {found['count']} {'OK' if found['okay'] else 'FAILED'}"]
+    if len({row["op"] for row in document["rows"]}) == 1:  # of different collectives a mean says nothing
+        lines += _average("# Avg bus bandwidth    : ", document["average_bus_bandwidth"])
+    return lines + unfinished(document)
+
+
+def _average(head: str, average: Mapping[str, Any]) -> Iterator[str]:
     peers = ", ".join(f"{name} {busbw:.3f}" for name, busbw in average["peers"].items() if busbw is not None)
     if peers or average["plan"] is not None:
         ours = "N/A" if average["plan"] is None else f"{average['plan']:.3f}"
-        lines.append(f"# Avg bus bandwidth    : {ours}" + (f" ({peers})" if peers else ""))
-    return lines + unfinished(document)
+        yield f"{head}{ours}" + (f" ({peers})" if peers else "")
 
 
 def _chosen(rows: Sequence[Row]) -> Iterator[str]:
@@ -98,7 +105,8 @@ def _faster(rows: Sequence[Row]) -> Iterator[str]:
         chosen = min((row for row in call if row["chosen"]), key=lambda row: bool(row["in_place"]), default=None)
         if chosen is None or not median_us(chosen):
             continue
-        best = min((row for row in call if row["in_place"] == chosen["in_place"] and median_us(row)), key=median_us)
+        here = (row for row in call if row["in_place"] == chosen["in_place"] and (row["ours"] or steady(row)))
+        best = min(filter(median_us, here), key=median_us)
         if (ratio := median_us(chosen) / median_us(best)) > FASTER:
             places = found.setdefault((best["algorithm"], chosen["algorithm"]), [])
             places.append(f"{ratio:.2f}x at {size_text(chosen['size'])}")
@@ -108,7 +116,7 @@ def _faster(rows: Sequence[Row]) -> Iterator[str]:
 
 def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
     shown = {(row["algorithm"], row["placement"]) for row in rows if row["chosen"] or not row["ours"]}
-    own = [fit for fit in fits if series_of(fit) == series_of(rows[0])]
+    own = [fit for fit in fits if series_of(fit) == series_of(rows[0]) and (fit["error"] or 0) <= WORST_FIT]
     form = min((bool(fit["in_place"]) for fit in own), default=False)
     lines = [fit for fit in own if fit["in_place"] == form and (fit["algorithm"], fit["placement"]) in shown]
     if lines:

@@ -15,11 +15,11 @@ from commlib.bench.window import LARGEST, window_asked
 from commlib.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
-from commlib.peers import PEERS, Peer, load
+from commlib.peers import AUTO, PEERS, Peer, load
 from commlib.plan import Plan
 from commlib.timing import Protocol
 
-BLOCKS = (5, 41)
+BLOCKS, MORE_BLOCKS = (5, 41), (5, 401)  # the 99th percentile is of more than a hundred, where there is time
 PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
 
 
@@ -42,9 +42,15 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
         algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
         params=_params(options["params"], wanted),
         peers=peers,
-        baseline=_baseline(options["baseline"], wanted, peers),
+        auto=options["peers"] == "auto",
+        percentiles=options["percentiles"],
+        baseline=_baseline(options["baseline"], wanted, (*peers, *map(load, _auto(options["peers"])))),
         places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
-        protocol=Protocol(blocks=BLOCKS, iterations=options["iters"], **{name: options[name] for name in PROTOCOL}),
+        protocol=Protocol(
+            blocks=MORE_BLOCKS if options["percentiles"] else BLOCKS,
+            iterations=options["iters"],
+            **{name: options[name] for name in PROTOCOL},
+        ),
         window=window,
         **{name: options[name] for name in ("root", "backend", "plan", "seconds", "overlap")},
     )
@@ -75,15 +81,19 @@ def _algorithms(text: str, ops: tuple[str, ...], backend: str) -> tuple[str, ...
 
 def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
     """Make the peers of these names and files; none is started yet."""
-    named = () if names == "none" else read_names(names, PEERS, "peer")
+    named = () if names in ("none", "auto") else read_names(names, PEERS, "peer")
     peers = (*map(load, named), *(python_file(path, "make").make() for path in files))
     for peer, path in zip(peers[len(named) :], files, strict=True):
         if not isinstance(peer, Peer):
             raise click.UsageError(f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.peers.Peer")
-    labels = [label for peer in peers for label in peer.labels]
+    labels = [label for peer in (*peers, *map(load, _auto(names))) for label in peer.labels]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise click.UsageError(f"two peers have the label {', '.join(sorted(twice))}; give one another")
     return peers
+
+
+def _auto(names: str) -> list[str]:
+    return [name for of_device in AUTO.values() for name in of_device] if names == "auto" else []
 
 
 def _params(texts: tuple[str, ...], ops: tuple[str, ...]) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from commlib.bench import osu
+from commlib.bench import osu, page
 from commlib.bench.plot import plot
 from commlib.bench.rows import measured, series_of, title
 from commlib.cli.bench import columns, notes
@@ -14,7 +14,7 @@ from commlib.cli.bench.columns import Way
 from commlib.report.document import Row
 from commlib.report.formats import csv_text
 from commlib.report.table import Column, fold
-from commlib.report.view import View, grouped
+from commlib.report.view import View, grouped, unfinished
 
 WIDE = 120  # columns from which both forms fit on a line
 
@@ -22,12 +22,25 @@ WIDE = 120  # columns from which both forms fit on a line
 class BenchView(View):
     """nccl-tests' table, one line per algorithm."""
 
-    forms: ClassVar = ("table", "osu", "md", "csv", "json")
+    forms: ClassVar = ("table", "page", "osu", "md", "csv", "json")
+
+    @property
+    def abreast(self) -> bool:
+        """Say whether both forms of a call stand on a line."""
+        return self.width >= WIDE and not self.document["config"].get("percentiles")
+
+    def page(self) -> str:
+        """Return what a stranger reads in one go."""
+        return "\n".join(page.lines(self.document, self.width))
+
+    def kept(self, path: Path | None, picture: Path | None) -> list[str]:
+        """Say below a page where the rest is."""
+        return page.kept(path, picture, self.width)
 
     def layouts(self) -> list[list[Column]]:
         """Return the columns of a way, or of a row where the terminal is narrow."""
         config = self.document["config"]
-        return columns.wide(config) if self.width >= WIDE else [columns.narrow(config)]
+        return columns.wide(config) if self.abreast else [columns.narrow(config)]
 
     def columns(self) -> list[Column]:
         """Return those of markdown."""
@@ -58,12 +71,12 @@ class BenchView(View):
     def head(self, rows: Sequence[Row]) -> list[str]:
         """Return what stands above the first call of a series."""
         graph = ", CUDA graph" if rows[0]["mode"] == "graph" else ""
-        return self.layout.head(f"{rows[0]['op']}{graph}" if self.width >= WIDE else self.title(rows))
+        return self.layout.head(f"{rows[0]['op']}{graph}" if self.abreast else self.title(rows))
 
     def body(self, rows: Sequence[Row]) -> list[str]:
         """Return the lines of whole calls."""
         ways = self.items(rows)
-        items = ways if self.width >= WIDE else [way[form] for way in ways for form in sorted(way)]
+        items = ways if self.abreast else [way[form] for way in ways for form in sorted(way)]
         return [self.layout.line(item) for item in items]
 
     def plot(self, path: Path) -> None:
@@ -80,4 +93,4 @@ class BenchView(View):
         for series in self.by_series():
             for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
                 lines += ["", *fold(osu.head(way[0]), self.width), *(osu.line(row)[: self.width] for row in way)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *unfinished(self.document)])

@@ -1,0 +1,149 @@
+"""The page that ends a run of all collectives: a line for each, who is faster, which plan is in force."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from commlib.bench.rows import FASTER, measured, median_us, rivals, series_of, steady, type_text
+from commlib.report.document import Row
+from commlib.report.figures import fitted, ratio_text, size_text
+from commlib.report.table import fold
+from commlib.report.view import grouped, unfinished
+
+NAME, TIME, BESIDE = 16, 8, 8  # characters of a collective, a time, and what stands beside it
+MOST_SIZES = 6
+MOST_NAMED = 6  # calls that others win
+
+
+def lines(document: dict[str, Any], width: int) -> list[str]:
+    """Return the page, no wider than the terminal; it is one screen of fifty lines for all collectives."""
+    series = list(grouped(document["rows"], series_of))
+    return [
+        *_folded(_head(document), width),
+        "",
+        *_table(document, series, width),
+        "",
+        *_folded([*_findings(document), *(line.removeprefix("# ") for line in unfinished(document))], width),
+    ]
+
+
+def kept(path: Path | None, picture: Path | None, width: int) -> list[str]:
+    """Say where the rest is."""
+    if path is None:
+        said = ["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"]
+    else:
+        again = f"; in full: commlib bench show {path}" if path.suffix == ".json" else ""
+        said = [f"kept in {path}{again}", *([f"drawn in {picture}"] if picture else [])]
+    return _folded(said, width)
+
+
+def _folded(texts: Iterable[str], width: int) -> list[str]:
+    """Break what is too long for the terminal; a path stays whole, as it is there to be copied."""
+    marked = fold((f"# {text}" for text in texts), width + 2)
+    return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
+
+
+def _head(document: dict[str, Any]) -> Iterator[str]:
+    config, machine = document["config"], document["fingerprint"]
+    types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
+    graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
+    yield f"commlib {machine['commlib']} on {config['ranks']} ranks of backend {config['backend']}, {types}{graphs}"
+    gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
+    yield ", ".join([*gpus, machine["cpu"], f"{machine['cores']} cores", f"torch {machine['torch']}"])
+    yield from _plan(document)
+
+
+def _plan(document: dict[str, Any]) -> Iterator[str]:
+    plan = document["plan"]
+    match = plan.get("match", "shipped")
+    name = f"plan {plan['source']} ({plan['digest']})"
+    if match == "here":
+        yield f"{name}, measured on this machine"
+        return
+    yield f"{name}: comes with commlib" if match == "shipped" else f"{name}: measured with {match}"
+    yield f"not measured on this machine → commlib tune -n {document['config']['ranks']}"
+
+
+def _table(document: dict[str, Any], series: Sequence[Sequence[Row]], width: int) -> Iterator[str]:
+    sizes = _sizes(document["config"]["sizes"], min(MOST_SIZES, max(1, (width - NAME) // (TIME + BESIDE))))
+    yield from _folded(["us per call by the plan, and the fastest other library's time over that"], width)
+    heads = (f"{_words(size):>{TIME}} {'':{BESIDE - 1}}" for size in sizes)
+    yield f"{'':{NAME}}{''.join(heads)}".rstrip()
+    several = len({row["type"] for rows in series for row in rows}) > 1
+    for rows in series:
+        name = f"{rows[0]['op']} {type_text(rows[0]['type'])}" if several else rows[0]["op"]
+        yield f"{name[: NAME - 1]:{NAME}}{''.join(_cells(rows, sizes))}".rstrip()
+
+
+def _sizes(asked: Sequence[int], room: int) -> list[int]:
+    """Return as many sizes as there is room for, from the least to the largest."""
+    last = len(asked) - 1
+    return list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
+
+
+def _cells(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
+    calls = {of[0]["size"]: of for of in grouped(measured(rows), lambda row: int(row["size"]))}
+    if set(calls) == {0}:  # a barrier
+        yield _cell(calls[0])
+        return
+    for size in sizes:
+        nearest = min(calls, key=lambda here: abs(math.log(here / size)), default=None)
+        yield _cell(calls[nearest]) if nearest is not None else f"{'-':>{TIME}} {'':{BESIDE - 1}}"
+
+
+def _cell(call: Sequence[Row]) -> str:
+    ours, best = _compared(call)
+    time = fitted(median_us(ours), TIME - 1) if ours else "-"
+    return f"{time:>{TIME}} {_beside(ours, best):{BESIDE - 1}}"
+
+
+def _beside(ours: Row | None, best: Row | None) -> str:
+    if best is None or ours is None:
+        return "-"
+    if not steady(best):
+        return f"~{fitted(median_us(best), BESIDE - 3)}"
+    return f"{ratio_text(median_us(best) / median_us(ours))}x"
+
+
+def _compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
+    """Return the plan's row on plain tensors, out of place if it can be, and the fastest other's in that form."""
+    chosen = [row for row in call if row["chosen"] and row["placement"] == "plain" and median_us(row)]
+    ours = min(chosen, key=lambda row: bool(row["in_place"]), default=None)
+    theirs = [row for row in rivals(call) if ours and row["in_place"] == ours["in_place"] and not row["wrong"]]
+    return ours, min(theirs, key=median_us, default=None)
+
+
+def _findings(document: dict[str, Any]) -> Iterator[str]:
+    rows = measured(document["rows"])
+    checked = document["config"]["check"]
+    count = document["out_of_bounds"]["count"]
+    yield f"values: {count} wrong elements; {len(rows)} rows compared" if checked else "values: not compared"
+    pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := _compared(call))]
+    won = [f"{_name(ours)} ({best['algorithm']}, {ratio:.2f}x)" for ours, best, ratio in _won(pairs)]
+    others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))
+    if others:
+        more = f" and {len(won) - MOST_NAMED} more" if len(won) > MOST_NAMED else ""
+        yield f"others: {others}; faster than ours: {', '.join(islice(won, MOST_NAMED)) or 'none of them'}{more}"
+    if any(not steady(best) for _, best in pairs if best):
+        agree = document["config"].get("agree", 0.3)
+        yield f"~ the time of the other, whose blocks differ by more than {agree:.0%}: too unsteady for a ratio"
+    yield from document["notes"]
+
+
+def _won(pairs: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Row, Row, float]]:
+    """Yield what a steady other makes faster, and how many times; the worst for us first."""
+    found = [(ours, best, median_us(ours) / median_us(best)) for ours, best in pairs if steady(best)]
+    yield from (each for each in sorted(found, key=lambda each: -each[2]) if each[2] > FASTER)
+
+
+def _name(row: Row) -> str:
+    return f"{row['op']} {_words(row['size'])}"
+
+
+def _words(size: int) -> str:
+    text = size_text(size)
+    return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
