@@ -61,7 +61,16 @@ def agree(world: World, options: Options, backend: str) -> None:
         "max_bytes": options.max_bytes,
         "checked mode": options.checked,
     }
-    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine).encode(), options.timeout_s)]
+    plugins = {
+        "faults": COLLECTIVES.faults,
+        "plugins": "; ".join(plugin.said for plugin in COLLECTIVES.plugins) or "none",
+    }
+    everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine | plugins).encode(), options.timeout_s)]
+    for rank, other in enumerate(everyone):
+        for fault in other["faults"]:
+            raise ValueError(f"rank {rank}: {fault}")
+    remedy = f"start every rank with the same {env.PLUGINS.name}, and the same files behind it"
+    _refuse_others([other["plugins"] for other in everyone], "ranks disagree on plugins", remedy)
     for key in mine:
         values = [other[key] for other in everyone]
         _refuse_others(values, f"ranks disagree on {key}", "start every rank with the same settings")
@@ -134,6 +143,7 @@ def override(plan: Plan, backend: str) -> Plan:
 
 def usable(backend: str) -> dict[str, list[str]]:
     """Return the algorithms that can run under a plan's name, by collective; under no name of ours, all there are."""
+    COLLECTIVES.check()
     if backend not in shipped():
         return {op: [algorithm.name for algorithm in spec.algorithms] for op, spec in COLLECTIVES.items()}
     backends = {algorithm.backend for spec in COLLECTIVES.values() for algorithm in spec.algorithms}
@@ -157,4 +167,4 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
                 if entry.algorithm not in algorithms[rule.op]:
                     names = ", ".join(algorithms[rule.op]) or "none"
                     where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {entry.algorithm!r}"
-                    raise ValueError(f"{where}: {lacks}{on}; it has {names}")
+                    raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")

@@ -22,7 +22,8 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
-from commlib.collectives.told import plan_text, rows_text
+from commlib.collectives.plugins import load_natives
+from commlib.collectives.told import chosen, plan_text, rows_text
 from commlib.errors import Closed
 from commlib.methods import Collectives, Op
 from commlib.plan import Explanation, Plan
@@ -127,6 +128,7 @@ class Communicator(Collectives):
         made = backends.create(name, world, options)
         try:
             if made.native_group is not None:
+                load_natives(COLLECTIVES, made.name, world, options.timeout_s)
                 made.native_group.learn(rows_text(made.name, world.size))
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
@@ -209,6 +211,7 @@ class Communicator(Collectives):
         self._lanes.drain(COLLECTIVE_CALLS)
         if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(plan, self.size, self.backend))
+        self._backend.chosen = chosen(plan, self.size)
         self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------

@@ -96,6 +96,10 @@ def _pairs(text: str) -> str:
     return ",".join(":".join(pair) for pair in pairs)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.replace(":", ",").split(",") if name.strip()))
+
+
 def parse_bytes(text: str) -> int:
     """Read '4096', '64K', '8M' or '1G' (binary units, as nccl-tests reads them)."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -131,6 +135,13 @@ ALGORITHM = Variable(
     "",
     "overrides the plan for some collectives, for experiments: all_reduce:shm_twoshot,barrier:shm_oneshot",
 )
+PLUGINS: Variable[tuple[str, ...]] = Variable(
+    "COMMLIB_PLUGINS",
+    _names,
+    (),
+    "plugins: Python files (.py) or modules with algorithms of your own, separated by commas; "
+    "docs/extending.md",
+)
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
 ISA = Variable(
     "COMMLIB_ISA",
@@ -144,7 +155,7 @@ CACHE_DIR = Variable(
     "COMMLIB_CACHE_DIR",
     str,
     "~/.cache/commlib",
-    "folder for compiled GPU kernels; the default is $XDG_CACHE_HOME/commlib if XDG_CACHE_HOME is set",
+    "folder for compiled GPU kernels and plugins; the default is $XDG_CACHE_HOME/commlib if XDG_CACHE_HOME is set",
 )
 TRACEBACK = Variable("COMMLIB_TRACEBACK", _flag, False, "1: commands show tracebacks instead of one-line errors")
 LOG = Variable(

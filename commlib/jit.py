@@ -61,19 +61,19 @@ def compile_kernel(source: str | Path, expression: str, arch: str) -> Kernel:
     if not path.is_file():
         raise BuildFailed(f"there is no {path}; reinstall commlib, or run `make setup`")
     tool = compiler()
-    entry = _entry(_key(path, root, [tool.name, arch, expression, *OPTIONS]))
-    kernel = _load(entry) if entry else None
+    place = entry(key(path, root, [tool.name, arch, expression, *OPTIONS]), "kernel")
+    kernel = _load(place) if place else None
     if kernel is not None:
         return kernel
     # Taking its address instantiates a kernel, whatever its parameters are.
     text = f'#include "{path}"\nstatic_assert(&{expression} != nullptr);\n'
-    includes = [f"--include-path={folder}" for folder in _include_folders(root)]
+    includes = [f"--include-path={folder}" for folder in include_folders(root)]
     code, log = tool.run(text, [*OPTIONS, f"--gpu-architecture={arch}", *includes])
     if not code:
         raise BuildFailed(f"{tool.name} cannot compile {expression} of {source} for {arch}:\n{log}")
     kernel = _kernel(code, log)
-    if entry:
-        _save(entry, kernel)
+    if place:
+        _save(place, kernel)
     return kernel
 
 
@@ -98,7 +98,8 @@ def csrc() -> Path:
     raise BuildFailed(f"the sources of the kernels are not beside {package}; reinstall commlib, or run `make setup`")
 
 
-def _include_folders(root: Path) -> tuple[Path, Path]:
+def include_folders(root: Path) -> tuple[Path, Path]:
+    """Return where the headers of native sources are looked for."""
     return root, root / "include"
 
 
@@ -205,15 +206,17 @@ def cache_dir() -> Path:
     return Path(env.CACHE_DIR.get()).expanduser()
 
 
-def _entry(key: str) -> Path | None:
+def entry(digest: str, kind: str) -> Path | None:
+    """Return the place of a compiled file in the cache, None for a user without a home."""
     try:
-        return cache_dir() / f"{key}.kernel"
+        return cache_dir() / f"{digest}.{kind}"
     except RuntimeError as error:  # a user without a home
         _warn(str(error))
         return None
 
 
-def _key(path: Path, root: Path, words: list[str]) -> str:
+def key(path: Path, root: Path, words: list[str]) -> str:
+    """Return the digest of a source, of all headers of ours below it, and of what else its code depends on."""
     digest = sha256()
     for part in (*(word.encode() for word in words), *_contents(path, root, set())):
         digest.update(b"%d:" % len(part) + part)
@@ -226,7 +229,7 @@ def _contents(path: Path, root: Path, seen: set[Path]) -> Iterator[bytes]:
     text = path.read_bytes()
     yield text
     for name in _INCLUDE.findall(text):
-        for folder in (path.parent, *_include_folders(root)):
+        for folder in (path.parent, *include_folders(root)):
             header = (folder / name.decode()).resolve()
             if header.is_file():
                 if header not in seen:
@@ -234,10 +237,10 @@ def _contents(path: Path, root: Path, seen: set[Path]) -> Iterator[bytes]:
                 break
 
 
-def _load(entry: Path) -> Kernel | None:
+def _load(place: Path) -> Kernel | None:
     """Return the kernel of an entry; None if there is none, or it is not what was written."""
     try:
-        content = entry.read_bytes()
+        content = place.read_bytes()
     except OSError:
         return None
     checksum, body = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
@@ -247,25 +250,31 @@ def _load(entry: Path) -> Kernel | None:
     return _kernel(code, log.decode(), cached=True)
 
 
-def _save(entry: Path, kernel: Kernel) -> None:
-    """Write an entry under another name first: readers, and ranks that compile the same, see all or nothing."""
+def _save(place: Path, kernel: Kernel) -> None:
     body = kernel.log.replace("\0", "").encode() + b"\0" + kernel.code
+    keep(place, sha256(body).digest() + body)
+
+
+def keep(place: Path, content: bytes) -> bool:
+    """Write an entry under another name first: readers, and ranks that compile the same, see all or nothing."""
     try:
-        entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=entry.parent, prefix=".", delete=False) as file:  # mode 0600
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=place.parent, prefix=".", delete=False) as file:  # mode 0600
             try:
-                file.write(sha256(body).digest() + body)
+                file.write(content)
                 file.flush()
-                Path(file.name).replace(entry)
+                Path(file.name).replace(place)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise
     except OSError as error:
-        _warn(f"{error.strerror or error}: {entry.parent}")
+        _warn(f"{error.strerror or error}: {place.parent}")
+        return False
+    return True
 
 
 @cache
 def _warn(reason: str) -> None:
     logging.getLogger("commlib").warning(
-        "compiled kernels are not kept (%s): each process compiles them again; set %s", reason, env.CACHE_DIR.name
+        "compiled code is not kept (%s): each process compiles them again; set %s", reason, env.CACHE_DIR.name
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ class Backend(ABC):
     rank: int
     size: int
     has_arena = True  # there is symmetric memory
+    chosen: Mapping[str, str] = MappingProxyType({})  # without native code: algorithms by collective, as the plan says
 
     @property
     def plan_name(self) -> str:

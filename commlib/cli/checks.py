@@ -148,6 +148,16 @@ def _native() -> Finding:
     return Finding("native library", "ok", f"commlib {__version__}", needed=True)
 
 
+def _plugins() -> Finding:
+    from commlib import host
+    from commlib.collectives import COLLECTIVES
+
+    if COLLECTIVES.faults:
+        return Finding("plugins", "broken", "; ".join(COLLECTIVES.faults), f"correct or unset {env.PLUGINS.name}")
+    said = "; ".join(plugin.said for plugin in COLLECTIVES.plugins)
+    return Finding("plugins", "ok", f"{said}; C++ by {host.compiler()[1]}" if said else "none")
+
+
 def _gpu() -> Finding:
     import torch
 
@@ -245,7 +255,14 @@ def _mpi() -> Finding:
 
 QUICK: tuple[Callable[[], Finding], ...] = (_python, _cpu, _cores, _isa, _memfd, _pidfd, _environment, _slurm)
 
-_LIBRARIES = {"torch": _torch, "native library": _native, "gpu": _gpu, "nccl": _nccl, "gpu backend": _gpu_backend}
+_LIBRARIES = {
+    "torch": _torch,
+    "native library": _native,
+    "plugins": _plugins,
+    "gpu": _gpu,
+    "nccl": _nccl,
+    "gpu backend": _gpu_backend,
+}
 GROUPS = {
     "libraries": Group(_LIBRARIES, "install it again: `make setup` in a checkout, else from where it came", True),
     "ranks": Group({"two ranks": _two_ranks}, "COMMLIB_TRACEBACK=1 commlib test --quick", True),

@@ -165,12 +165,13 @@ def export(plan: str | None, form: str, world: int, backend: str | None, output:
 
 def _read(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
-    from commlib.agreement import find_plan, override
+    from commlib.agreement import check_names, find_plan, override, usable
     from commlib.plan import shipped
     from commlib.timing.machine import fingerprint
 
     if plan is not None:
         found = _open(plan)
+        check_names(found, usable(found.fingerprint.get("backend", "")))
         return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
     known_name(backend, shipped(), "backend")
     return override(find_plan(backend, "auto", world), backend)

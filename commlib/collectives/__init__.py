@@ -17,6 +17,7 @@ from commlib.collectives import (
     scatter,
     send_recv,
 )
+from commlib.collectives.plugins import Tables
 from commlib.collectives.python_calls import python_calls
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.redops import REDOPS
@@ -24,9 +25,8 @@ from commlib.redops import REDOPS
 if TYPE_CHECKING:
     from commlib._native import Calls
 
-COLLECTIVES: dict[str, Collective] = {
-    spec.name: spec
-    for spec in (
+COLLECTIVES = Tables(
+    (
         all_reduce.ALL_REDUCE,
         all_gather.ALL_GATHER,
         all_gather.ALL_GATHERV,
@@ -41,7 +41,7 @@ COLLECTIVES: dict[str, Collective] = {
         send_recv.SEND_RECV,
         barrier.BARRIER,
     )
-}
+)
 
 
 def calls_of(backend: Backend) -> Calls:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Calls:
-    """Return calls that check their arguments as native ones do, then run the backend's first algorithm of each."""
+    """Return calls that check their arguments as native ones do, then run what the plan names."""
     index = -1 if backend.device.type == "cpu" else backend.device.index
     checks = library.open_checks(backend.rank, backend.size, index)
     halves = {name: _half(backend, collective) for name, collective in collectives.items()}
@@ -28,7 +28,13 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
 
 def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
     rows = collective.rows(backend.name).values()
-    return partial(next(row.run for row in rows if row.run is not None), backend)
+    runs = {row.name: partial(row.run, backend) for row in rows if row.run is not None}
+    first = next(iter(runs.values()))
+
+    def half(*given: Any, **how: Any) -> Any:
+        return runs.get(backend.chosen.get(collective.name, ""), first)(*given, **how)
+
+    return first if len(runs) == 1 else half
 
 
 def _call(backend: Backend, name: str, half: Callable[..., Any], check: Callable[..., object]) -> Callable[..., Any]:

@@ -42,7 +42,8 @@ class Algorithm:
     that it adds in rank order, so that results are bitwise those of every other ordered algorithm; `refuses(dtype,
     redop, size)` gives a reason or None; `in_place`: input and output may be the same memory, where the collective has
     such a form. `params` are what a plan may set; `variants(num_bytes)` gives those that are worth measuring at a size,
-    none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with its device code.
+    none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with its device code; `folder` is
+    where a plugin's native half lies, which its loader fills in.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Algorithm:
     in_place: bool = True
     params: tuple[Param, ...] = ()
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
+    folder: str = ""
 
     @property
     def needs_arena(self) -> bool:
@@ -64,7 +66,9 @@ class Algorithm:
 
     @property
     def source(self) -> str:
-        """Its device code, below csrc."""
+        """Its device code, below csrc; a plugin's by its own path."""
+        if self.folder and self.kernel:
+            return f"{self.folder}/{self.name}.cu"
         return f"collectives/{self.kernel}/{self.name}.cu" if self.kernel else ""
 
     def fault_of(self, params: Mapping[str, int]) -> str | None:

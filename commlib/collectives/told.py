@@ -44,6 +44,11 @@ def plan_text(plan: Plan, world: int, backend: str) -> str:
     return "\n".join(line for rule in plan.rules_of(world) for line in _lines_of_rule(rule, backend))
 
 
+def chosen(plan: Plan, world: int) -> dict[str, str]:
+    """Return what a backend without native code runs: of each collective's first rule the last range, at every size."""
+    return {rule.op: rule.ranges[-1].algorithm for rule in reversed(plan.rules_of(world)) if rule.placement == "plain"}
+
+
 def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:
     yield f"where plan {rule.source}: rules[{rule.number}]"
     yield f"rule op={rule.op} placement={rule.placement} mode={rule.mode} dtype={rule.dtype} redop={rule.redop}"

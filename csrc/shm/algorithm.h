@@ -1,8 +1,9 @@
 // The native halves of algorithms. An algorithm is one file
-// csrc/collectives/<collective>/<name>.cc that ends with COMMLIB_SHM_ALGORITHM;
+// csrc/collectives/<collective>/<name>.cc, or of a plugin, that ends with COMMLIB_SHM_ALGORITHM;
 // commlib/collectives/<collective>.py has its row, which says everything else about it.
 #pragma once
 
+#include "commlib/api.h"
 #include "plan/native.h"
 
 namespace commlib::shm {
@@ -14,7 +15,11 @@ class Group;
 // (Source::hoping, Group::run_plain).
 using Algorithm = Native<void (*)(Group&, const Call&)>;
 
-#define COMMLIB_SHM_ALGORITHM(op, name, function) \
-  COMMLIB_NATIVE(::commlib::shm::Algorithm, op, name, function)
+// A plugin has no list of its own: it adds to the library's.
+COMMLIB_API const Algorithm& add(const Algorithm& algorithm);
+
+#define COMMLIB_SHM_ALGORITHM(op, name, function)                \
+  [[maybe_unused]] static const auto& registered_##op##_##name = \
+      ::commlib::shm::add({::commlib::Op::op, #name, function})
 
 }  // namespace commlib::shm

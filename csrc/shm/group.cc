@@ -17,6 +17,10 @@ constexpr int kGoneTries = 1000;  // a process whose memory is gone has ended, o
 
 }  // namespace
 
+const Algorithm& add(const Algorithm& algorithm) {
+  return Algorithm::all().emplace_back(algorithm);
+}
+
 Group::Group(std::shared_ptr<Segment> segment, int rank, double timeout_s,
              const ReduceTable* reduce, bool checked)
     : segment_(std::move(segment)),
@@ -38,7 +42,9 @@ void Group::learn(const std::string& rows) {
   for (int i = static_cast<int>(algorithms_.size()); i < plan_.algorithms(); ++i) {
     const Row& row = plan_.row(i);
     const Algorithm* native = Algorithm::find(row.op, row.name);
-    if (!native) fail("CommError", name_of(row.op), " has no native ", row.name, " on shm");
+    if (!native)
+      fail("CommError", name_of(row.op), " has no native ", row.name, " on shm; its file must say ",
+           "COMMLIB_SHM_ALGORITHM(", name_of(row.op), ", ", row.name, ", function)");
     for (size_t at = 0; row.reduces && at < kReductions; ++at) {
       if (row.serves[at] && !reduce_->fn[at / kRedOps][at % kRedOps]) {
         fail("CommError", name_of(row.op), " by ", row.name,

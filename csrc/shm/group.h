@@ -17,7 +17,7 @@
 
 namespace commlib::shm {
 
-class Group {
+class COMMLIB_API Group {
  public:
   Group(std::shared_ptr<Segment> segment, int rank, double timeout_s, const ReduceTable* reduce,
         bool checked);

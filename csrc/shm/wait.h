@@ -37,7 +37,7 @@ struct Awaited {
   Descriptor what;
 };
 
-class Waiter {
+class COMMLIB_API Waiter {
  public:
   Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s);
   ~Waiter();
@@ -85,7 +85,8 @@ class Waiter {
   };
   static Hooks hooks;
   // Set while the caller holds the interpreter's lock; a long wait gives it up.
-  static thread_local bool holds_interpreter __attribute__((tls_model("initial-exec")));
+  static thread_local bool holds_interpreter
+      __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
  private:
   void await_long(const Counter& counter, const Awaited& awaited,

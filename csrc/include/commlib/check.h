@@ -6,9 +6,11 @@
 #include <string>
 #include <utility>
 
+#include "commlib/api.h"
+
 namespace commlib {
 
-class Failure : public std::exception {
+class COMMLIB_API Failure : public std::exception {
  public:
   // `kind` is the Python class: "ValueError", "CommError", "Closed", "PeerLost", "CommTimeout",
   // "Unsupported".
@@ -23,7 +25,7 @@ class Failure : public std::exception {
 
 // A Python signal handler raised (Ctrl-C): the Python error is already set and only has to be
 // passed on.
-class Interrupted : public std::exception {
+class COMMLIB_API Interrupted : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted by a signal"; }
 };

@@ -1,0 +1,194 @@
+"""Plugins: algorithms that live outside the tree. A Python file has their rows, and the native halves lie beside it.
+
+asked for by COMMLIB_PLUGINS or an entry point | run the file | check its rows | give each the place of its native half
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from commlib import env, host
+from commlib.collectives.spec import Algorithm, Collective
+from commlib.errors import BuildFailed, one_line
+
+if TYPE_CHECKING:
+    from commlib.bootstrap.world import World
+
+GROUP = "commlib.plugins"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A Python file with rows of algorithms by collective."""
+
+    path: Path
+    rows: Mapping[str, tuple[Algorithm, ...]]
+
+    @cached_property
+    def said(self) -> str:
+        """Which rows it has and a digest of its files: equal on two ranks where the plugins are."""
+        natives = {file for rows in self.rows.values() for row in rows if (file := native_file(row)) is not None}
+        digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in (self.path, *sorted(natives))))
+        rows = " ".join(f"{op}:{row.name}" for op, of_op in self.rows.items() for row in of_op)
+        return f"{self.path.name} with {rows or 'no algorithm'}, digest {digest.hexdigest()[:8]}"
+
+
+class Tables(Mapping[str, Collective]):
+    """The collectives by name, with the rows of plugins, which are loaded when the tables are first used."""
+
+    def __init__(self, collectives: Iterable[Collective]) -> None:
+        self._tables = {collective.name: collective for collective in collectives}
+        self._plugins: list[Plugin] = []
+        self._faults: list[str] = []
+        self._asked = False
+
+    @property
+    def plugins(self) -> list[Plugin]:
+        """The plugins whose rows are in the tables."""
+        self._loaded()
+        return self._plugins
+
+    @property
+    def faults(self) -> list[str]:
+        """What is wrong with the others."""
+        self._loaded()
+        return self._faults
+
+    def load(self, named: Iterable[tuple[str, str]]) -> None:
+        """Add plugins, given as (who asks for it, file or module); what is wrong with one is kept for `check`."""
+        for who, name in named:
+            try:
+                plugin = read(name, self._tables)
+            except ValueError as error:
+                self._faults.append(f"{who}: {error}")
+                continue
+            self._plugins.append(plugin)
+            for op, rows in plugin.rows.items():
+                self._tables[op] = replace(self._tables[op], algorithms=(*self._tables[op].algorithms, *rows))
+
+    def check(self) -> None:
+        """Raise what is wrong with a plugin."""
+        for fault in self.faults:
+            raise ValueError(fault)
+
+    def _loaded(self) -> dict[str, Collective]:
+        if not self._asked:
+            self._asked = True  # a plugin that looks into the tables finds ours
+            self.load(asked_for())
+        return self._tables
+
+    def __getitem__(self, name: str) -> Collective:
+        return self._loaded()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded())
+
+    def __len__(self) -> int:
+        return len(self._loaded())
+
+
+def asked_for() -> list[tuple[str, str]]:
+    """Return who asks for which file or module: COMMLIB_PLUGINS first, then entry points."""
+    of_variable = [(env.PLUGINS.name, name) for name in env.PLUGINS.get()]
+    return of_variable + [(f"entry point {e.name}", e.value) for e in sorted(entry_points(group=GROUP))]
+
+
+def read(name: str, tables: Mapping[str, Collective]) -> Plugin:
+    """Run a plugin's Python file or module, and check its rows; every fault is a ValueError."""
+    try:
+        module = (
+            _from_file(Path(name).expanduser().absolute()) if name.endswith(".py") else importlib.import_module(name)
+        )
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
+    except Exception as error:  # whatever a stranger's file raises
+        raise ValueError(f"plugin {name} cannot be loaded: {one_line(error)}") from error
+    path = Path(module.__file__ or name)
+    given = getattr(module, "ALGORITHMS", None)
+    if not isinstance(given, Mapping):
+        raise ValueError(f'{path} has no ALGORITHMS; give it ALGORITHMS = {{"all_reduce": [Algorithm(…)]}}')
+    return Plugin(path, {op: tuple(_placed(path, op, rows, tables)) for op, rows in given.items()})
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    name = f"commlib_plugin_{sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up
+    spec.loader.exec_module(module)
+    return module
+
+
+def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) -> Iterator[Algorithm]:
+    """Yield rows that name the folder of their native half; ValueError for one that cannot be."""
+    if op not in tables:
+        raise ValueError(f"{path}: there is no collective {op!r}; there are {', '.join(tables)}")
+    if not isinstance(rows, (list, tuple)) or not all(isinstance(row, Algorithm) for row in rows):
+        raise ValueError(f"{path}: the rows of {op} are {rows!r:.80}, but must be a list of Algorithm")
+    taken = {row.name for row in tables[op].algorithms}
+    for row in rows:
+        if row.name in taken:
+            raise ValueError(f"{path}: {op} has an algorithm {row.name!r} already; give yours another name")
+        taken.add(row.name)
+        placed = replace(row, folder=str(path.parent))
+        if fault := _fault(placed):
+            raise ValueError(f"{path}: {op} by {row.name!r}: {fault}")
+        yield placed
+
+
+def _fault(row: Algorithm) -> str | None:
+    """Say why a plugin cannot have such a row, or None."""
+    if row.backend not in ("nccl", "shm", "torch"):
+        return f"there is no backend {row.backend!r}; there are nccl, shm and torch"
+    if not row.name.isidentifier():
+        return "the name must be one of C++: letters, digits and _"
+    if row.backend == "torch":
+        return None if row.run is not None else "a row of torch needs run="
+    if row.backend == "nccl" and not row.kernel:
+        return "a row of nccl needs kernel=, and its device code beside the Python file"
+    file = native_file(row)
+    if file is None or not file.is_file():
+        return f"there is no {file}"
+    return "native code cannot be told a path with spaces; move the plugin" if " " in str(file) else None
+
+
+def native_file(row: Algorithm) -> Path | None:
+    """Return the native half of a plugin's row."""
+    endings = {"shm": ".cc", "nccl": ".cu"}
+    return Path(row.folder, row.name + endings[row.backend]) if row.folder and row.backend in endings else None
+
+
+def load_natives(collectives: Tables, backend: str, world: World, timeout_s: float) -> None:
+    """Compile and load the C++ halves of a backend's plugins: rank 0 fills the cache; all ranks fail together."""
+    rows = [row for spec in collectives.values() for row in spec.rows(backend).values() if row.folder]
+    files = list(dict.fromkeys(file for row in rows if (file := native_file(row)) and file.suffix == ".cc"))
+    if not files:
+        return
+    failure = _load(files) if world.rank == 0 else ""
+    failure = world.broadcast(failure.encode(), 0, timeout_s).decode()
+    if not failure and world.rank != 0:
+        failure = _load(files)
+    for rank, said in enumerate(world.all_gather(failure.encode(), timeout_s)):
+        if said:
+            raise BuildFailed(f"rank {rank}: {said.decode()}")
+
+
+def _load(files: Iterable[Path]) -> str:
+    try:
+        for file in files:
+            host.load(file)
+    except BuildFailed as error:
+        return str(error)
+    return ""

@@ -1,0 +1,4 @@
+// What plugins call: everything else is hidden.
+#pragma once
+
+#define COMMLIB_API __attribute__((visibility("default")))

@@ -1,0 +1,298 @@
+"""Algorithms from outside the tree: their rows join the tables, their native halves are compiled, ranks compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commlib import env, host, jit
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.plugins import Tables, asked_for
+from commlib.device import expression
+from commlib.errors import BuildFailed
+
+EXTENDING = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+# float32 and bfloat16, ragged and in several chunks: bit for bit what commlib's own algorithm gives.
+SAME_BITS = """
+import torch, commlib
+from commlib.plan import Plan
+with commlib.init(backend="shm", timeout_s=60) as comm:
+    plans = [Plan.only({"all_reduce": name}, base=comm.plan) for name in ("shm_oneshot", "shm_leader")]
+    for dtype in (torch.float32, torch.bfloat16):
+        for count in (1, 1003, 300_007):
+            for _ in range(3):
+                x = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank)).to(dtype)
+                given = []
+                for plan in plans:
+                    comm.use(plan)
+                    given.append(comm.all_reduce(x.clone()))
+                assert torch.equal(*given)
+    print("same bits by", comm.explain("all_reduce", 4096).algorithm)
+"""
+
+
+def rows(name: str, backend: str = "shm", more: str = "") -> str:
+    head = "from commlib.collectives import Algorithm\n"
+    return f'{head}ALGORITHMS = {{"all_reduce": [Algorithm("{name}", "{backend}"{more})]}}\n'
+
+
+def shown(path: str) -> str:
+    """What a diff of docs/extending.md gives a new file."""
+    lines = EXTENDING.split(f"+++ b/{path}\n", 1)[1].splitlines()[1:]
+    return "\n".join(line[1:] for line in lines[: [line[:1] for line in lines].index("`")]) + "\n"
+
+
+@pytest.fixture(scope="session")
+def leader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plugin of docs/extending.md, in a folder of its own."""
+    path = tmp_path_factory.mktemp("plugin") / "leader.py"
+    found = re.search(r"this `leader\.py`:\n\n```python\n(.*?)```", EXTENDING, re.DOTALL)
+    assert found is not None
+    path.write_text(found[1])
+    path.with_name("shm_leader.cc").write_text(shown("csrc/collectives/all_reduce/shm_leader.cc"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def with_plugins(quick_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A command with COMMLIB_PLUGINS, where plugins are compiled once for all tests."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+
+    def run(plugins: str, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, env.PLUGINS.name: plugins, env.CACHE_DIR.name: cache, "COLUMNS": "200"}
+        command = [str(quick_python) if word == "python" else word for word in ("python", *words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+    return run
+
+
+def on_ranks(script: str) -> tuple[str, ...]:
+    return "-m", "commlib", "run", "-n", "2", "--", "python", "-c", script
+
+
+def test_a_plugin_of_shm_gives_the_bits_of_commlibs_own(with_plugins: Run, leader: Path) -> None:
+    done = with_plugins(str(leader), *on_ranks(SAME_BITS))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("same bits by shm_leader") == 2
+
+
+def test_commands_see_a_plugin_as_any_other_row(with_plugins: Run, leader: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    words = ("bench", "all_reduce", "-n", "2", "-b", "1K", "-e", "1K", "--algorithms", "shm_leader", "--time", "1")
+    done = with_plugins(str(leader), "-m", "commlib", *words, "-o", str(found))
+    assert done.returncode == 0, done.stderr
+    measured = [row for row in json.loads(found.read_text())["rows"] if row["algorithm"] == "shm_leader"]
+    assert [(row["size"], row["wrong"]) for row in measured] == [(1024, 0)] * 2  # out of place, in place
+    plan = tmp_path / "plan.json"
+    ranges = '[{"max_bytes": 65536, "algorithm": "shm_leader", "params": {"chunk_bytes": 65536}}]'
+    plan.write_text(
+        f'{{"schema": "commlib.plan", "version": 2, "rules": [{{"op": "all_reduce", "ranges": {ranges}}}]}}'
+    )
+    explain = ("-m", "commlib", "plan", "explain", "all_reduce", "--bytes", "4K", "--plan", str(plan))
+    assert "runs shm_leader" in with_plugins(str(leader), *explain).stdout
+    without = with_plugins("", *explain)
+    assert without.returncode == 2
+    assert "all_reduce has no algorithm 'shm_leader'" in without.stderr
+    assert "and what COMMLIB_PLUGINS adds" in without.stderr
+
+
+def test_ranks_with_different_plugins_fail_together_and_say_who_has_which(with_plugins: Run, leader: Path) -> None:
+    script = f"""
+import os, commlib
+os.environ["COMMLIB_PLUGINS"] = {str(leader)!r} if os.environ["COMMLIB_LOCAL_RANK"] == "1" else ""
+try:
+    commlib.init()
+except commlib.PlanMismatch as error:
+    print(error)
+"""
+    done = with_plugins("", *on_ranks(script))
+    assert done.returncode == 0, done.stderr
+    said = "ranks disagree on plugins (rank 0: none, rank 1: leader.py with all_reduce:shm_leader, digest "
+    assert done.stdout.count(said) == 2
+    assert done.stdout.count("start every rank with the same COMMLIB_PLUGINS") == 2
+
+
+def test_a_plugin_that_one_rank_cannot_load_is_an_error_of_all(with_plugins: Run, leader: Path) -> None:
+    script = """
+import os, commlib
+if os.environ["COMMLIB_LOCAL_RANK"] == "1":
+    os.environ["COMMLIB_PLUGINS"] = "/nowhere/lost.py"
+try:
+    commlib.init()
+except ValueError as error:
+    print(error)
+"""
+    done = with_plugins(str(leader), *on_ranks(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("rank 1: COMMLIB_PLUGINS: plugin /nowhere/lost.py cannot be loaded") == 2
+    assert done.stdout.count("there is no file /nowhere/lost.py") == 2
+
+
+BROKEN = '#include "shm/algorithm.h"\nint broken() { return nothing; }\n'
+SILENT = '#include "shm/algorithm.h"\nnamespace commlib::shm { class Group; }\n'
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (BROKEN, "BuildFailed", ("rank 0: ", "cannot compile", "was not declared in this scope")),
+        (SILENT, "CommError", ("COMMLIB_SHM_ALGORITHM(all_reduce, shm_mine, function)",)),
+        ("void missing();\nstatic const int at_start = (missing(), 0);\n", "BuildFailed", ("cannot be loaded",)),
+    ],
+)
+def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(
+    with_plugins: Run, tmp_path: Path, code: str, kind: str, said: tuple[str, ...]
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(rows("shm_mine"))
+    plugin.with_name("shm_mine.cc").write_text(code)
+    script = f"""
+import commlib
+try:
+    commlib.init(backend="shm")
+except commlib.{kind} as error:
+    print("failed:", error)
+"""
+    done = with_plugins(str(plugin), *on_ranks(script))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("failed:") == 2
+    assert all(done.stdout.count(words) >= 2 for words in said), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def f(:\n", "plugin.py, line 1: "),
+        ("import nowhere_at_all\n", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("rows = 1\n", "plugin.py has no ALGORITHMS"),
+        ('ALGORITHMS = {"all_reduces": []}\n', "there is no collective 'all_reduces'; there are all_reduce, "),
+        ('ALGORITHMS = {"all_reduce": ["shm_mine"]}\n', "but must be a list of Algorithm"),
+        (rows("shm_oneshot"), "all_reduce has an algorithm 'shm_oneshot' already; give yours another name"),
+        (rows("shm_none"), "shm_none.cc"),
+        (rows("shm mine"), "the name must be one of C++"),
+        (rows("mpi_mine", "mpi"), "there is no backend 'mpi'"),
+        (rows("lsa_mine", "nccl"), "needs kernel="),
+        (rows("lsa_mine", "nccl", ', kernel="all_reduce"'), "there is no "),
+        (rows("torch_mine", "torch"), "needs run="),
+    ],
+)
+def test_what_is_wrong_with_a_plugin_is_said_with_its_file(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "plugin.py"
+    path.write_text(text)
+    tables = Tables(COLLECTIVES.values())
+    tables.load([("COMMLIB_PLUGINS", str(path))])
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
+        tables.check()
+    assert str(error.value).startswith("COMMLIB_PLUGINS: ")
+    assert str(path) in str(error.value)
+    assert list(tables) == list(COLLECTIVES)
+    assert tables["all_reduce"].algorithms == COLLECTIVES["all_reduce"].algorithms
+
+
+def test_two_plugins_cannot_have_the_same_name(leader: Path) -> None:
+    tables = Tables(COLLECTIVES.values())
+    tables.load([("COMMLIB_PLUGINS", str(leader)), ("entry point again", str(leader))])
+    assert [row.name for row in tables["all_reduce"].algorithms].count("shm_leader") == 1
+    (fault,) = tables.faults
+    assert fault.startswith("entry point again: ")
+    assert "all_reduce has an algorithm 'shm_leader' already" in fault
+
+
+def test_files_modules_and_entry_points_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(env.PLUGINS.name, "/a/one.py:two.modules, three,")
+    dist = tmp_path / "stranger-1.0.dist-info"
+    dist.mkdir()
+    (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (dist / "entry_points.txt").write_text("[commlib.plugins]\nmine = stranger.rows\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    named = [("COMMLIB_PLUGINS", name) for name in ("/a/one.py", "two.modules", "three")]
+    assert asked_for() == [*named, ("entry point mine", "stranger.rows")]
+
+
+def test_a_python_half_for_torch_runs_where_the_plan_names_it(with_plugins: Run, tmp_path: Path) -> None:
+    plugin = tmp_path / "ours.py"
+    plugin.write_text(
+        "from commlib.collectives import Algorithm\n"
+        "from commlib.collectives.all_reduce import torch_direct\n"
+        "def mine(backend, *given):\n"
+        "    print('mine')\n"
+        "    return torch_direct(backend, *given)\n"
+        'ALGORITHMS = {"all_reduce": [Algorithm("torch_mine", "torch", run=mine)]}\n'
+    )
+    script = """
+import torch, commlib
+from commlib.plan import Plan
+with commlib.init(backend="torch", timeout_s=60) as comm:
+    x = torch.full((7,), comm.rank + 1.0)
+    assert comm.all_reduce(x.clone()).tolist() == [3.0] * 7
+    print("then")
+    comm.use(Plan.only({"all_reduce": "torch_mine"}, base=comm.plan))
+    assert comm.all_reduce(x).tolist() == [3.0] * 7
+"""
+    done = with_plugins(str(plugin), *on_ranks(script))
+    assert done.returncode == 0, done.stderr
+    for rank in "01":
+        assert [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")] == [
+            f"[{rank}] then",
+            f"[{rank}] mine",
+        ]
+
+
+def test_device_code_of_a_plugin_compiles_from_its_own_folder(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(rows("lsa_ll_twoshot", "nccl", ', kernel="all_reduce"'))
+    plugin.with_name("lsa_ll_twoshot.cu").write_text(shown("csrc/collectives/all_reduce/lsa_ll_twoshot.cu"))
+    tables = Tables(COLLECTIVES.values())
+    tables.load([("COMMLIB_PLUGINS", str(plugin))])
+    tables.check()
+    row = tables["all_reduce"].algorithm("lsa_ll_twoshot")
+    assert row.source == str(tmp_path / "lsa_ll_twoshot.cu")
+    kernel = jit.compile_kernel(row.source, expression(row.name, 2, "float32", "sum"), "sm_90")
+    assert "lsa_ll_twoshot" in kernel.symbol
+    assert kernel.spill_bytes == 0
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that compiles in no time, and a cache of its own."""
+    monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path / "cache"))
+    path = tmp_path / "tiny.cc"
+    path.write_text("int commlib_test_tiny = 1;\n")
+    host.load.cache_clear()
+    return path
+
+
+def test_a_compiled_plugin_is_kept_by_its_contents_and_a_damaged_one_is_made_again(tiny: Path) -> None:
+    host.load(tiny)
+    (first,) = (tiny.parent / "cache").glob("*.so")
+    whole, made = first.read_bytes(), first.stat().st_mtime_ns
+    host.load.cache_clear()
+    host.load(tiny)
+    assert first.stat().st_mtime_ns == made
+    first.unlink()  # in its place: what is loaded must not change under the process
+    first.write_bytes(whole[:-100])
+    host.load.cache_clear()
+    host.load(tiny)
+    assert len(first.read_bytes()) >= len(whole) - 100
+    assert host._is_whole(first)
+    tiny.write_text("int commlib_test_tiny = 2;\n")
+    host.load.cache_clear()
+    host.load(tiny)
+    assert len(list((tiny.parent / "cache").glob("*.so"))) == 2
+
+
+def test_without_a_compiler_the_remedy_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    host.compiler.cache_clear()
+    with pytest.raises(BuildFailed, match=r"there is no no-such-compiler on PATH.*install g\+\+, or name one in CXX"):
+        host.load(tiny)
+    host.compiler.cache_clear()
