@@ -139,8 +139,7 @@ PLUGINS: Variable[tuple[str, ...]] = Variable(
     "COMMLIB_PLUGINS",
     _names,
     (),
-    "plugins: Python files (.py) or modules with algorithms of your own, separated by commas; "
-    "docs/extending.md",
+    "plugins: Python files (.py) or modules with algorithms of your own, separated by commas; docs/extending.md",
 )
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
 ISA = Variable(
