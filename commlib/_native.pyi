@@ -59,6 +59,8 @@ class Calls:
         """csrc/collectives/send_recv/entry.cc: send"""
     def recv(self, x: Tensor, src: int, /) -> None:
         """csrc/collectives/send_recv/entry.cc: recv"""
+    def send_recv(self, x: Tensor, dst: int, out: Tensor, src: int, /) -> None:
+        """csrc/collectives/send_recv/entry.cc: send_recv"""
     def barrier(self) -> None:
         """csrc/collectives/barrier/entry.cc: barrier"""
     def enqueue_barrier(self) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, cast, overload
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from commlib.backends.base import Backend
+from commlib.messages import Later, Messages, Now
 from commlib.native import library
 from commlib.redops import Redop
-from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, Work
+from commlib.work import COLLECTIVE_CALLS, Work
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -26,20 +27,16 @@ Run: TypeAlias = "Callable[[Calls], object]"
 Out: TypeAlias = "Tensor | None"
 Sizes: TypeAlias = "Sequence[int]"
 Splits: TypeAlias = "Sequence[int] | None"
-Now: TypeAlias = Literal[False]
-Later: TypeAlias = Literal[True]
 
 
-class Collectives:
+class Collectives(Messages):
     """Names, arguments and results as in torch.distributed; with `async_op=True` the result is a Work."""
 
     rank: int
     size: int
     device: torch.device
     _backend: Backend
-    _lanes: Lanes | StreamLanes
     _calls: Calls  # behind asynchronous calls, once there was one
-    _unordered: Calls  # the same, and nobody waits
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -307,38 +304,6 @@ class Collectives:
         return cast("Tensor", out)  # the call was refused without one
 
     @overload
-    def send(self, x: Tensor, dst: int, async_op: Now = ...) -> None: ...
-    @overload
-    def send(self, x: Tensor, dst: int, async_op: Later) -> Work: ...
-    def send(self, x: Tensor, dst: int, async_op: bool = False) -> Work | None:
-        """Send to rank `dst`, which calls recv; the messages of a pair match in the order of their calls.
-
-        Args:
-            x: What to send.
-            dst: The rank that receives; on shm it may be this one.
-            async_op: Return a Work at once.
-
-        Example:
-            >>> comm.send(torch.ones(3), dst=1)  # rank 1: comm.recv(torch.empty(3), src=0)
-        """
-        return self._message("send", self._unordered.send, x, dst, async_op)
-
-    @overload
-    def recv(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
-    @overload
-    def recv(self, x: Tensor, src: int, async_op: Later) -> Work: ...
-    def recv(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
-        """Receive from rank `src`, which calls send.
-
-        Args:
-            x: Where to put what comes: as many elements as were sent, of their type.
-            src: The rank that sends.
-            async_op: Return a Work at once.
-        """
-        work = self._message("recv", self._unordered.recv, x, src, async_op)
-        return x if work is None else work
-
-    @overload
     def barrier(self, async_op: Now = ...) -> None: ...
     @overload
     def barrier(self, async_op: Later) -> Work: ...
@@ -371,16 +336,6 @@ class Collectives:
             return result if done is None else done
 
         return self._lanes.submit(COLLECTIVE_CALLS, name, call)
-
-    def _message(
-        self, name: str, run: Callable[[Tensor, int], object], x: Tensor, peer: int, async_op: bool
-    ) -> Work | None:
-        if async_op:
-            return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
-        if self._lanes.used:
-            self._lanes.drain(COLLECTIVE_CALLS, (name, peer))
-        run(x, peer)
-        return None
 
 
 def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:

@@ -33,6 +33,7 @@ TAKES_X = {
     "scatter ": lambda comm, x: comm.scatter(x, 0),
     "send": lambda comm, x: comm.send(x, 0),
     "recv": lambda comm, x: comm.recv(x, 0),
+    "send_recv": lambda comm, x: comm.send_recv(x, 0, torch.ones(2), 0),
 }
 TAKES_OUT = {
     "all_reduce": lambda comm, out: comm.all_reduce(torch.ones(2), out=out),
@@ -44,6 +45,7 @@ TAKES_OUT = {
     "all_to_all": lambda comm, out: comm.all_to_all_single(out, torch.ones(2)),
     "all_to_allv": lambda comm, out: comm.all_to_all_single(out, torch.ones(2), [2], [2]),
     "gather": lambda comm, out: comm.gather(torch.ones(2), 0, out=out),
+    "send_recv": lambda comm, out: comm.send_recv(torch.ones(2), 0, out, 0),
     "scatter": lambda comm, out: comm.scatter(torch.ones(1, 2), 0, out=out),
 }
 TAKES_ROOT = {

@@ -43,6 +43,30 @@ def receive_before_send(comm: Communicator, count: int) -> bool:
     return all(bool((boxes[peer] == peer).all()) for peer in peers)
 
 
+def exchange_at_once(comm: Communicator, count: int) -> bool:
+    """Rank 0 and the last pass on with one call, the others with two; then everyone to itself."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x, out = torch.full((count,), float(comm.rank)), torch.empty(count)
+    if comm.rank in (0, comm.size - 1):
+        assert comm.send_recv(x, after, out, before) is out
+    else:
+        comm.send(x, after)
+        comm.recv(out, before)
+    own = comm.send_recv(x, comm.rank, torch.empty(count), comm.rank)
+    return bool((out == before).all()) and torch.equal(own, x)
+
+
+def exchange_of_two_lengths(comm: Communicator) -> list[float]:
+    """What comes may be of another length and type than what goes, and comes behind asynchronous messages."""
+    peer = 1 - comm.rank
+    first = comm.recv(torch.empty(3), peer, async_op=True)
+    sent = comm.send(torch.full((3,), 7.0), peer, async_op=True)
+    x = torch.full((100_000,), 5.0) if comm.rank == 0 else torch.ones(2, dtype=torch.int64)
+    out = torch.empty(2, dtype=torch.int64) if comm.rank == 0 else torch.empty(100_000)
+    comm.send_recv(x, peer, out, peer)
+    return [float(first.result()[0]), float(out[-1]), float(sent.wait())]
+
+
 def messages_in_order(comm: Communicator) -> list[int]:
     if comm.rank == 0:
         for i in range(50):
@@ -217,9 +241,13 @@ def fork_and_use(comm: Communicator) -> str:
 
 
 @pytest.mark.parametrize("count", SIZES)
-@pytest.mark.parametrize("exchange", [exchange_both_ways, receive_before_send])
+@pytest.mark.parametrize("exchange", [exchange_both_ways, receive_before_send, exchange_at_once])
 def test_messages_cross(shm_ranks: Ranks, exchange: Callable[..., bool], count: int) -> None:
     assert shm_ranks.run(exchange, count) == [True] * 4
+
+
+def test_both_ways_at_once_differ_in_length_and_come_behind_earlier_messages(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(exchange_of_two_lengths, world=2) == [[7.0, 1.0, 1.0], [7.0, 5.0, 1.0]]
 
 
 def test_messages_of_a_pair_keep_their_order(shm_ranks: Ranks) -> None:
@@ -314,6 +342,8 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.all_to_all_single(x.clone(), x, [-4]), r"out_splits\[0\] is -4"),
         (lambda: alone.all_to_all_single(x.clone(), x, [4, 0]), "out_splits has 2 entries, but the communicator has 1"),
         (lambda: alone.all_to_all_single(x, x, [4]), "cannot run in place; pass another out"),
+        (lambda: alone.send_recv(x, 0, x, 0), "send_recv cannot run in place; pass another out"),
+        (lambda: alone.send_recv(x, 0, torch.ones(1), 1), "src=1 is not a rank of this communicator: 0 to 0"),
         (lambda: alone.explain("all_sum", 8), "op is 'all_sum', but must be one of all_reduce"),
         (lambda: alone.use(Plan.only({"all_reduce": "nccl_direct"})), "no algorithm 'nccl_direct' on shm"),
         (

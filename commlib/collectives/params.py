@@ -12,10 +12,10 @@ CHUNKS = (
 )
 """Of shared memory: the size of the pieces that follow each other."""
 
-MOVED_CHUNKS = (
-    *CHUNKS,
-    Param("pull", 0, 0, 1),  # peers read the tensor in its process, through the kernel, where that lets them
-)
+PULL = Param("pull", 0, 0, 1)
+"""Of shared memory: peers read the tensor in its process, through the kernel, where that lets them."""
+
+MOVED_CHUNKS = (*CHUNKS, PULL)
 """The same where every rank moves data to every other."""
 
 _BLOCKS = Param("blocks", 64, 1, 256)

@@ -21,7 +21,11 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
     checks = library.open_checks(backend.rank, backend.size, index)
     halves = {name: _half(backend, collective) for name, collective in collectives.items()}
     message = halves.pop("send_recv")
-    halves |= {"send": partial(message, sends=True), "recv": partial(message, sends=False)}
+    halves |= {
+        "send": lambda x, dst: message(x, dst, None, -1),
+        "recv": lambda x, src: message(None, -1, x, src),
+        "send_recv": message,
+    }
     calls = {name: _call(backend, name, half, getattr(checks, name)) for name, half in halves.items()}
     return cast("Calls", SimpleNamespace(**calls, enqueue_barrier=calls["barrier"]))
 

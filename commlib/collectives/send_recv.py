@@ -1,36 +1,37 @@
-"""send and recv: a tensor from one rank to another; pairs match in the order of their calls."""
+"""send and recv: a tensor from one rank to another, in the order of the pair's calls; send_recv: both at once."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.params import PULL
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
+from commlib.collectives.variants import pulled
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
+Message: TypeAlias = "torch.Tensor | None"
 
-def torch_direct(backend: TorchBackend, x: torch.Tensor, peer: int, sends: bool) -> None:
-    """Call the process group's send or recv."""
-    if sends:
-        backend.wait(backend.group.send([as_bytes(x)], peer, 0), f"send to rank {peer}")
-    else:
-        backend.wait(backend.group.recv([as_bytes(x)], peer, 0), f"recv from rank {peer}")
+
+def torch_direct(backend: TorchBackend, x: Message, dst: int, out: Message, src: int) -> None:
+    """Call the process group's send, its recv, or both at once; None: not that one."""
+    started = []
+    if x is not None:
+        started.append((backend.group.send([as_bytes(x)], dst, 0), f"send to rank {dst}"))
+    if out is not None:
+        started.append((backend.group.recv([as_bytes(out)], src, 0), f"recv from rank {src}"))
+    for work, what in started:
+        backend.wait(work, what)
 
 
 def _pass_on(comm: Communicator, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
     """Send to the next rank and receive from the one before: the ring of nccl-tests' sendrecv."""
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    if comm.rank % 2 == 0:
-        comm.send(x, after)
-        comm.recv(out, before)
-    else:
-        comm.recv(out, before)
-        comm.send(x, after)
+    comm.send_recv(x, (comm.rank + 1) % comm.size, out, (comm.rank - 1) % comm.size)
 
 
 SEND_RECV = Collective(
@@ -41,7 +42,7 @@ SEND_RECV = Collective(
     size_count=lambda call: call.count,
     bus_factor=lambda n: 1.0,
     algorithms=(
-        Algorithm("shm_mailbox", "shm"),
+        Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),
         Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),

@@ -17,8 +17,13 @@ def chunks(num_bytes: int) -> Variants:
 
 
 def moved_chunks(num_bytes: int) -> Variants:
-    """The same where every rank moves data to every other: middle sizes are best read where they are."""
-    return (*chunks(num_bytes), {"pull": 1}) if 16 * _K <= num_bytes <= 8 * _M else chunks(num_bytes)
+    """The same where every rank moves data to every other, which middle sizes may do without staging."""
+    return (*chunks(num_bytes), *pulled(num_bytes)[1:])
+
+
+def pulled(num_bytes: int) -> Variants:
+    """Nothing to set, and tensors read where they are: neither the kernel's start nor its copy is the fastest."""
+    return ({}, {"pull": 1}) if 16 * _K <= num_bytes <= 8 * _M else ({},)
 
 
 def packets(num_bytes: int) -> Variants:

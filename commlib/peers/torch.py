@@ -126,8 +126,13 @@ def _parts(whole: torch.Tensor, call: Call) -> list[torch.Tensor] | None:
 
 def _send_recv(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
     after, before = neighbours(call)
-    steps = [partial(dist.send, x, after), partial(dist.recv, out, before)]
-    return in_turn(*(steps if call.rank % 2 == 0 else reversed(steps)))
+    both = [dist.P2POp(dist.isend, x, after), dist.P2POp(dist.irecv, out, before)]
+
+    def run() -> None:
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+
+    return run
 
 
 def _bytes(x: torch.Tensor) -> torch.Tensor:

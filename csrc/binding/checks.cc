@@ -17,6 +17,7 @@ class Checks final : public Target {
   void run(Call&, size_t, Placed) override {}
   void send(const Buffer&, int) override {}
   void receive(const Buffer&, int) override {}
+  void send_receive(const Buffer&, int, const Buffer&, int) override {}
 };
 
 // `gpu`: -1 is the CPU.

@@ -1,6 +1,7 @@
 // What the entry points see of the nccl backend.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -34,6 +35,15 @@ class NcclTarget final : public Target {
   void send(const Buffer& x, int to) override { group->message(message_of(x), to, true, stream()); }
   void receive(const Buffer& x, int from) override {
     group->message(message_of(x), from, false, stream());
+  }
+  void send_receive(const Buffer& x, int to, const Buffer& out, int from) override {
+    Call call = message_of(x);
+    call.out = out.data;
+    call.root = to;
+    call.source = from;
+    const auto out_bytes = static_cast<int64_t>(out.bytes());
+    call.out_counts = &out_bytes;
+    group->run(call, std::max(x.bytes(), out.bytes()), false, stream());
   }
   // Waits on the host too, unless a graph is being captured: then the replay waits. The deadline is
   // the kernel's, or the watch's for NCCL's own.

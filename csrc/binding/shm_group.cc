@@ -1,4 +1,5 @@
 // The shm backend for Python: the object for set-up and control.
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -49,6 +50,12 @@ class ShmTarget final : public Target {
   void receive(const Buffer& x, int from) override {
     const InterpreterLock lock(x.bytes());
     mailbox->receive(message_of(x), from);
+  }
+  void send_receive(const Buffer& x, int to, const Buffer& out, int from) override {
+    const InterpreterLock lock(std::max(x.bytes(), out.bytes()));
+    Call call{Op::send_recv, x.dtype};
+    call.count = x.count;
+    mailbox->exchange(message_of(x), to, message_of(out), from, group->prefers_pull(call));
   }
 
  private:

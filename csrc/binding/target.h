@@ -52,6 +52,8 @@ class Target {
   virtual bool exchange(const int64_t*, size_t, int64_t*) { return false; }
   virtual void send(const Buffer& x, int to) = 0;
   virtual void receive(const Buffer& x, int from) = 0;
+  // Both at once: neither waits for the other.
+  virtual void send_receive(const Buffer& x, int to, const Buffer& out, int from) = 0;
   // Makes the host wait too, where run() only put the barrier on a stream.
   virtual void finish_barrier() {}
 

@@ -240,8 +240,12 @@ void Group::settle(CUstream stream) {
 
 void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
   Call directed = call;
-  directed.root = peer;
-  directed.in = sends ? call.in : nullptr;
+  (sends ? directed.root : directed.source) = peer;
+  if (sends) {
+    directed.out = nullptr;
+  } else {
+    directed.in = nullptr;
+  }
   run(directed, call.bytes(), false, stream);
 }
 

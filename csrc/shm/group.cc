@@ -1,7 +1,5 @@
 #include "shm/group.h"
 
-#include <unistd.h>
-
 #include <string>
 
 #include "commlib/check.h"
@@ -13,7 +11,6 @@ namespace {
 
 enum Param { kChunkBytes, kHot, kPull };
 const ParamNames kParams = {"chunk_bytes", "hot", "pull"};
-constexpr int kGoneTries = 1000;  // a process whose memory is gone has ended, or is about to
 
 }  // namespace
 
@@ -184,27 +181,12 @@ void Group::finish_together() {
 }
 
 bool Group::pulls(const Call& call) const {
-  if (!prefers_pull_) return false;
-  for (int r = 0; r < world_; ++r) {
-    if (segment_->control(r)->reads_peers.load(std::memory_order_relaxed) == 0) return false;
-  }
-  return is_readable(me_->pid.load(std::memory_order_relaxed), call.in);
+  return prefers_pull_ && can_be_pulled(*segment_, rank_, call.in);
 }
 
-void Group::pull(int r, uint64_t address, void* to, size_t bytes) {
-  const RankControl* peer = segment_->control(r);
-  bool read = read_memory(peer->pid.load(), reinterpret_cast<const void*>(address), to, bytes);
-  // What was read is good if the peer had not given up the operation by then.
-  waiter_.check_alive();
-  read = read && peer->closed.load() == 0;
-  for (int i = 0; !read && i < kGoneTries; ++i) {
-    usleep(1000);
-    waiter_.check_peers();
-  }
-  if (!read) {
-    waiter_.end("CommError", text("rank ", rank_, " cannot read the tensor of rank ", r, " in ",
-                                  describe(mine_, seq_), ": it was freed, or the rank closed"));
-  }
+bool Group::prefers_pull(const Call& call) const {
+  const Choice* choice = plan_.find(Mode::eager, false, call, call.bytes());
+  return choice && choice->params[kPull] != 0;
 }
 
 unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {

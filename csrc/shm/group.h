@@ -108,8 +108,11 @@ class COMMLIB_API Group {
   const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
   // Whether the peers are to read `call.in` in place: the plan wants it and the machine allows it.
   bool pulls(const Call& call) const;
+  bool prefers_pull(const Call& call) const;  // what the plan alone says
   // Copies memory of rank `r`'s process, which said in this operation that it may be pulled.
-  void pull(int r, uint64_t address, void* to, size_t bytes);
+  void pull(int r, uint64_t address, void* to, size_t bytes) {
+    waiter_.pull({Awaited::line, r, seq_, seq_, mine_}, address, to, bytes);
+  }
   // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
   unsigned char* offered(int r, uint64_t offset, size_t bytes);
   void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {

@@ -1,13 +1,15 @@
 // Messages between pairs of ranks: one ring of cells per ordered pair, written by the sender,
 // emptied by the receiver.
 //
-// A message is cut into chunks of a cell. A rank that waits in a send or a receive empties its
-// other inboxes meanwhile, so ranks may send to each other at once and in any order, whatever the
-// size.
+// A message is cut into chunks of a cell; one that is pulled is a single chunk, larger than a cell,
+// whose data is its address in its sender's process. A rank that waits in a send or a receive
+// empties its other inboxes meanwhile, so ranks may send to each other at once and in any order,
+// whatever the size.
 #pragma once
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -30,6 +32,8 @@ class Mailbox {
   void send(const Message& message, int to);
   // Returns when the whole message has arrived; its size and type must be those the sender gave.
   void receive(const Message& message, int from);
+  // Both at once, chunk by chunk. `pulled`: a message of more than a cell is read in this process.
+  void exchange(const Message& sent, int to, const Message& received, int from, bool pulled);
 
  private:
   struct Parcel {  // a chunk taken out of the ring before anyone asked for it
@@ -51,9 +55,30 @@ class Mailbox {
     bool backed = false;
   };
 
+  struct Outgoing {  // a message on its way into the ring
+    const Message& message;
+    int to;
+    Channel* channel;
+    Outbox& outbox;
+    uint64_t number;
+    bool pulled;
+    size_t at = 0;
+    bool done = false;
+  };
+  using Progress = std::function<void()>;
+
+  Outgoing begin(const Message& message, int to, bool pulled);
+  Awaited room_for(const Outgoing& out) const;
+  void put_what_fits(Outgoing& out);
+  void put(Outgoing& out);
+  void finish(Outgoing& out);
   void empty_inboxes(int except);  // the one its caller is at work on, or -1
   bool take_parcel(int from);
-  size_t receive_chunk(const Message& message, size_t at, int from);
+  // `between` runs before each chunk, `waiting` while there is none.
+  void take(const Message& message, int from, const Progress& between, const Progress& waiting);
+  size_t receive_chunk(const Message& message, size_t at, int from, const Progress& waiting);
+  // Copies a chunk out of its cell, or out of its sender's memory.
+  void copy_out(const Cell& cell, int from, unsigned char* to, size_t bytes);
   // Returns only if the message is the one the receiver expects.
   void expect(const Message& message, uint64_t bytes, const Descriptor& theirs, int from);
 

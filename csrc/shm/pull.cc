@@ -18,9 +18,12 @@ bool can_read(const RankControl* peer) {
   return read_memory(peer->pid.load(), there, &found, sizeof(found)) && found == self;
 }
 
-bool is_readable(int pid, const void* data) {
+bool can_be_pulled(const Segment& segment, int rank, const void* data) {
+  for (int r = 0; r < segment.layout().world; ++r) {
+    if (segment.control(r)->reads_peers.load(std::memory_order_relaxed) == 0) return false;
+  }
   unsigned char first;
-  return read_memory(pid, data, &first, 1);
+  return read_memory(segment.control(rank)->pid.load(), data, &first, 1);
 }
 
 bool read_memory(int pid, const void* from, void* to, size_t bytes) {

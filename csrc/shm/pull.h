@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "shm/layout.h"
+#include "shm/segment.h"
 
 namespace commlib::shm {
 
@@ -12,8 +12,8 @@ namespace commlib::shm {
 void publish_process(RankControl* control);
 // Whether this process may read the memory of that rank; what it reads there says that it is its.
 bool can_read(const RankControl* peer);
-// Whether the kernel reads such memory of a process: that of a device it does not.
-bool is_readable(int pid, const void* data);
+// Whether all ranks may read such memory of this rank's: the kernel does not read a device's.
+bool can_be_pulled(const Segment& segment, int rank, const void* data);
 // Copies `bytes` at `from` in a process; false where the kernel cannot.
 bool read_memory(int pid, const void* from, void* to, size_t bytes);
 

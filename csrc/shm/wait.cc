@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "commlib/check.h"
+#include "shm/pull.h"
 
 namespace commlib::shm {
 namespace {
@@ -21,7 +22,8 @@ constexpr int64_t kMillisecond = 1000 * kMicrosecond;
 constexpr int64_t kYieldFor =
     400 * kMicrosecond;  // a late rank costs 5 % of a core at 50 ms, so yield no longer
 constexpr int64_t kYieldCrowded = 50 * kMicrosecond;
-constexpr int kSpreadEvery = 256;                 // waits for a rank on the same core
+constexpr int kSpreadEvery = 256;  // waits for a rank on the same core
+constexpr int kGoneTries = 1000;   // ms: a process whose memory is gone has ended, or is about to
 constexpr int64_t kLookEvery = 5 * kMillisecond;  // at peers' processes
 
 int64_t now_ns() {
@@ -258,6 +260,21 @@ void Waiter::check_peers() {
     if (r == rank_ || poll(&entry, 1, 0) <= 0 || segment_->control(r)->closed.load() != 0) continue;
     end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(), ") died"));
   }
+}
+
+void Waiter::pull(const Awaited& awaited, uint64_t address, void* to, size_t bytes) {
+  const RankControl* peer = segment_->control(awaited.rank);
+  const auto* from = reinterpret_cast<const void*>(address);
+  const bool read = read_memory(peer->pid.load(), from, to, bytes);
+  // What was read is good if the peer had not given up the operation by then.
+  check_alive();
+  if (read && peer->closed.load() == 0) return;
+  for (int i = 0; i < kGoneTries; ++i) {
+    usleep(1000);
+    check_peers();
+  }
+  end("CommError", text("rank ", rank_, " cannot read the tensor of rank ", awaited.rank, " in ",
+                        describe(awaited), ": it was freed, or the rank closed"));
 }
 
 const Counter& Waiter::counter_of(const Awaited& awaited, int rank) const {

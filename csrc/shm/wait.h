@@ -64,6 +64,8 @@ class COMMLIB_API Waiter {
   void check_alive() const {
     if (segment_->header()->ending.state.load(std::memory_order_acquire) != 0) throw_ending();
   }
+  // Copies memory of the process of rank `awaited.rank`, which said there that it may be read.
+  void pull(const Awaited& awaited, uint64_t address, void* to, size_t bytes);
   // Looks at every peer now; throws PeerLost when one is gone.
   void check_peers();
   // Ends the communicator for all ranks (the first one to say so is heard) and throws what was

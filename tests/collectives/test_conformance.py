@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.params import PULL
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.testing import Ranks
@@ -40,22 +41,22 @@ def test_shm_gives_the_reference_for_every_size(shm_ranks: Ranks, name: str, alg
     check(shm_ranks, world, name, algorithm, EVERY_SIZE)
 
 
-def check_pulled(comm: Communicator, name: str, scope: Scope) -> Verdict:
-    """Check shm_oneshot where peers read each other's memory; pins keep the parameters of the plan below."""
+def check_pulled(comm: Communicator, name: str, algorithm: str, scope: Scope) -> Verdict:
+    """Check it where peers read each other's memory; pins keep the parameters of the plan below."""
     before = comm.plan
-    comm.use(Plan.only({name: "shm_oneshot"}, base=before, params={"pull": 1, "chunk_bytes": 65536}))
-    verdict = check_algorithm(comm, name, "shm_oneshot", scope)
+    comm.use(Plan.only({name: algorithm}, base=before, params={"pull": 1}))
+    verdict = check_algorithm(comm, name, algorithm, scope)
     comm.use(before)
     return verdict
 
 
-PULLED = [name for name, spec in COLLECTIVES.items() for a in spec.rows("shm").values() if "pull" in str(a.params)]
+PULLED = [(name, a) for name, a in algorithms("shm") if PULL in COLLECTIVES[name].algorithm(a).params]
 
 
-@pytest.mark.parametrize("name", PULLED)
+@pytest.mark.parametrize(("name", "algorithm"), PULLED)
 @pytest.mark.parametrize("world", (2, 4))
-def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: str, world: int) -> None:
-    verdicts = shm_ranks.run(check_pulled, name, Scope((0, 1, 33, 70_001)), world=world)
+def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
+    verdicts = shm_ranks.run(check_pulled, name, algorithm, Scope((0, 1, 33, 70_001)), world=world)
     assert [v.wrong for v in verdicts if v.wrong] == []
 
 

@@ -213,3 +213,17 @@ def test_communicators_leave_nothing_behind(nccl_ranks: Ranks, how: str, times: 
         assert num_bytes < SLACK_BYTES
         assert files <= 4
         assert threads <= 4
+
+
+def move_pinned(comm: Communicator) -> bool:
+    """Megabytes that CUDA pinned, which the kernel may not read for a peer."""
+    peer = 1 - comm.rank
+    x = torch.full((1 << 18,), float(comm.rank)).pin_memory()
+    everyone = comm.all_gather_into_tensor(torch.empty(2 << 18).pin_memory(), x)
+    theirs = comm.send_recv(x, peer, torch.empty(1 << 18).pin_memory(), peer)
+    return torch.equal(everyone, torch.arange(2.0).repeat_interleave(1 << 18)) and bool((theirs == peer).all())
+
+
+def test_pinned_tensors_move_between_processes() -> None:
+    with Ranks(2, backend="shm", timeout_s=20.0) as ranks:
+        assert ranks.run(move_pinned) == [True, True]

@@ -264,6 +264,15 @@ class Rank {
     sent.root = from;
     check(sent, x.data);
   }
+  void send_and_receive(const Step& step, int to, int from) {
+    Tensor x(group_, mine_, step.count * size_of(step.dtype));
+    Tensor out(group_, mine_, step.count * size_of(step.dtype));
+    fill(step, x.data, step.count);
+    mailbox_.exchange(message(step, x.data), to, message(step, out.data), from, step.key % 3 > 0);
+    Step sent = step;
+    sent.root = from;
+    check(sent, out.data);
+  }
   static Message message(const Step& step, unsigned char* data) {
     Descriptor what{};
     what.op = static_cast<uint64_t>(Op::send_recv);
@@ -277,7 +286,7 @@ class Rank {
   void exchange(const Step& step) {
     const int distance = static_cast<int>(step.key % world_);
     const int next = (me_ + distance) % world_, previous = (me_ + world_ - distance) % world_;
-    switch (step.key / 64 % 5) {
+    switch (step.key / 64 % 7) {
       case 0:
         send(step, next);
         receive(step, previous);
@@ -301,6 +310,14 @@ class Rank {
         if (me_ == c) receive(step, a), send(step, b);
         break;
       }
+      case 4:
+        send_and_receive(step, next, previous);
+        break;
+      case 5:  // some ranks make one call of it, others two
+        if (me_ % 2 == 0) return send_and_receive(step, next, previous);
+        send(step, next);
+        receive(step, previous);
+        break;
       default:
         two_threads(step, next, previous);
     }

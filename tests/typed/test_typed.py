@@ -21,7 +21,7 @@ MARKED = {number for number, line in enumerate(PROGRAM.read_text().splitlines(),
 PUBLIC = {
     *("all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_gatherv", "all_reduce"),
     *("all_to_all_single", "barrier", "broadcast", "broadcast_object", "gather", "recv", "reduce"),
-    *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatterv", "scatter", "send"),
+    *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatterv", "scatter", "send", "send_recv"),
     *("abort", "check", "close", "empty", "explain", "split", "symmetric", "use"),
     *("backend", "device", "local_rank", "plan", "rank", "size"),
 }

@@ -1,4 +1,4 @@
-// send and recv for Python.
+// send and recv for Python, and both at once.
 #include "binding/calls.h"
 
 namespace commlib::binding {
@@ -18,8 +18,21 @@ void recv(Target& target, const Tensor& x_given, int64_t src) {
   target.receive(x, static_cast<int>(src));
 }
 
+void send_recv(Target& target, const Tensor& x_given, int64_t dst, const Tensor& out_given,
+               int64_t src) {
+  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  target.open();
+  rank_in_world(dst, "dst", target.world());
+  rank_in_world(src, "src", target.world());
+  if (x.data == out.data && x.count > 0)
+    fail("ValueError", "send_recv cannot run in place; pass another out");
+  same_or_apart(x, out);
+  target.send_receive(x, static_cast<int>(dst), out, static_cast<int>(src));
+}
+
 COMMLIB_CALL(send, "x, dst");
 COMMLIB_CALL(recv, "x, src");
+COMMLIB_CALL(send_recv, "x, dst, out, src");
 
 }  // namespace
 }  // namespace commlib::binding

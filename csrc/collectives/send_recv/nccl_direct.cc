@@ -1,4 +1,4 @@
-// NCCL's send or receive: `in` is what is sent, null where this rank receives; `root` is the peer
+// NCCL's send, its receive, or both in one group: what is null does not take place
 #include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
@@ -7,11 +7,14 @@ namespace commlib::nccl {
 namespace {
 
 void send_recv(Group& group, const Call& call, CUstream stream) {
+  const Grouped grouped;
   if (call.in) {
     check(nccl().ncclSend(call.in, call.bytes(), ncclInt8, call.root, group.comm(), stream),
           "ncclSend");
-  } else {
-    check(nccl().ncclRecv(call.out, call.bytes(), ncclInt8, call.root, group.comm(), stream),
+  }
+  if (call.out) {
+    const size_t bytes = call.out_counts ? static_cast<size_t>(*call.out_counts) : call.bytes();
+    check(nccl().ncclRecv(call.out, bytes, ncclInt8, call.source, group.comm(), stream),
           "ncclRecv");
   }
 }

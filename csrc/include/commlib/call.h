@@ -49,15 +49,16 @@ struct Call {
   Op op;
   DType dtype;
   RedOp redop = RedOp::sum;
-  int root = 0;
+  int root = 0;  // send_recv: who this rank sends to
   const unsigned char* in = nullptr;
   unsigned char* out = nullptr;
   size_t count = 0;  // elements of one block (of the whole tensor where there are no blocks)
   const int64_t* in_counts = nullptr;   // v-variants: elements to (or of) each rank
-  const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank
+  const int64_t* out_counts = nullptr;  // all_to_allv: elements from each rank; send_recv: bytes
   const int64_t* in_starts = nullptr;   // all_to_allv: where each rank's input has them
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
+  int source = 0;                       // send_recv: who sends to this rank
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
 
