@@ -25,7 +25,10 @@ def pins(
     for placement in PLACEMENTS:
         rules = [rule for rule in base if (rule.op, rule.placement) == (op, placement)]
         if params is None and any(span.params for span in _spans(rules, algorithm)):
-            for rule in rules:
+            first: dict[str, Rule] = {}
+            for rule in rules:  # one pin for calls that several rules speak of: pins of pins do not multiply
+                first.setdefault(rule.keys, rule)
+            for rule in first.values():
                 yield {**rule.document(), "ranges": _tuned(rule, algorithm, rules), "fallback": []}
         yield {"op": op, "placement": placement, "ranges": [{"algorithm": algorithm, "params": dict(params or {})}]}
 

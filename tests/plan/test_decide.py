@@ -176,3 +176,15 @@ def test_a_type_that_differs_alone_is_named_and_modes_that_agree_are_one() -> No
     both = [{**usual, "mode": mode, "ranges": [{"algorithm": "b"}]} for mode in ("eager", "graph")]
     (merged,) = differences(plan_of(usual), plan_of(*both))
     assert (merged.call.mode, merged.spans) == ("*", ((None, None, "a", "b"),))
+
+
+def test_pins_on_top_of_pins_do_not_multiply() -> None:
+    base = plan = shipped_plan("shm")
+    grown = []
+    for name in ["shm_oneshot", "shm_twoshot"] * 4:
+        before, plan = plan, Plan.only({"all_reduce": name}, base=plan)
+        grown.append(len(plan.rules) - len(before.rules))
+    assert len(set(grown[1:])) == 1
+    once = Plan.only({"all_reduce": "shm_twoshot"}, base=base)
+    for size in (64, 8192, 1 << 20):
+        assert plan.explain("all_reduce", size, world=2).params == once.explain("all_reduce", size, world=2).params

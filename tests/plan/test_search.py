@@ -45,7 +45,7 @@ def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world
 def test_a_collective_without_a_rule_runs_the_first_row_of_its_table(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(COLLECTIVES, "another", replace(COLLECTIVES["broadcast"], name="another"))
+    monkeypatch.setitem(COLLECTIVES._tables, "another", replace(COLLECTIVES["broadcast"], name="another"))
     plans = {backend: find_plan(backend, "auto", 2) for backend in ("shm", "torch", "nccl_direct")}
     names = {backend: plan.explain("another", 8, world=2).algorithm for backend, plan in plans.items()}
     assert names == {"shm": "shm_oneshot", "torch": "torch_direct", "nccl_direct": "nccl_direct"}
