@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
-from commlib.bench.rows import measured, median_us, series_of
+from commlib.bench.rows import measured, median_us, series_of, steady
 from commlib.report.document import Row
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
@@ -60,12 +60,15 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
 
 
 def _moved(pairs: Sequence[tuple[Row, Row]]) -> dict[Any, list[float]]:
-    """Return how far each peer's row moved, up or down alike: by call, by series, and of the whole file."""
+    """Return how far each peer's row moved, up or down alike: by call, by series, and of the whole file.
+
+    Rows whose blocks do not agree move by themselves; they count where there are no others.
+    """
+    theirs = [pair for pair in pairs if not pair[1]["ours"]]
     found: dict[Any, list[float]] = {}
-    for before, after in pairs:
-        if not after["ours"]:
-            for scope in _scopes(after):
-                found.setdefault(scope, []).append(abs(math.log(median_us(after) / median_us(before))))
+    for before, after in [pair for pair in theirs if all(map(steady, pair))] or theirs:
+        for scope in _scopes(after):
+            found.setdefault(scope, []).append(abs(math.log(median_us(after) / median_us(before))))
     return found
 
 

@@ -109,6 +109,21 @@ def test_a_call_that_is_not_judged_is_listed_with_its_drift(tmp_path: Path) -> N
     assert (row["verdict"], round(row["drift"], 6), found["regressions"]) == ("not judged", 1.1, 0)
 
 
+def test_peers_whose_blocks_do_not_agree_show_no_drift_beside_others_that_do(tmp_path: Path) -> None:
+    before, after = document(), drifted(slowed(1.2), 1.5)
+    for row in [*before["rows"], *after["rows"]]:
+        if row["algorithm"] == "torch":
+            row["time_us"]["p90"] *= 2
+    steady = {id(row) for row in after["rows"] if row["algorithm"] == "mpich"}
+    after["rows"] = [
+        {**row, "time_us": old["time_us"]} if id(row) in steady and "time_us" in old else row
+        for row, old in zip(after["rows"], before["rows"], strict=True)
+    ]
+    paths = saved(tmp_path, before, "a.json"), saved(tmp_path, after, "b.json")
+    result = CliRunner().invoke(compare, [*map(str, paths)])
+    assert (result.exit_code, "not judged" in result.output) == (1, False)
+
+
 def test_wrong_values_are_judged_on_any_machine(tmp_path: Path) -> None:
     after = drifted(document(), 2.0)
     after["rows"][0]["wrong"] = 7
