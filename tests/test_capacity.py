@@ -36,6 +36,19 @@ def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_
     assert re.search(r"; give -n \d+ or fewer", message)
 
 
+@pytest.mark.parametrize(
+    ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share one core: the times say little\n")]
+)
+def test_ranks_that_share_cores_are_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str
+) -> None:
+    monkeypatch.setattr("commlib.launch.launch", lambda *words, **options: 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "barrier", "-n", "2"])
+    assert (end.value.code, capsys.readouterr().err) == (0, said)
+
+
 def test_a_backend_allows_so_many_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "free_memory", lambda: 1 << 50)
     most = library.most_shm_ranks()

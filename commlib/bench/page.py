@@ -32,17 +32,15 @@ def lines(document: dict[str, Any], width: int) -> list[str]:
 
 
 def kept(path: Path | None, picture: Path | None, width: int) -> list[str]:
-    """Say where the rest is."""
+    """Say where the rest is; a path is not broken, as it is there to be copied."""
     if path is None:
-        said = ["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"]
-    else:
-        again = f"; in full: commlib bench show {path}" if path.suffix == ".json" else ""
-        said = [f"kept in {path}{again}", *([f"drawn in {picture}"] if picture else [])]
-    return _folded(said, width)
+        return _folded(["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"], width)
+    again = [f"every row: commlib bench show {path}"] if path.suffix == ".json" else []
+    return [f"results: {path}", *again, *([f"picture: {picture}"] if picture else [])]
 
 
 def _folded(texts: Iterable[str], width: int) -> list[str]:
-    """Break what is too long for the terminal; a path stays whole, as it is there to be copied."""
+    """Break what is too long for the terminal; what is broken off is indented."""
     marked = fold((f"# {text}" for text in texts), width + 2)
     return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
 
@@ -123,21 +121,25 @@ def _findings(document: dict[str, Any]) -> Iterator[str]:
     count = document["out_of_bounds"]["count"]
     yield f"values: {count} wrong elements; {len(rows)} rows compared" if checked else "values: not compared"
     pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := _compared(call))]
-    won = [f"{_name(ours)} ({best['algorithm']}, {ratio:.2f}x)" for ours, best, ratio in _won(pairs)]
+    won = [f"{_name(ours)} ({best['algorithm']}, {_by(best, ratio)})" for ours, best, ratio in _won(pairs)]
     others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))
     if others:
         more = f" and {len(won) - MOST_NAMED} more" if len(won) > MOST_NAMED else ""
         yield f"others: {others}; faster than ours: {', '.join(islice(won, MOST_NAMED)) or 'none of them'}{more}"
     if any(not steady(best) for _, best in pairs if best):
         agree = document["config"].get("agree", 0.3)
-        yield f"~ the time of the other, whose blocks differ by more than {agree:.0%}: too unsteady for a ratio"
+        yield f"~ its time alone: its blocks differ by more than {agree:.0%}, too much for a ratio"
     yield from document["notes"]
 
 
 def _won(pairs: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Row, Row, float]]:
-    """Yield what a steady other makes faster, and how many times; the worst for us first."""
-    found = [(ours, best, median_us(ours) / median_us(best)) for ours, best in pairs if steady(best)]
+    """Yield what another makes faster, and how many times; the worst for us first."""
+    found = [(ours, best, median_us(ours) / median_us(best)) for ours, best in pairs]
     yield from (each for each in sorted(found, key=lambda each: -each[2]) if each[2] > FASTER)
+
+
+def _by(best: Row, ratio: float) -> str:
+    return f"{ratio_text(ratio)}x" if steady(best) else "~"
 
 
 def _name(row: Row) -> str:

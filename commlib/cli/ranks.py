@@ -38,6 +38,7 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     words = [sys.executable, "-m", "commlib", str(ctx.info_name), *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
-        click.echo(f"commlib: {ranks} ranks share {cores} cores: the times say little", err=True)
+        shared = f"{cores} cores" if cores > 1 else "one core"
+        click.echo(f"commlib: {ranks} ranks share {shared}: the times say little", err=True)
     spread = "core" if ranks <= cores else "none"
     return launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind)

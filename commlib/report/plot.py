@@ -19,6 +19,7 @@ SUFFIXES = (".png", ".svg")
 HEIGHT_IN, WIDTH_IN, DPI = 3.8, 4.0, 100  # of a panel; the legend is as wide as one
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 DASHED: dict[str, Any] = {"color": "black", "linestyle": (0, (6, 3)), "linewidth": 1.2, "zorder": 1}
+FEW_TICKS = 5  # below bars, whose axis may span many decades
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 
 
@@ -132,12 +133,15 @@ def _curves(panel: Panel, axis: Axes) -> None:
 
 
 def _bars(panel: Panel, axis: Axes) -> None:
+    from matplotlib.ticker import LogLocator
+
     values = list(panel.bars.values())
     bars = axis.barh([str(index) for index in range(len(values))], values, color="0.75", edgecolor="black", height=0.6)
     axis.bar_label(bars, list(panel.bars), padding=4)
     axis.set_xscale("log")
     # From half of the shortest; as much room again, and a little more, for the names.
     axis.set_xlim(min(values) / 2, max(values) * (2 * max(values) / min(values)) ** 1.3)
+    axis.xaxis.set_major_locator(LogLocator(numticks=FEW_TICKS))
     axis.xaxis.set_major_formatter(_number)
     axis.set_yticks([])
     axis.invert_yaxis()
