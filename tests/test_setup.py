@@ -1,0 +1,83 @@
+"""launch/setup.sh installs, compiles and removes what it should; its tools here only write down how they are called."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT
+
+TOOL = '#!/bin/bash\necho "${0##*/} $*" >>calls\n'
+# Installing the project leaves what an installation leaves; everything else Python is asked succeeds.
+PYTHON = (
+    TOOL + 'case "$*" in *--editable*) mkdir -p build/dev && touch build/dev/build.ninja .venv/bin/commlib ;; esac\n'
+)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    binaries = tmp_path / ".venv/bin"
+    binaries.mkdir(parents=True)
+    (tmp_path / ".venv/commlib-mode").write_text("--cpu\n", encoding="utf-8")
+    (tmp_path / "launch").mkdir()
+    for name in ("launch/setup.sh", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name, text in (("python", PYTHON), ("ninja", TOOL), ("cmake", TOOL), ("commlib", TOOL)):
+        write(binaries / name, text)
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
+def set_up(checkout: Path) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run it; return how it ended and the calls of its tools, without Python's small questions."""
+    (checkout / "calls").write_text("", encoding="utf-8")
+    command = ["env", f"PYTHON={checkout}/.venv/bin/python", "CXX=true", "launch/setup.sh", "--cpu"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    calls = (checkout / "calls").read_text(encoding="utf-8").splitlines()
+    return done, [call for call in calls if not call.startswith(("python -c", "python -VV"))]
+
+
+def test_what_is_installed_is_not_installed_again_only_compiled(checkout: Path) -> None:
+    first, calls = set_up(checkout)
+    assert first.returncode == 0, first.stderr
+    assert "--no-build-isolation --config-settings build-dir=build/dev --editable" in calls[-1]
+    second, calls = set_up(checkout)
+    assert second.returncode == 0, second.stderr
+    assert [call.split()[0] for call in calls] == ["ninja", "cmake"]
+
+
+@pytest.mark.parametrize("change", ["pyproject.toml", "launch/setup.sh"])
+def test_another_list_of_packages_is_installed(checkout: Path, change: str) -> None:
+    set_up(checkout)
+    with (checkout / change).open("a", encoding="utf-8") as file:
+        file.write("# more\n")
+    assert "--editable" in set_up(checkout)[1][-1]
+
+
+def test_what_make_clean_removed_is_built_again(checkout: Path) -> None:
+    set_up(checkout)
+    shutil.rmtree(checkout / "build")
+    assert "--editable" in set_up(checkout)[1][-1]
+
+
+def test_a_source_that_does_not_compile_fails_and_installs_nothing(checkout: Path) -> None:
+    set_up(checkout)
+    write(checkout / ".venv/bin/ninja", TOOL + "exit 1\n")
+    done, calls = set_up(checkout)
+    assert done.returncode == 1 and "does not compile" in done.stderr
+    assert [call.split()[0] for call in calls] == ["ninja"]
+
+
+def test_an_installation_under_the_former_name_is_removed_before_the_new_one(checkout: Path) -> None:
+    (checkout / ".venv/lib/python3.11/site-packages/commlib-0.1.0.dist-info").mkdir(parents=True)
+    _, calls = set_up(checkout)
+    (removed,) = [at for at, call in enumerate(calls) if "uninstall --quiet --yes commlib" in call]
+    (installed,) = [at for at, call in enumerate(calls) if "--editable" in call]
+    assert removed < installed
