@@ -72,4 +72,4 @@ run "${pip[@]}" install --quiet "${packages[@]}"
 # With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.
 run "${pip[@]}" install --quiet --no-build-isolation --config-settings "build-dir=$built" --editable ".[$extras]"
 echo "$now" >"$stamp"
-echo "setup: .venv is ready ($mode); try: .venv/bin/commlib doctor"
+echo "setup: .venv is ready ($mode); next: . .venv/bin/activate && commlib doctor"

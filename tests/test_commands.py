@@ -18,7 +18,7 @@ import click
 import pytest
 
 from commlib.cli import main
-from tests.pages import ROOT, Block, blocks_of
+from tests.pages import FENCE, ROOT, Block, blocks_of, text_of
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
 REASONS = {"gpu", "slow", "elsewhere"}
@@ -142,17 +142,34 @@ def check(words: list[str]) -> None:
         assert dry.returncode == 0, dry.stderr
 
 
+@pytest.fixture
+def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have command lines parsed, and nothing done; files may be made by another command."""
+    monkeypatch.setattr(click.Command, "invoke", lambda self, context: None)
+    monkeypatch.setattr(click.Path, "convert", lambda self, value, *_: Path(value))
+
+
+@pytest.mark.usefixtures("parse_only")
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page, run=False)])
-def test_commands_that_cannot_run_here_are_right_as_far_as_words_tell(page: str, monkeypatch) -> None:
-    monkeypatch.setattr(click.Command, "invoke", lambda self, context: None)  # what remains is parsing
-    monkeypatch.setattr(click.Path, "convert", lambda self, value, *_: Path(value))  # they may be made by the command
+def test_commands_that_cannot_run_here_are_right_as_far_as_words_tell(page: str) -> None:
     for line, _ in commands(page, run=False):
         for words in simple_commands(line):
             check(words)
 
 
-def test_a_wrong_command_would_be_noticed(monkeypatch) -> None:
-    monkeypatch.setattr(click.Command, "invoke", lambda self, context: None)
+@pytest.mark.usefixtures("parse_only")
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_inside_sentences_are_right_as_far_as_words_tell(page: str) -> None:
+    prose = FENCE.sub("", text_of(page))
+    for line in re.findall(
+        r"`([^`]*\bcommlib \w+ [^`]*-n \d[^`]*)`", prose
+    ):  # without -n N it is a name, not a command
+        for words in simple_commands(line):
+            check(words)
+
+
+@pytest.mark.usefixtures("parse_only")
+def test_a_wrong_command_would_be_noticed() -> None:
     for line in (
         "commlib bench --no-such-option",
         "X=1 commlib run -n 2 commlib nonsense | head",
