@@ -77,7 +77,7 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
 
@@ -88,6 +88,7 @@ def said(line: str, output: str) -> bool:
     return any(re.fullmatch(pattern, printed) for printed in output.splitlines())
 
 
+@pytest.mark.timeout(300)  # all commands of a page, on a busy machine
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page, run=True)])
 def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> None:
     steps = commands(page, run=True)
