@@ -64,12 +64,16 @@ def _moved(pairs: Sequence[tuple[Row, Row]]) -> dict[Any, list[float]]:
 
     Rows whose blocks do not agree move by themselves; they count where there are no others.
     """
-    theirs = [pair for pair in pairs if not pair[1]["ours"]]
-    found: dict[Any, list[float]] = {}
-    for before, after in [pair for pair in theirs if all(map(steady, pair))] or theirs:
-        for scope in _scopes(after):
-            found.setdefault(scope, []).append(abs(math.log(median_us(after) / median_us(before))))
-    return found
+    calm: dict[Any, list[float]] = {}
+    every: dict[Any, list[float]] = {}
+    for before, after in pairs:
+        if not after["ours"]:
+            far = abs(math.log(median_us(after) / median_us(before)))
+            for scope in _scopes(after):
+                every.setdefault(scope, []).append(far)
+                if steady(before) and steady(after):
+                    calm.setdefault(scope, []).append(far)
+    return every | calm
 
 
 def _scopes(row: Row) -> tuple[Any, ...]:
@@ -85,7 +89,7 @@ def _drift(moved: dict[Any, list[float]], row: Row) -> float | None:
 def _judged(before: Row, after: Row, drift: float | None, threshold: float) -> Row:
     """Return a row of both runs; `changed`: beyond the threshold, and most blocks of one beyond those of the other."""
     ratio = median_us(after) / median_us(before)
-    least = 1 + threshold * (BLIND if drift is None else 1)
+    least = 1 + threshold * BLIND if drift is None else (1 + threshold) * (drift if after["ours"] else 1)
     beyond = not 1 / least <= ratio <= least
     changed = beyond and _apart(before["time_us"], after["time_us"], "p10" if drift is not None else "p0")
     verdict = ("worse" if ratio > 1 else "better") if changed else "same"

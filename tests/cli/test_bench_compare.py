@@ -88,6 +88,7 @@ def test_slower_by_more_than_the_threshold_and_the_spread_is_a_regression(
         (drifted(slowed(1.2), 1.1), 0, "0 worse, 0 better, 0 same, 64 not judged"),
         # Another call's peers moved: this one is judged.
         (drifted(slowed(1.2), 1.1, (64,)), 1, "1 worse, 0 better, 55 same, 8 not judged"),
+        (drifted(slowed(1.08), 1.04), 0, "0 worse, 0 better, 64 same"),  # the threshold is beyond what the peers moved
         # Less than the threshold is no drift; three times as far as the peers is no drift's work.
         (drifted(slowed(1.2), 1.04), 1, "1 worse, 0 better, 63 same"),
         (drifted(slowed(1.4), 1.1), 1, "1 worse, 0 better, 0 same, 63 not judged"),
