@@ -15,7 +15,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
-from commlib import backends, env, lifetime, log, objects
+from commlib import backends, compiled, env, lifetime, log, objects
 from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -112,7 +112,9 @@ class Communicator(Collectives):
         threads = backend.device.type == "cpu" or not backend.native
         self._lanes = Lanes() if threads else StreamLanes(backend.device)
         self._closed = False
-        self._calls = self._unordered = log.watched(calls_of(backend), self)
+        calls = calls_of(backend)
+        self._leave_graphs = compiled.register(self, getattr(calls, "checks", calls))
+        self._calls = self._unordered = log.watched(calls, self)
         self.use(plan)
         lifetime.watch(self)
 
@@ -253,6 +255,7 @@ class Communicator(Collectives):
             return
         self._closed = True
         end()
+        self._leave_graphs()
         # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
         self._calls = self._unordered = cast("Any", _Closed())
         self._lanes.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
@@ -263,6 +266,7 @@ class Communicator(Collectives):
         if not self._closed:
             self._closed = True
             self._backend.abandon()
+            self._leave_graphs()
             self._calls = self._unordered = cast("Any", _Closed())  # the parent's lanes have no threads here
 
     def __enter__(self) -> Communicator:

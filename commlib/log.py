@@ -60,7 +60,8 @@ class _FirstCalls:
         op = {"send": "send_recv", "recv": "send_recv", "enqueue_barrier": "barrier"}.get(name, name)
 
         def call(*given: Any) -> Any:
-            self._tell(op, given)
+            if not torch.compiler.is_dynamo_compiling():
+                self._tell(op, given)
             return run(*given)
 
         return call

@@ -146,7 +146,8 @@ class _Behind:
         run = getattr(self._calls, name)
 
         def ordered(*arguments: Any) -> Any:
-            self._lanes.drain(COLLECTIVE_CALLS)
+            if not torch.compiler.is_dynamo_compiling():  # a graph's calls drain when they run
+                self._lanes.drain(COLLECTIVE_CALLS)
             return run(*arguments)
 
         return ordered

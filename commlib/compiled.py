@@ -1,0 +1,259 @@
+"""Collectives in torch.compile: operators that stand for the native calls in a graph. Eager calls know nothing of them.
+
+Where Dynamo traces a call it meets a method of `_native.Calls`, and takes the function here instead, which torch's
+`substitute_in_graph` registers. That puts an operator into the graph, which returns a new tensor, and a copy to where
+the call puts its result; torch's passes drop the copy of what is no input. The operators are ordered among each other
+and none is dropped, so all ranks make the same calls in the same order. A graph names its communicator by a string.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import count
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary, finalize
+
+import torch
+from torch import Tensor
+
+from commlib.errors import Closed
+from commlib.native import library
+from commlib.redops import redop_name
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
+    from commlib.communicator import Communicator
+
+_NUMBERS = count()
+_KNOWN: dict[int, tuple[str, int]] = {}  # the name and the rank of a communicator, by the identity of its calls
+_COMMUNICATORS: WeakValueDictionary[str, Communicator] = WeakValueDictionary()
+
+
+def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
+    """Give a communicator the name by which graphs know it; return what takes it back before the calls go."""
+    name = f"commlib-{next(_NUMBERS)}"
+    _COMMUNICATORS[name] = comm
+    _KNOWN[id(calls)] = name, comm.rank
+    return finalize(comm, _KNOWN.pop, id(calls))
+
+
+def _communicator(name: str) -> Communicator:
+    found = _COMMUNICATORS.get(name)
+    if found is None:
+        raise Closed("the communicator of this compiled graph is gone; keep it as long as the graph is used")
+    return found
+
+
+# --- operators --------------------------------------------------------------------------------------------------------
+
+_LIBRARY = torch.library.Library("commlib", "FRAGMENT")
+# What stands between (Tensor out, Tensor x, …) and the communicator's name.
+_WITH_OUT = {
+    "all_reduce": "Tensor x, str op",
+    "reduce": "Tensor x, int dst, str op",
+    "all_gather": "Tensor x",
+    "all_gatherv": "Tensor x, SymInt[] sizes",
+    "reduce_scatter": "Tensor x, str op",
+    "reduce_scatterv": "Tensor x, SymInt[] sizes, str op",
+    "all_to_all": "Tensor x",
+    "all_to_allv": "Tensor x, SymInt[]? out_splits, SymInt[]? in_splits",
+    "gather": "Tensor x, int dst",
+    "scatter": "Tensor? x, int src",
+}
+
+
+_DEFINED: list[str] = []
+
+
+def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    _LIBRARY.define(f"{name}({schema}")
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"commlib::{name}", fake, lib=_LIBRARY)
+    _DEFINED.append(name)
+
+
+def _with_out(name: str) -> Callable[..., Tensor]:
+    def run(out: Tensor, *given: Any) -> Tensor:
+        *arguments, comm = given
+        made = torch.empty_like(out)
+        getattr(_communicator(comm)._calls, name)(made, *arguments)
+        return made
+
+    return run
+
+
+def _run_all_reduce(out: Tensor, x: Tensor, op: str, comm: str) -> Tensor:
+    return _communicator(comm)._calls.all_reduce(x, op, torch.empty_like(out))
+
+
+def _run_broadcast(x: Tensor, src: int, comm: str) -> Tensor:
+    made = x.clone()
+    _communicator(comm)._calls.broadcast(made, src)
+    return made
+
+
+def _run_recv(x: Tensor, src: int, comm: str) -> Tensor:
+    return _communicator(comm).recv(torch.empty_like(x), src)
+
+
+def _define_all() -> None:
+    for name, schema in _WITH_OUT.items():
+        run = _run_all_reduce if name == "all_reduce" else _with_out(name)
+        _define(name, f"Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: torch.empty_like(out))
+    for name, run in (("broadcast", _run_broadcast), ("recv", _run_recv)):
+        _define(name, "Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: torch.empty_like(x))
+    nothing: Callable[..., None] = lambda *given: None  # noqa: E731
+    _define(
+        "send", "Tensor x, int dst, str comm) -> ()", lambda x, dst, comm: _communicator(comm).send(x, dst), nothing
+    )
+    _define("barrier", "str comm) -> ()", lambda comm: _communicator(comm).barrier(), nothing)
+
+
+_define_all()
+_OPS = torch.ops.commlib
+
+
+# --- what Dynamo traces in place of the native calls ------------------------------------------------------------------
+
+_TRACED: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_place_of(original: Callable[..., Any]) -> Callable[[F], F]:
+    def take(traced: F) -> F:
+        _TRACED.append((original, traced))
+        return traced
+
+    return take
+
+
+def _name(calls: Calls) -> str:
+    return _KNOWN[id(calls)][0]
+
+
+@_in_place_of(library.Calls.all_reduce)
+def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None) -> Tensor:
+    target = x if out is None else out
+    return target.copy_(_OPS.all_reduce(target, x, redop_name(op), _name(calls)))
+
+
+@_in_place_of(library.Calls.reduce)
+def _reduce(calls: Calls, out: Tensor | None, x: Tensor, dst: int, op: Any) -> None:
+    target, (name, rank) = x if out is None else out, _KNOWN[id(calls)]
+    result = _OPS.reduce(target, x, dst, redop_name(op), name)
+    if rank == dst:
+        target.copy_(result)
+
+
+@_in_place_of(library.Calls.all_gather)
+def _all_gather(calls: Calls, out: Tensor, x: Tensor) -> None:
+    out.copy_(_OPS.all_gather(out, x, _name(calls)))
+
+
+@_in_place_of(library.Calls.all_gatherv)
+def _all_gatherv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int]) -> None:
+    out.copy_(_OPS.all_gatherv(out, x, list(sizes), _name(calls)))
+
+
+@_in_place_of(library.Calls.reduce_scatter)
+def _reduce_scatter(calls: Calls, out: Tensor, x: Tensor, op: Any) -> None:
+    out.copy_(_OPS.reduce_scatter(out, x, redop_name(op), _name(calls)))
+
+
+@_in_place_of(library.Calls.reduce_scatterv)
+def _reduce_scatterv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any) -> None:
+    out.copy_(_OPS.reduce_scatterv(out, x, list(sizes), redop_name(op), _name(calls)))
+
+
+@_in_place_of(library.Calls.all_to_all)
+def _all_to_all(calls: Calls, out: Tensor, x: Tensor) -> None:
+    out.copy_(_OPS.all_to_all(out, x, _name(calls)))
+
+
+@_in_place_of(library.Calls.all_to_allv)
+def _all_to_allv(
+    calls: Calls, out: Tensor, x: Tensor, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
+) -> None:
+    splits = [None if given is None else list(given) for given in (out_splits, in_splits)]
+    out.copy_(_OPS.all_to_allv(out, x, *splits, _name(calls)))
+
+
+@_in_place_of(library.Calls.broadcast)
+def _broadcast(calls: Calls, x: Tensor, src: int) -> None:
+    x.copy_(_OPS.broadcast(x, src, _name(calls)))
+
+
+@_in_place_of(library.Calls.gather)
+def _gather(calls: Calls, out: Tensor | None, x: Tensor, dst: int) -> None:
+    result = _OPS.gather(x if out is None else out, x, dst, _name(calls))
+    if out is not None:
+        out.copy_(result)
+
+
+@_in_place_of(library.Calls.scatter)
+def _scatter(calls: Calls, out: Tensor | None, x: Tensor | None, src: int) -> None:
+    if out is None:
+        raise ValueError(f"scatter: a rank that receives from rank {src} needs out=")
+    out.copy_(_OPS.scatter(out, x, src, _name(calls)))
+
+
+@_in_place_of(library.Calls.send)
+def _send(calls: Calls, x: Tensor, dst: int) -> None:
+    _OPS.send(x, dst, _name(calls))
+
+
+@_in_place_of(library.Calls.recv)
+def _recv(calls: Calls, x: Tensor, src: int) -> None:
+    x.copy_(_OPS.recv(x, src, _name(calls)))
+
+
+@_in_place_of(library.Calls.barrier)
+def _barrier(calls: Calls) -> None:
+    _OPS.barrier(_name(calls))
+
+
+@_in_place_of(library.check_tensor)
+def _check_tensor(given: object, argument: str, function: str) -> None:
+    """Let it pass: what Dynamo traces as a tensor is one."""
+
+
+def _teach_dynamo() -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    for original, traced in _TRACED:
+        torch.compiler.substitute_in_graph(original, skip_signature_check=True)(traced)
+    for name in _DEFINED:
+        _register_effectful_op(getattr(_OPS, name).default, _EffectType.ORDERED)
+
+
+class _WhenDynamoComes(MetaPathFinder, Loader):
+    """Teaches Dynamo when a program imports it: that takes seconds, which programs that compile nothing do not pay."""
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find the module as others do, and load it in their place."""
+        if fullname != "torch._dynamo":
+            return None
+        sys.meta_path.remove(self)
+        found = PathFinder.find_spec(fullname, path)
+        if found is not None and found.loader is not None:
+            self._loader, found.loader = found.loader, self
+        return found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Make it as its own loader does."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Load it; then it can be taught."""
+        self._loader.exec_module(module)
+        _teach_dynamo()
+
+
+if "torch._dynamo" in sys.modules:
+    _teach_dynamo()
+else:
+    sys.meta_path.insert(0, _WhenDynamoComes())

@@ -1,0 +1,215 @@
+"""torch.compile(fullgraph=True) takes collectives: each is an operator, and the values are those of eager calls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import commlib
+from commlib import compiled
+
+
+def out_of_place(comm, x):
+    y = x * 2
+    reduced = comm.all_reduce(y, "max", out=torch.empty_like(y))
+    gathered = comm.all_gather_into_tensor(x.new_empty(comm.size * len(x)), reduced + y)
+    return gathered * 3, y, comm.reduce_scatter_tensor(x.new_empty(len(x) // comm.size), y)
+
+
+def in_place(comm, x):
+    y = x + comm.rank
+    same = comm.all_reduce(y, dist.ReduceOp.SUM)
+    assert same is y
+    comm.all_reduce(x)  # an input of the graph
+    return y * 2, same, x + 1
+
+
+def with_roots(comm, x):
+    total = comm.reduce(x + 1, 1)
+    comm.reduce(x * 2, 0)  # nobody looks at the result; rank 0 gets it all the same
+    sent = comm.broadcast(x * (comm.rank + 1), 1)
+    stacked = comm.gather(x, 0)
+    part = comm.scatter(stacked, 0, out=torch.empty_like(x))
+    return total * 1, sent + 1, part if stacked is None else stacked - part
+
+
+def with_sizes(comm, x):
+    sizes = [1, 3] + [0] * (comm.size - 2)
+    mine = x[: sizes[comm.rank]] * 2
+    everyone = comm.all_gatherv(x.new_empty(4), mine, sizes)
+    block = comm.reduce_scatterv(torch.empty_like(mine), everyone, sizes, "avg")
+    swapped = comm.all_to_all_single(torch.empty_like(x), x + 1)
+    rows = comm.all_to_all_single(x.new_empty(2 * comm.size), x[: 2 * comm.size] * 1, [2] * comm.size, [2] * comm.size)
+    return everyone + 1, block, swapped - 1, rows
+
+
+def with_messages(comm, x):
+    peer = 1 - comm.rank
+    comm.send(x + comm.rank, peer)
+    comm.barrier()
+    return comm.recv(torch.empty_like(x), peer) * 2
+
+
+def compile_and_run(comm, program, dtype):
+    """Call it three times, eagerly and compiled; return whether all values agree, and how many graphs there are."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    graph = torch.compile(program, fullgraph=True, backend=count)
+    agree = []
+    for step in range(3):
+        x = (torch.arange(8) % 5 + 10 * comm.rank + step).to(dtype)
+        eager, mine = x.clone(), x.clone()
+        expected, found = program(comm, eager), graph(comm, mine)
+        expected, found = (value if isinstance(value, tuple) else (value,) for value in (expected, found))
+        agree += [torch.equal(a, b) for a, b in zip((*expected, eager), (*found, mine), strict=True)]
+    return agree, len(graphs)
+
+
+@pytest.mark.parametrize("program", [out_of_place, in_place, with_roots, with_sizes, with_messages])
+def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks, program):
+    dtype = torch.bfloat16 if program is in_place else torch.float32
+    for agree, graphs in shm_ranks.run(compile_and_run, program, dtype, world=2):
+        assert all(agree)
+        assert graphs == 1, "compiled once, for all three calls"
+
+
+@pytest.mark.parametrize("program", [with_roots, with_sizes])
+def test_a_compiled_program_works_over_torch_distributed(torch_ranks, program):
+    for agree, graphs in torch_ranks.run(compile_and_run, program, torch.float32, world=2):
+        assert all(agree)
+        assert graphs == 1
+
+
+def two_communicators(comm):
+    graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
+    with comm.split(0, -comm.rank) as turned:
+        return [graph(made, torch.ones(2))[1].tolist() for made in (comm, turned, comm)]
+
+
+def test_a_program_runs_on_the_communicator_it_is_given(shm_ranks):
+    assert shm_ranks.run(two_communicators, world=2) == [[[3.0, 3.0]] * 3] * 2
+
+
+def after_asynchronous_calls(comm):
+    works = [comm.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]
+    graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
+    values = graph(comm, torch.ones(2))[1].tolist()
+    return values, [work.is_completed() for work in works]
+
+
+def test_a_compiled_call_comes_behind_asynchronous_ones(shm_ranks):
+    assert shm_ranks.run(after_asynchronous_calls, world=2) == [([3.0, 3.0], [True] * 3)] * 2
+
+
+@pytest.fixture
+def comm():
+    torch._dynamo.reset()
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
+        yield made
+
+
+def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm):
+    graph = torch.compile(lambda x: comm.all_reduce(x, async_op=True).wait(), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="async_op=True cannot be compiled; leave async_op out"):
+        graph(torch.ones(2))
+
+
+def test_wrong_arguments_are_refused_when_the_graph_runs(comm):
+    graph = torch.compile(lambda x: comm.all_reduce(x, out=x.new_empty(3)), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="out has 3 elements, but needs 2: as many as x"):
+        graph(torch.ones(2))
+
+
+def test_a_graph_without_its_communicator_says_so(comm):
+    with pytest.raises(commlib.Closed, match="the communicator of this compiled graph is gone"):
+        torch.ops.commlib.barrier("commlib-none")
+
+
+def test_a_graph_says_that_its_communicator_is_closed(comm):
+    graph = torch.compile(in_place, backend="aot_eager")
+    graph(comm, torch.ones(2))
+    name = compiled._name(comm._calls)
+    comm.close()
+    for call in (lambda: torch.ops.commlib.barrier(name), lambda: graph(comm, torch.ones(2))):
+        with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
+            call()
+    assert name not in {known for known, _ in compiled._KNOWN.values()}
+
+
+def test_debug_logging_does_not_disturb_a_graph(caplog):
+    torch._dynamo.reset()
+    with caplog.at_level(logging.DEBUG, "commlib"):
+        with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
+            graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
+            assert graph(made, torch.ones(2))[1].tolist() == [1, 1]
+        assert any("first all_reduce of 8 B" in text for text in caplog.messages)
+
+
+def test_collectives_keep_their_order_in_a_graph(comm):
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append([node.args[1] for node in graph.graph.nodes if "with_effects" in str(node.target)])
+        return graph
+
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep)
+    torch.compile(out_of_place, fullgraph=True, backend=backend)(comm, torch.ones(8))
+    names = [op.name() for op in graphs[-1]]
+    assert names == ["commlib::all_reduce", "commlib::all_gather", "commlib::reduce_scatter"]
+
+
+X = torch.arange(4.0)
+CASES = {
+    "all_reduce": (X, X, "sum"),
+    "reduce": (X, X, 0, "max"),
+    "all_gather": (X.clone(), X),
+    "all_gatherv": (X.clone(), X, [4]),
+    "reduce_scatter": (X.clone(), X, "avg"),
+    "reduce_scatterv": (X.clone(), X, [4], "sum"),
+    "all_to_all": (X.clone(), X),
+    "all_to_allv": (X.clone(), X, [4], None),
+    "gather": (X.view(1, 4), X, 0),
+    "scatter": (X.clone(), X, 0),
+    "broadcast": (X, 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torchs_own_checks_of_operators_pass(comm, name):
+    op = getattr(torch.ops.commlib, name).default
+    assert torch.equal(op(*CASES[name], compiled._name(comm._calls)).view(-1), X)
+    torch.library.opcheck(op, (*CASES[name], compiled._name(comm._calls)))
+
+
+def test_what_compiles_nothing_does_not_load_dynamo(quick_python):
+    program = (
+        "import sys, torch, commlib\n"
+        "with commlib.init(backend='shm', bootstrap='single', max_bytes=1 << 16) as comm:\n"
+        "    comm.all_reduce(torch.ones(2))\n"
+        "assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([str(quick_python), "-c", program], env=dict(os.environ), check=True, timeout=60)
+
+
+@pytest.mark.compile_all
+def test_inductor_compiles_a_program(shm_ranks):
+    for values in shm_ranks.run(with_inductor, world=2):
+        assert values
+
+
+def with_inductor(comm):
+    torch._dynamo.reset()
+    graph = torch.compile(out_of_place, fullgraph=True)
+    x = torch.arange(8.0) + comm.rank
+    return all(torch.equal(a, b) for a, b in zip(graph(comm, x), out_of_place(comm, x), strict=True))
