@@ -22,7 +22,7 @@ from torch import Tensor
 
 from commlib.errors import Closed
 from commlib.native import library
-from commlib.redops import redop_name
+from commlib.redops import TORCH_OPS
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -135,16 +135,24 @@ def _name(calls: Calls) -> str:
     return _KNOWN[id(calls)][0]
 
 
+def _redop(op: Any) -> str:
+    """Return the name of a reduction; what is none is refused by the call itself."""
+    for name, theirs in TORCH_OPS.items():  # Dynamo does not hash torch's
+        if op is theirs:
+            return name
+    return str(op)
+
+
 @_in_place_of(library.Calls.all_reduce)
 def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None) -> Tensor:
     target = x if out is None else out
-    return target.copy_(_OPS.all_reduce(target, x, redop_name(op), _name(calls)))
+    return target.copy_(_OPS.all_reduce(target, x, _redop(op), _name(calls)))
 
 
 @_in_place_of(library.Calls.reduce)
 def _reduce(calls: Calls, out: Tensor | None, x: Tensor, dst: int, op: Any) -> None:
     target, (name, rank) = x if out is None else out, _KNOWN[id(calls)]
-    result = _OPS.reduce(target, x, dst, redop_name(op), name)
+    result = _OPS.reduce(target, x, dst, _redop(op), name)
     if rank == dst:
         target.copy_(result)
 
@@ -161,12 +169,12 @@ def _all_gatherv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int]) -> 
 
 @_in_place_of(library.Calls.reduce_scatter)
 def _reduce_scatter(calls: Calls, out: Tensor, x: Tensor, op: Any) -> None:
-    out.copy_(_OPS.reduce_scatter(out, x, redop_name(op), _name(calls)))
+    out.copy_(_OPS.reduce_scatter(out, x, _redop(op), _name(calls)))
 
 
 @_in_place_of(library.Calls.reduce_scatterv)
 def _reduce_scatterv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any) -> None:
-    out.copy_(_OPS.reduce_scatterv(out, x, list(sizes), redop_name(op), _name(calls)))
+    out.copy_(_OPS.reduce_scatterv(out, x, list(sizes), _redop(op), _name(calls)))
 
 
 @_in_place_of(library.Calls.all_to_all)
@@ -221,11 +229,29 @@ def _check_tensor(given: object, argument: str, function: str) -> None:
     """Let it pass: what Dynamo traces as a tensor is one."""
 
 
+def _substitute_methods() -> None:
+    """Do for methods what torch before 2.13 does for functions only."""
+    from torch._dynamo.variables.functions import UserFunctionVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    traced_by_name: dict[str, Any] = {traced.__name__.lstrip("_"): traced for _, traced in _TRACED}
+    known: Any = UserDefinedObjectVariable.call_method
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if isinstance(self.value, library.Calls):
+            return UserFunctionVariable(traced_by_name[name]).call_function(tx, [self, *args], kwargs)
+        return known(self, tx, name, args, kwargs)
+
+    UserDefinedObjectVariable.call_method = call_method  # type: ignore[method-assign]
+
+
 def _teach_dynamo() -> None:
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     for original, traced in _TRACED:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(traced)
+    if torch.__version__ < "2.13":
+        _substitute_methods()
     for name in _DEFINED:
         _register_effectful_op(getattr(_OPS, name).default, _EffectType.ORDERED)
 
