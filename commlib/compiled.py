@@ -100,12 +100,18 @@ def _run_recv(x: Tensor, src: int, comm: str) -> Tensor:
     return _communicator(comm).recv(torch.empty_like(x), src)
 
 
+def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Tensor:
+    return _communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
+
+
 def _define_all() -> None:
     for name, schema in _WITH_OUT.items():
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
         _define(name, f"Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: torch.empty_like(out))
     for name, run in (("broadcast", _run_broadcast), ("recv", _run_recv)):
         _define(name, "Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: torch.empty_like(x))
+    both = "Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
+    _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: torch.empty_like(out))
     nothing: Callable[..., None] = lambda *given: None  # noqa: E731
     _define(
         "send", "Tensor x, int dst, str comm) -> ()", lambda x, dst, comm: _communicator(comm).send(x, dst), nothing
@@ -217,6 +223,11 @@ def _send(calls: Calls, x: Tensor, dst: int) -> None:
 @_in_place_of(library.Calls.recv)
 def _recv(calls: Calls, x: Tensor, src: int) -> None:
     x.copy_(_OPS.recv(x, src, _name(calls)))
+
+
+@_in_place_of(library.Calls.send_recv)
+def _send_recv(calls: Calls, x: Tensor, dst: int, out: Tensor, src: int) -> None:
+    out.copy_(_OPS.send_recv(x, dst, out, src, _name(calls)))
 
 
 @_in_place_of(library.Calls.barrier)

@@ -327,8 +327,6 @@ class Collectives(Messages):
 
     def _later(self, name: str, run: Run, result: Tensor | None = None) -> Work:
         """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
-        if torch.compiler.is_dynamo_compiling():
-            raise NotImplementedError(f"{name} with async_op=True cannot be compiled; leave async_op out")
         calls = self._unordered
         if self._calls is calls:
             self._calls = self._lanes.after(calls)

@@ -97,6 +97,7 @@ class Lanes:
 
     def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> LaneWork:
         """Run `call` after everything submitted to this lane before, and after every collective before."""
+        _refuse_tracing(what)
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -113,6 +114,8 @@ class Lanes:
 
     def drain(self, *lanes: Hashable) -> None:
         """Wait until the lanes are empty; what a lane itself calls does not wait."""
+        if torch.compiler.is_dynamo_compiling():
+            return  # a graph's calls do, when they run
         if any(lane.runs_here() for lane in self._lanes.copy().values()):
             return
         for lane in lanes:
@@ -128,6 +131,11 @@ class Lanes:
             lane.close(why)
         for lane in self._lanes.values():
             lane.join(max(deadline - time.monotonic(), 0))
+
+
+def _refuse_tracing(what: str) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        raise NotImplementedError(f"{what} with async_op=True cannot be compiled; leave async_op out")
 
 
 def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
@@ -146,8 +154,7 @@ class _Behind:
         run = getattr(self._calls, name)
 
         def ordered(*arguments: Any) -> Any:
-            if not torch.compiler.is_dynamo_compiling():  # a graph's calls drain when they run
-                self._lanes.drain(COLLECTIVE_CALLS)
+            self._lanes.drain(COLLECTIVE_CALLS)
             return run(*arguments)
 
         return ordered
@@ -200,6 +207,7 @@ class StreamLanes:
 
     def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
         """Make the call behind what the current stream has so far."""
+        _refuse_tracing(what)
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)
         if not torch.cuda.is_current_stream_capturing():

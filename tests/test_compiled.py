@@ -52,7 +52,8 @@ def with_messages(comm, x):
     peer = 1 - comm.rank
     comm.send(x + comm.rank, peer)
     comm.barrier()
-    return comm.recv(torch.empty_like(x), peer) * 2
+    theirs = comm.recv(torch.empty_like(x), peer)
+    return theirs * 2, comm.send_recv(theirs, peer, torch.empty_like(x), peer) + 1
 
 
 def compile_and_run(comm, program, dtype):
@@ -105,11 +106,14 @@ def after_asynchronous_calls(comm):
     works = [comm.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]
     graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
     values = graph(comm, torch.ones(2))[1].tolist()
-    return values, [work.is_completed() for work in works]
+    messages = torch.compile(with_messages, fullgraph=True, backend="aot_eager")(comm, torch.ones(2))
+    return values, [work.is_completed() for work in works], messages[1].tolist()
 
 
 def test_a_compiled_call_comes_behind_asynchronous_ones(shm_ranks):
-    assert shm_ranks.run(after_asynchronous_calls, world=2) == [([3.0, 3.0], [True] * 3)] * 2
+    assert shm_ranks.run(after_asynchronous_calls, world=2) == [
+        ([3.0, 3.0], [True] * 3, [r + 2.0] * 2) for r in range(2)
+    ]
 
 
 @pytest.fixture
@@ -119,9 +123,14 @@ def comm():
         yield made
 
 
-def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm):
-    graph = torch.compile(lambda x: comm.all_reduce(x, async_op=True).wait(), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match="async_op=True cannot be compiled; leave async_op out"):
+@pytest.mark.parametrize("name", ["all_reduce", "send"])
+def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm, name):
+    start = {
+        "all_reduce": lambda x: comm.all_reduce(x, async_op=True),
+        "send": lambda x: comm.send(x, 0, async_op=True),
+    }
+    graph = torch.compile(start[name], fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=f"{name} with async_op=True cannot be compiled; leave async_op out"):
         graph(torch.ones(2))
 
 
