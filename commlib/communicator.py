@@ -46,13 +46,13 @@ def init(
     max_bytes: int | str | None = None,
     checked: bool | None = None,
 ) -> Communicator:
-    """Join the ranks this process was started with; without a launcher, make a world of one.
+    """Join the ranks that this process was started with; without a launcher, there is one rank.
 
-    What is left out comes from the environment (docs/environment.md), or is found by looking.
+    An argument that is omitted comes from its environment variable (docs/environment.md) or is detected.
 
     Args:
-        backend: "nccl", "shm" or "torch"; or an NCCL communicator of these ranks to run on: nccl4py's, a torch group's,
-            an address.
+        backend: "nccl", "shm" or "torch"; or an existing NCCL communicator of these ranks: nccl4py's object, a torch
+            process group or an address.
         bootstrap: Who started the ranks: "local" (`commlib run`), "torchrun", "mpi", "slurm", "single"; or a torch
             process group or an mpi4py communicator of these ranks.
         plan: The path of a plan file, which rank 0 reads, or a Plan, the same on all ranks.
@@ -62,7 +62,7 @@ def init(
 
     Raises:
         ValueError, TypeError: An argument or a variable is wrong.
-        CommError: Ranks did not come, disagree, or the backend does not work here.
+        CommError: A rank did not come, the ranks disagree, or the backend does not work here.
 
     Example:
         >>> with commlib.init() as comm:
@@ -81,28 +81,29 @@ def init(
 
 
 class Communicator(Collectives):
-    """The collectives of one group of ranks, from `commlib.init()`. Every rank makes the same calls in one order.
+    """The collectives of a group of ranks, made by `commlib.init()`. All ranks make the same calls in the same order.
 
-    Names, arguments and results are those of torch.distributed. What all calls share:
+    Names, arguments and results are those of torch.distributed. These rules apply to all calls:
 
-    Tensors lie on `comm.device` and are contiguous; sizes may be anything from 0 bytes up, any torch dtype moves.
-    Reductions are "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's ReduceOp;
-    they add in rank order, so all ranks get the same bits. Calls return where the result is: `out`, or `x` in place.
+    Tensors must be on `comm.device` and contiguous; any size is allowed, also 0 bytes. Data of any torch dtype can be
+    moved. Reductions are "sum", "prod", "min", "max", "avg", for integers also "band", "bor", "bxor", or torch's
+    ReduceOp; they add in rank order, so all ranks get the same bits. A call returns the tensor with the result: `out`,
+    or `x` in place.
 
-    On CPUs a call returns when its result is there. On GPUs it puts its work on torch's current stream and returns; it
-    can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once: its `wait()` waits for it,
-    on GPUs the current stream does. Leave its tensors alone until then; calls that follow come behind it.
+    On CPUs a call returns when its result is there. On GPUs it enqueues its work on torch's current stream and returns;
+    it can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once. Its `wait()` waits for
+    the call; on GPUs it makes the current stream wait. Do not use the tensors before that. Later calls run after it.
 
-    `ValueError` and `TypeError` are about this rank's arguments, before any data moves. `CommError` and its kinds
-    (`PeerLost`, `CommTimeout`) are about the world: the communicator is over then, on every rank; close it and call
-    `commlib.init()` again. A wait for other ranks ends after `timeout_s`.
+    `ValueError` and `TypeError` mean that this rank's arguments are wrong; no data has moved. `PeerLost`, `CommTimeout`
+    and a disagreement (`CommError`) end the communicator on every rank: close it and call `commlib.init()` again.
+    Every wait for other ranks ends after `timeout_s`.
 
     Attributes:
-        rank, size: This rank's number, and how many there are.
+        rank, size: This rank's number, and the number of ranks.
         local_rank: This rank's number on its host.
-        device: Where its tensors lie.
-        backend: What it runs on: "nccl", "shm" or "torch".
-        plan: What chooses its algorithms; `explain` asks it, `use` switches to another.
+        device: The device of its tensors.
+        backend: Its backend: "nccl", "shm" or "torch".
+        plan: The plan that chooses its algorithms; `explain` reads it, `use` switches to another one.
     """
 
     def __init__(self, world: World, backend: Backend, plan: Plan, options: Options) -> None:
@@ -155,14 +156,14 @@ class Communicator(Collectives):
     # --- memory and choice --------------------------------------------------------------------------------------
 
     def empty(self, *shape: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return a tensor in symmetric memory, uninitialised: zero-copy algorithms apply to it.
+        """Return an uninitialised tensor in symmetric memory, which zero-copy algorithms can use.
 
         Args:
-            shape: As of torch.empty: sizes, or a sequence of them; a dtype may come last.
+            shape: As in torch.empty: sizes, or a sequence of sizes; a dtype may come last.
             dtype: The element type.
 
         Raises:
-            CommError: The arena, `max_bytes` of init(), has no room.
+            CommError: The arena (`max_bytes` of init()) is full.
         """
         dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
@@ -187,7 +188,7 @@ class Communicator(Collectives):
 
         Args:
             op: The collective: "all_reduce", "all_gather", "all_to_all", "send_recv" …
-            num_bytes: The size by which plans choose: of the larger one of input and output, over all ranks for a root.
+            num_bytes: The size that nccl-tests prints: the larger of input and output; with a root, all ranks' blocks.
             dtype: The element type, or its name.
             redop: The reduction.
             placement: "symmetric" for tensors of `empty()`, else "plain".
@@ -206,7 +207,7 @@ class Communicator(Collectives):
         )
 
     def use(self, plan: Plan) -> None:
-        """Switch to another `plan`; every rank calls it at the same place with the same one."""
+        """Switch to another `plan`; every rank must call this at the same place, with the same plan."""
         self._check_open()
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
@@ -219,11 +220,11 @@ class Communicator(Collectives):
     # --- life ---------------------------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """Make one communicator for each color; every rank calls it, and gets its own.
+        """Make one communicator for each color and return this rank's; every rank must call it.
 
         Args:
-            color: Ranks of one color come together; a rank of color None stays out and gets None.
-            key: Ranks are numbered by (key, rank).
+            color: Ranks with the same color form a communicator; a rank with color None gets None.
+            key: The new ranks are in the order of (key, rank).
         """
         for name, number in (("color", 0 if color is None else color), ("key", key)):
             if not isinstance(number, SupportsIndex):
@@ -243,7 +244,7 @@ class Communicator(Collectives):
         self._backend.abort(said.encode(errors="replace").decode())  # half a surrogate pair is no text
 
     def close(self) -> None:
-        """Release everything this rank holds; twice is fine. On GPUs all ranks close together, or some seconds pass."""
+        """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
         self._end(self._backend.close, 0.0)
 
     def _leave(self) -> None:

@@ -1,10 +1,10 @@
-"""Every error commlib raises for the world; the caller's own mistakes are ValueError and TypeError."""
+"""The errors that commlib raises; mistakes of the caller are ValueError and TypeError instead."""
 
 from __future__ import annotations
 
 
 class CommError(RuntimeError):
-    """Something about the world, not about the call, stopped the operation."""
+    """Something outside the call stopped the operation: a peer, the settings, the machine or the build."""
 
 
 class PeerLost(CommError):
@@ -16,11 +16,11 @@ class CommTimeout(CommError):
 
 
 class PlanMismatch(CommError):
-    """The ranks do not agree on something they must agree on: plan, version, arena size."""
+    """The ranks have different plans, versions, backends or settings."""
 
 
 class Closed(CommError, ValueError):
-    """The communicator was closed before this call: the caller's mistake, and the end of what it was for."""
+    """The communicator was closed before this call; this is a ValueError and a CommError."""
 
 
 class Unsupported(CommError):

@@ -45,7 +45,7 @@ class Collectives(Messages):
     @overload
     def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
     def all_reduce(self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
-        """Reduce over all ranks; every rank gets the result. `help(commlib.Communicator)` has what calls share.
+        """Reduce over all ranks; every rank gets the result. See also `help(commlib.Communicator)`.
 
         Args:
             x: This rank's part, of one shape and type on all ranks; without `out` the result replaces it.
@@ -69,7 +69,7 @@ class Collectives(Messages):
     @overload
     def reduce(self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
     def reduce(self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
-        """Reduce over all ranks; rank `dst` gets the result. `help(commlib.Communicator)` has what calls share.
+        """Reduce over all ranks; rank `dst` gets the result. See also `help(commlib.Communicator)`.
 
         Args:
             x: As in all_reduce; on ranks other than `dst` it stays as it is.
@@ -96,7 +96,7 @@ class Collectives(Messages):
     @overload
     def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = ..., *, async_op: Later) -> Work: ...
     def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False) -> Tensor | Work:
-        """Reduce over all ranks and keep block `rank`. `help(commlib.Communicator)` has what calls share.
+        """Reduce over all ranks and keep block `rank`. See also `help(commlib.Communicator)`.
 
         Args:
             out: Where to put this rank's block: x.numel() / size elements. It may be block `rank` of `x` itself.
@@ -148,7 +148,7 @@ class Collectives(Messages):
     @overload
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later) -> Work: ...
     def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: bool = False) -> Tensor | Work:
-        """Put every rank's `x` into `out`, in rank order. `help(commlib.Communicator)` has what calls share.
+        """Put every rank's `x` into `out`, in rank order. See also `help(commlib.Communicator)`.
 
         Args:
             out: Where to put them: size × x.numel() elements of any shape.
@@ -201,12 +201,12 @@ class Collectives(Messages):
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: Splits = None, in_splits: Splits = None, async_op: bool = False
     ) -> Tensor | Work:
-        """Send block j of `x` to rank j. `help(commlib.Communicator)` has what calls share.
+        """Send block j of `x` to rank j. See also `help(commlib.Communicator)`.
 
         Args:
             out: Where to put the blocks that come, in rank order.
             x: One block for each rank. It may be `out` itself where no splits are given.
-            out_splits: The rows of the first dimension that come from each rank; equal blocks without them.
+            out_splits: The rows of the first dimension that come from each rank; without it, equal blocks.
             in_splits: The rows that go to each rank; rank i's in_splits[j] is rank j's out_splits[i].
             async_op: Return a Work at once.
 
@@ -230,7 +230,7 @@ class Collectives(Messages):
     @overload
     def broadcast(self, x: Tensor, src: int, async_op: Later) -> Work: ...
     def broadcast(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
-        """Make every rank's `x` a copy of rank `src`'s. `help(commlib.Communicator)` has what calls share.
+        """Make every rank's `x` a copy of rank `src`'s. See also `help(commlib.Communicator)`.
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
@@ -251,7 +251,7 @@ class Collectives(Messages):
     @overload
     def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later) -> Work: ...
     def gather(self, x: Tensor, dst: int, out: Out = None, async_op: bool = False) -> Tensor | Work | None:
-        """Stack every rank's `x` on rank `dst`. `help(commlib.Communicator)` has what calls share.
+        """Stack every rank's `x` on rank `dst`. See also `help(commlib.Communicator)`.
 
         Args:
             x: This rank's block, of one size and type on all ranks.
@@ -260,7 +260,7 @@ class Collectives(Messages):
             async_op: Return a Work at once.
 
         Returns:
-            On rank `dst` `out`, or a new tensor of shape (size, *x.shape); None elsewhere.
+            On rank `dst`, `out` or a new tensor of shape (size, *x.shape); None on the other ranks.
 
         Example:
             >>> comm.gather(torch.tensor([comm.rank]), dst=0)  # rank 0 of two
@@ -280,12 +280,12 @@ class Collectives(Messages):
     @overload
     def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> Work: ...
     def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | Work:
-        """Give each rank its block of rank `src`'s `x`. `help(commlib.Communicator)` has what calls share.
+        """Give each rank its block of rank `src`'s `x`. See also `help(commlib.Communicator)`.
 
         Args:
             x: On rank `src` one block for each rank, in its first dimension; ignored elsewhere.
             src: The rank that sends.
-            out: Where to put the block. Only rank `src` may leave it out, and gets a new tensor of shape x.shape[1:].
+            out: Where to put the block. Only rank `src` may omit it; it then gets a new tensor of shape x.shape[1:].
             async_op: Return a Work at once.
 
         Returns:
@@ -308,7 +308,7 @@ class Collectives(Messages):
     @overload
     def barrier(self, async_op: Later) -> Work: ...
     def barrier(self, async_op: bool = False) -> Work | None:
-        """Return once every rank has called it; on GPUs, once all that was on the stream before is done, too.
+        """Return once every rank has called it; on GPUs, also wait for all earlier work on the stream.
 
         Args:
             async_op: Return a Work at once.

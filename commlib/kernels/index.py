@@ -26,7 +26,7 @@ def index(
     vocab_range: tuple[int, int] | None = None,
     out_of_range: str = "zero",
 ) -> Tensor:
-    """Return the rows of `weights` that `ids` name; zero rows for ids outside `vocab_range` or the table."""
+    """Return the rows of `weights` that `ids` names; an id outside `vocab_range` or the table gives a zero row."""
     plain = type(weights) in PLAIN and type(ids) in PLAIN and type(out) in PLAIN_OR_NONE
     if not plain:
         dispatch.check_tensors("index", weights=weights, ids=ids, **({} if out is None else {"out": out}))

@@ -13,7 +13,7 @@ from commlib.native import library
 
 
 class Metadata(NamedTuple):
-    """What attention asks of a batch's new tokens, in int32; in `out=` an entry may be None: not wanted."""
+    """The description of a batch's new tokens for attention, in int32; in `out=`, None skips an entry."""
 
     expanded: Tensor  # per token: how many tokens it sees, itself included
     clipped: Tensor  # the same, and `topk` at most
@@ -32,7 +32,7 @@ def metadata(
     pad: int | None = None,
     out: Metadata | None = None,
 ) -> Metadata:
-    """Describe the `extend_lens` newest of the `seq_lens` tokens of each request, in one launch, without a sync."""
+    """Describe the newest `extend_lens` of the `seq_lens` tokens of each request, in one launch, without a sync."""
     extend, window = (None, extend_lens) if isinstance(extend_lens, int) else (extend_lens, 0)
     plain = type(seq_lens) in PLAIN and type(extend) in PLAIN_OR_NONE
     if not plain:

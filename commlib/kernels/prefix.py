@@ -13,12 +13,11 @@ from commlib.native import library
 def prefix_match(a: Any, b: Any, page_size: int = 1) -> int:
     """Return how many leading tokens `a` and `b` share, rounded down to whole pages.
 
-    Both are lists of int, or one-dimensional int32 or int64, and may differ in that: torch tensors, numpy arrays,
-    arrays, memoryviews.
+    Each is a list of int, or a one-dimensional int32 or int64 torch tensor, numpy array, array or memoryview.
     """
     return library.prefix_match(a, b, page_size)
 
 
 def prefix_match_many(query: Any, keys: Sequence[Any], page_size: int = 1) -> Tensor:
-    """Return what prefix_match gives for one query and each of many keys, as an int64 tensor, in one call."""
+    """Return prefix_match of one query with each of many keys, as an int64 tensor."""
     return library.prefix_match_many(query, keys, page_size)

@@ -31,10 +31,10 @@ def store(  # noqa: PLR0913
     layout: str = "NHD",
     unique: bool = False,
 ) -> None:
-    """Write row i of `k` and `v` into slot `slots[i]` of the caches; one behind the other where `v_cache` is None.
+    """Write row i of `k` and `v` into slot `slots[i]` of the caches; if `v_cache` is None, into one row of `k_cache`.
 
-    Of rows with one slot the last one stays, on a GPU any one where they are many; `unique` is the caller's word that
-    there are none, and saves the GPU from looking.
+    If several rows have the same slot, the last one is stored; on a GPU, with many rows, it may be any one of them.
+    Pass `unique=True` if no slot repeats: then the GPU need not check.
     """
     plain = (
         type(k_cache) in PLAIN

@@ -26,10 +26,10 @@ HEAD = {"schema": SCHEMA, "version": VERSION}
 
 
 class Plan:
-    """An immutable set of rules; the first that covers a call and names something that can serve it decides.
+    """An immutable list of rules; the first rule that covers a call, and can serve it, decides.
 
-    `head` is the document without its rules, `fit` how well its fingerprint matches the machine on which the plan was
-    taken, `pinned` what the environment pins: collective → algorithm. The last two are no part of the digest.
+    `head` is the document without its rules; `fit` says how well its fingerprint matches this machine; `pinned` maps
+    each collective that the environment pins to its algorithm. The last two are not part of the digest.
     """
 
     rules: tuple[Rule, ...]
@@ -124,7 +124,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> Mapping[str, Any]:
-        """Where it was measured: nothing, for a plan that fits everywhere."""
+        """The machine on which it was measured; empty for a plan that fits every machine."""
         found: Mapping[str, Any] = self.head.get("fingerprint", {})
         return found
 
@@ -165,7 +165,7 @@ class Plan:
         return made._with(rules=rules, fit=Match(*fit), pinned=pinned)
 
     def rules_of(self, world: int) -> list[Rule]:
-        """Return the rules that speak of such a world."""
+        """Return the rules for this number of ranks."""
         return [rule for rule in self.rules if rule.world[0] <= world <= rule.world[1]]
 
     def explain(  # noqa: PLR0913 - the keys of a rule
@@ -205,7 +205,7 @@ class Plan:
         )
 
     def decide(self, query: Query, facts: Facts = ALL_SERVE) -> Decision:
-        """Find what runs a call; a ValueError where no rule has anything that can."""
+        """Find what runs a call; a ValueError if no rule can serve it."""
         found = decide(self.rules, query, facts)
         if found is None:
             call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {query.world} ranks"

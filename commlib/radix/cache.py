@@ -30,25 +30,25 @@ _RESULTS = (Match, Insert, InsertMatch)
 
 
 class RadixCache:
-    """Which cache slots hold the prefix of a prompt, and which to free when room is needed.
+    """Finds the cache slots that hold a prefix of a prompt, and says which to free when room is needed.
 
-    Use it as schedulers do: `match` a prompt, `lock` the handle, `evict` if slots are short, compute the rest, `insert`
-    it, `unlock`. Prefixes count in whole pages of `page_size` tokens; a tail that fills no page is never stored.
+    Use it in this order: `match` a prompt, `lock` the handle, `evict` if slots are short, compute the rest, `insert`
+    it, `unlock`. Prefixes are whole pages of `page_size` tokens; tokens after the last full page are never stored.
 
     `policy` says which unlocked leaf goes first: the one least recently used (lru), inserted least often (lfu), oldest
     (fifo), most recently used (mru), youngest (filo), of the lowest priority, or lru with leaves inserted once before
-    those inserted again (slru). Ties fall to the older access. Time is a count of calls, so ranks that make the same
-    calls evict the same slots. `eviction="leaf"` frees whole leaves until enough is free, "tail" only the pages needed,
-    from the end of the last leaf.
+    those inserted again (slru). Among equals, the one with the older access goes first. Time is a count of calls, so
+    ranks that make the same calls evict the same slots. `eviction="leaf"` frees whole leaves until enough is free,
+    "tail" frees only the pages needed, from the end of the last leaf.
 
-    With a `capacity` (in tokens) an insert that would pass it evicts first; where locks leave too little to evict it
+    With a `capacity` (in tokens), an insert that would exceed it evicts first; if too few tokens are unlocked, it
     raises ValueError and changes nothing. `on_free(slots)` is called after every evict, insert and reset that freed
-    slots, when the tree is whole again; what evict returns is the same tensor, so free it in one of the two places.
+    slots, when the tree is consistent again. `evict` also returns these slots: free them in one of the two places only.
 
-    ids and slots are lists of int, or int32 or int64: torch tensors on any device, numpy arrays, arrays, memoryviews.
-    They are copied, and kept as int32 (insert refuses larger numbers, match does not find them). Slots come back as
-    int32 on the CPU; `slots_as` has another type and device. Calls from several threads are safe, one runs at a time.
-    A call that raises has not changed the tree.
+    ids and slots are lists of int, or int32 or int64 torch tensors on any device, numpy arrays, arrays, memoryviews.
+    They are copied, and stored as int32 (insert refuses larger numbers, match does not find them). Slots are returned
+    as int32 on the CPU; `slots_as` sets another type or device. Calls from several threads are safe; one runs at a
+    time. A call that raises has not changed the tree.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RadixCache:
         self.capacity: int | None = None if capacity < 0 else capacity
 
     def slots_as(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> RadixCache:
-        """Let slots come back as int32 or int64 tensors on a device, and return this cache; `out` stays what it is.
+        """Return slots from now on as int32 or int64 tensors on `device`; `out` is not converted. Returns this cache.
 
         A tensor on a GPU is copied to the CPU when it is inserted, which waits for the work before it on its stream.
         """
@@ -101,16 +101,16 @@ class RadixCache:
     def match(self, ids: Any, *, namespace: Namespace = None, touch: bool = True, out: Any = None) -> Match:
         """Return the longest cached prefix of `ids`, in whole pages, with a copy of its slots and its handle.
 
-        The handle stands for exactly this prefix, for which a node may be split; a match of nothing gives the root's,
-        which may be locked like any. `touch=False` leaves the order of eviction as it is. With `out`, which must be as
-        long as ids, the slots are its first `length` elements, and `out` is what is returned.
+        The handle stands for exactly this prefix; a node may be split for it. If nothing matches, the handle is the
+        root's, which you may lock like any other. `touch=False` leaves the order of eviction as it is. With `out`,
+        which must be as long as ids, the slots are its first `length` elements, and `out` is what is returned.
         """
         name = None if namespace is None else encoded(namespace)
         found = self._tree.match(ids, name, touch, out)
         return found if self._device is None or out is not None else found._replace(slots=self._moved(found.slots))
 
     def match_many(self, ids: Sequence[Any], namespaces: Sequence[Namespace] | None = None) -> Tensor:
-        """Return the matched lengths of many prompts, as for a waiting queue: nothing is touched or split."""
+        """Return the matched lengths of many prompts, for a waiting queue; nothing is touched or split."""
         if namespaces is None:
             names: list[bytes | None] = [None] * len(ids)
         else:
@@ -135,7 +135,7 @@ class RadixCache:
     def insert_and_match(
         self, ids: Any, slots: Any, *, namespace: Namespace = None, priority: int = 0, counted: int = 0
     ) -> InsertMatch:
-        """Insert, and return from the same walk the slots that the tree now has for all of it."""
+        """Insert, and return the slots that the tree now has for all of these tokens."""
         done = self._tree.insert_and_match(ids, slots, encoded(namespace), priority, counted)
         done = done if isinstance(done, InsertMatch) else self._freed(*done)
         return done if self._device is None else done._replace(slots=self._moved(done.slots))
@@ -156,7 +156,7 @@ class RadixCache:
         return slots if self._device is None else slots.to(self._device)
 
     def lock(self, handle: int) -> None:
-        """Keep what the handle stands for from being evicted; locks count, and unlock takes one back."""
+        """Protect the handle's prefix from eviction; each lock needs one unlock."""
         self._tree.lock(handle)
 
     def unlock(self, handle: int) -> None:
@@ -164,18 +164,19 @@ class RadixCache:
         self._tree.unlock(handle)
 
     def slots(self, handle: int | None = None) -> Tensor:
-        """Return the slots of what a handle stands for; without one, of all there is, in no order."""
+        """Return the slots of a handle's prefix; without a handle, all cached slots in no particular order."""
         return self._moved(self._tree.slots(handle))
 
     def evict(self, n: int, *, at_most: bool = False) -> Tensor:
         """Free at least `n` tokens and return their slots, in the order of eviction.
 
-        Where fewer are evictable it is a ValueError and nothing changes; with `at_most` those are freed, down to none.
+        If fewer are evictable, it raises ValueError and changes nothing; with `at_most` it frees those that are, or
+        none.
         """
         return self._told(self._tree.evict(n, at_most))
 
     def reset(self, *, force: bool = False) -> None:
-        """Free everything; refused while locks are held, unless forced. All handles are dead after it."""
+        """Free everything; refused while locks are held, unless forced. All handles become invalid."""
         self._told(self._tree.reset(force))
 
     @property
@@ -185,7 +186,7 @@ class RadixCache:
 
     @property
     def protected_size(self) -> int:
-        """Tokens that locks protect; with evictable_size this is all there is."""
+        """Tokens that locks protect; the sum with evictable_size is all cached tokens."""
         return self._tree.locked()
 
     def stats(self) -> Stats:
@@ -215,7 +216,7 @@ class RadixCache:
     def restore(cls, snapshot: bytes, *, on_free: Callable[[Tensor], object] | None = None) -> RadixCache:
         """Return a cache as it was when the snapshot was taken, without locks; old handles are not valid for it.
 
-        With events it starts by telling of all blocks it has. Damaged bytes are a ValueError.
+        A cache with events first records all its blocks as stored. Damaged bytes are a ValueError.
         """
         if not isinstance(snapshot, bytes):
             raise TypeError(f"a snapshot is bytes, not {type(snapshot).__name__}; pass what snapshot() returned")
