@@ -83,6 +83,6 @@ def test_out_stays_where_it_is():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_slots_on_a_gpu_that_is_not_there_are_refused():
     cache, _ = filled((1, 2))
-    with pytest.raises(Unsupported, match="slots are wanted on cuda, which torch cannot use here"):
+    with pytest.raises(Unsupported, match="device of slots_as is cuda, which torch cannot use here"):
         cache.slots_as(torch.int64, "cuda")
     assert cache.match([1]).slots.device.type == "cpu"
