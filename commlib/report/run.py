@@ -123,12 +123,18 @@ class Output:
             sys.stderr.write(f"commlib: {text}\n")
 
     def _print(self, lines: Sequence[str]) -> None:
-        try:
-            sys.stdout.write("".join(f"{line}\n" for line in lines))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            self.unread = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
+        self.unread |= not printed(lines)
+
+
+def printed(lines: Sequence[str]) -> bool:
+    """Print lines, and say whether somebody reads them: a run goes on to its files without a reader."""
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered and what comes goes there
+        return False
+    return True
 
 
 def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:

@@ -23,6 +23,7 @@ def test_bench_measures_gpus_and_finds_nothing_wrong() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["config"]["backend"] == "nccl"
+    assert (found["config"]["peers"], found["config"]["baseline"]) == (["nccl"], "nccl")  # unasked
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
 
 
@@ -40,9 +41,9 @@ def test_bench_replays_graphs_beside_its_peers() -> None:
 @pytest.mark.parametrize(
     ("words", "figure"),
     [
-        ("send_recv --window 8", "messages_s"),
-        ("send_recv --window 8 --pairs", "messages_s"),
-        ("all_reduce --overlap", "overlap"),
+        ("send_recv --peers torch --window 8", "messages_s"),
+        ("send_recv --peers torch --window 8 --pairs", "messages_s"),
+        ("all_reduce --peers torch --overlap", "overlap"),
     ],
 )
 def test_bench_measures_messages_in_flight_and_asynchronous_calls(words: str, figure: str) -> None:

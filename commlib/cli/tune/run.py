@@ -19,7 +19,7 @@ from commlib.plan import HEAD, Plan, user_path
 from commlib.report.figures import size_text
 from commlib.report.files import write
 from commlib.report.progress import Progress
-from commlib.report.run import INTERRUPTED_TEXT, until_it_ends
+from commlib.report.run import INTERRUPTED_TEXT, printed, until_it_ends
 from commlib.report.table import fold
 from commlib.timing import Protocol, fingerprint
 from commlib.tuner import beside
@@ -95,8 +95,7 @@ class Tuning:
         if self.comm.rank == 0:
             self._progress.clear()
             for line in lines:  # a path is not broken: it is there to be copied
-                for piece in [line] if "/" in line else fold([line], self.width):
-                    click.echo(piece)
+                printed([line] if "/" in line else fold([line], self.width))
 
     def _show(self, text: str) -> None:
         self._progress.show(len(self.tables.measured), text)
