@@ -51,6 +51,7 @@ def _communicator(name: str) -> Communicator:
 # --- operators --------------------------------------------------------------------------------------------------------
 
 _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
+_DEFINED: list[str] = []
 # What stands between (Tensor out, Tensor x, …) and the communicator's name.
 _WITH_OUT = {
     "all_reduce": "Tensor x, str op",
@@ -66,11 +67,8 @@ _WITH_OUT = {
 }
 
 
-_DEFINED: list[str] = []
-
-
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    _LIBRARY.define(f"{name}({schema}")
+    _LIBRARY.define(name + schema)
     _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"commlib::{name}", fake, lib=_LIBRARY)
     _DEFINED.append(name)
@@ -100,6 +98,10 @@ def _run_recv(x: Tensor, src: int, comm: str) -> Tensor:
     return _communicator(comm).recv(torch.empty_like(x), src)
 
 
+def _run_send(x: Tensor, dst: int, comm: str) -> None:
+    _communicator(comm).send(x, dst)
+
+
 def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Tensor:
     return _communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
 
@@ -107,16 +109,13 @@ def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Ten
 def _define_all() -> None:
     for name, schema in _WITH_OUT.items():
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
-        _define(name, f"Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: torch.empty_like(out))
+        _define(name, f"(Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: torch.empty_like(out))
     for name, run in (("broadcast", _run_broadcast), ("recv", _run_recv)):
-        _define(name, "Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: torch.empty_like(x))
-    both = "Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
+        _define(name, "(Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: torch.empty_like(x))
+    both = "(Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
     _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: torch.empty_like(out))
-    nothing: Callable[..., None] = lambda *given: None  # noqa: E731
-    _define(
-        "send", "Tensor x, int dst, str comm) -> ()", lambda x, dst, comm: _communicator(comm).send(x, dst), nothing
-    )
-    _define("barrier", "str comm) -> ()", lambda comm: _communicator(comm).barrier(), nothing)
+    _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
+    _define("barrier", "(str comm) -> ()", lambda comm: _communicator(comm).barrier(), lambda comm: None)
 
 
 _define_all()

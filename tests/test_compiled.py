@@ -140,6 +140,15 @@ def test_wrong_arguments_are_refused_when_the_graph_runs(comm):
         graph(torch.ones(2))
 
 
+def test_another_size_is_compiled_once_more_and_then_any_size_is_known(comm):
+    graphs = []
+    program = torch.compile(out_of_place, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    for size in (4, 6, 8, 10):
+        x = torch.arange(float(size))
+        assert all(torch.equal(a, b) for a, b in zip(program(comm, x), out_of_place(comm, x), strict=True))
+    assert len(graphs) == 2
+
+
 def test_a_graph_without_its_communicator_says_so(comm):
     with pytest.raises(commlib.Closed, match="the communicator of this compiled graph is gone"):
         torch.ops.commlib.barrier("commlib-none")
@@ -191,6 +200,7 @@ CASES = {
     "gather": (X.view(1, 4), X, 0),
     "scatter": (X.clone(), X, 0),
     "broadcast": (X, 0),
+    "send_recv": (X, 0, X.clone(), 0),
 }
 
 
