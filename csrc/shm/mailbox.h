@@ -39,7 +39,8 @@ class Mailbox {
   struct Parcel {  // a chunk taken out of the ring before anyone asked for it
     uint64_t message_bytes;
     Descriptor what;
-    std::vector<unsigned char> data;
+    size_t bytes;
+    std::unique_ptr<unsigned char[]> data;
   };
   struct Inbox {
     std::atomic<bool> busy{false};

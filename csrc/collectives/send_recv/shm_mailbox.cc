@@ -131,8 +131,8 @@ size_t Mailbox::receive_chunk(const Message& message, size_t at, int from,
   if (!inbox.parcels.empty()) {
     Parcel& parcel = inbox.parcels.front();
     if (at == 0) expect(message, parcel.message_bytes, parcel.what, from);
-    const size_t bytes = parcel.data.size();
-    if (bytes > 0) std::memcpy(message.data + at, parcel.data.data(), bytes);
+    const size_t bytes = parcel.bytes;
+    if (bytes > 0) std::memcpy(message.data + at, parcel.data.get(), bytes);
     inbox.parcels.pop_front();
     return bytes;
   }
@@ -186,8 +186,9 @@ bool Mailbox::take_parcel(int from) {
   Channel* channel = segment_->channel(from, rank_);
   const Cell& cell = channel->cells[inbox.next % kCells];
   if (cell.seq.load(std::memory_order_acquire) != inbox.next + 1) return false;
-  Parcel parcel = {cell.message_bytes, cell.what, std::vector<unsigned char>(cell.chunk_bytes)};
-  copy_out(cell, from, parcel.data.data(), parcel.data.size());
+  Parcel parcel = {cell.message_bytes, cell.what, cell.chunk_bytes, nullptr};
+  parcel.data.reset(new unsigned char[parcel.bytes]);  // not zeroed
+  copy_out(cell, from, parcel.data.get(), parcel.bytes);
   inbox.parcels.push_back(std::move(parcel));
   ++inbox.next;
   channel->taken.store(inbox.next, std::memory_order_release);
