@@ -54,7 +54,7 @@ def shown(path: str) -> str:
 def leader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugin of docs/extending.md, in a folder of its own."""
     path = tmp_path_factory.mktemp("plugin") / "leader.py"
-    found = re.search(r"this `leader\.py`:\n\n```python\n(.*?)```", EXTENDING, re.DOTALL)
+    found = re.search(r"this `leader\.py`:\n\n```python[^\n]*\n(.*?)```", EXTENDING, re.DOTALL)
     assert found is not None
     path.write_text(found[1])
     path.with_name("shm_leader.cc").write_text(shown("csrc/collectives/all_reduce/shm_leader.cc"))
