@@ -93,7 +93,7 @@ def diff(ctx: click.Context, one: str, other: str) -> None:
 def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
     """Check plan files: keys, values and names.
 
-    The first fault of each file is printed with its line on standard error; exit code 1 if there is one.
+    Print the first mistake of each file, with its line, on standard error, and exit with 1 if there is one.
     """
     from commlib.agreement import check_names, usable
 
@@ -159,7 +159,7 @@ def export(plan: str | None, form: str, world: int, backend: str | None, output:
     usual = "nccl" if form == "nccl-tuner" else "shm"
     made = exported(_read(plan, backend or usual, world), form, world)
     for what in made.left_out:
-        click.echo(f"commlib: left out, {form} has no such rule: {what}", err=True)
+        click.echo(f"commlib: left out, because {form} cannot express it: {what}", err=True)
     _write(made.text, output)
 
 

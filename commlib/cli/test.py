@@ -53,7 +53,7 @@ def _backends(names: list[str], size: int) -> list[str]:
     there = sorted({algorithm.backend for name in names for algorithm in COLLECTIVES[name].algorithms})
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if "nccl" in there and gpus < size:
-        click.echo(f"{size} ranks  nccl is left out: it needs a GPU for each rank, here are {gpus}")
+        click.echo(f"{size} ranks  nccl is left out: it needs a GPU for each rank, and there are {gpus}")
         there.remove("nccl")
     return there
 

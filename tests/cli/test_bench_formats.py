@@ -147,7 +147,9 @@ def test_the_closing_explains_the_plan_names_what_beat_it_and_what_was_skipped()
             row["time_us"] = times(0.5)
     text = "\n".join(closing(found))
     assert "# plan, plain tensors: shm_oneshot at 8–4K (rules[0][0]); shm_twoshot at 32K–16M (rules[0][1])" in text
-    assert re.search(r"# here lsa_ll128_exchange beat the plan's shm_oneshot by 1\.\d\dx at 64$", text, re.MULTILINE)
+    assert re.search(
+        r"# faster here than the plan's shm_oneshot: lsa_ll128_exchange, 1\.\d\dx at 64$", text, re.MULTILINE
+    )
     assert "# skipped mpich in place: MPICH has no in-place form of it" in text
     assert re.search(r"shm_oneshot +0\.90 us +2\.40 GB/s +2\.11K +4%", text)
     assert closing(found)[-2:] == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.234 (torch 0.345)"]

@@ -23,11 +23,11 @@ def opening(document: dict[str, Any]) -> list[str]:
         *_machine(machine),
         f"about {config['seconds']:g} s; values are {'' if config['check'] else 'not '}checked",
         _protocol(config),
-        f"plan {plan['digest']} from {plan['source']}; * marks what it picks",
+        f"plan {plan['digest']} from {plan['source']}; * marks its choice",
         _limit(document["limit"]),
     ]
     if config["baseline"]:
-        over = f"speed-up: how many times as long {config['baseline']} takes, with its 95 % interval"
+        over = f"speed-up: the time of {config['baseline']} over this time, with its 95 % interval"
         agree = f"; none where its blocks differ by more than {config['agree']:.0%} (~)" if "agree" in config else ""
         lines.append(over + agree)
     return [f"# {line}" for line in (*lines, *document["notes"])]
@@ -111,7 +111,7 @@ def _faster(rows: Sequence[Row]) -> Iterator[str]:
             places = found.setdefault((best["algorithm"], chosen["algorithm"]), [])
             places.append(f"{ratio:.2f}x at {size_text(chosen['size'])}")
     for (winner, loser), where in found.items():
-        yield f"here {winner} beat the plan's {loser} by {', '.join(where)}"
+        yield f"faster here than the plan's {loser}: {winner}, {', '.join(where)}"
 
 
 def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _fits(rows: Sequence[Row], fits: Sequence[Row]) -> Iterator[str]:
     form = min((bool(fit["in_place"]) for fit in own), default=False)
     lines = [fit for fit in own if fit["in_place"] == form and (fit["algorithm"], fit["placement"]) in shown]
     if lines:
-        yield f"fit {PLACES[form]}: latency, busbw of long calls, size with half of it, error"
+        yield f"fit {PLACES[form]}: latency, busbw of long calls, size that reaches half of it, error"
     yield from map(_fit, lines)
 
 
