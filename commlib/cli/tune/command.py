@@ -93,8 +93,8 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
 def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | None, **options: Any) -> None:
     """Measure every algorithm of OP (all collectives without it) and write the plan that init() takes from then on.
 
-    Each algorithm must give exactly right values before it is timed. Sizes follow a grid of √2; where two algorithms
-    cross, the interval says how sure that is. What is in force stays where nothing is surely (80 %) better.
+    Each algorithm must give exactly correct values before it is timed. Sizes grow by a factor of √2; an interval says
+    where two algorithms cross. The plan in force stays wherever nothing is better with 80 % confidence.
     """
     from commlib.cli.tune.run import Order, buffer_bytes, main, rebuild
 
