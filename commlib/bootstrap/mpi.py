@@ -57,7 +57,7 @@ def trial() -> str:
         return "mpi4py is not here; `pip install mpi4py mpich`"
     if "mpi4py.MPI" in sys.modules:
         return "MPI has started in this process before"
-    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0])"]
+    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0]); MPI.Finalize()"]
     try:
         tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
     except subprocess.TimeoutExpired:
