@@ -114,7 +114,7 @@ class COMMLIB_API Waiter {
   int brief_spins_;  // before anything else is looked at
   int spins_;        // after that
   int64_t yield_ns_;
-  uint32_t shared_waits_ = 0;
+  std::atomic<uint32_t> shared_waits_{0};  // threads of a rank may wait at once
   std::atomic<bool> closed_{false};
   std::vector<int> pidfds_;
 };
