@@ -38,6 +38,7 @@ if [ -x .venv/bin/commlib ] && [ -e $built/build.ninja ] && [ "$(cat "$stamp" 2>
   exit 0
 fi
 
+rm -f "$stamp" # an installation that ends half-way is none
 compiler=${CXX:-c++}
 command -v "$compiler" >/dev/null || fail "no C++17 compiler ($compiler); e.g. apt-get install g++, or set CXX=/path/to/compiler"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || fail "$python cannot make a venv; e.g. apt-get install python3-venv"

@@ -61,6 +61,17 @@ def test_another_list_of_packages_is_installed(checkout: Path, change: str) -> N
     assert "--editable" in set_up(checkout)[1][-1]
 
 
+def test_an_installation_that_failed_is_made_again(checkout: Path) -> None:
+    set_up(checkout)
+    before = (checkout / "pyproject.toml").read_text(encoding="utf-8")
+    (checkout / "pyproject.toml").write_text(before + "# more\n", encoding="utf-8")
+    write(checkout / ".venv/bin/python", PYTHON + 'case "$*" in *install*) exit 1 ;; esac\n')
+    assert set_up(checkout)[0].returncode == 1
+    write(checkout / ".venv/bin/python", PYTHON)
+    (checkout / "pyproject.toml").write_text(before, encoding="utf-8")
+    assert "--editable" in set_up(checkout)[1][-1]
+
+
 def test_what_make_clean_removed_is_built_again(checkout: Path) -> None:
     set_up(checkout)
     shutil.rmtree(checkout / "build")
