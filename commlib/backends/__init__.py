@@ -40,13 +40,21 @@ def _best(world: World, together: bool, options: Options) -> tuple[str, str]:
     """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch. And why."""
     if not together:
         return "torch", "the ranks are on several hosts, or not all of one user in one PID namespace"
-    import torch
-
-    lacks = ""
-    if not torch.cuda.is_available() or torch.cuda.device_count() <= world.local_rank:
-        lacks = f"rank {world.rank} has no GPU of its own"
-    elif not find_spec("nccl"):
-        lacks = f"rank {world.rank} has no nccl4py (pip install nccl4py)"
+    lacks = lacks_gpu(world.local_rank, f"rank {world.rank}")
     answers = [answer.decode() for answer in world.all_gather(lacks.encode(), options.timeout_s)]
     lacks = next(filter(None, answers), "")
     return ("shm", lacks) if lacks else ("nccl", "every rank has a GPU of its own")
+
+
+def here(ranks: int) -> str:
+    """Name the backend that "auto" takes for so many ranks on this machine, without starting them."""
+    return "shm" if any(lacks_gpu(rank, "") for rank in range(ranks)) else "nccl"
+
+
+def lacks_gpu(local_rank: int, who: str) -> str:
+    """Say what a rank of this machine lacks for the backend nccl, "" for nothing."""
+    import torch
+
+    if not torch.cuda.is_available() or torch.cuda.device_count() <= local_rank:
+        return f"{who} has no GPU of its own"
+    return "" if find_spec("nccl") else f"{who} has no nccl4py (pip install nccl4py)"

@@ -68,7 +68,7 @@ def _plan(document: dict[str, Any]) -> Iterator[str]:
 
 def _table(document: dict[str, Any], series: Sequence[Sequence[Row]], width: int) -> Iterator[str]:
     sizes = _sizes(document["config"]["sizes"], min(MOST_SIZES, max(1, (width - NAME) // (TIME + BESIDE))))
-    yield from _folded(["us per call by the plan, and the fastest other library's time over that"], width)
+    yield from _folded(["us per call by the plan, then how many times as long the best other takes"], width)
     heads = (f"{_words(size):>{TIME}} {'':{BESIDE - 1}}" for size in sizes)
     yield f"{'':{NAME}}{''.join(heads)}".rstrip()
     several = len({row["type"] for rows in series for row in rows}) > 1

@@ -32,7 +32,12 @@ def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
 
 
 _ranks = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
-_backend = click.option("--backend", default="shm", show_default=True, help="Backend whose plan to use without PLAN.")
+_backend = click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="Backend whose plan to use without PLAN; auto: as in init().",
+)
 _output = click.option("-o", "--output", type=FILE, help="File to write; without it, standard output.")
 
 
@@ -116,7 +121,7 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 @click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
 @click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
 @click.option("-n", "--world", type=click.IntRange(1), help="Limit the rule to this number of ranks.")
-@_backend
+@click.option("--backend", default="shm", show_default=True, help="Backend whose plan is changed.")
 @_output
 def threshold(
     size: int, op: str, below: str | None, above: str | None, world: int | None, backend: str, output: Path | None
@@ -165,6 +170,7 @@ def export(plan: str | None, form: str, world: int, backend: str | None, output:
 
 def _read(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
+    from commlib import backends, env
     from commlib.agreement import check_names, find_plan, override, usable
     from commlib.plan import shipped
     from commlib.timing.machine import fingerprint
@@ -173,6 +179,8 @@ def _read(plan: str | None, backend: str, world: int) -> Plan:
         found = _open(plan)
         check_names(found, usable(found.fingerprint.get("backend", "")))
         return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
+    backend = env.BACKEND.get() if backend == "auto" else backend
+    backend = backends.here(world) if backend == "auto" else backend
     known_name(backend, shipped(), "backend")
     return override(find_plan(backend, "auto", world), backend)
 

@@ -8,7 +8,9 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
+from commlib import backends
 from commlib.cli import main
 from commlib.plan import Plan, shipped_plan
 
@@ -78,6 +80,17 @@ def test_a_pin_of_the_environment_is_told(run, monkeypatch):
     assert "pinned by COMMLIB_ALGORITHM" in output
     why = shipped_plan("shm").explain("broadcast", 1 << 20, world=2)
     assert f"{why.rule} of plans/shm.json" in run("explain", "broadcast")[1]
+
+
+def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
+    monkeypatch.setenv("COMMLIB_BACKEND", "torch")
+    assert "plans/torch.json" in run("explain", "all_reduce")[1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    assert (backends.here(2), backends.here(3)) == ("nccl", "shm")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert backends.here(2) == "shm"
 
 
 def test_show_prints_the_rules_of_a_file_a_shipped_plan_or_the_one_in_force(run):
