@@ -109,10 +109,13 @@ class StoreWorld(World):
     def _raise_if_lost(self, keys: list[str]) -> None:
         if self._there("refused"):
             raise ValueError(self._ask(lambda: self._store.get("refused")).decode())
-        missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
-        dead = self._neighbours.dead(missing) if self._neighbours else []
-        left = [rank for rank in missing if self._there(f"left/{rank}")]  # and its process may have ended since
-        died = [rank for rank in dead if rank not in left]
+        absent = [rank for rank in range(self.size) if not self._there(keys[rank])]
+        dead = self._neighbours.dead(absent) if self._neighbours else []
+        gone = [rank for rank in absent if self._there(f"left/{rank}")]  # and its process may have ended since
+        # Who was absent may have come, and then left, while we looked.
+        missing = [rank for rank in {*dead, *gone} if not self._there(keys[rank])]
+        left = [rank for rank in missing if rank in gone]
+        died = [rank for rank in missing if rank not in gone]
         if died or left:
             what = f"{named(died)} died" if died else f"{named(left)} closed its communicator"
             raise PeerLost(f"rank {self.rank}: {what} before exchange {self._round} ({self.name})")

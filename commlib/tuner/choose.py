@@ -53,7 +53,7 @@ class Stretch:
     until: int | None = None
     interval: tuple[int, int] | None = None
     confidence: float | None = None  # that the switch at its end gains; None where it stays as it was
-    gain: float | None = None  # over the best other algorithm there, as a share
+    gain: float | None = None  # over the best other algorithm there, as a share, at the sizes that it was measured at
     runner_up: str | None = None
 
 
@@ -245,12 +245,13 @@ def _rounded(crossing: float, interval: tuple[int, int], between: tuple[int, int
 
 
 def _gain(medians: Array, options: Sequence[Option], state: int) -> tuple[float | None, str | None]:
-    """Return how much faster the chosen one is than the best other algorithm over these sizes, and its name."""
+    """Return how much faster the chosen one is than the best other algorithm, where that was measured, and its name."""
     best: tuple[float, str] | None = None
     for name in sorted({option.algorithm for option in options} - {options[state].algorithm}):
         columns = [at for at, option in enumerate(options) if option.algorithm == name]
         rival = medians[:, columns].min(axis=1)
-        if np.isfinite(rival).all():
-            ratio = math.exp(float(np.mean(rival - medians[:, state])))
+        measured = np.isfinite(rival)  # those far behind are dropped on the way
+        if measured.any():
+            ratio = math.exp(float(np.mean((rival - medians[:, state])[measured])))
             best = min(best or (ratio, name), (ratio, name))
     return (round(best[0] - 1, 4), best[1]) if best else (None, None)

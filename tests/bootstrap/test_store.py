@@ -8,7 +8,8 @@ import pytest
 
 from commlib.bootstrap import connect, local
 from commlib.bootstrap.hub import Hub
-from commlib.errors import CommError
+from commlib.bootstrap.store import StoreWorld
+from commlib.errors import CommError, PeerLost
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
@@ -89,3 +90,14 @@ def test_a_socket_that_has_our_links_number_is_not_taken_for_it(monkeypatch):
     ours.close()
     theirs.close()
     hub.close()
+
+
+def test_a_rank_that_came_and_left_while_another_looked_is_not_lost(monkeypatch):
+    world = StoreWorld.__new__(StoreWorld)
+    world.rank, world.size, world.name, world._round, world._neighbours = 0, 2, "torchrun", 5, None
+    answers = {"refused": [False], "5/0": [True], "5/1": [False, True], "left/1": [True]}
+    monkeypatch.setattr(world, "_there", lambda key: answers[key].pop(0))
+    world._raise_if_lost(["5/0", "5/1"])
+    answers.update({"refused": [False], "5/0": [True], "5/1": [False, False], "left/1": [True]})
+    with pytest.raises(PeerLost, match="rank 1 closed its communicator before exchange 5"):
+        world._raise_if_lost(["5/0", "5/1"])
