@@ -47,8 +47,10 @@ class Mixture:
             self.all_reduce,
             self.all_reduce,
             self.all_gather,
+            self.all_to_all,
             self.broadcast,
             self.message,
+            self.ring,
             self.objects,
             self.split,
         ]
@@ -67,6 +69,23 @@ class Mixture:
         expected = torch.cat([self.tensor(rank, step, count) for rank in range(self.size)])
         work = comm.all_gather_into_tensor(out, self.tensor(self.rank, step, count), async_op=later)
         self.expect(work if later else None, out, expected)
+
+    def all_to_all(self, comm, step, count, later):
+        ranks = range(self.size)
+        splits = [[self.draw.choice((0, 1, 7, count)) for _ in ranks] for _ in ranks]  # of each rank, to each rank
+        x = torch.cat([self.tensor(self.rank + rank, step, splits[self.rank][rank]) for rank in ranks])
+        received = [splits[rank][self.rank] for rank in ranks]
+        out = torch.empty(sum(received))
+        expected = torch.cat([self.tensor(rank + self.rank, step, splits[rank][self.rank]) for rank in ranks])
+        work = comm.all_to_all_single(out, x, received, splits[self.rank], async_op=later)
+        self.expect(work if later else None, out, expected)
+
+    def ring(self, comm, step, count, later):
+        """Send to the next rank of a ring or a larger one, and receive from the one before, at once."""
+        stride = 1 + self.draw.randrange(self.size - 1)
+        after, before = (self.rank + stride) % self.size, (self.rank - stride) % self.size
+        out = comm.send_recv(self.tensor(self.rank, step, count), after, torch.empty(count), before)
+        self.expect(None, out, self.tensor(before, step, count))
 
     def broadcast(self, comm, step, count, later):
         source, x = self.draw.randrange(self.size), self.tensor(self.rank, step, count)
