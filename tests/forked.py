@@ -133,6 +133,9 @@ def finished(words: list[str]) -> int:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads as Python does
     atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()  # as mpi4py does when Python ends: its memory has a name until then
     sys.stdout.flush()
     sys.stderr.flush()
     return code

@@ -64,7 +64,8 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     plan = Plan.load(path)
     why = plan.explain("all_reduce", 4096, world=2)
     assert why.algorithm in ("shm_oneshot", "shm_twoshot")
-    assert why.runner_up in ("shm_oneshot", "shm_twoshot")
+    # The smallest size, as an algorithm that is far behind is not measured at larger ones.
+    assert plan.explain("all_reduce", 1024, world=2).runner_up in ("shm_oneshot", "shm_twoshot")
     assert plan.explain("broadcast", 4096, world=2).algorithm  # what was not tuned is as before
     assert plan.explain("all_reduce", 4096, world=4).algorithm
 
