@@ -8,6 +8,7 @@ and none is dropped, so all ranks make the same calls in the same order. A graph
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -256,6 +257,15 @@ def _substitute_methods() -> None:
 
 
 def _teach_dynamo() -> None:
+    """Teach it, or say that this torch cannot be taught: whoever imports Dynamo may compile other things."""
+    try:
+        _substitute_and_order()
+    except Exception as error:  # any: these parts of torch promise nothing
+        why = f"torch.compile cannot take commlib's collectives with torch {torch.__version__}"
+        logging.getLogger("commlib").warning("%s (%s: %s); call them outside of it", why, type(error).__name__, error)
+
+
+def _substitute_and_order() -> None:
     from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
     for original, traced in _TRACED:

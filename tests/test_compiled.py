@@ -232,3 +232,14 @@ def with_inductor(comm):
     graph = torch.compile(out_of_place, fullgraph=True)
     x = torch.arange(8.0) + comm.rank
     return all(torch.equal(a, b) for a, b in zip(graph(comm, x), out_of_place(comm, x), strict=True))
+
+
+def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(monkeypatch, caplog):
+    def refuse(*given, **more):
+        raise TypeError("substitute_in_graph is not what it was")
+
+    monkeypatch.setattr(torch.compiler, "substitute_in_graph", refuse)
+    with caplog.at_level(logging.WARNING, "commlib"):
+        compiled._teach_dynamo()
+    assert f"torch.compile cannot take commlib's collectives with torch {torch.__version__}" in caplog.text
+    assert "TypeError: substitute_in_graph is not what it was" in caplog.text
