@@ -6,10 +6,10 @@ import torch
 from torch.distributed import ScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import CHUNKS, PACKETS
+from commlib.collectives.params import MOVED_CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, lines
+from commlib.collectives.variants import lines, moved_chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | None, src: int) -> None:
@@ -38,7 +38,7 @@ SCATTER = Collective(
     rooted=True,
     in_place=_in_place,
     algorithms=(
-        Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
+        Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("nccl_direct", "nccl"),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),

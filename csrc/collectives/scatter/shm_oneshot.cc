@@ -1,7 +1,8 @@
-// the root stages one part for each rank | each rank copies its own
+// the root stages one part for each rank, or shows where its tensor is | each rank copies its own
 //
 // Layout: a chunk of the root's holds one part of each rank's block. Requirements: none.
-// Cost: the root writes n, each other rank reads n/W; one hand-over.
+// Cost: staged, the root writes n and each other rank reads n/W; shown, each rank copies n/W; one
+// hand-over.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 
@@ -14,21 +15,25 @@ void scatter_oneshot(Group& group, const Call& call) {
   const int me = group.rank();
   const bool is_root = me == call.root;
   run_staged(
-      group, call, {parts.steps(bytes), parts.slot_bytes(group), is_root, !is_root, false, false},
+      group, call,
+      {parts.steps(bytes), parts.slot_bytes(group), is_root, true, false, false,
+       is_root && group.pulls(call)},
       [&](uint64_t step, unsigned char* slot) {
         const size_t first = step * parts.part_bytes;
         const size_t length = parts.bytes_in(step, bytes);
         for_each_peer(group, [&](int r) {
           copy(slot + r * parts.part_bytes, call.in + r * bytes + first, length);
         });
-        copy(call.out + first, call.in + me * bytes + first, length);
       },
       [&](uint64_t step, const Reader& reader) {
         const size_t first = step * parts.part_bytes;
         const size_t length = parts.bytes_in(step, bytes);
-        copy(call.out + first,
-             reader.read(call.root, step, me * parts.part_bytes, me * bytes + first, length),
-             length);
+        if (is_root) {
+          copy(call.out + first, call.in + me * bytes + first, length);
+        } else {
+          reader.copy(call.out + first, call.root, step, me * parts.part_bytes, me * bytes + first,
+                      length);
+        }
       });
 }
 
