@@ -103,6 +103,18 @@ def choose(samples: Samples, settings: Settings = Settings(), now: BySize = noth
     return _Chooser(samples.times, samples.options, settings, now).choice()
 
 
+def compared(choice: Choice, samples: Samples) -> Choice:
+    """Return a choice among some of the options with its gains over all of them."""
+    options, sizes = samples.options, samples.sizes
+    found = Medians.of([samples.times[size] for size in sizes], options, 1, 0).found
+    stretches = []
+    for stretch in choice.stretches:
+        rows = [sizes.index(size) for size in stretch.sizes]
+        gain, runner_up = _gain(found[rows], options, options.index(stretch.option))
+        stretches.append(replace(stretch, gain=gain, runner_up=runner_up))
+    return replace(choice, stretches=tuple(stretches))
+
+
 def choose_without(
     samples: Samples, fold: int, settings: Settings, now: BySize
 ) -> tuple[dict[int, Option], dict[int, Option]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from commlib.plan import Plan
 from commlib.tuner.case import Case, Option
-from commlib.tuner.choose import BySize, Choice, Settings, choose
+from commlib.tuner.choose import BySize, Choice, Settings, choose, compared
 from commlib.tuner.judge import judge
 from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
@@ -62,7 +62,8 @@ class Tables:
         default, now = self._default(case, samples), self.now(case)
         verdict = judge(samples, None, default, self.settings, now)
         if verdict.slower:  # what the default does better it goes on doing
-            choice = choose(samples.with_only({size: default(size) for size in verdict.slower}), self.settings, now)
+            kept = samples.with_only({size: default(size) for size in verdict.slower})
+            choice = compared(choose(kept, self.settings, now), samples)
             verdict = judge(samples, choice.at, default, self.settings, now)
             self.measured[case] = samples, choice
         return Table(case, dtype, mode, samples, choice, verdict)

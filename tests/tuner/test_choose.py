@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commlib.tuner.case import Option
-from commlib.tuner.choose import Settings, choose
+from commlib.tuner.choose import Settings, choose, compared
 from commlib.tuner.judge import judge
 from commlib.tuner.path import earned
 from commlib.tuner.samples import Samples
@@ -233,3 +233,12 @@ def test_medians_alone_give_crossovers_without_intervals() -> None:
     choice = choose(samples(COSTS, noise=0.0, blocks=1))
     assert [(s.option, s.interval, s.confidence) for s in choice.stretches] == [(QUICK, None, None), (WIDE, None, None)]
     assert CROSSOVER / 1.5 < (choice.stretches[0].until or 0) < CROSSOVER * 1.5
+
+
+def test_a_choice_among_some_options_gains_over_all_of_them() -> None:
+    a, b = Option("a"), Option("b")
+    samples = Samples({size: {a: [1e-6] * 5, b: [2e-6] * 5} for size in (1024, 2048)})
+    kept = samples.with_only({1024: a, 2048: a})
+    assert choose(kept).stretches[0].runner_up is None
+    (stretch,) = compared(choose(kept), samples).stretches
+    assert (stretch.gain, stretch.runner_up) == (1.0, "b")
