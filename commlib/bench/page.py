@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from commlib.bench.rows import FASTER, measured, median_us, rivals, series_of, steady, type_text
+from commlib.bench.rows import FASTER, comparable, measured, median_us, rivals, series_of, steady, type_text
 from commlib.report.document import Row
 from commlib.report.figures import fitted, ratio_text, size_text
 from commlib.report.table import fold
@@ -108,10 +108,10 @@ def _beside(ours: Row | None, best: Row | None) -> str:
 
 
 def _compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
-    """Return the plan's row on plain tensors, out of place if it can be, and the fastest other's in that form."""
+    """Return the plan's row on plain tensors, out of place if it can be, and the fastest comparable one."""
     chosen = [row for row in call if row["chosen"] and row["placement"] == "plain" and median_us(row)]
     ours = min(chosen, key=lambda row: bool(row["in_place"]), default=None)
-    theirs = [row for row in rivals(call) if ours and row["in_place"] == ours["in_place"] and not row["wrong"]]
+    theirs = [row for row in comparable(ours, call) if not row["wrong"]] if ours else []
     return ours, min(theirs, key=median_us, default=None)
 
 

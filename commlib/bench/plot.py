@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from commlib.bench.rows import PLACES, label, library, measured, median_us, rivals, series_of, title
+from commlib.bench.rows import PLACES, comparable, label, library, measured, median_us, series_of, title
 from commlib.report.document import Row
 from commlib.report.figures import about
 from commlib.report.plot import Line, Panel, curves, draw, look
@@ -29,7 +29,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
     above = caption(document, f"{config['ranks']} ranks on {config['backend']}", where)
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
     series = list(grouped(timed, series_of))
-    beside = [rows for rows in series if rows[0]["size"] and rivals(rows) and _plan(rows)]
+    beside = [rows for rows in series if rows[0]["size"] and _others(rows)]
     alone = [_drawn(rows) for rows in series if rows not in beside]
     looks = _looks([row for rows in alone for row in rows])
     grid = [*_abreast(beside), *(_panels(rows, looks, document["limit"]) for rows in alone)]
@@ -38,7 +38,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
 def _abreast(series: Sequence[Sequence[Row]]) -> Iterator[list[Panel]]:
     """Yield the latencies of some series, then what is below them."""
-    others = dict.fromkeys(library(row) for rows in series for row in rivals(rows))
+    others = dict.fromkeys(library(row) for rows in series for row in _others(rows))
     looks = {name: look(at, linestyle="--", linewidth=1.3, zorder=3) for at, name in enumerate(others, 1)}
     for at in range(0, len(series), ABREAST):
         part = series[at : at + ABREAST]
@@ -48,7 +48,7 @@ def _abreast(series: Sequence[Sequence[Row]]) -> Iterator[list[Panel]]:
 
 def _beside(rows: Sequence[Row], looks: Looks, last: bool) -> tuple[Panel, Panel]:
     """Draw the plan's choice and each library at its best, and how many times as long the best of them takes."""
-    ours, theirs = _fastest(_plan(rows)), rivals(rows)
+    ours, theirs = _fastest(_plan(rows)), _others(rows)
     best = _fastest(theirs)
     of_library = {library(of[0]): _fastest(of) for of in grouped(theirs, library)}
     lines = [Line(OURS, list(ours), list(ours.values()), THICK)]
@@ -74,6 +74,10 @@ def _beside(rows: Sequence[Row], looks: Looks, last: bool) -> tuple[Panel, Panel
 def _plan(rows: Sequence[Row]) -> list[Row]:
     chosen = [row for row in rows if row["chosen"]]
     return _drawn(chosen) if chosen else []
+
+
+def _others(rows: Sequence[Row]) -> list[Row]:
+    return [row for ours in _plan(rows)[:1] for row in comparable(ours, rows)]
 
 
 def _fastest(rows: Sequence[Row]) -> dict[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -57,6 +57,13 @@ def rivals(rows: Iterable[Row]) -> list[Row]:
 def library(row: Row) -> str:
     """Name the library of a rival's row; older documents have the row's own name alone."""
     return str(row.get("library") or row["algorithm"])
+
+
+def comparable(ours: Row, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield other libraries' rows in the form of ours, in place or not; of one that has the other form alone, those."""
+    for of_one in grouped(rivals(rows), lambda row: str(row["algorithm"])):
+        same = [row for row in of_one if row["in_place"] == ours["in_place"]]
+        yield from same or of_one
 
 
 def spread(time_us: Mapping[str, float]) -> float:

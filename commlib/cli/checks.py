@@ -118,6 +118,35 @@ def _pidfd() -> Finding:
     return Finding("pidfd", "ok", "pidfd_open works")
 
 
+# A process that reads this one's memory, as one rank reads another's: a value at an address of the process pid.
+_READER = """
+import ctypes
+pid, address, size = {}, {}, {}
+class Part(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+into = ctypes.create_string_buffer(size)
+here, there = Part(ctypes.addressof(into), size), Part(address, size)
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0) != size:
+    raise SystemExit("process_vm_readv: " + __import__("os").strerror(ctypes.get_errno()))
+print(into.value.decode())
+"""
+
+
+def _peer_memory() -> Finding:
+    """Whether a rank may read the memory of another: middle sizes on shared memory are copied once instead of twice."""
+    text = ctypes.create_string_buffer(b"commlib-doctor")
+    program = _READER.format(os.getpid(), ctypes.addressof(text), len(text))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.stdout.strip() != text.value.decode():
+        said = (done.stderr.strip() or "another value was read").splitlines()[-1]
+        remedy = (
+            "calls are right, some of 64 KiB and more slower; kernel.yama.ptrace_scope=0 or, in a container, ptrace"
+        )
+        return Finding("peer memory", "missing", said, remedy)
+    return Finding("peer memory", "ok", "a process reads another's with process_vm_readv")
+
+
 def _environment() -> Finding:
     try:
         set_here = [f"{v.name}={v.get()}" for v in env.VARIABLES if v.is_set()]
@@ -253,7 +282,17 @@ def _mpi() -> Finding:
     return Finding("mpi", "ok", f"{vendor} ({launcher}): 2 ranks see each other")
 
 
-QUICK: tuple[Callable[[], Finding], ...] = (_python, _cpu, _cores, _isa, _memfd, _pidfd, _environment, _slurm)
+QUICK: tuple[Callable[[], Finding], ...] = (
+    _python,
+    _cpu,
+    _cores,
+    _isa,
+    _memfd,
+    _pidfd,
+    _peer_memory,
+    _environment,
+    _slurm,
+)
 
 _LIBRARIES = {
     "torch": _torch,

@@ -25,6 +25,15 @@ def test_a_good_machine_passes(capsys):
     assert {"python", "cores", "torch", "native library", "two ranks", "mpi", "gpu"} <= {f.topic for f in findings}
 
 
+@pytest.mark.parametrize(("address", "state"), [(None, "ok"), (1, "missing")])
+def test_reading_the_memory_of_another_rank_is_tried(monkeypatch, address, state):
+    if address:
+        monkeypatch.setattr(checks.ctypes, "addressof", lambda buffer: address)
+    finding = next(check() for check in checks.QUICK if check().topic == "peer memory")
+    assert finding.state == state, finding
+    assert ("Bad address" in finding.detail) == bool(address)
+
+
 def test_what_takes_long_runs_side_by_side_while_the_rest_is_told(monkeypatch):
     started = []
     monkeypatch.setattr(command.subprocess, "Popen", lambda call, **_: started.append(call[-1]) or Ended())
