@@ -142,6 +142,13 @@ class ShmGroup {
     return target_->group->arena().offset_of(x.data(), bytes) >= 0;
   }
 
+  // Whether a message of that rank waits to be received.
+  bool has_message(int64_t src) {
+    target_->open();
+    rank_in_world(src, "src", target_->world());
+    return target_->mailbox->has_message(static_cast<int>(src));
+  }
+
   void check() {
     target_->open();
     target_->group->waiter().check_peers();
@@ -192,6 +199,7 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("calls", ShmGroup::calls, ""),
       COMMLIB_METHOD("empty", ShmGroup::empty, "num_bytes"),
       COMMLIB_METHOD("holds", ShmGroup::holds, "x"),
+      COMMLIB_METHOD("has_message", ShmGroup::has_message, "src"),
       COMMLIB_METHOD("check", ShmGroup::check, ""),
       COMMLIB_METHOD("abort", ShmGroup::abort, "why"),
       COMMLIB_METHOD("abandon", ShmGroup::abandon, ""),

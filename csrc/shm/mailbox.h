@@ -32,6 +32,8 @@ class Mailbox {
   void send(const Message& message, int to);
   // Returns when the whole message has arrived; its size and type must be those the sender gave.
   void receive(const Message& message, int from);
+  // Whether a message of that rank has begun to arrive.
+  bool has_message(int from);
   // Both at once, chunk by chunk. `pulled`: a message of more than a cell is read in this process.
   void exchange(const Message& sent, int to, const Message& received, int from, bool pulled);
 

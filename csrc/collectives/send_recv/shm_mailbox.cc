@@ -43,6 +43,14 @@ void Mailbox::receive(const Message& message, int from) {
   take(message, from, nullptr, [this, from] { empty_inboxes(from); });
 }
 
+bool Mailbox::has_message(int from) {
+  Inbox& inbox = inboxes_[from];
+  const std::unique_lock<std::mutex> lock(inbox.mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;  // its receiver is at work
+  const Cell& cell = segment_->channel(from, rank_)->cells[inbox.next % kCells];
+  return !inbox.parcels.empty() || cell.seq.load(std::memory_order_acquire) == inbox.next + 1;
+}
+
 void Mailbox::exchange(const Message& sent, int to, const Message& received, int from,
                        bool pulled) {
   waiter_.check_alive();

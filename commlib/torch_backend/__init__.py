@@ -1,0 +1,52 @@
+"""torch.distributed.init_process_group("commlib"): torch's own calls, run by commlib's communicators.
+
+`import torch` loads this module through the entry point `torch.backends`, so the backend is known wherever commlib is
+installed; nothing is made before a group is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+    from commlib.torch_backend.group import CommlibGroup
+
+NAME = "commlib"
+DEVICES = ("cpu", "cuda")
+
+
+def register() -> None:
+    """Make the backend known to torch.distributed; twice is fine."""
+    import torch.distributed as dist
+
+    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
+
+
+def communicator(group: Any = None, device: str = "cpu") -> Communicator:
+    """Return the Communicator that serves a group's tensors of a device; every rank of the group must call this.
+
+    Args:
+        group: A process group of backend "commlib"; without it, the default group.
+        device: "cpu" or "cuda".
+    """
+    import torch.distributed as dist
+
+    from commlib.torch_backend.group import CommlibGroup
+
+    found = group or dist.group.WORLD
+    if not isinstance(found, CommlibGroup):
+        raise TypeError(f'group is of type {type(found).__name__}, but must be a process group of backend "{NAME}"')
+    return found.communicator(device)
+
+
+def _create(options: Any, backend_options: Any) -> CommlibGroup:
+    from commlib.torch_backend.group import CommlibGroup, Options
+
+    if backend_options is not None and not isinstance(backend_options, Options):
+        raise TypeError(
+            f"pg_options is of type {type(backend_options).__name__}, but backend {NAME!r} takes "
+            "commlib.torch_backend.group.Options"
+        )
+    return CommlibGroup(options.store, options.group_rank, options.group_size, options.timeout, backend_options)

@@ -1,0 +1,237 @@
+"""Engine: what c10d asks of a backend, as calls of one Communicator.
+
+Every collective is a function of the communicator's native calls. torch says in `opts.asyncOp` whether it runs now or
+later: later, it goes to the communicator's lane of asynchronous calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from commlib.communicator import Communicator
+from commlib.redops import TORCH_OPS
+from commlib.torch_backend.layout import flat, joined, room_for, spread
+from commlib.torch_backend.mail import Mail
+from commlib.torch_backend.works import Done
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
+
+DONE = Done()
+# A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
+_OPS = {hash(dist.ReduceOp(op)): op for op in TORCH_OPS.values()}
+
+
+class Engine:
+    """The methods of a c10d backend; arguments and results are torch's."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.comm = comm
+        self._mail = Mail(comm)
+        for name in ("send", "recv", "recv_anysource"):
+            setattr(self, name, getattr(self._mail, name))
+
+    def _run(self, name: str, opts: Any, outputs: Sequence[Tensor], run: Callable[[Calls], None]) -> dist.Work:
+        if opts.asyncOp:
+            return self.comm._later(name, run, outputs)  # type: ignore[arg-type]  # its result is torch's list
+        run(self.comm._calls)
+        return DONE
+
+    # --- reductions -----------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Reduce a tensor in place."""
+        x, op = _one("all_reduce", tensors), _OPS.get(hash(opts.reduceOp))
+        if op is None:
+            op = _scale("all_reduce", opts, x.mul_)
+        if not x.is_contiguous():
+            x = flat(x)
+        if opts.asyncOp:
+            return self._run("all_reduce", opts, tensors, lambda calls: _nothing(calls.all_reduce(x, op, None)))
+        self.comm._calls.all_reduce(x, op, None)
+        return DONE
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Reduce several tensors, each in place."""
+        op = _op("all_reduce", opts)
+        parts = [flat(x) for x in tensors]
+
+        def run(calls: Calls) -> None:
+            for x in parts:
+                calls.all_reduce(x, op, None)
+
+        return self._run("all_reduce", opts, tensors, run)
+
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Reduce a tensor to the root's."""
+        x, op, root = flat(_one("reduce", tensors)), _op("reduce", opts), opts.rootRank
+        return self._run("reduce", opts, tensors, lambda calls: calls.reduce(None, x, root, op))
+
+    def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
+        """Reduce, and keep this rank's block."""
+        op, into, given = _op("reduce_scatter", opts), flat(out), flat(x)
+        return self._run("reduce_scatter", opts, [out], lambda calls: calls.reduce_scatter(into, given, op))
+
+    def reduce_scatter_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Do as reduce_scatter_single with several tensors."""
+        op = _op("reduce_scatter", opts)
+        pairs = [(flat(out), flat(x)) for out, x in zip(outs, xs, strict=True)]
+
+        def run(calls: Calls) -> None:
+            for out, x in pairs:
+                calls.reduce_scatter(out, x, op)
+
+        return self._run("reduce_scatter", opts, outs, run)
+
+    def reduce_scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
+        """Reduce a list of blocks, one for each rank; blocks may differ in size."""
+        out, blocks, op = _one("reduce_scatter", outs), lists[0], _op("reduce_scatter", opts)
+        into, sizes = flat(out), [x.numel() for x in blocks]
+
+        def run(calls: Calls) -> None:
+            if len(set(sizes)) == 1:
+                calls.reduce_scatter(into, joined(blocks), op)
+            else:
+                calls.reduce_scatterv(into, joined(blocks), sizes, op)
+
+        return self._run("reduce_scatter", opts, outs, run)
+
+    # --- moves ----------------------------------------------------------------------------------------------------
+
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Copy the root's tensor to all."""
+        x, root = flat(_one("broadcast", tensors)), opts.rootRank
+        return self._run("broadcast", opts, tensors, lambda calls: calls.broadcast(x, root))
+
+    def all_gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
+        """Put every rank's tensor into one."""
+        into, given = flat(out), flat(x)
+        return self._run("all_gather", opts, [out], lambda calls: calls.all_gather(into, given))
+
+    def all_gather_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Do as all_gather_single with several tensors."""
+        pairs = [(flat(out), flat(x)) for out, x in zip(outs, xs, strict=True)]
+
+        def run(calls: Calls) -> None:
+            for out, x in pairs:
+                calls.all_gather(out, x)
+
+        return self._run("all_gather", opts, outs, run)
+
+    def allgather(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Put every rank's tensor into a list, where sizes may differ."""
+        return self._run("all_gather", opts, lists[0], _gathers(lists[0], _one("all_gather", tensors)))
+
+    def allgather_coalesced(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Do as allgather with several tensors: one list for each."""
+        runs = [_gathers(outs, x) for outs, x in zip(lists, tensors, strict=True)]
+
+        def run(calls: Calls) -> None:
+            for each in runs:
+                each(calls)
+
+        return self._run("all_gather", opts, [x for outs in lists for x in outs], run)
+
+    def gather(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Put every rank's tensor into a list of the root."""
+        x, root = flat(_one("gather", tensors)), opts.rootRank
+        outs = lists[0] if self.comm.rank == root else []
+
+        def run(calls: Calls) -> None:
+            into = room_for(outs) if outs else None
+            calls.gather(into, x, root)
+            if into is not None:
+                spread(into, outs)
+
+        return self._run("gather", opts, outs, run)
+
+    def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
+        """Give each rank its tensor of the root's list."""
+        out, root = flat(_one("scatter", outs)), opts.rootRank
+        blocks = lists[0] if self.comm.rank == root else []
+        return self._run(
+            "scatter", opts, outs, lambda calls: calls.scatter(out, joined(blocks) if blocks else None, root)
+        )
+
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any
+    ) -> dist.Work:
+        """Send rows of a tensor to each rank; without splits, equal shares of it."""
+        into, given = _rows(out), _rows(x)
+        if not out_splits and not in_splits:
+            return self._run("all_to_all", opts, [out], lambda calls: calls.all_to_all(into, given))
+        splits = list(out_splits) or None, list(in_splits) or None
+        return self._run("all_to_all", opts, [out], lambda calls: calls.all_to_allv(into, given, *splits))
+
+    def alltoall(self, outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> dist.Work:
+        """Send each rank a tensor of a list; sizes may differ."""
+        out_sizes, in_sizes = [x.numel() for x in outs], [x.numel() for x in blocks]
+
+        def run(calls: Calls) -> None:
+            into = room_for(outs)
+            calls.all_to_allv(into, joined(blocks), out_sizes, in_sizes)
+            spread(into, outs)
+
+        return self._run("all_to_all", opts, outs, run)
+
+    def barrier(self, opts: Any) -> dist.Work:
+        """Wait until every rank has come."""
+        if opts.asyncOp:
+            return self._run("barrier", opts, [], lambda calls: calls.enqueue_barrier())
+        self.comm._calls.barrier()
+        return DONE
+
+
+def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Calls], None]:
+    sizes, given = [out.numel() for out in outs], flat(x)
+
+    def run(calls: Calls) -> None:
+        into = room_for(outs)
+        if len(set(sizes)) == 1:
+            calls.all_gather(into, given)
+        else:
+            calls.all_gatherv(into, given, sizes)
+        spread(into, outs)
+
+    return run
+
+
+def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) != 1:
+        raise ValueError(f"{call} was given {len(tensors)} tensors, but takes one on each rank")
+    return tensors[0]
+
+
+def _op(call: str, opts: Any) -> Any:
+    """Return a reduction of torch's options as commlib knows it."""
+    op = _OPS.get(hash(opts.reduceOp))
+    return _scale(call, opts, None) if op is None else op
+
+
+def _scale(call: str, opts: Any, multiply: Callable[[Any], object] | None) -> Any:
+    """Take torch's PREMUL_SUM apart: a factor for each rank, then the sum."""
+    reduction = opts.reduceOp
+    if reduction.op != dist.ReduceOp.PREMUL_SUM or multiply is None:
+        raise NotImplementedError(f'{call} of backend "commlib" has no reduction {reduction.op}; use one of {_names()}')
+    multiply(reduction.__getstate__()[1])
+    return dist.ReduceOp.SUM
+
+
+def _names() -> str:
+    return ", ".join(str(op) for op in TORCH_OPS.values())
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Splits count rows: a tensor keeps its shape, but for one without dimensions."""
+    return x.reshape(1) if x.dim() == 0 else x
+
+
+def _nothing(result: object) -> None:
+    """Drop what a native call returns: the work has its own result."""
+
+
+__all__ = ["DONE", "Engine"]

@@ -1,0 +1,71 @@
+"""Tensors as one row of memory: what c10d passes in lists, and what is dense in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def flat(x: Tensor) -> Tensor:
+    """Return a tensor whose elements are in a row: itself, or a view of it in the order they lie in memory.
+
+    Ranks that pass tensors of the same strides see the same elements, as with torch's own backends.
+    """
+    if x.is_contiguous():
+        return x
+    if x.layout is not torch.strided:
+        raise NotImplementedError(f'backend "commlib" moves dense tensors, not {x.layout}; pass x.to_dense()')
+    if not _dense(x):
+        raise ValueError(
+            f"tensors must be contiguous: one of shape {tuple(x.shape)} has strides {x.stride()}; pass x.contiguous()"
+        )
+    return x.as_strided((x.numel(),), (1,), x.storage_offset())
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether its elements fill a piece of memory, in whatever order."""
+    steps = sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1)
+    expected = 1
+    for stride, size in steps:
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def joined(blocks: Sequence[Tensor]) -> Tensor:
+    """Return the blocks' elements in a row: where they lie in memory if that is so, else a copy."""
+    return _row(blocks) if _in_a_row(blocks) else torch.cat([x.reshape(-1) for x in blocks])
+
+
+def room_for(outs: Sequence[Tensor]) -> Tensor:
+    """Return where to put the outputs' elements in a row: their own memory if they lie so, else new memory."""
+    return _row(outs) if _in_a_row(outs) else outs[0].new_empty(sum(x.numel() for x in outs))
+
+
+def spread(row: Tensor, outs: Sequence[Tensor]) -> None:
+    """Copy a row to the outputs, unless it is their own memory."""
+    if row.data_ptr() == outs[0].data_ptr() and _in_a_row(outs):
+        return
+    at = 0
+    for out in outs:
+        out.copy_(row[at : at + out.numel()].view(out.shape))
+        at += out.numel()
+
+
+def _in_a_row(tensors: Sequence[Tensor]) -> bool:
+    """Whether they lie one behind the other in one piece of memory."""
+    storage = tensors[0].untyped_storage().data_ptr()
+    at = tensors[0].storage_offset()
+    for x in tensors:
+        if not x.is_contiguous() or x.storage_offset() != at or x.untyped_storage().data_ptr() != storage:
+            return False
+        at += x.numel()
+    return True
+
+
+def _row(tensors: Sequence[Tensor]) -> Tensor:
+    first = tensors[0]
+    return first.as_strided((sum(x.numel() for x in tensors),), (1,), first.storage_offset())

@@ -1,0 +1,85 @@
+"""Handles of calls, as torch has them, where they are not those of a communicator."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+
+class Done(dist.Work):
+    """A synchronous call, which was done when it returned."""
+
+    def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    is_success = is_completed
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def exception(self) -> BaseException | None:
+        """Return None: the call raised what it had to."""
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs."""
+        return self._outputs
+
+    def get_future(self) -> Future[Any]:
+        """Return a future that has the outputs."""
+        cuda: list[Any] = sorted({x.device.index for x in self._outputs if x.is_cuda})
+        future: Future[Any] = Future(devices=cuda) if cuda else Future()
+        future.set_result(self._outputs)
+        return future
+
+
+class Works(Done):
+    """Several calls that are waited for as one."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        super().__init__()
+        self._works = [work for work in works if work is not None]
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Wait for each."""
+        return all([work.wait() if timeout is None else work.wait(timeout) for work in self._works])
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        """Whether all have ended well."""
+        return all(work.is_success() for work in self._works)
+
+    def synchronize(self) -> None:
+        """Do as wait()."""
+        self.wait()
+
+    def exception(self) -> BaseException | None:
+        """Return what the first that failed raised."""
+        return next(filter(None, (work.exception() for work in self._works)), None)
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs of all."""
+        return [x for work in self._works for x in work.result()]
+
+    def get_future(self) -> Future[Any]:
+        """Return a future of all outputs."""
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(
+            lambda done: [x for future in done.value() for x in future.value()]
+        )
