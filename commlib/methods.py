@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from weakref import proxy
 
 import torch
 import torch.distributed as dist
@@ -36,7 +38,7 @@ class Collectives(Messages):
     size: int
     device: torch.device
     _backend: Backend
-    _calls: Calls  # behind asynchronous calls, once there was one
+    _calls: Calls  # behind asynchronous calls, while there are any
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -328,14 +330,19 @@ class Collectives(Messages):
     def _later(self, name: str, run: Run, result: Tensor | None = None) -> Work:
         """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
         calls = self._unordered
-        if self._calls is calls:
-            self._calls = self._lanes.after(calls)
 
         def call() -> object:
             done = run(calls)
             return result if done is None else done
 
-        return self._lanes.submit(COLLECTIVE_CALLS, name, call)
+        work = self._lanes.submit(COLLECTIVE_CALLS, name, call)
+        if self._calls is calls:
+            self._calls = self._lanes.after(calls, partial(_unorder, proxy(self)))
+        return work
+
+
+def _unorder(comm: Collectives) -> None:
+    comm._calls = comm._unordered
 
 
 def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:

@@ -108,9 +108,18 @@ class Lanes:
             self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
             return LaneWork(self._last[lane], what)
 
-    def after(self, calls: T) -> T:
-        """Return the collectives `calls`, made to wait for those submitted before."""
-        return cast("T", _Behind(self, calls))
+    def after(self, calls: T, done: Callable[[], object]) -> T:
+        """Return the collectives `calls`, made to wait for those submitted before; once none is left, call `done`."""
+        return cast("T", _Behind(self, calls, done))
+
+    def settle(self, done: Callable[[], object]) -> None:
+        """Wait for the collectives submitted before, and call `done` if no other came meanwhile."""
+        self.drain(COLLECTIVE_CALLS)
+        if torch.compiler.is_dynamo_compiling():
+            return
+        with self._lock:
+            if (last := self._last.get(COLLECTIVE_CALLS)) is None or last.done():
+                done()
 
     def drain(self, *lanes: Hashable) -> None:
         """Wait until the lanes are empty; what a lane itself calls does not wait."""
@@ -147,14 +156,14 @@ def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
 class _Behind:
     """Stands in for the calls of a communicator: each comes after the asynchronous collectives before it."""
 
-    def __init__(self, lanes: Lanes, calls: object) -> None:
-        self._lanes, self._calls = lanes, calls
+    def __init__(self, lanes: Lanes, calls: object, done: Callable[[], object]) -> None:
+        self._lanes, self._calls, self._done = lanes, calls, done
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         run = getattr(self._calls, name)
 
         def ordered(*arguments: Any) -> Any:
-            self._lanes.drain(COLLECTIVE_CALLS)
+            self._lanes.settle(self._done)
             return run(*arguments)
 
         return ordered
@@ -221,7 +230,7 @@ class StreamLanes:
             self._held.append((event, call))
         return StreamWork(event, result)
 
-    def after(self, calls: T) -> T:
+    def after(self, calls: T, done: Callable[[], object]) -> T:
         """Return `calls`: streams are ordered where kernels are launched."""
         return calls
 
