@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future as TorchFuture
 
+from commlib import env
 from commlib.errors import CommTimeout
 from commlib.lane import Lane
 
@@ -27,6 +29,12 @@ class Work(dist.Work):
     def result(self) -> Any:
         """Do as wait(), then return what the synchronous call would have returned."""
         raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Do as wait()."""
+        self.wait()
+
+    block_current_stream = synchronize
 
 
 class LaneWork(Work):
@@ -169,16 +177,36 @@ class _Behind:
         return ordered
 
 
+# As with NCCL's group: wait() holds up the host, too.
+BLOCKING = env.foreign("TORCH_NCCL_BLOCKING_WAIT") == "1"
+_NAP_S = 20e-6
+
+
+def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
+    """Wait on the host for an event on a stream."""
+    deadline = time.monotonic() + timeout.total_seconds() if timeout else math.inf
+    while not event.query():
+        if time.monotonic() > deadline:
+            raise CommTimeout(f"a call on the GPU is not done after {timeout}; it continues in the background")
+        time.sleep(_NAP_S)
+
+
 class StreamWork(Work):
     """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does."""
 
-    def __init__(self, event: torch.cuda.Event, result: Any) -> None:
+    def __init__(self, event: torch.cuda.Event, result: Any, held: object) -> None:
         super().__init__()
         self._event, self._result = event, result
+        self._held = (
+            held  # what it reads and writes: a graph that is captured may not use the memory anew before wait()
+        )
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
         torch.cuda.current_stream().wait_event(self._event)
+        self._held = None
+        if BLOCKING:
+            finish(self._event, timeout)
         return True
 
     def is_completed(self) -> bool:
@@ -228,7 +256,7 @@ class StreamLanes:
             event.record(self._side)
         if not torch.cuda.is_current_stream_capturing():
             self._held.append((event, call))
-        return StreamWork(event, result)
+        return StreamWork(event, result, call)
 
     def after(self, calls: T, done: Callable[[], object]) -> T:
         """Return `calls`: streams are ordered where kernels are launched."""

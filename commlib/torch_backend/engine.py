@@ -14,14 +14,18 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.redops import TORCH_OPS
+from commlib.torch_backend.gpu_mail import GpuMail
 from commlib.torch_backend.layout import flat, joined, room_for, spread
 from commlib.torch_backend.mail import Mail
-from commlib.torch_backend.works import Done
+from commlib.torch_backend.works import Done, OnStream
 
 if TYPE_CHECKING:
     from commlib._native import Calls
 
 DONE = Done()
+# An asynchronous call on GPUs of at most so many bytes goes to the current stream: it is done before another stream
+# would have come to it.
+INLINE_BYTES = 256 << 10
 # A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
 _OPS = {hash(dist.ReduceOp(op)): op for op in TORCH_OPS.values()}
 
@@ -31,12 +35,15 @@ class Engine:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self._mail = Mail(comm)
-        for name in ("send", "recv", "recv_anysource"):
-            setattr(self, name, getattr(self._mail, name))
+        self._gpu = comm.device.type == "cuda"
+        self.mail = GpuMail(comm) if self._gpu else Mail(comm)
+        self.send, self.recv, self.recv_anysource = self.mail.send, self.mail.recv, self.mail.recv_anysource
 
     def _run(self, name: str, opts: Any, outputs: Sequence[Tensor], run: Callable[[Calls], None]) -> dist.Work:
         if opts.asyncOp:
+            if self._gpu and sum(x.nbytes for x in outputs) <= INLINE_BYTES:
+                run(self.comm._calls)
+                return OnStream(self.comm.device, outputs)
             return self.comm._later(name, run, outputs)  # type: ignore[arg-type]  # its result is torch's list
         run(self.comm._calls)
         return DONE

@@ -233,11 +233,22 @@ class CommlibGroup(dist.ProcessGroup):
         monitored_barrier(store, self._rank, self._size, timeout or self._timeout, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Collect the works of the calls that follow; messages between GPUs become one group."""
-        self._coalescing = []
+        """Collect the works of the calls that follow; messages between GPUs go together."""
+        engine = self._engine(device.type, device.index)
+        if isinstance(engine, Engine):
+            self._coalescing = []
+            engine.mail.start_batch()
+        else:
+            engine._start_coalescing()
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
+        engine = self._engine(device.type, device.index)
+        if not isinstance(engine, Engine):
+            work: dist.Work = engine._end_coalescing()
+            return work
         works, self._coalescing = self._coalescing or [], None
+        if (batch := engine.mail.end_batch()) is not None:
+            works = [*(work for work in works if work is not batch), batch]
         return Works(works)
 
     def _get_sequence_number_for_group(self) -> int:

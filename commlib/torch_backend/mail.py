@@ -1,7 +1,7 @@
-"""Messages as torch has them: with a tag, and from any rank. On GPUs, as with NCCL's group, tags say nothing.
+"""Messages on the CPU as torch has them: with a tag, and from any rank.
 
-On the CPU each message goes behind a header: its tag, its type and its size. A receiver that meets another tag than
-its own keeps that message for the call that asks for it.
+Each message goes behind a header: its tag, its type and its size. A receiver that meets another tag than its own keeps
+that message for the call that asks for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _LONGEST_NAP_S = 0.0005
 # torch's send and recv wait for the work at once: then the message is sent here, without another thread.
-_WAITS = {unwrap(dist.send).__code__, unwrap(dist.recv).__code__}
+WAITS = {unwrap(dist.send).__code__, unwrap(dist.recv).__code__}
 
 
 class Mail:
@@ -35,26 +35,21 @@ class Mail:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._gpu = comm.device.type == "cuda"
         self._kept: defaultdict[int, deque[tuple[int, Tensor]]] = defaultdict(deque)
         self._taking: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # one receiver a peer at a time
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Send a tensor."""
-        x = flat(tensors[0])
-        post = self._comm._unordered.send if self._gpu else lambda x, dst: self._post(x, dst, tag)
-        return self._message("send", post, x, dst)
+        return self._message("send", lambda x, dst: self._post(x, dst, tag), flat(tensors[0]), dst)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         """Receive a tensor from a rank."""
-        x = flat(tensors[0])
-        take = self._comm._unordered.recv if self._gpu else lambda x, src: self._take(x, src, tag)
-        return self._message("recv", take, x, src)
+        return self._message("recv", lambda x, src: self._take(x, src, tag), flat(tensors[0]), src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receive a tensor from whichever rank sends one; the work says which."""
         group: Any = self._comm._backend.native_group
-        if self._gpu or not hasattr(group, "has_message"):
+        if not hasattr(group, "has_message"):
             raise NotImplementedError(f"recv from any rank is not available on {self._comm.backend}; name the source")
         x, source = flat(tensors[0]), [-1]
 
@@ -65,9 +60,16 @@ class Mail:
         work._source_rank = lambda: source[0]
         return work  # type: ignore[no-any-return]
 
+    def start_batch(self) -> None:
+        """Do nothing: here no message waits for another."""
+
+    def end_batch(self) -> dist.Work | None:
+        """Return no work: each message has its own."""
+        return None
+
     def _message(self, name: str, run: Callable[[Tensor, int], object], x: Tensor, peer: int) -> dist.Work:
         # The frames between: the group's method, then torch's function.
-        waits = sys._getframe(3).f_code in _WAITS
+        waits = sys._getframe(3).f_code in WAITS
         work = self._comm._message(name, run, x, peer, async_op=not waits)
         return Done([x]) if work is None else work
 

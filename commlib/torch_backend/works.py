@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from commlib.work import BLOCKING, finish
+
 
 class Done(dist.Work):
     """A synchronous call, which was done when it returned."""
@@ -31,6 +33,10 @@ class Done(dist.Work):
     def synchronize(self) -> None:
         """Return at once."""
 
+    def block_current_stream(self) -> None:
+        """Make the current stream wait, as wait() does."""
+        self.wait()
+
     def exception(self) -> BaseException | None:
         """Return None: the call raised what it had to."""
         return None
@@ -45,6 +51,44 @@ class Done(dist.Work):
         future: Future[Any] = Future(devices=cuda) if cuda else Future()
         future.set_result(self._outputs)
         return future
+
+
+class OnStream(Done):
+    """A call on the stream that was current: streams that wait for it come behind what that one has by then."""
+
+    def __init__(self, device: torch.device, outputs: Sequence[torch.Tensor]) -> None:
+        super().__init__(outputs)
+        self._stream = torch.cuda.current_stream(device)
+        self._event: torch.cuda.Event | None = None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Order the current stream behind the call."""
+        current = torch.cuda.current_stream(self._stream.device)
+        if current != self._stream:
+            current.wait_event(self._marked())
+        if BLOCKING:
+            finish(self._marked(), timeout)
+        return True
+
+    def synchronize(self) -> None:
+        """Do as wait()."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the GPU has finished the call."""
+        return bool(self._marked().query())
+
+    is_success = is_completed
+
+    def get_future(self) -> Future[Any]:
+        """Return a future that has the outputs."""
+        self.wait()
+        return super().get_future()
+
+    def _marked(self) -> torch.cuda.Event:
+        if self._event is None:
+            self._event = self._stream.record_event()
+        return self._event
 
 
 class Works(Done):

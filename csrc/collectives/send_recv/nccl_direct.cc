@@ -1,4 +1,4 @@
-// NCCL's send, its receive, or both in one group: what is null does not take place
+// NCCL's sends and receives in one group; what is null does not take place
 #include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
@@ -6,8 +6,7 @@
 namespace commlib::nccl {
 namespace {
 
-void send_recv(Group& group, const Call& call, CUstream stream) {
-  const Grouped grouped;
+void one(Group& group, const Call& call, CUstream stream) {
   if (call.in) {
     check(nccl().ncclSend(call.in, call.bytes(), ncclInt8, call.root, group.comm(), stream),
           "ncclSend");
@@ -17,6 +16,12 @@ void send_recv(Group& group, const Call& call, CUstream stream) {
     check(nccl().ncclRecv(call.out, bytes, ncclInt8, call.source, group.comm(), stream),
           "ncclRecv");
   }
+}
+
+void send_recv(Group& group, const Call& call, CUstream stream) {
+  const Grouped grouped;
+  if (!call.parts) return one(group, call, stream);
+  for (const Call& part : *call.parts) one(group, part, stream);
 }
 
 }  // namespace
