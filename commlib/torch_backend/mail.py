@@ -75,7 +75,7 @@ class Mail:
 
     def _post(self, x: Tensor, dst: int, tag: int) -> None:
         calls = self._comm._unordered
-        calls.send(torch.tensor([tag, _CODES[x.dtype], x.numel()]), dst)
+        calls.send(torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
         calls.send(x, dst)
 
     def _take(self, x: Tensor, src: int, tag: int) -> None:
@@ -95,14 +95,14 @@ class Mail:
 
     def _take_next(self, x: Tensor, src: int, tag: int) -> bool:
         """Receive the next message; return whether it was the one that is asked for."""
-        calls, header = self._comm._unordered, torch.empty(3, dtype=torch.int64)
+        calls, header = self._comm._unordered, torch.empty(3, dtype=torch.int64, device="cpu")
         calls.recv(header, src)
         theirs, code, count = header.tolist()
         if theirs == tag:
             _check(x, _DTYPES[code], count, src, tag)
             calls.recv(x, src)
             return True
-        message = torch.empty(count, dtype=_DTYPES[code])
+        message = torch.empty(count, dtype=_DTYPES[code], device="cpu")
         calls.recv(message, src)
         self._kept[src].append((theirs, message))
         return False

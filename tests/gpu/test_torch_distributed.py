@@ -1,0 +1,211 @@
+"""init_process_group("commlib") on GPUs: torch's results and rules of streams, graphs, batches, other backends."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+from commlib.torch_backend import communicator
+from tests.torch_backend.cases import CASES, run_case
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+LARGE = 8 << 20  # elements: NCCL holds up a send of so many until they are received
+SLEEP_CYCLES = 200_000_000
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Ranks]:
+    with Ranks(min(GPUS, 4), backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
+        yield made
+
+
+@pytest.fixture
+def ranks(live: Ranks, tmp_path: Path) -> Ranks:
+    live.run(start, str(tmp_path / "store"), "commlib", False)
+    return live
+
+
+def start(comm: Communicator, path: str, backend: str, bound: bool) -> None:
+    if dist.is_initialized():
+        return
+    torch.cuda.set_device(comm.rank)
+    torch.set_default_device("cuda")
+    timeout, store = datetime.timedelta(seconds=60), dist.FileStore(path, comm.size)
+    device = torch.device("cuda", comm.rank) if bound else None
+    dist.init_process_group(
+        backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout, device_id=device
+    )
+
+
+def end(comm: Communicator) -> None:
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("name", [case.__name__ for case in CASES])
+def test_the_result_is_torchs(ranks: Ranks, name: str) -> None:
+    ranks.run(run_case, name)
+
+
+def the_backend(comm: Communicator) -> str:
+    return communicator(device="cuda").backend
+
+
+def test_gpus_are_served_by_our_kernels(ranks: Ranks) -> None:
+    assert set(ranks.run(the_backend)) == {"nccl"}
+
+
+def both_ways_at_once(comm: Communicator) -> None:
+    peer = 1 - comm.rank if comm.rank < 2 else comm.rank
+    if peer == comm.rank:
+        return
+    x, y = torch.full((LARGE,), float(comm.rank)), torch.empty(LARGE)
+    ops = [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, y, peer)]
+    works = dist.batch_isend_irecv(ops)
+    assert len(works) == 2
+    for work in works:
+        work.wait()
+    assert bool((y == peer).all())
+
+
+def test_a_batch_of_large_messages_both_ways_does_not_wait_for_itself(ranks: Ranks) -> None:
+    ranks.run(both_ways_at_once)
+
+
+def a_failed_batch(comm: Communicator) -> None:
+    if comm.rank > 1:
+        return
+    peer = 1 - comm.rank
+    bad = dist.P2POp(dist.irecv, torch.empty(8), peer)
+    bad.tensor = torch.empty(8, 8)[:, :2]
+    with pytest.raises(ValueError, match="contiguous"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(8), peer), bad])
+    both_ways_at_once(comm)
+
+
+def test_a_batch_that_was_refused_leaves_nothing_behind(ranks: Ranks) -> None:
+    ranks.run(a_failed_batch)
+
+
+def waits(comm: Communicator, count: int) -> None:
+    """The caller's stream goes on before the call; wait() orders it behind."""
+    side = torch.cuda.Stream()
+    for step in range(20):
+        x = torch.full((count,), float(comm.rank + step))
+        with torch.cuda.stream(side):
+            side.wait_stream(torch.cuda.default_stream())
+            if step % comm.size == comm.rank:
+                torch.cuda._sleep(SLEEP_CYCLES // 20)
+            work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        found = x.clone()  # on the default stream
+        del x
+        torch.full((count,), -1.0)  # memory that was freed too early would be this
+        wanted = sum(rank + step for rank in range(comm.size))
+        assert bool((found == wanted).all()), step
+
+
+@pytest.mark.parametrize("count", [64, 1 << 20])
+def test_wait_orders_the_streams(ranks: Ranks, count: int) -> None:
+    ranks.run(waits, count)
+
+
+def captured(comm: Communicator, count: int) -> None:
+    x, out = torch.empty(count), torch.empty(comm.size * count)
+
+    def step() -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        work = dist.all_gather_into_tensor(out, y + comm.rank, async_op=True)
+        work.wait()
+        return out + 1
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.fill_(1)
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    for value in range(50):
+        x.fill_(value)
+        graph.replay()
+        wanted = 2 * value * comm.size + torch.arange(comm.size).repeat_interleave(count) + 1.0
+        assert bool((result == wanted).all()), value
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+@pytest.mark.parametrize("count", [1000, 1 << 20])
+def test_a_captured_graph_replays_the_calls(ranks: Ranks, count: int) -> None:
+    ranks.run(captured, count)
+
+
+def trained(comm: Communicator) -> None:
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    model = torch.nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.05)
+    alone = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    alone.load_state_dict(plain.state_dict())
+    data = torch.randn(comm.size, 16, 64)
+    for net, part in ((model, data[comm.rank]), (alone, data.flatten(0, 1))):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(part).square().mean().backward()
+            optimizer.step()
+    for mine, wanted in zip(plain.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_ddp_trains_as_one_process_does(ranks: Ranks) -> None:
+    ranks.run(trained)
+
+
+def split(comm: Communicator) -> None:
+    group = dist.split_group(split_ranks=[[rank] for rank in range(comm.size)])
+    assert group.size() == 1
+    everyone = dist.split_group(split_ranks=[list(range(comm.size))])
+    x = torch.ones(5)
+    dist.all_reduce(x, group=everyone)
+    assert x[0] == comm.size
+
+
+def beside_another_backend(comm: Communicator) -> None:
+    kinds = dist.get_backend_config()
+    x, y = torch.ones(100, device="cpu"), torch.ones(100)
+    dist.all_reduce(x)
+    dist.all_reduce(y)
+    assert x[0] == y[0] == comm.size, kinds
+    everyone: list[Any] = [None] * comm.size
+    dist.all_gather_object(everyone, comm.rank)
+    assert everyone == list(range(comm.size))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["cpu:gloo,cuda:commlib", "cpu:commlib,cuda:nccl", "commlib", "cuda:commlib"])
+def test_other_backends_stand_beside_and_a_device_is_bound(tmp_path: Path, backend: str) -> None:
+    with Ranks(min(GPUS, 4), backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
+        made.run(start, str(tmp_path / "store"), backend, True)
+        if backend != "cuda:commlib":
+            made.run(beside_another_backend)
+        if backend == "commlib":
+            made.run(split)
+        made.run(end)
+        made.run(start, str(tmp_path / "second"), backend, False)  # a second time in one process
+        made.run(on_the_gpu)
+        made.run(end)
+
+
+def on_the_gpu(comm: Communicator) -> None:
+    x = torch.ones(1000)
+    dist.all_reduce(x)
+    assert float(x[0]) == comm.size

@@ -1,0 +1,201 @@
+"""Calls of torch.distributed on every rank of the default group, each with what torch says it gives.
+
+They make their tensors on torch's default device, so they serve CPUs and GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commlib.communicator import Communicator
+
+
+def size() -> int:
+    return dist.get_world_size()
+
+
+def block(rank: int, *shape: int) -> torch.Tensor:
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape) + 100 * rank
+
+
+def all_reduced(rank: int) -> Any:
+    x = block(rank, 2, 3)
+    dist.all_reduce(x)
+    return x, sum(block(r, 2, 3) for r in range(size()))
+
+
+def reduced_by_every_kind(rank: int) -> Any:
+    kinds = {dist.ReduceOp.MIN: torch.amin, dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.PRODUCT: torch.prod}
+    found, wanted = [], []
+    for kind, reference in kinds.items():
+        x = block(rank, 4)
+        dist.all_reduce(x, kind)
+        found.append(x)
+        wanted.append(reference(torch.stack([block(r, 4) for r in range(size())]), 0))
+    return torch.stack(found), torch.stack(wanted)
+
+
+def reduced_in_another_order_of_memory(rank: int) -> Any:
+    x = block(rank, 2, 3, 4).permute(2, 0, 1)
+    dist.all_reduce(x)
+    return x, sum(block(r, 2, 3, 4).permute(2, 0, 1) for r in range(size()))
+
+
+def premultiplied(rank: int) -> Any:
+    x = block(rank, 4)
+    dist.all_reduce(x, dist._make_nccl_premul_sum(2.0 + rank))
+    return x, sum(block(r, 4) * (2.0 + r) for r in range(size()))
+
+
+def gathered_into_a_list_of_different_sizes(rank: int) -> Any:
+    outs = [torch.empty(r + 1) for r in range(size())]
+    dist.all_gather(outs, block(rank, rank + 1))
+    return torch.cat(outs), torch.cat([block(r, r + 1) for r in range(size())])
+
+
+def gathered_into_one_tensor(rank: int) -> Any:
+    out = torch.empty(size(), 2, 2)
+    dist.all_gather_into_tensor(out, block(rank, 2, 2))
+    return out, torch.stack([block(r, 2, 2) for r in range(size())])
+
+
+def scattered_and_reduced(rank: int) -> Any:
+    out = torch.empty(2)
+    dist.reduce_scatter_tensor(out, block(rank, size() * 2))
+    return out, sum(block(r, size() * 2) for r in range(size()))[2 * rank : 2 * rank + 2]
+
+
+def scattered_and_reduced_from_a_list_of_different_sizes(rank: int) -> Any:
+    out = torch.empty(rank + 1)
+    dist.reduce_scatter(out, [block(rank, r + 1) for r in range(size())])
+    return out, sum(block(r, rank + 1) for r in range(size()))
+
+
+def rooted(rank: int) -> Any:
+    x, y, z = block(rank, 2), block(rank, 2), torch.empty(2)
+    dist.broadcast(x, 1)
+    dist.reduce(y, size() - 1)
+    dist.scatter(z, [block(r, 2) for r in range(size())] if rank == 1 else None, 1)
+    outs = [torch.empty(2) for _ in range(size())] if rank == 0 else None
+    dist.gather(block(rank, 2), outs, 0)
+    wanted = [block(1, 2), sum(block(r, 2) for r in range(size())) if rank == size() - 1 else y, block(rank, 2)]
+    found = [x, y, z]
+    if outs is not None:
+        found, wanted = [*found, *outs], [*wanted, *(block(r, 2) for r in range(size()))]
+    return torch.stack(found), torch.stack(wanted)
+
+
+def exchanged(rank: int) -> Any:
+    outs, given = [torch.empty(rank + r) for r in range(size())], [block(rank, rank + r) for r in range(size())]
+    dist.all_to_all(outs, given)
+    rows = torch.empty(sum(rank + r for r in range(size())), 2)
+    splits = [rank + r for r in range(size())]
+    dist.all_to_all_single(rows, block(rank, sum(splits), 2), splits, splits)
+    mine = [block(r, sum(r + s for s in range(size())), 2) for r in range(size())]
+    starts = [sum(r + s for s in range(rank)) for r in range(size())]
+    parts = [mine[r][starts[r] : starts[r] + rank + r] for r in range(size())]
+    return torch.cat([*outs, rows.view(-1)]), torch.cat(
+        [*(block(r, rank + r) for r in range(size())), *(p.reshape(-1) for p in parts)]
+    )
+
+
+def asynchronous(rank: int) -> Any:
+    xs = [block(rank, 5) for _ in range(4)]
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
+    late = works[0].get_future().then(lambda done: done.value()[0] * 2)
+    for work in works:
+        assert work.wait()
+        assert work.is_completed()
+    return torch.stack([*xs, late.wait()]), torch.stack(
+        [sum(block(r, 5) for r in range(size())) * k for k in (1, 1, 1, 1, 2)]
+    )
+
+
+def coalesced(rank: int) -> Any:
+    xs = [block(rank, 3), block(rank, 5)]
+    with dist._coalescing_manager():
+        for x in xs:
+            dist.all_reduce(x)
+    with dist._coalescing_manager(async_ops=True) as manager:
+        outs = [torch.empty(size() * 2) for _ in range(2)]
+        for out in outs:
+            dist.all_gather_into_tensor(out, block(rank, 2))
+    manager.wait()
+    total, gathered = sum(block(r, 5) for r in range(size())), torch.cat([block(r, 2) for r in range(size())])
+    return torch.cat([*xs, *outs]), torch.cat([total[:3], total, gathered, gathered])
+
+
+def messages_with_tags(rank: int) -> Any:
+    peer, other = (rank + 1) % size(), (rank - 1) % size()
+    sent = [dist.isend(block(rank, 4) + tag, peer, tag=tag) for tag in (1, 2)]
+    found = [torch.empty(4), torch.empty(4)]
+    for tag in (2, 1):  # not in the order they were sent in
+        dist.recv(found[tag - 1], other, tag=tag)
+    for work in sent:
+        work.wait()
+    return torch.stack(found), torch.stack([block(other, 4) + 1, block(other, 4) + 2])
+
+
+def messages_from_any_rank(rank: int) -> Any:
+    if rank:
+        dist.send(block(rank, 3), 0)
+        return torch.zeros(1), torch.zeros(1)
+    found = {}
+    for _ in range(size() - 1):
+        x = torch.empty(3)
+        found[dist.recv(x)] = x
+    return torch.stack([found[1], found[2]]), torch.stack([block(1, 3), block(2, 3)])
+
+
+def batched_messages(rank: int) -> Any:
+    outs = [torch.empty(6) for _ in range(size())]
+    others = [r for r in range(size()) if r != rank]
+    ops = [dist.P2POp(dist.isend, block(rank, 6), r) for r in others] + [
+        dist.P2POp(dist.irecv, outs[r], r) for r in others
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    return torch.stack([outs[r] for r in others]), torch.stack([block(r, 6) for r in others])
+
+
+def of_a_new_group(rank: int) -> Any:
+    last = size() - 1
+    group = dist.new_group([0, last])
+    x = block(rank, 4)
+    if rank in (0, last):
+        dist.all_reduce(x, group=group)
+        assert dist.get_backend(group) == "commlib"
+        dist.destroy_process_group(group)
+    return x, block(0, 4) + block(last, 4) if rank in (0, last) else block(rank, 4)
+
+
+def functional(rank: int) -> Any:
+    import torch.distributed._functional_collectives as functional
+
+    group = dist.group.WORLD
+    x = functional.all_reduce(block(rank, 6), "sum", group)
+    y = functional.all_gather_tensor(block(rank, 2), 0, group)
+    z = functional.reduce_scatter_tensor(block(rank, size() * 2), "sum", 0, group)
+    total = sum(block(r, 6) for r in range(size()))
+    return torch.cat([x, y, z]), torch.cat(
+        [total, *(block(r, 2) for r in range(size())), total[2 * rank : 2 * rank + 2]]
+    )
+
+
+CASES: tuple[Callable[[int], Any], ...] = (
+    *(all_reduced, reduced_by_every_kind, reduced_in_another_order_of_memory, premultiplied, rooted, exchanged),
+    *(gathered_into_a_list_of_different_sizes, gathered_into_one_tensor, scattered_and_reduced),
+    *(scattered_and_reduced_from_a_list_of_different_sizes, asynchronous, coalesced),
+    *(batched_messages, of_a_new_group, functional),
+)
+# What GPUs cannot do, nor NCCL's group: tags and any source.
+ON_CPUS: tuple[Callable[[int], Any], ...] = (messages_with_tags, messages_from_any_rank)
+
+
+def run_case(comm: Communicator, name: str) -> None:
+    found, wanted = globals()[name](comm.rank)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
