@@ -6,6 +6,7 @@ import datetime
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -239,7 +240,7 @@ class StreamLanes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side: torch.cuda.Stream | None = None
-        self._held: list[tuple[torch.cuda.Event, Any]] = []  # what calls under way read and write
+        self._held: deque[tuple[torch.cuda.Event, Any]] = deque()  # what calls under way read and write
         self.used = False
 
     def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
@@ -247,14 +248,17 @@ class StreamLanes:
         _refuse_tracing(what)
         if self._side is None:
             self._side = torch.cuda.Stream(self._device)
-        if not torch.cuda.is_current_stream_capturing():
-            self._held = [pair for pair in self._held if not pair[0].query()]
-        self._side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._side):
+        caller = torch.cuda.current_stream(self._device)
+        self._side.wait_event(caller.record_event())
+        torch.cuda.set_stream(self._side)
+        try:
             result = call()
-            event = torch.cuda.Event()
-            event.record(self._side)
+        finally:
+            torch.cuda.set_stream(caller)
+        event = self._side.record_event()
         if not torch.cuda.is_current_stream_capturing():
+            while self._held and self._held[0][0].query():
+                self._held.popleft()
             self._held.append((event, call))
         return StreamWork(event, result, call)
 
@@ -267,4 +271,4 @@ class StreamLanes:
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Let go of what calls held."""
-        self._held = []
+        self._held.clear()

@@ -16,19 +16,15 @@ import torch
 import torch.distributed as dist
 
 from commlib.bootstrap.launcher import Identity
+from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
 from commlib.communicator import Communicator
 from commlib.torch_backend.barrier import monitored_barrier
 from commlib.torch_backend.engine import Engine
+from commlib.torch_backend.forms import FORMS, with_options
 from commlib.torch_backend.works import Works
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
-COLLECTIVES = (
-    *("allreduce", "reduce", "broadcast", "allgather", "reduce_scatter", "gather", "scatter", "alltoall"),
-    *("all_gather_single", "reduce_scatter_single", "all_to_all_single"),
-    *("allreduce_coalesced", "allgather_coalesced"),
-    *("all_gather_single_coalesced", "reduce_scatter_single_coalesced"),
-)
 MESSAGES = ("send", "recv", "recv_anysource")
 # What torch before 2.13 calls them.
 OLD_NAMES = {
@@ -176,7 +172,7 @@ class CommlibGroup(dist.ProcessGroup):
         try:
             comm = Communicator._create(
                 world,
-                backend="auto" if kind == "cpu" else "nccl",
+                backend="nccl" if kind == "cuda" else "shm" if one_host(world, timeout_s) else "torch",
                 plan=self.options.plan,
                 timeout_s=timeout_s,
                 max_bytes=self.options.max_bytes,
@@ -217,13 +213,17 @@ class CommlibGroup(dist.ProcessGroup):
                 return found or self._engine(first.device.type, first.device.index)
         raise ValueError("a collective of torch.distributed was given no tensor")
 
-    def barrier(self, opts: Any = None) -> dist.Work:
+    def barrier(self, *arguments: Any, **named: Any) -> dist.Work:
         """Wait until every rank has come: on the host, and for a GPU's barrier also for the stream."""
         self._sequence += 1
-        device = getattr(opts, "device", None)
-        kind = device.type if device is not None else next(iter(self._backends()))
-        engine = self._engine(kind, device.index if device is not None else None)
-        work: dist.Work = engine.barrier(opts or dist.BarrierOptions())
+        (opts,) = with_options("barrier", arguments, named)
+        device = opts.device or torch.device(next(iter(self._backends())))
+        work: dist.Work = self._kept(self._engine(device.type, device.index).barrier(opts))
+        return work
+
+    def _kept(self, work: Any) -> Any:
+        if self._coalescing is not None:
+            self._coalescing.append(work)
         return work
 
     def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
@@ -335,18 +335,28 @@ def _abort(comm: Communicator) -> None:
 
 
 def _collective(name: str) -> Callable[..., Any]:
-    def call(self: CommlibGroup, *arguments: Any) -> Any:
-        self._sequence += 1
-        work = getattr(self._engine_of(arguments), name)(*arguments)
-        if self._coalescing is not None:
-            self._coalescing.append(work)
-        return work
+    options = FORMS[name].options
 
-    call.__name__, call.__doc__ = name, f"Hand {name} to the engine of its tensors."
+    def call(self: CommlibGroup, *arguments: Any, **named: Any) -> Any:
+        if named or type(arguments[-1]) is not options:
+            arguments = with_options(name, arguments, named)
+        self._sequence += 1
+        return self._kept(getattr(self._engine_of(arguments), name)(*arguments))
+
     return call
 
 
-for _name in (*COLLECTIVES, *MESSAGES):
-    setattr(CommlibGroup, _name, _collective(_name))
+def _message(name: str) -> Callable[..., Any]:
+    def call(self: CommlibGroup, *arguments: Any) -> Any:
+        return self._kept(getattr(self._engine_of(arguments), name)(*arguments))
+
+    return call
+
+
+for _name in FORMS:
+    if _name != "barrier":
+        setattr(CommlibGroup, _name, _collective(_name))
+for _name in MESSAGES:
+    setattr(CommlibGroup, _name, _message(_name))
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))

@@ -58,14 +58,14 @@ class OnStream(Done):
 
     def __init__(self, device: torch.device, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__(outputs)
-        self._stream = torch.cuda.current_stream(device)
+        self._device = device.index
+        self._stream = torch._C._cuda_getCurrentRawStream(device.index)  # its address: the object takes longer to make
         self._event: torch.cuda.Event | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
-        current = torch.cuda.current_stream(self._stream.device)
-        if current != self._stream:
-            current.wait_event(self._marked())
+        if torch._C._cuda_getCurrentRawStream(self._device) != self._stream:
+            torch.cuda.current_stream(self._device).wait_event(self._marked())
         if BLOCKING:
             finish(self._marked(), timeout)
         return True
@@ -87,7 +87,7 @@ class OnStream(Done):
 
     def _marked(self) -> torch.cuda.Event:
         if self._event is None:
-            self._event = self._stream.record_event()
+            self._event = torch.cuda.ExternalStream(self._stream, self._device).record_event()
         return self._event
 
 

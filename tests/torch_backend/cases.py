@@ -173,6 +173,25 @@ def of_a_new_group(rank: int) -> Any:
     return x, block(0, 4) + block(last, 4) if rank in (0, last) else block(rank, 4)
 
 
+def without_options(rank: int) -> Any:
+    """As programs call a process group itself: op, root and single tensors in place of an options object."""
+    group: Any = dist.group.WORLD
+    x, y, z, last = block(rank, 3), block(rank, 3), block(rank, 3), size() - 1
+    works = [group.allreduce(x, dist.ReduceOp.MAX), group.allreduce([y]), group.broadcast(z, root=last)]
+    outs = [torch.empty(2) for _ in range(size())]
+    works.append(group.allgather(outs, block(rank, 2)))
+    part, kept = torch.empty(2), torch.empty(2)
+    works.append(group.reduce_scatter(part, [block(rank, 2) for _ in range(size())]))
+    works.append(group.scatter(kept, [block(r, 2) for r in range(size())] if rank == 0 else [], 0))
+    for work in works:
+        work.wait()
+    group.barrier().wait()
+    found = torch.cat([x, y, z, *outs, part, kept])
+    total = sum(block(r, 3) for r in range(size()))
+    wanted = [block(last, 3), total, block(last, 3), *(block(r, 2) for r in range(size())), total[:2], block(rank, 2)]
+    return found, torch.cat(wanted)
+
+
 def functional(rank: int) -> Any:
     import torch.distributed._functional_collectives as functional
 
@@ -190,7 +209,7 @@ CASES: tuple[Callable[[int], Any], ...] = (
     *(all_reduced, reduced_by_every_kind, reduced_in_another_order_of_memory, premultiplied, rooted, exchanged),
     *(gathered_into_a_list_of_different_sizes, gathered_into_one_tensor, scattered_and_reduced),
     *(scattered_and_reduced_from_a_list_of_different_sizes, asynchronous, coalesced),
-    *(batched_messages, of_a_new_group, functional),
+    *(batched_messages, of_a_new_group, without_options, functional),
 )
 # What GPUs cannot do, nor NCCL's group: tags and any source.
 ON_CPUS: tuple[Callable[[int], Any], ...] = (messages_with_tags, messages_from_any_rank)
