@@ -2,9 +2,9 @@
 
     python benchmarks/torch_groups.py -o torch_groups.json
 
-Both groups are in the same processes and take turns: medians of blocks, on the slowest rank. First `dist.all_reduce`,
-then a decode step of a tensor-parallel model that DTensor splits over the group: attention's and the MLP's products, an
-all-reduce behind each pair.
+Each group has processes of its own, since DTensor takes two meshes of the same ranks for one; they take turns on the
+same cores and GPUs: medians of blocks, on the slowest rank. First `dist.all_reduce`, then a decode step of a
+tensor-parallel model that DTensor splits over the group: attention's and the MLP's products, an all-reduce behind each.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from written import command_line, head, write
 
@@ -30,6 +29,7 @@ SIZES = (8, 1 << 10, 1 << 14, 1 << 18, 1 << 20)
 TURNS, BLOCK_S = 15, 20e-3
 WIDE, LAYERS, BATCHES = 8192, 8, (1, 4, 16)
 SMALL, FEW = 512, 2  # on the CPU
+RUNS: dict[str, Callable[[], object]] = {}  # of this rank
 
 
 class Layer(torch.nn.Module):
@@ -47,56 +47,29 @@ class Layer(torch.nn.Module):
         return x + self.down(torch.nn.functional.silu(self.up(x)))
 
 
-def compare(comm: Communicator, path: str, gpu: bool) -> list[dict[str, Any]]:
-    """Return a row for each call and each step, with both groups' times."""
+def prepare(comm: Communicator, path: str, backend: str, gpu: bool) -> list[str]:
+    """Make the group and what is timed; return its names."""
     if gpu:
         torch.cuda.set_device(comm.rank)
-    other = "nccl" if gpu else "gloo"
-    dist.init_process_group(other, store=dist.FileStore(path, comm.size), rank=comm.rank, world_size=comm.size)
-    groups = {"commlib": dist.new_group(backend="commlib"), other: dist.new_group(backend=other)}
-    rows = [*_calls(comm, groups, gpu), *_steps(comm, groups, gpu)]
-    dist.destroy_process_group()
-    return rows
-
-
-def _calls(comm: Communicator, groups: dict[str, Any], gpu: bool) -> list[dict[str, Any]]:
-    rows = []
+    dist.init_process_group(backend, store=dist.FileStore(path, comm.size), rank=comm.rank, world_size=comm.size)
+    device, dtype, width = ("cuda", torch.bfloat16, WIDE) if gpu else ("cpu", torch.float32, SMALL)
     for num_bytes in SIZES:
-        x = torch.zeros(num_bytes // 4, device="cuda" if gpu else "cpu")
-        for later in (False, True):
-            runs = {name: _call(x, group, later) for name, group in groups.items()}
-            rows.append({"what": "all_reduce, async_op" if later else "all_reduce", "bytes": num_bytes})
-            rows[-1] |= _turns(comm, runs, gpu)
-    return rows
-
-
-def _call(x: torch.Tensor, group: Any, later: bool) -> Callable[[], object]:
-    if later:
-        return lambda: dist.all_reduce(x, group=group, async_op=True).wait()
-    return lambda: dist.all_reduce(x, group=group)
-
-
-def _steps(comm: Communicator, groups: dict[str, Any], gpu: bool) -> list[dict[str, Any]]:
-    device, dtype = ("cuda", torch.bfloat16) if gpu else ("cpu", torch.float32)
-    models, rows = {}, []
-    for name, group in groups.items():
-        torch.manual_seed(0)
-        with torch.device(device):
-            model = torch.nn.Sequential(*(Layer(WIDE if gpu else SMALL) for _ in range(LAYERS if gpu else FEW))).to(
-                dtype
-            )
-        split = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
-        for layer in model:
-            parallelize_module(layer, DeviceMesh.from_group(group, device), split)
-        models[name] = model
+        x = torch.zeros(num_bytes // 4, device=device)
+        RUNS[f"all_reduce {num_bytes}"] = lambda x=x: dist.all_reduce(x)
+        RUNS[f"all_reduce {num_bytes} async_op"] = lambda x=x: dist.all_reduce(x, async_op=True).wait()
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = torch.nn.Sequential(*(Layer(width) for _ in range(LAYERS if gpu else FEW))).to(dtype)
+    mesh = dist.init_device_mesh(device, (comm.size,))
+    split = {"qkv": ColwiseParallel(), "out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    for layer in model:
+        parallelize_module(layer, mesh, split)
     for batch in BATCHES:
-        x = torch.randn(batch, WIDE if gpu else SMALL, device=device, dtype=dtype)
-        steps = {name: _step(model, x) for name, model in models.items()}
-        rows.append({"what": "decode step", "batch": batch, "mode": "eager"} | _turns(comm, steps, gpu))
+        step = _step(model, torch.randn(batch, width, device=device, dtype=dtype))
+        RUNS[f"decode {batch} eager"] = step
         if gpu:
-            graphs = {name: _graph(step) for name, step in steps.items()}
-            rows.append({"what": "decode step", "batch": batch, "mode": "graph"} | _turns(comm, graphs, gpu))
-    return rows
+            RUNS[f"decode {batch} graph"] = _graph(step)
+    return list(RUNS)
 
 
 def _step(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], object]:
@@ -118,17 +91,9 @@ def _graph(step: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def _turns(comm: Communicator, runs: dict[str, Callable[[], object]], gpu: bool) -> dict[str, Any]:
-    first = next(iter(runs.values()))
-    calls = max(3, int(BLOCK_S / max(_block(comm, first, 10, gpu), 1e-7)))
-    blocks: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(TURNS):
-        for name, run in runs.items():
-            blocks[name].append(_block(comm, run, calls, gpu) * 1e6)
-    return {f"{name}_us": round(statistics.median(times), 2) for name, times in blocks.items()}
-
-
-def _block(comm: Communicator, run: Callable[[], object], calls: int, gpu: bool) -> float:
+def block_us(comm: Communicator, name: str, calls: int, gpu: bool) -> float:
+    """Return the time of a call on the slowest rank."""
+    run = RUNS[name]
     for _ in range(3):
         run()
     if gpu:
@@ -139,7 +104,7 @@ def _block(comm: Communicator, run: Callable[[], object], calls: int, gpu: bool)
         run()
     if gpu:
         torch.cuda.synchronize()
-    return max(comm.all_gather_object((time.perf_counter() - start) / calls))
+    return max(comm.all_gather_object((time.perf_counter() - start) / calls * 1e6))
 
 
 def main() -> int:
@@ -148,10 +113,24 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     gpu = torch.cuda.is_available()
-    with tempfile.TemporaryDirectory() as folder, Ranks(options.ranks, backend="shm", deadline_s=500.0) as ranks:
-        rows = ranks.run(compare, str(Path(folder) / "store"), gpu)[0]
-    for row in rows:
-        print("  ".join(f"{key} {value}" for key, value in row.items()))
+    rows = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        pools = {
+            backend: stack.enter_context(Ranks(options.ranks, backend="shm", deadline_s=300.0))
+            for backend in ("commlib", "nccl" if gpu else "gloo")
+        }
+        made = [ranks.run(prepare, f"{folder}/{backend}", backend, gpu)[0] for backend, ranks in pools.items()]
+        for name in made[0]:
+            first = next(iter(pools.values())).run(block_us, name, 10, gpu)[0]
+            calls = max(3, int(BLOCK_S * 1e6 / first))
+            blocks: dict[str, list[float]] = {backend: [] for backend in pools}
+            for _ in range(TURNS):
+                for backend, ranks in pools.items():
+                    blocks[backend].append(ranks.run(block_us, name, calls, gpu)[0])
+            row: dict[str, Any] = {f"{backend}_us": round(statistics.median(us), 2) for backend, us in blocks.items()}
+            rows.append({"what": name, **row})
+            print(f"{name:28}", *(f"{key} {us:10.2f}" for key, us in row.items()), flush=True)
     write(options.output, {**head("torch_groups", options.ranks, "nccl" if gpu else "shm"), "rows": rows})
     return 0
 

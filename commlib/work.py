@@ -250,11 +250,13 @@ class StreamLanes:
             self._side = torch.cuda.Stream(self._device)
         caller = torch.cuda.current_stream(self._device)
         self._side.wait_event(caller.record_event())
-        torch.cuda.set_stream(self._side)
+        device = torch.cuda.current_device()
+        torch.cuda.set_stream(self._side)  # and its device
         try:
             result = call()
         finally:
             torch.cuda.set_stream(caller)
+            torch.cuda.set_device(device)
         event = self._side.record_event()
         if not torch.cuda.is_current_stream_capturing():
             while self._held and self._held[0][0].query():
