@@ -67,7 +67,7 @@ if compgen -G '.venv/lib/python*/site-packages/commlib-*.dist-info' >/dev/null; 
   run "${pip[@]}" uninstall --quiet --yes commlib
 fi
 packages=(--group dev)
-extras=mpi,test
+extras=mpi,programs,test
 if [ "$mode" = --cpu ]; then packages+=("nvidia-cuda-nvrtc==$cpu_nvrtc"); else extras+=,gpu; fi
 run "${pip[@]}" install --quiet "${packages[@]}"
 # With the build's own tools from .venv, not from an environment that pip throws away, its objects stay good.

@@ -35,6 +35,7 @@ PAGES = (
     "benchmarks",
     "from_nccl_tests_and_osu",
     "from_torch_and_vllm",
+    "torch_distributed",
     "profiling",
     "radix",
     "from_sglang_radix_cache",

@@ -1,0 +1,79 @@
+"""Programs of Hugging Face's libraries; the models are small, and their weights random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from commlib.communicator import Communicator
+
+TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79], [32, 38, 46, 26, 43, 38, 32, 79]]
+
+
+def llama_of_one(comm: Communicator, folder: str) -> Any:
+    """Write a model to `folder`, and return what it computes in one process."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    model = LlamaForCausalLM(config).to(comm.device).eval()
+    if comm.rank == 0:
+        model.save_pretrained(folder)
+    return computed(model)
+
+
+def llama(device: torch.device, folder: str) -> Any:
+    """Load the model in tensor parallel, and return what it computes."""
+    from transformers import LlamaForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    plan = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
+    model = LlamaForCausalLM.from_pretrained(folder, distributed_config=plan)
+    return [*computed(model), sum(p.to_local().numel() for p in model.parameters() if hasattr(p, "to_local"))]
+
+
+@torch.inference_mode()
+def computed(model: Any) -> Any:
+    tokens = torch.tensor(TOKENS, device=model.device)
+    generated = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=8, do_sample=False)
+    return [model(tokens).logits.cpu(), generated.tolist()]
+
+
+def accelerate(device: torch.device) -> Any:
+    """Train with an Accelerator, which wraps the model in DDP and gives each rank its part of the data."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState
+
+    accelerator = Accelerator(cpu=device.type == "cpu", gradient_accumulation_steps=2)
+    assert accelerator.num_processes == dist.get_world_size()
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    data = TensorDataset(torch.randn(64, 16), torch.arange(64) % 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, 8, shuffle=True))
+    losses = []
+    for x, target in loader:
+        with accelerator.accumulate(model):
+            loss = F.cross_entropy(model(x), target)
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses += accelerator.gather_for_metrics(loss.detach()).tolist()
+    weights = [value.cpu() for value in accelerator.get_state_dict(model).values()]
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    return losses, weights

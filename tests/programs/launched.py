@@ -1,0 +1,52 @@
+"""Start a program on live ranks as torchrun would: its rank and the address of the others are in the environment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+
+
+def launched(comm: Communicator, program: Callable[..., Any], backend: str, *args: Any) -> Any:
+    """Do on this rank what each program does first and last, and between run program(device, *args)."""
+    port = comm.broadcast_object(free_port() if comm.rank == 0 else None, 0)
+    variables = {"RANK": comm.rank, "LOCAL_RANK": comm.rank, "WORLD_SIZE": comm.size, "MASTER_PORT": port}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_ADDR", "127.0.0.1")
+        for name, value in variables.items():
+            patch.setenv(name, str(value))
+        if comm.device.type == "cuda":
+            torch.cuda.set_device(comm.device)
+        dist.init_process_group(backend)
+        assert dist.get_backend() == backend
+        torch.manual_seed(0)  # all ranks begin with one model
+        result = program(comm.device, *args)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return result
+
+
+def both(
+    ranks: Ranks, world: int, names: tuple[str, str], program: Callable[..., Any], *args: Any
+) -> tuple[list[Any], list[Any]]:
+    """Run a program with either backend; return what each rank gave."""
+    ours, theirs = (ranks.run(launched, program, name, *args, world=world) for name in names)
+    return ours, theirs
+
+
+def same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
+    """Compare every number; without a tolerance every bit."""
+    torch.testing.assert_close(ours, theirs, rtol=0.0, atol=tolerance)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

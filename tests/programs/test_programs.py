@@ -1,0 +1,84 @@
+"""Programs that nobody here wrote run with backend "commlib" as they do with gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from commlib.testing import Ranks
+from tests.programs import groups, huggingface, parallel
+from tests.programs.launched import both, launched, same
+
+OURS, BOTH = "commlib", ("commlib", "gloo")
+
+
+@pytest.mark.parametrize("options", parallel.DDP_OPTIONS, ids=str)
+def test_ddp_trains_bit_for_bit_as_with_gloo(program_ranks: Ranks, options: dict[str, bool]) -> None:
+    same(*both(program_ranks, 2, BOTH, parallel.ddp, options))
+
+
+def test_a_model_in_ddp_may_outlive_its_group(program_ranks: Ranks) -> None:
+    program_ranks.run(launched, parallel.outlives, OURS, world=2)
+
+
+def test_fsdp_of_two_ranks_has_the_losses_of_gloo_bit_for_bit(program_ranks: Ranks) -> None:
+    ours, theirs = both(program_ranks, 2, BOTH, parallel.fsdp)
+    same(ours, theirs)
+    assert all(losses[-1] < losses[0] / 2 for losses in ours)
+
+
+def test_fsdp_of_four_ranks_has_the_losses_of_gloo_within_rounding(program_ranks: Ranks) -> None:
+    same(*both(program_ranks, 4, BOTH, parallel.fsdp), 1e-6)
+
+
+def test_fsdp_in_bfloat16_has_the_losses_of_gloo_bit_for_bit(program_ranks: Ranks) -> None:
+    same(*both(program_ranks, 2, BOTH, parallel.fsdp, torch.bfloat16))
+
+
+@pytest.mark.parametrize(("world", "data_ranks"), [(2, 1), (4, 1), (4, 2)])
+def test_tensor_and_sequence_parallel_give_what_one_rank_does(
+    program_ranks: Ranks, world: int, data_ranks: int
+) -> None:
+    for ours, expected in program_ranks.run(launched, parallel.tensor_parallel, OURS, data_ranks, world=world):
+        same(ours, expected, 1e-5)
+
+
+def test_a_pipeline_of_two_stages_gives_what_one_rank_does(program_ranks: Ranks) -> None:
+    ours, theirs = both(program_ranks, 2, BOTH, parallel.pipeline)
+    for of_rank in ours:
+        same(*of_rank, 1e-6)
+    same(ours, theirs)
+
+
+def test_a_checkpoint_of_two_ranks_is_loaded_by_four(program_ranks: Ranks, tmp_path: Path) -> None:
+    saved = program_ranks.run(launched, parallel.save, OURS, str(tmp_path / "checkpoint"), world=2)
+    loaded = program_ranks.run(launched, parallel.load, OURS, str(tmp_path / "checkpoint"))
+    same(loaded, [[saved[0]] * 2] * 4, 1e-6)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(
+    program_ranks: Ranks, tmp_path: Path, world: int
+) -> None:
+    pytest.importorskip("transformers", reason="needs transformers, of the extra `programs`")
+    ((logits, generated),) = program_ranks.run(huggingface.llama_of_one, str(tmp_path), world=1)
+    for ours in program_ranks.run(launched, huggingface.llama, OURS, str(tmp_path), world=world):
+        same(ours[0], logits, 1e-5)
+        assert ours[1] == generated
+        assert ours[2] > 0, "no weight was divided"
+
+
+def test_accelerate_trains_bit_for_bit_as_with_gloo(program_ranks: Ranks) -> None:
+    pytest.importorskip("accelerate", reason="needs accelerate, of the extra `programs`")
+    ours, theirs = both(program_ranks, 2, BOTH, huggingface.accelerate)
+    same(ours, theirs)
+    assert ours[0][0] == ours[1][0], "losses are gathered on every rank"
+
+
+def test_groups_that_were_destroyed_leave_nothing_behind(program_ranks: Ranks) -> None:
+    for growth in program_ranks.run(launched, groups.grown, OURS, 100, 20, world=2):
+        assert growth["fd"] <= 0 and growth["task"] <= 0
+        assert growth["maps"] <= 4, "the allocator may take a mapping or two"
+        assert growth["kib"] < 2048, "one communicator left behind in a hundred groups is more"
