@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity, announced, first_number
+from commlib.bootstrap.meeting import meet
 from commlib.bootstrap.store import connect_store, own_address, serve
 from commlib.bootstrap.world import World
 from commlib.errors import CommTimeout, Unsupported
@@ -101,13 +103,12 @@ def connect(timeout_s: float) -> World:
 
 
 def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
-    """Make the world of an mpi4py communicator: MPI tells where the store is, which says who is late or dead."""
+    """Make the world of an mpi4py communicator: MPI tells where the ranks meet; from there on, who is late or dead."""
     deadline = time.monotonic() + timeout_s
     who = Identity(comm.rank, comm.size, local_rank)
     meeting = bytearray(MEETING_BYTES)
     if comm.rank == 0:
-        together = first_number(os.environ, *LOCAL_SIZES) == library().COMM_WORLD.size
-        said = "{} {} {}".format(*serve(own_address(together)), uuid.uuid4().hex).encode()
+        said = f"{uuid.uuid4().hex} {_address()}".encode()
         meeting[: len(said)] = said
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
     request = comm.Ibcast([meeting, library().BYTE], 0)
@@ -117,9 +118,18 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
                 f"rank {who.rank} waited {timeout_s:g} s for rank 0 to join (mpi); raise timeout_s if it is only late"
             )
         time.sleep(NAP_S)
-    host, port, name = bytes(meeting).rstrip(b"\0").decode().split()
+    name, *address = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
-    return connect_store("mpi", (host, int(port)), who, left_s, group=name)
+    if not address:
+        return meet("mpi", Place(name, "MPI's rank 0"), who, left_s)
+    return connect_store("mpi", (address[0], int(address[1])), who, left_s, group=name)
+
+
+def _address() -> str:
+    """Return where rank 0 serves a store, "" where it needs none as all ranks of the job are on this host."""
+    if first_number(os.environ, *LOCAL_SIZES) == library().COMM_WORLD.size:
+        return ""
+    return "{} {}".format(*serve(own_address(together=False)))
 
 
 def _abort_on_uncaught(mpi: Any) -> None:

@@ -26,13 +26,18 @@ def one_host(world: World, timeout_s: float) -> bool:
     return len({(boot, pid_namespace, user) for boot, _, pid_namespace, user, _ in places}) == 1
 
 
+def local_rank(rank: int, cards: Sequence[bytes]) -> int:
+    """Return how many of the ranks before this one are on its host."""
+    hosts = [json.loads(text)[:2] for text in cards]
+    return hosts[:rank].count(hosts[rank])
+
+
 class Neighbours:
     """Watches the ranks of this host through pidfds, which also see a dead process nobody has reaped."""
 
     def __init__(self, rank: int, cards: Sequence[bytes]) -> None:
         places = [json.loads(text) for text in cards]
-        hosts = [place[:2] for place in places]
-        self.local_rank = hosts[:rank].count(hosts[rank])
+        self.local_rank = local_rank(rank, cards)
         self._pidfds: dict[int, int | None] = {}  # None: it died between telling its pid and now
         for peer, place in enumerate(places):
             if peer != rank and place[:3] == places[rank][:3]:

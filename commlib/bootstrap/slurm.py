@@ -6,7 +6,9 @@ import os
 import re
 from collections.abc import Mapping
 
+from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import announced, identity, number, port
+from commlib.bootstrap.meeting import meet
 from commlib.bootstrap.store import connect_store
 from commlib.bootstrap.world import World
 
@@ -23,21 +25,20 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 
 def connect(timeout_s: float) -> World:
-    """Join the other tasks of the step through a store that task 0 serves on the step's first host."""
+    """Join the other tasks of the step; past one host, through a store that task 0 serves on the step's first host."""
     here = identity(os.environ, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    return connect_store("slurm", address(os.environ), here, timeout_s, together=_on_one_host(os.environ))
+    if os.environ.get("SLURM_STEP_NUM_NODES") == "1":
+        step = "step {SLURM_JOB_ID}.{SLURM_STEP_ID}".format_map(os.environ)
+        return meet("slurm", Place(step, step), here, timeout_s)
+    return connect_store("slurm", address(os.environ), here, timeout_s)
 
 
 def address(environ: Mapping[str, str]) -> tuple[str, int]:
     """Return where task 0 serves: all tasks derive the same, other steps another port."""
-    host = "127.0.0.1" if _on_one_host(environ) else first_host(environ["SLURM_STEP_NODELIST"])
+    host = environ.get("MASTER_ADDR") or first_host(environ["SLURM_STEP_NODELIST"])
     step = number(environ, "SLURM_JOB_ID") * 257 + number(environ, "SLURM_STEP_ID")
     derived = PORTS[step % len(PORTS)]
-    return environ.get("MASTER_ADDR") or host, port(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else derived
-
-
-def _on_one_host(environ: Mapping[str, str]) -> bool:
-    return environ.get("SLURM_STEP_NUM_NODES") == "1"
+    return host, port(environ, "MASTER_PORT") if environ.get("MASTER_PORT") else derived
 
 
 def first_host(nodelist: str) -> str:

@@ -161,11 +161,11 @@ class StoreWorld(World):
 
 
 def connect_store(
-    name: str, address: tuple[str, int], who: Identity, timeout_s: float, *, together: bool = False, group: str = ""
+    name: str, address: tuple[str, int], who: Identity, timeout_s: float, *, group: str = ""
 ) -> StoreWorld:
     """Make the world of ranks that know one address, where rank 0 (or torchrun's agent) serves the store.
 
-    `together`: all of them are on this host. Ranks of one world give the same `group`, those of another another.
+    Ranks of one world give the same `group`, those of another another.
     """
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # takes seconds, which nobody waits for
 
@@ -176,7 +176,7 @@ def connect_store(
         _wait_for_server(address, who, timeout_s)
     where = f"rank {who.rank}: no store at {address[0]}:{address[1]}"
     try:
-        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s, together))
+        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
         store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
     except FutureTimeout:
         raise CommTimeout(
@@ -196,7 +196,7 @@ def connect_store(
 _STORES: dict[tuple[tuple[str, int], bool], Store] = {}
 
 
-def _store(address: tuple[str, int], serves: bool, timeout_s: float, together: bool) -> Store:
+def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
     if (address, serves) not in _STORES:
         # wait_for_workers=False: the first exchange waits instead, and names who is missing.
         options: dict[str, Any] = {
@@ -204,7 +204,7 @@ def _store(address: tuple[str, int], serves: bool, timeout_s: float, together: b
             "wait_for_workers": False,
         }
         if serves:
-            _STORES[address, serves] = served(address, together, multi_tenant=True, **options)
+            _STORES[address, serves] = served(address, multi_tenant=True, **options)
         else:
             from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -229,18 +229,13 @@ def own_address(together: bool) -> str:
         raise CommError(f"the name of this host, {name}, has no address ({error}); add it to /etc/hosts") from None
 
 
-def served(address: tuple[str, int], together: bool = False, **options: Any) -> TCPStore:
-    """Serve a store at an address, and there alone if it is an address of this host.
-
-    A name may mean another address elsewhere, so it is resolved only where all ranks are on this host.
-    """
+def served(address: tuple[str, int], **options: Any) -> TCPStore:
+    """Serve a store at an address, and there alone if it is one of this host; what a name means may differ by host."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = address
     with contextlib.suppress(ValueError):
         literal = "127.0.0.1" if host == "localhost" else host
-        if together:
-            literal = str(socket.getaddrinfo(literal, port)[0][4][0])
         family = socket.AF_INET6 if ipaddress.ip_address(literal).version == 6 else socket.AF_INET
         try:
             listener = socket.create_server((literal, port), family=family)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from commlib.bootstrap.launcher import announced, identity, port
-from commlib.bootstrap.store import connect_store
+from commlib.bootstrap.rendezvous import rendezvous
 from commlib.bootstrap.world import World
 
 START = "torchrun --nproc-per-node N"
@@ -18,9 +18,9 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 
 def connect(timeout_s: float) -> World:
-    """Join the other ranks through the store that torch.distributed uses, too."""
+    """Join the other ranks; past one host, through the store that torch.distributed uses, too."""
     environ = os.environ
     address = (environ["MASTER_ADDR"], port(environ, "MASTER_PORT"))
     who = identity(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK")
     together = environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]
-    return connect_store("torchrun", address, who, timeout_s, together=together)
+    return rendezvous("torchrun", address, who, timeout_s, together=together)

@@ -1,0 +1,36 @@
+"""How ranks that know one address come together: at a door where it is of their host alone, else over a store."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+
+from commlib.bootstrap.door import Place
+from commlib.bootstrap.launcher import Identity
+from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.store import connect_store
+from commlib.bootstrap.world import World
+
+
+def rendezvous(
+    name: str, address: tuple[str, int], who: Identity, timeout_s: float, *, together: bool = False
+) -> World:
+    """Join the other ranks; `together` says that all are on this host, as a loopback address does."""
+    host, port = address
+    if not together and not is_loopback(host):
+        return connect_store(name, address, who, timeout_s)
+    # Jobs of torchrun that were given one port have ids of their own.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
+    return meet(name, Place(f"{_one_name(host)} {port} {run}", f"{host}:{port}"), who, timeout_s)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address means this host on every host: then all who use it are on one."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _one_name(host: str) -> str:
+    return "loopback" if is_loopback(host) else host
