@@ -19,6 +19,7 @@ from commlib import backends, compiled, env, lifetime, log, objects
 from commlib.agreement import agree, choose_plan, pin, settings
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
+from commlib.bootstrap.given import given
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
@@ -37,10 +38,13 @@ _LOG = logging.getLogger("commlib")
 LEAVE_S = 1.0  # for threads inside calls to come back when the process ends
 
 
-def init(
+def init(  # noqa: PLR0913 - what a user may decide
     *,
     backend: Any = "auto",
     bootstrap: Any = "auto",
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
     plan: str | os.PathLike[str] | Plan = "auto",
     timeout_s: float | None = None,
     max_bytes: int | str | None = None,
@@ -55,6 +59,9 @@ def init(
             process group or an address.
         bootstrap: Who started the ranks: "local" (`commlib run`), "torchrun", "mpi", "slurm", "single"; or a torch
             process group or an mpi4py communicator of these ranks.
+        rank: This rank's number, where the program knows it; variables of launchers do not count then.
+        size: The number of ranks, needed with rank.
+        address: "host:port" at which rank 0 serves, the same on all ranks; needed with rank and size.
         plan: The path of a plan file, which rank 0 reads, or a Plan, the same on all ranks.
         timeout_s: The deadline of every wait for other ranks.
         max_bytes: The symmetric arena of each rank, for `empty()`: bytes, or "64M".
@@ -70,7 +77,7 @@ def init(
     """
     log.show()
     options, _ = settings(backend, plan, timeout_s, max_bytes, checked)
-    world = connect(bootstrap, timeout_s=options.timeout_s)
+    world = connect(given(bootstrap, rank, size, address), timeout_s=options.timeout_s)
     if world.rank == 0:
         log.warn_of_unknown()
     try:

@@ -1,10 +1,13 @@
 """Who started the ranks, and how they find each other: one module per launcher.
 
 local          `commlib run` and `commlib bench -n`: a socket to the launcher
-torchrun       torchrun, or RANK and WORLD_SIZE set by hand: torch's store
-mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator: a store that its rank 0 serves
-slurm          srun: a store that task 0 serves
+torchrun       torchrun, or RANK and WORLD_SIZE set by hand
+mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator
+slurm          srun
+given          the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
+
+Ranks of one host meet at a door (door.py, meeting.py), others at a torch store (store.py).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, Protocol
 
 from commlib import env
 from commlib.bootstrap import local, mpi, slurm, torchrun
+from commlib.bootstrap.given import Given
 from commlib.bootstrap.process_group import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
 
@@ -38,9 +42,11 @@ BOOTSTRAPS: dict[str, Bootstrap] = {"local": local, "torchrun": torchrun, "mpi":
 
 
 def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
-    """Return the world this process belongs to; `bootstrap` names it, or is a torch or MPI group."""
+    """Return the world this process belongs to; `bootstrap` names it, or is `given()` or a torch or MPI group."""
     if isinstance(bootstrap, World):
         return bootstrap
+    if isinstance(bootstrap, Given):
+        return bootstrap.connect(timeout_s)
     if not isinstance(bootstrap, str):
         return _adopt(bootstrap, timeout_s)
     name = env.BOOTSTRAP.get() if bootstrap == "auto" else bootstrap

@@ -15,6 +15,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
+from commlib.bootstrap.door import user_of
+
 NAMES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 START_S = 60.0  # for all ranks to connect; who has not come then, never will
 LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
@@ -26,7 +28,7 @@ def server(size: int) -> str:
     address = f"\0commlib-pmi-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
-        listener.listen(size)
+        listener.listen()  # to more than the ranks: others may knock
         subprocess.Popen(
             [sys.executable, "-m", "commlib.bootstrap.pmi", str(listener.fileno()), str(size)],
             pass_fds=(listener.fileno(),),
@@ -87,9 +89,14 @@ def serve(listener: socket.socket, size: int) -> None:
                 lines.flush()
         barrier.abort()  # nobody waits for who has gone
 
-    threads = [threading.Thread(target=attend, args=(listener.accept()[0],)) for _ in range(size)]
-    for thread in threads:
-        thread.start()
+    threads: list[threading.Thread] = []
+    while len(threads) < size:
+        connection, _ = listener.accept()
+        if user_of(connection) != os.geteuid():  # its name can be seen by everyone on this host
+            connection.close()
+            continue
+        threads.append(threading.Thread(target=attend, args=(connection,)))
+        threads[-1].start()
     for thread in threads:
         thread.join()
 

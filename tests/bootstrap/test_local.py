@@ -74,7 +74,7 @@ def test_a_rank_that_closes_is_named_to_those_who_wait_now_and_later(hub):
     closing.start()
     started = time.monotonic()
     for _ in range(2):
-        with pytest.raises(PeerLost, match="rank 0: rank 1 (ended|closed its communicator)"):
+        with pytest.raises(PeerLost, match="rank 0: rank 1 closed its communicator"):
             ours.all_gather(b"", 5)
     assert time.monotonic() - started < 1
     closing.join()
@@ -137,7 +137,7 @@ def test_a_rank_that_ends_in_the_middle_of_its_bytes_is_named(hub):
     ours, theirs = worlds(hub)
     theirs._channel.sendall(pickle.dumps((1, 5, b"half" * 10))[:30])
     theirs.close()
-    with pytest.raises(PeerLost, match="rank 0: rank 1 (ended|closed its communicator)"):
+    with pytest.raises(PeerLost, match="rank 0: rank 1 ended"):
         ours.all_gather(b"", 5)
     ours.close()
 
@@ -149,7 +149,7 @@ def test_a_rank_that_is_interrupted_while_it_waits_is_named(hub):
     with pytest.raises(PeerLost):
         ours.all_gather(b"asked", 5)
     assert theirs.all_gather(b"", 5) == [b"asked", b""]
-    with pytest.raises(PeerLost, match="rank 1: rank 0 (ended|closed its communicator)"):
+    with pytest.raises(PeerLost, match="rank 1: rank 0 ended"):
         theirs.all_gather(b"", 5)
     theirs.close()
 

@@ -29,7 +29,7 @@ def test_variables_set_by_hand_make_a_world_that_names_a_dead_rank(program, by_h
     assert codes == [0, -9], output
     report = program.report(0)
     assert report["local_rank"] == 0
-    assert report["dead"].startswith("PeerLost") and "rank 1 died" in report["dead"]
+    assert report["dead"].startswith("PeerLost") and "rank 1 ended" in report["dead"]
     assert report["dead_s"] < 2
 
 

@@ -1,0 +1,62 @@
+"""Processes of the bootstrap tests, also of another user: each runs one function and sends back what came of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+
+from commlib.testing.ranks import PRELOAD
+
+NOBODY = 65534
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
+
+
+class Running:
+    """A function under way in a process of its own."""
+
+    def __init__(self, function, *arguments, user=None):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([*PRELOAD, "pytest"])
+        self._answer, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_run, args=(theirs, user, function, arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def result(self, timeout_s=20.0):
+        """Return what the function returned, or 'Type: text' of what it raised; None if it was killed."""
+        assert self._answer.poll(timeout_s), "it did not end"
+        try:
+            return self._answer.recv()
+        except EOFError:
+            return None
+
+    def signal(self, signum):
+        os.kill(self.process.pid, signum)
+
+    def end(self):
+        self.process.kill()
+        self.process.join()
+
+
+def _run(answer, user, function, arguments):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if user is not None:
+        os.setgroups([])
+        os.setgid(user)
+        os.setuid(user)
+    try:
+        answer.send(function(*arguments))
+    except Exception as error:
+        answer.send(f"{type(error).__name__}: {error}")
+
+
+def wait_until(true, limit_s=5.0):
+    deadline = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
