@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +17,11 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.errors import CommTimeout
+from commlib.errors import CommError, CommTimeout
+from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
+from commlib.torch_backend.group import Options
 from tests.torch_backend.cases import CASES, ON_CPUS, run_case
 
 SIZE = 3
@@ -116,3 +123,156 @@ def all_come(comm: Communicator) -> None:
     if comm.rank == 2:
         group._barriers += 1  # the one it missed
     group.monitored_barrier(datetime.timedelta(seconds=20))
+
+
+# --- groups by themselves ---------------------------------------------------------------------------------------------
+
+
+def made_again(comm: Communicator, path: str, backend: str) -> None:
+    """Two groups one after the other in one process, with a group of gloo's alive beside the first."""
+    dist.destroy_process_group()
+    for at in range(2):
+        store = dist.FileStore(f"{path}{at}", comm.size)
+        dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size)
+        x, other = torch.ones(3), dist.new_group(backend="gloo" if at == 0 else "commlib")
+        dist.all_reduce(x, group=other)
+        dist.all_reduce(x)
+        assert x[0] == SIZE * SIZE
+        dist.destroy_process_group()
+        with pytest.raises(ValueError, match="has not been initialized"):
+            dist.all_reduce(x)
+
+
+@pytest.mark.parametrize("backend", ["commlib", "cpu:commlib", "cpu:gloo,cuda:commlib", "gloo"])
+def test_a_process_can_make_the_default_group_again(ranks: Ranks, tmp_path: Path, backend: str) -> None:
+    ranks.run(made_again, str(tmp_path / "again"), backend)
+
+
+def many_groups(comm: Communicator) -> None:
+    pairs = [dist.new_group([first, second]) for first in range(SIZE) for second in range(first + 1, SIZE)]
+    everyone = [dist.new_group() for _ in range(3)]
+    x = torch.ones(2)
+    for _ in range(3):
+        for group in (*everyone, *(pair for pair in pairs if pair != dist.GroupMember.NON_GROUP_MEMBER)):
+            x.fill_(1)
+            dist.all_reduce(x, group=group)
+            assert x[0] == group.size()
+
+
+def test_many_groups_live_at_once(ranks: Ranks) -> None:
+    ranks.run(many_groups)
+
+
+def sequences(comm: Communicator) -> int:
+    group: Any = dist.new_group()
+    for _ in range(3):
+        dist.all_reduce(torch.ones(1), group=group)
+    return int(group._get_sequence_number_for_group())
+
+
+def test_calls_are_counted(ranks: Ranks) -> None:
+    assert ranks.run(sequences) == [3] * SIZE
+
+
+def compiled(comm: Communicator) -> None:
+    import torch.distributed._functional_collectives as functional
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+        z = functional.all_gather_tensor(y + 1, 0, dist.group.WORLD)
+        return functional.reduce_scatter_tensor(z, "sum", 0, dist.group.WORLD)
+
+    torch.testing.assert_close(step(torch.ones(2)), torch.full((2,), (2.0 * SIZE + 1) * SIZE))
+
+
+def test_functional_collectives_compile_to_one_graph(ranks: Ranks) -> None:
+    ranks.run(compiled)
+
+
+def options(comm: Communicator) -> tuple[bool, int, str]:
+    group = dist.new_group(
+        pg_options=Options(
+            plan=Plan.threshold(4096, below="shm_oneshot", above="shm_twoshot"), checked=True, max_bytes="1M"
+        )
+    )
+    with pytest.raises(TypeError, match=r"pg_options is of type int, but backend 'commlib' takes .*Options"):
+        dist.new_group(pg_options=3)
+    made = communicator(group)
+    return made._options.checked, made._options.max_bytes, made.plan.source
+
+
+def test_options_of_a_group_are_those_of_init(ranks: Ranks) -> None:
+    assert {told[:2] for told in ranks.run(options)} == {(True, 1 << 20)}
+
+
+def disagrees(comm: Communicator) -> str:
+    group = dist.new_group(pg_options=Options(checked=True))
+    with pytest.raises(ValueError, match="rank") as refused:
+        dist.all_reduce(torch.ones(3 if comm.rank else 4), group=group)
+    return str(refused.value)
+
+
+def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks) -> None:
+    for said in ranks.run(disagrees):
+        assert "3" in said
+        assert "4" in said
+
+
+def goes_on(comm: Communicator, path: str, dies: bool) -> str:
+    dist.init_process_group(
+        "commlib",
+        store=dist.FileStore(path, comm.size),
+        rank=comm.rank,
+        world_size=comm.size,
+        timeout=datetime.timedelta(seconds=60 if dies else 1),
+    )
+    x = torch.ones(4)
+    dist.all_reduce(x)
+    if comm.rank == 2:
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(3)
+        return ""
+    with pytest.raises(CommError) as ended:
+        dist.all_reduce(x, async_op=True).wait()
+    return f"{type(ended.value).__name__}: {ended.value}"
+
+
+@pytest.mark.parametrize(("dies", "kind"), [(True, "PeerLost"), (False, "CommTimeout")])
+def test_a_rank_that_is_gone_or_late_is_named(tmp_path: Path, dies: bool, kind: str) -> None:
+    with Ranks(SIZE, backend="shm", timeout_s=60.0, deadline_s=60.0) as mortal:
+        calls = mortal.start(goes_on, str(tmp_path / "store"), dies)
+        for rank in (0, 1):
+            said = calls.result(rank)
+            assert said.startswith(f"{kind}: rank 2 ")
+            assert "all_reduce #2" in said
+
+
+def times_out(comm: Communicator) -> str:
+    x = torch.ones(2)
+    dist.barrier()
+    if comm.rank:
+        time.sleep(0.5)
+    work = dist.all_reduce(x, async_op=True)
+    said = ""
+    if comm.rank == 0:
+        with pytest.raises(CommTimeout) as late:
+            work.wait(datetime.timedelta(milliseconds=50))
+        said = str(late.value)
+    work.wait()
+    assert x[0] == SIZE
+    return said
+
+
+def test_a_wait_has_a_deadline_of_its_own_and_the_call_goes_on(ranks: Ranks) -> None:
+    assert ranks.run(times_out)[0] == "all_reduce is not done after 0.05 s; it continues in the background"
+
+
+def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
+    program = (
+        "import sys, torch, torch.distributed as d; print('COMMLIB' in d.Backend._plugins, d.Backend.backend_capability"
+        "['commlib'], sorted(m for m in sys.modules if m.startswith('commlib')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True ['cpu', 'cuda'] ['commlib', 'commlib.errors', 'commlib.torch_backend']"
