@@ -15,6 +15,7 @@ from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.torch_backend.cases import CASES, run_case
+from tests.torch_backend.mixtures import mix
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 LARGE = 8 << 20  # elements: NCCL holds up a send of so many until they are received
@@ -209,3 +210,8 @@ def on_the_gpu(comm: Communicator) -> None:
     x = torch.ones(1000)
     dist.all_reduce(x)
     assert float(x[0]) == comm.size
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
+    ranks.run(mix, seed, True)

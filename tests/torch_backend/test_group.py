@@ -23,6 +23,7 @@ from commlib.testing import Ranks
 from commlib.torch_backend import communicator
 from commlib.torch_backend.group import Options
 from tests.torch_backend.cases import CASES, ON_CPUS, run_case
+from tests.torch_backend.mixtures import mix
 
 SIZE = 3
 
@@ -276,3 +277,8 @@ def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True ['cpu', 'cuda'] ['commlib', 'commlib.errors', 'commlib.torch_backend']"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
+    ranks.run(mix, seed)
