@@ -23,6 +23,7 @@ class Variable(Generic[T]):
     default: T
     help: str
     internal: bool = False
+    secret: bool = False  # its value is never shown
 
     def is_set(self) -> bool:
         """Say whether the environment gives a value."""
@@ -163,6 +164,13 @@ LOG = Variable(
     "warning",
     "info: show what init() decided; debug: also the algorithm of each kind of call; docs/operations.md",
 )
+SECRET = Variable(
+    "COMMLIB_SECRET",
+    str,
+    "",
+    "secret of a job past one host, the same on all ranks, which sign with it what they put into a TCP store",
+    secret=True,
+)
 LOCAL_FD = Variable(
     "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
 )
@@ -193,5 +201,5 @@ def told_unknown(name: str) -> str:
 
 def settings() -> dict[str, str]:
     """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
-    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR, LOG)]
+    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR, LOG, SECRET)]
     return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

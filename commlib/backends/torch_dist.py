@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.neighbours import one_host
-from commlib.bootstrap.store import own_address, served
+from commlib.bootstrap.tcp import own_address, served
 from commlib.bootstrap.world import World
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 

@@ -7,7 +7,7 @@ slurm          srun
 given          the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
 
-Ranks of one host meet at a door (door.py, meeting.py), others at a torch store (store.py).
+Ranks of one host meet at a door (door.py, meeting.py), others at a torch store (store.py, tcp.py).
 """
 
 from __future__ import annotations

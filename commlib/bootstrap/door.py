@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commlib.bootstrap.exchange import Attendants, Exchange
+from commlib.bootstrap.world import two_processes
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's own limit
@@ -142,11 +143,7 @@ class Door:
             if (rank, pid) in self._told or rank in self._exchange.lost or self._inside.get(rank) == pid:
                 return Reply("later")
             if holder != pid:
-                self._exchange.end(
-                    "wrong",
-                    f"processes {holder} and {pid} both are rank {rank} at {self._place.said}: two jobs meet there, or "
-                    f"two ranks have one number; give each job an address of its own, and each rank its own number",
-                )
+                self._exchange.end("wrong", two_processes(rank, holder, pid, self._place.said))
             elif size != self._size:
                 self._exchange.end(
                     "wrong",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import secrets
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity, announced, first_number
 from commlib.bootstrap.meeting import meet
-from commlib.bootstrap.store import connect_store, own_address, serve
+from commlib.bootstrap.tcp import connect_store, own_address, serve
 from commlib.bootstrap.world import World
 from commlib.errors import CommTimeout, Unsupported
 
@@ -108,7 +108,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
     who = Identity(comm.rank, comm.size, local_rank)
     meeting = bytearray(MEETING_BYTES)
     if comm.rank == 0:
-        said = f"{uuid.uuid4().hex} {_address()}".encode()
+        said = f"{secrets.token_hex(16)} {_address()}".encode()
         meeting[: len(said)] = said
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
     request = comm.Ibcast([meeting, library().BYTE], 0)
@@ -122,7 +122,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
     left_s = max(deadline - time.monotonic(), 0.1)
     if not address:
         return meet("mpi", Place(name, "MPI's rank 0"), who, left_s)
-    return connect_store("mpi", (address[0], int(address[1])), who, left_s, group=name)
+    return connect_store("mpi", (address[0], int(address[1])), who, left_s, secret=name)
 
 
 def _address() -> str:

@@ -8,7 +8,7 @@ import os
 from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.meeting import meet
-from commlib.bootstrap.store import connect_store
+from commlib.bootstrap.tcp import connect_store
 from commlib.bootstrap.world import World
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import announced, identity, number, port
 from commlib.bootstrap.meeting import meet
-from commlib.bootstrap.store import connect_store
+from commlib.bootstrap.tcp import connect_store
 from commlib.bootstrap.world import World
 
 START = "srun -n N"

@@ -50,3 +50,11 @@ class SingleWorld(World):
 def named(ranks: list[int]) -> str:
     """Write 'rank 1' or 'ranks 1, 2'."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def two_processes(rank: int, first: int, second: int, where: str) -> str:
+    """Say that two processes have one rank, and why that may be."""
+    return (
+        f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
+        f"have one number; give each job an address of its own, and each rank its own number"
+    )

@@ -149,7 +149,7 @@ def _peer_memory() -> Finding:
 
 def _environment() -> Finding:
     try:
-        set_here = [f"{v.name}={v.get()}" for v in env.VARIABLES if v.is_set()]
+        set_here = [f"{v.name}={'…' if v.secret else v.get()}" for v in env.VARIABLES if v.is_set()]
     except ValueError as error:
         return Finding("environment", "broken", str(error), "correct or unset it", needed=True)
     if env.unknown():

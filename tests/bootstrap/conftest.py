@@ -13,6 +13,7 @@ import pytest
 from commlib.bootstrap.mpi import LAUNCHERS, LOCAL_RANKS
 from commlib.testing.ranks import PRELOAD
 from tests.bootstrap import rank_program
+from tests.bootstrap.processes import Running
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 ROOT = PROGRAM.parents[2]
@@ -92,6 +93,20 @@ class Program:
 @pytest.fixture
 def program(tmp_path):
     return Program(tmp_path)
+
+
+@pytest.fixture
+def start():
+    """start(function, *arguments, user=None) runs it in a process that ends with the test."""
+    running = []
+
+    def start(function, *arguments, user=None):
+        running.append(Running(function, *arguments, user=user))
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.end()
 
 
 @pytest.fixture

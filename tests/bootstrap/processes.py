@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -49,10 +50,7 @@ def _run(answer, user, function, arguments):
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
-    try:
-        answer.send(function(*arguments))
-    except Exception as error:
-        answer.send(f"{type(error).__name__}: {error}")
+    answer.send(caught(function, *arguments))
 
 
 def wait_until(true, limit_s=5.0):
@@ -60,3 +58,27 @@ def wait_until(true, limit_s=5.0):
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def caught(function, *arguments):
+    """Call a function; return its result, or 'Type: text' of what it raised."""
+    try:
+        return function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def in_threads(*calls):
+    """Make calls at the same time, ranks of this process; return their results, errors as text."""
+    results = [None] * len(calls)
+
+    def call(number):
+        results[number] = caught(*calls[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    return results

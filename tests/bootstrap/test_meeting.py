@@ -16,26 +16,12 @@ from commlib.bootstrap.door import Door, Greeting, Place, doors, knock
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.meeting import meet
 from commlib.errors import CommTimeout, PeerLost
-from tests.bootstrap.processes import NOBODY, Running, needs_root, wait_until
+from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
 
 @pytest.fixture
 def place():
     return Place(f"a test {random.getrandbits(64)}", "the test")
-
-
-@pytest.fixture
-def start():
-    """start(function, *arguments, user=None) runs it in a process that ends with the test."""
-    running = []
-
-    def start(function, *arguments, user=None):
-        running.append(Running(function, *arguments, user=user))
-        return running[-1]
-
-    yield start
-    for process in running:
-        process.end()
 
 
 @pytest.fixture(autouse=True)
@@ -52,29 +38,6 @@ def join(place, rank, size, timeout_s=10.0, delay_s=0.0):
             said = [b"%d of %d" % (peer, number) for peer in range(size)]
             assert world.all_gather(said[rank], timeout_s) == said
     return world.local_rank
-
-
-def caught(function, *arguments):
-    try:
-        return function(*arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def in_threads(*calls):
-    """Make calls at the same time, ranks of this process; return their results, errors as text."""
-    results = [None] * len(calls)
-
-    def call(number):
-        results[number] = caught(*calls[number])
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    return results
 
 
 @pytest.mark.parametrize("late", range(3))
@@ -114,7 +77,7 @@ def test_two_processes_with_one_number_are_named_on_every_rank(place, start):
     results = {running.result() for running in (zero, one, other)}
     assert len(results) == 1
     said = results.pop()
-    assert "both are rank 1 at the test: two jobs meet there, or two ranks have one number" in said
+    assert "both are rank 1 (the test): two jobs meet at one address, or two ranks have one number" in said
     assert all(str(running.process.pid) in said for running in (one, other))
 
 
@@ -122,13 +85,13 @@ def test_two_jobs_that_start_at_one_place_say_so_on_every_rank(place, start):
     zeros = [start(join, place, 0, 2), start(join, place, 0, 2)]
     wait_until(lambda: len(doors(place)) == 2)
     results = {caught(join, place, 1, 2), *(running.result() for running in zeros)}
-    assert all("both are rank 0 at the test: two jobs meet there" in str(result) for result in results), results
+    assert all("both are rank 0 (the test): two jobs meet" in str(result) for result in results), results
 
 
 def test_a_second_job_does_not_disturb_one_that_is_past_its_start(place, start):
     worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
     second = [start(join, place, rank, 2) for rank in range(2)]
-    assert all("at the test: two jobs meet there" in running.result() for running in second)
+    assert all("(the test): two jobs meet" in running.result() for running in second)
     for world in worlds:
         world.close()
 
