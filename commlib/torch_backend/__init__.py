@@ -6,6 +6,8 @@ installed; nothing is made before a group is.
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def communicator(group: Any = None, device: str = "cpu") -> Communicator:
         group: A process group of backend "commlib"; without it, the default group.
         device: "cpu" or "cuda".
     """
+    import torch
     import torch.distributed as dist
 
     from commlib.torch_backend.group import CommlibGroup
@@ -38,10 +41,11 @@ def communicator(group: Any = None, device: str = "cpu") -> Communicator:
     found = group or dist.group.WORLD
     if not isinstance(found, CommlibGroup):
         raise TypeError(f'group is of type {type(found).__name__}, but must be a process group of backend "{NAME}"')
-    return found.communicator(device)
+    return found.communicator(torch.device(device))
 
 
 def _create(options: Any, backend_options: Any) -> CommlibGroup:
+    from commlib.torch_backend.engines import Place
     from commlib.torch_backend.group import CommlibGroup, Options
 
     if backend_options is not None and not isinstance(backend_options, Options):
@@ -49,4 +53,14 @@ def _create(options: Any, backend_options: Any) -> CommlibGroup:
             f"pg_options is of type {type(backend_options).__name__}, but backend {NAME!r} takes "
             "commlib.torch_backend.group.Options"
         )
-    return CommlibGroup(options.store, options.group_rank, options.group_size, options.timeout, backend_options)
+    place = Place(options.store, options.group_rank, options.group_size, options.timeout)
+    return CommlibGroup(place, _kinds(sys._getframe(1)), backend_options)
+
+
+def _kinds(caller: FrameType) -> dict[str, str]:
+    """Return the backend of each device of the group that is being made: {"cpu": "commlib", "cuda": "nccl"}.
+
+    torch tells a backend its own part alone, and then drops the other backends of a group that is made in Python.
+    """
+    config = caller.f_locals.get("backend_config")
+    return dict.fromkeys(DEVICES, NAME) if config is None else dict(config.get_device_backend_map())

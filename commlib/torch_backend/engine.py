@@ -14,9 +14,7 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.redops import TORCH_OPS
-from commlib.torch_backend.gpu_mail import GpuMail
 from commlib.torch_backend.layout import flat, joined, room_for, spread
-from commlib.torch_backend.mail import Mail
 from commlib.torch_backend.works import Done, OnStream
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ class Engine:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self._gpu = comm.device.type == "cuda"
-        self.mail = GpuMail(comm) if self._gpu else Mail(comm)
-        self.send, self.recv, self.recv_anysource = self.mail.send, self.mail.recv, self.mail.recv_anysource
 
     def _run(self, name: str, opts: Any, outputs: Sequence[Tensor], run: Callable[[Calls], None]) -> dist.Work:
         if opts.asyncOp:

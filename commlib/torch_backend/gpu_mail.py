@@ -1,13 +1,14 @@
-"""Messages between GPUs, as NCCL's group has them: a tag says nothing, and the source has a name.
+"""Messages between GPUs: torch's own engine over NCCL sends them, as two ranks may begin while the others do not.
 
-Messages of one `batch_isend_irecv` go together, in one call of NCCL: none of them waits for another.
+All ranks make a communicator of commlib together; NCCL's engine makes one for each pair. A tag says nothing to it, and
+a source must have a name. Messages of one `batch_isend_irecv` go together: none of them waits for another.
 """
 
 from __future__ import annotations
 
 import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import unwrap
 from types import FrameType
 from typing import Any
@@ -15,29 +16,28 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib.communicator import Communicator
 from commlib.torch_backend.layout import flat
-from commlib.torch_backend.mail import WAITS
-from commlib.torch_backend.works import Done, Works
+from commlib.torch_backend.works import Works
 
 _BATCHES = unwrap(dist.batch_isend_irecv).__code__
 _NEAR = 4  # frames between a message and the batch that it belongs to, at most
 
 
 class GpuMail:
-    """The messages of one communicator of GPUs."""
+    """The messages of one group; `make` gives the engine when the first one comes."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = comm
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
         self._batch: Batch | None = None
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Send a tensor."""
-        return self._message("send", flat(tensors[0]), dst, sys._getframe(2))
+        return self._message("send", tensors, dst, tag)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         """Receive a tensor from a rank."""
-        return self._message("recv", flat(tensors[0]), src, sys._getframe(2))
+        return self._message("recv", tensors, src, tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Refuse: a GPU cannot look who has sent something."""
@@ -45,23 +45,27 @@ class GpuMail:
 
     def start_batch(self) -> None:
         """Hold the messages that follow until end_batch()."""
-        self._batch = Batch(self._comm)
+        self._batch = Batch(self._engine())
 
     def end_batch(self) -> dist.Work | None:
         """Send those that were held; return their work, None without any."""
         batch, self._batch = self._batch, None
         return None if batch is None or not batch.parts else batch.go()
 
-    def _message(self, name: str, x: Tensor, peer: int, caller: FrameType) -> dist.Work:
-        messages = _batched(caller)
-        if (batch := self._batch_for(messages)) is not None:
-            batch.parts.append((name, x, peer))
-            if batch.messages is not None and len(batch.parts) == len(batch.messages):
-                self.end_batch()
-            return batch
-        run = getattr(self._comm._unordered, name)
-        work = self._comm._message(name, run, x, peer, async_op=caller.f_code not in WAITS)
-        return Done([x]) if work is None else work
+    def _engine(self) -> Any:
+        self._made = self._made or self._make()
+        return self._made
+
+    def _message(self, name: str, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
+        rows = [flat(x) for x in tensors]
+        batch = self._batch_for(_batched(sys._getframe(3)))  # behind the group's method
+        if batch is None:
+            work: dist.Work = getattr(self._engine(), name)(rows, peer, tag)
+            return work
+        batch.parts.append((name, rows, peer, tag))
+        if batch.messages is not None and len(batch.parts) == len(batch.messages):
+            self.end_batch()
+        return batch
 
     def _batch_for(self, messages: Sequence[Any] | None) -> Batch | None:
         """Return the batch that a message belongs to; what is left of one whose loop failed is dropped."""
@@ -71,14 +75,14 @@ class GpuMail:
         if messages is None:
             self._batch = None
         elif held is None or held.messages is not messages:
-            self._batch = Batch(self._comm, messages)
+            self._batch = Batch(self._engine(), messages)
         return self._batch
 
 
 def _batched(caller: FrameType) -> Sequence[Any] | None:
     """Return the messages of the batch_isend_irecv that makes this call; None for a call by itself.
 
-    torch opens and closes such a batch in backends of C++ alone, and calls others once for each message.
+    torch opens and closes such a batch in groups of C++ alone, and calls others once for each message.
     """
     frame: FrameType | None = caller
     for _ in range(_NEAR):
@@ -91,27 +95,17 @@ def _batched(caller: FrameType) -> Sequence[Any] | None:
 class Batch(Works):
     """Messages that go together; each of them has this work."""
 
-    def __init__(self, comm: Communicator, messages: Sequence[Any] | None = None) -> None:
+    def __init__(self, engine: Any, messages: Sequence[Any] | None = None) -> None:
         super().__init__([])
-        self._comm, self.messages = comm, messages  # None: until end_batch()
-        self.parts: list[tuple[str, Tensor, int]] = []
+        self._engine, self.messages = engine, messages  # None: until end_batch()
+        self.parts: list[tuple[str, list[Tensor], int, int]] = []
 
     def go(self) -> Batch:
         """Send and receive them behind what the current stream has so far."""
-        group: Any = self._comm._backend.native_group
-        calls, parts = self._comm._unordered, self.parts
-
-        def run() -> list[Tensor]:
-            group.hold_messages(True)
-            try:
-                for name, x, peer in parts:
-                    getattr(calls, name)(x, peer)
-                group.send_held()
-            finally:
-                group.hold_messages(False)
-            return [x for _, x, _ in parts]
-
-        self._works = [self._comm._lanes.submit("batch", "batch_isend_irecv", run)]
+        self._engine._start_coalescing()
+        for name, rows, peer, tag in self.parts:
+            getattr(self._engine, name)(rows, peer, tag)
+        self._works = [self._engine._end_coalescing()]
         return self
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:

@@ -95,13 +95,6 @@ class NcclGroup {
     return target_->group->has_arena() && target_->group->arena().offset_of(x.data(), bytes) >= 0;
   }
 
-  // Messages from now on go together, in one call of NCCL that send_held() makes.
-  void hold_messages(bool on) { target_->group->hold_messages(on); }
-  void send_held() {
-    target_->open();
-    target_->group->send_held(target_->stream());
-  }
-
   void check() {
     target_->open();
     const Unlocked unlocked;
@@ -157,8 +150,6 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("empty", NcclGroup::empty, "num_bytes"),
       COMMLIB_METHOD("holds", NcclGroup::holds, "x"),
       COMMLIB_METHOD("serve_pool", NcclGroup::serve_pool, "on"),
-      COMMLIB_METHOD("hold_messages", NcclGroup::hold_messages, "on"),
-      COMMLIB_METHOD("send_held", NcclGroup::send_held, ""),
       COMMLIB_METHOD("check", NcclGroup::check, ""),
       COMMLIB_METHOD("abort", NcclGroup::abort, "why"),
       COMMLIB_METHOD("abandon", NcclGroup::abandon, ""),

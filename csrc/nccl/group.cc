@@ -246,25 +246,7 @@ void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
   } else {
     directed.in = nullptr;
   }
-  if (!holding_) return run(directed, call.bytes(), false, stream);
-  fault_.alive();
-  held_.push_back(directed);
-}
-
-void Group::hold_messages(bool on) {
-  holding_ = on;
-  held_.clear();
-}
-
-void Group::send_held(CUstream stream) {
-  const std::vector<Call> parts = std::move(held_);
-  hold_messages(false);
-  if (parts.empty()) return;
-  Call together = parts.front();
-  together.parts = &parts;
-  size_t bytes = 0;
-  for (const Call& part : parts) bytes += part.bytes();
-  run(together, bytes, false, stream);
+  run(directed, call.bytes(), false, stream);
 }
 
 void Group::tick() {

@@ -57,10 +57,6 @@ class Group {
   void run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream);
   // send_recv as the plan has it; `sends` or receives.
   void message(const Call& call, int peer, bool sends, CUstream stream);
-  // Messages from now on wait for send_held(), which makes one call of NCCL of them: then none
-  // waits for another. Those held before are dropped.
-  void hold_messages(bool on);
-  void send_held(CUstream stream);
   // Whether the stream has come this far, after `wait_s` at most; raises if the communicator has
   // ended.
   bool wait(CUstream stream, double wait_s);
@@ -119,8 +115,6 @@ class Group {
   PlanTable plan_;
   std::vector<Native> natives_;  // of the plan's rows
   bool inner_ = false;
-  bool holding_ = false;
-  std::vector<Call> held_;
   Order order_;
   Fault fault_;
   Deadline deadline_;

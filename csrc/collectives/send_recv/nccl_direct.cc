@@ -1,4 +1,4 @@
-// NCCL's sends and receives in one group; what is null does not take place
+// NCCL's send, its receive, or both in one group: what is null does not take place
 #include "nccl/algorithm.h"
 #include "nccl/group.h"
 #include "nccl/vendor.h"
@@ -6,7 +6,8 @@
 namespace commlib::nccl {
 namespace {
 
-void one(Group& group, const Call& call, CUstream stream) {
+void send_recv(Group& group, const Call& call, CUstream stream) {
+  const Grouped grouped;
   if (call.in) {
     check(nccl().ncclSend(call.in, call.bytes(), ncclInt8, call.root, group.comm(), stream),
           "ncclSend");
@@ -16,12 +17,6 @@ void one(Group& group, const Call& call, CUstream stream) {
     check(nccl().ncclRecv(call.out, bytes, ncclInt8, call.source, group.comm(), stream),
           "ncclRecv");
   }
-}
-
-void send_recv(Group& group, const Call& call, CUstream stream) {
-  const Grouped grouped;
-  if (!call.parts) return one(group, call, stream);
-  for (const Call& part : *call.parts) one(group, part, stream);
 }
 
 }  // namespace

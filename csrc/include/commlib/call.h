@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "commlib/check.h"
 #include "commlib/dtype.h"
@@ -60,7 +59,6 @@ struct Call {
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
   int source = 0;                       // send_recv: who sends to this rank
-  const std::vector<Call>* parts = nullptr;  // send_recv: several messages as one
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
 

@@ -1,0 +1,140 @@
+"""What serves a group's tensors, by device.
+
+An engine has the methods of a c10d backend. For a device that the group was made with "commlib" for, it is one of
+ours, over a Communicator; for any other ("cpu:commlib,cuda:nccl") it is torch's own. Those of the CPU are made with the
+group, as a message between two of its ranks may be the first call. A GPU's communicator is made by the first collective
+on it, which all ranks make; messages between GPUs do not need it.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commlib.bootstrap.launcher import Identity
+from commlib.bootstrap.neighbours import one_host
+from commlib.bootstrap.store import StoreWorld
+from commlib.communicator import Communicator
+from commlib.native import library
+from commlib.torch_backend.engine import Engine
+from commlib.torch_backend.gpu_mail import GpuMail
+from commlib.torch_backend.mail import Mail
+
+_C10D: Any = dist.distributed_c10d  # declares little of what it has
+OURS = "commlib"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which ranks a group has, and where they meet."""
+
+    store: Any
+    rank: int
+    size: int
+    timeout: datetime.timedelta
+
+
+class Engines:
+    """The engines of one group; `settings` are arguments of commlib.init()."""
+
+    def __init__(self, place: Place, kinds: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        self._place, self.kinds, self._settings = place, kinds, settings
+        self._communicators: dict[str, Communicator] = {}
+        self._torchs: list[Any] = []
+        self._ended = ""
+        self.cuda: Any = None
+        self.cpu: Any = self._make("cpu", None) if "cpu" in kinds else None
+        self._mails: dict[str, Any] = {}
+
+    def of(self, device: torch.device) -> Any:
+        """Return the engine of a device, made if need be."""
+        kind = device.type
+        if kind not in ("cpu", "cuda") or kind not in self.kinds:
+            raise RuntimeError(f"this process group serves tensors on {', '.join(self.kinds)}, not on {kind}")
+        if self._ended:
+            raise RuntimeError(self._ended)
+        if kind == "cpu":
+            return self.cpu
+        self.cuda = self.cuda or self._make(kind, device.index)
+        return self.cuda
+
+    def mail(self, device: torch.device) -> Any:
+        """Return what sends and receives the messages of a device."""
+        kind = device.type
+        if self._ended or kind not in self._mails:
+            self._mails[kind] = self._mail(device)
+        return self._mails[kind]
+
+    def communicator(self, device: torch.device) -> Communicator:
+        """Return the communicator of a device, made if need be."""
+        self.of(device)
+        if device.type not in self._communicators:
+            served = self.kinds[device.type]
+            raise ValueError(f"device is {device.type!r}, which backend {served!r} serves in this group")
+        return self._communicators[device.type]
+
+    def end(self, why: str, end: Callable[[Communicator], None], others: str) -> None:
+        """End all: ours by `end`, torch's by their method of the name `others`."""
+        self._ended = self._ended or why
+        self.cpu = self.cuda = None
+        self._mails.clear()
+        communicators, self._communicators = self._communicators, {}
+        torchs, self._torchs = self._torchs, []
+        for comm in communicators.values():
+            end(comm)
+        for engine in torchs:
+            getattr(engine, others)()
+
+    def _make(self, kind: str, index: int | None) -> Any:
+        return self._ours(kind, index) if self.kinds[kind] == OURS else self._torch(self.kinds[kind], kind)
+
+    def _mail(self, device: torch.device) -> Any:
+        if device.type == "cuda" and self.kinds.get("cuda") == OURS:
+            return GpuMail(lambda: self._torch("nccl", "messages"))
+        engine = self.of(device)
+        return Mail(engine.comm) if isinstance(engine, Engine) else engine
+
+    def _ours(self, kind: str, index: int | None) -> Engine:
+        """Make a communicator over the group's store; the world behind it has done its part then."""
+        store, rank, size = _C10D.PrefixStore(f"commlib/{kind}", self._place.store), self._place.rank, self._place.size
+        timeout_s = self._place.timeout.total_seconds()
+        if kind == "cuda":
+            torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
+        local = torch.cuda.current_device() if kind == "cuda" else None
+        world = StoreWorld("torch.distributed", store, Identity(rank, size, local), timeout_s)
+        settings = {"timeout_s": timeout_s, **self._settings}
+        if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:
+            settings["checked"] = True
+        try:
+            backend = "nccl" if kind == "cuda" else _for_cpus(one_host(world, timeout_s), size)
+            comm = Communicator._create(world, backend=backend, **settings)
+        finally:
+            world.close()
+        self._communicators[kind] = comm
+        return Engine(comm)
+
+    def _torch(self, name: str, use: str) -> Any:
+        """Make an engine of torch's."""
+        place, store = self._place, _C10D.PrefixStore(f"{name}/{use}", self._place.store)
+        if name == "gloo":
+            engine: Any = dist.ProcessGroupGloo(store, place.rank, place.size, place.timeout)
+        elif name == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = place.timeout
+            engine = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
+        else:
+            raise NotImplementedError(
+                f'backend {name!r} for {use} beside "commlib" is not possible, only gloo and nccl are; '
+                "make a group of its own for it"
+            )
+        self._torchs.append(engine)
+        return engine
+
+
+def _for_cpus(together: bool, size: int) -> str:
+    return "shm" if together and size <= library.most_shm_ranks() else "torch"
