@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +49,9 @@ def same(ours: Any, theirs: Any, tolerance: float = 0.0) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that is free and stays so: sockets that ask for any get those from 32768 on."""
+    while True:
+        port = random.randrange(15000, 30000)
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
