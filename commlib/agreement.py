@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from commlib import __version__, env
 from commlib.backends import BACKENDS
-from commlib.backends.base import Options
+from commlib.backends.base import Backend, Options
+from commlib.backends.hosts import Hosts
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
+from commlib.collectives.plugins import load_natives
+from commlib.collectives.told import plan_text, rows_text
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, find, shipped, shipped_plan
+from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
 
@@ -103,13 +106,38 @@ def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan,
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
 
 
+def teach(made: Backend, world: World, timeout_s: float) -> None:
+    """Tell a native half the rows of its algorithms, once those of plugins are loaded."""
+    if made.native_group is not None:
+        load_natives(COLLECTIVES, made.name, world, timeout_s)
+        made.native_group.learn(rows_text(made.name, world.size))
+
+
+def teach_inside(hosts: Hosts, timeout_s: float) -> bool:
+    """Do the same inside a host, where the plan is that of its machine: a plan= is for the calls over all hosts."""
+    inside, part = hosts.inside, hosts.part
+    teach(inside, part, timeout_s)
+    found = _completed(find_own(inside.name, part.size, _acceptable(inside.name)), inside.name)
+    packed = part.broadcast(found.packed().encode(), 0, timeout_s).decode()
+    inside.native_group.set_plan(plan_text(Plan.unpacked(packed), part.size, inside.name))
+    return True
+
+
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     if isinstance(plan, Plan):
         return plan
-    found = find(backend, plan, world, partial(check_names, algorithms=usable(backend), backend=backend))
+    found = find(backend, plan, world, _acceptable(backend))
+    return _completed(found, backend) if plan == "auto" else found
+
+
+def _acceptable(backend: str) -> Callable[[Plan], None]:
+    return partial(check_names, algorithms=usable(backend), backend=backend)
+
+
+def _completed(plan: Plan, backend: str) -> Plan:
     rest = unplanned(backend)
-    return found.completed(rest) if plan == "auto" and rest.rules else found
+    return plan.completed(rest) if rest.rules else plan
 
 
 def unplanned(backend: str) -> Plan:

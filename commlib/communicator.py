@@ -16,15 +16,14 @@ from typing import Any, SupportsIndex, TypeVar, cast
 import torch
 
 from commlib import backends, compiled, env, lifetime, log, objects
-from commlib.agreement import agree, choose_plan, pin, settings
+from commlib.agreement import agree, choose_plan, pin, settings, teach, teach_inside
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.given import given
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
-from commlib.collectives.plugins import load_natives
-from commlib.collectives.told import chosen, plan_text, rows_text
+from commlib.collectives.told import choice_of, plan_text
 from commlib.errors import Closed
 from commlib.methods import Collectives, Op
 from commlib.plan import Explanation, Plan
@@ -137,9 +136,9 @@ class Communicator(Collectives):
         agree(world, options, name)
         made = backends.create(name, world, options)
         try:
-            if made.native_group is not None:
-                load_natives(COLLECTIVES, made.name, world, options.timeout_s)
-                made.native_group.learn(rows_text(made.name, world.size))
+            teach(made, world, options.timeout_s)
+            if made.hosts is not None:
+                made.hosts.part.make(partial(teach_inside, made.hosts, options.timeout_s), options.timeout_s)
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
             if world.rank == 0:
                 room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
@@ -201,7 +200,7 @@ class Communicator(Collectives):
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
         """
-        name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena)
+        name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena, self._backend.no_hosts)
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
         if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
@@ -221,7 +220,8 @@ class Communicator(Collectives):
         self._lanes.drain(COLLECTIVE_CALLS)
         if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(plan, self.size, self.backend))
-        self._backend.chosen = chosen(plan, self.size)
+        else:
+            self._backend.choose = choice_of(plan, self._backend)
         self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------

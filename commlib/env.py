@@ -125,6 +125,12 @@ BOOTSTRAP = Variable(
     "auto",
     "who started the ranks: auto, local, torchrun, mpi, slurm or single",
 )
+HOST = Variable(
+    "COMMLIB_HOST",
+    str,
+    "",
+    "name of the host that this rank counts as on; ranks with different names share no memory; docs/hosts.md",
+)
 TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _seconds, 300.0, "deadline of every wait for other ranks, in seconds")
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"

@@ -12,8 +12,9 @@ import torch
 
 from commlib import env
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.python_calls import kind_of
 from commlib.plan.rules import size_text
-from commlib.redops import CODES, redop_name
+from commlib.redops import Redop
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -68,9 +69,7 @@ class _FirstCalls:
 
     def _tell(self, op: str, given: tuple[Any, ...]) -> None:
         tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        num_bytes = _bytes_of(op, [x.nbytes for x in tensors], self._comm.size)
-        dtype = str(tensors[0].dtype if tensors else torch.uint8).removeprefix("torch.")
-        redop: Any = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
+        num_bytes, dtype, redop = kind_of(op, given, self._comm.size)
         placement = "symmetric" if tensors and all(map(self._comm._backend.holds, tensors)) else "plain"
         capturing = self._comm.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         mode = "graph" if capturing else "eager"
@@ -79,20 +78,9 @@ class _FirstCalls:
             return
         self._told.add(kind)
         try:
-            why = self._comm.explain(op, num_bytes, dtype, redop, placement=placement, mode=mode)
+            why = self._comm.explain(op, num_bytes, dtype, cast("Redop", redop), placement=placement, mode=mode)
         except ValueError as error:  # the call itself says what is wrong with it
             _LOG.debug("rank %d: first %s: %s", self._comm.rank, op, error)
             return
-        called = f"{size_text(num_bytes)} of {dtype}" + f" by {redop_name(redop)}" * COLLECTIVES[op].reduces
+        called = f"{size_text(num_bytes)} of {dtype}" + f" by {redop}" * COLLECTIVES[op].reduces
         _LOG.debug("rank %d: first %s of %s, %s, %s: %s", self._comm.rank, op, called, placement, mode, why.algorithm)
-
-
-def _is_redop(value: object) -> bool:
-    return value.__hash__ is not None and value in CODES and not isinstance(value, int)
-
-
-def _bytes_of(op: str, sizes: list[int], world: int) -> int:
-    """Return the size by which the plan chooses."""
-    if op in ("gather", "scatter"):
-        return min(sizes, default=0) * world
-    return max(sizes, default=0)

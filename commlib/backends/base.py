@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,10 @@ from commlib.errors import Unsupported
 
 if TYPE_CHECKING:
     from commlib._native import Calls, NcclGroup, ShmGroup
+    from commlib.backends.hosts import Hosts
+
+Choose = Callable[[str, int, str, str], str]
+"""Returns the algorithm of a call: an operation, its bytes, element type and reduction."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ class Backend(ABC):
     rank: int
     size: int
     has_arena = True  # there is symmetric memory
-    chosen: Mapping[str, str] = MappingProxyType({})  # without native code: algorithms by collective, as the plan says
+    hosts: Hosts | None = None  # of a world over several, with the shared memory inside this one
+    no_hosts = "all ranks are on one host"  # why there are none
+    choose: Choose  # without native code: what the plan in force says of a call
 
     @property
     def plan_name(self) -> str:

@@ -122,6 +122,7 @@ class ServedWorld(World):
     """A rank's half of an Exchange that is served at the other end of a socket."""
 
     server: str  # in messages
+    address = "127.0.0.1"  # all of its ranks are on this machine
 
     def __init__(self, rank: int, size: int, channel: socket.socket) -> None:
         self.rank, self.size = rank, size

@@ -1,4 +1,4 @@
-"""Where ranks run: whether on one host, how many come before this one there, and which of them have died."""
+"""Where ranks run: on which hosts, how many come before this one there, and which of them have died."""
 
 from __future__ import annotations
 
@@ -9,21 +9,35 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from commlib import env
 from commlib.bootstrap.world import World
 
 
 def card() -> bytes:
-    """Return what a rank tells the others about where it runs: kernel, host, pid namespace, user, pid."""
+    """Return what a rank tells the others about where it runs: kernel, host, pid namespace, user, given name, pid."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid_namespace = str(Path("/proc/self/ns/pid").readlink())
     # The name beside the boot id: containers of one host share its boot id, but not its devices.
-    return json.dumps([boot, socket.gethostname(), pid_namespace, os.geteuid(), os.getpid()]).encode()
+    given = env.HOST.get()
+    return json.dumps([boot, given or socket.gethostname(), pid_namespace, os.geteuid(), given, os.getpid()]).encode()
+
+
+def hosts_of(world: World, timeout_s: float) -> list[list[int]]:
+    """Return the ranks of each host, in the order of their first ranks.
+
+    A host is what shared memory needs: processes of one user on one booted kernel, which see each other. Where
+    COMMLIB_HOST is given, only ranks with the same name are on one host.
+    """
+    found: dict[tuple[object, ...], list[int]] = {}
+    for rank, text in enumerate(world.all_gather(card(), timeout_s)):
+        boot, _, pid_namespace, user, given, _ = json.loads(text)
+        found.setdefault((boot, pid_namespace, user, given), []).append(rank)
+    return list(found.values())
 
 
 def one_host(world: World, timeout_s: float) -> bool:
-    """Whether all ranks are processes of one user on one booted kernel, and see each other."""
-    places = [json.loads(text) for text in world.all_gather(card(), timeout_s)]
-    return len({(boot, pid_namespace, user) for boot, _, pid_namespace, user, _ in places}) == 1
+    """Whether all ranks are on one host."""
+    return len(hosts_of(world, timeout_s)) == 1
 
 
 def local_rank(rank: int, cards: Sequence[bytes]) -> int:

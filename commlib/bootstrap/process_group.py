@@ -16,3 +16,4 @@ class ProcessGroupWorld(StoreWorld):
         self.group = group
         who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
         super().__init__("process_group", group.get_group_store(), who, timeout_s)
+        self.store = self._store

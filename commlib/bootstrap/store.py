@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from commlib import env
+from commlib.bootstrap.address import address_of
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import Neighbours, card, twin
 from commlib.bootstrap.world import World, named, two_processes
@@ -50,6 +51,7 @@ class StoreWorld(World):
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         self.name, self.rank, self.size = name, who.rank, who.size
+        self.address = address_of(who.rank, store)
         self._lane, self._deadline = Lane("store"), time.monotonic() + timeout_s
         self._base = PrefixStore("commlib", store)
         self._serves = serves

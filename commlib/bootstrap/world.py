@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from commlib.errors import CommTimeout
 
@@ -14,6 +15,10 @@ class World(ABC):
     rank: int
     size: int
     local_rank: int
+    address = ""  # at which the ranks of other hosts reach this one, where that is known
+    names: Sequence[int] = ()  # by which errors call the ranks, where these are a part of a larger world
+    device = ""  # the kind of the tensors' device, where that is settled
+    parts = False  # whether these are a part of ranks on several hosts
 
     @abstractmethod
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:

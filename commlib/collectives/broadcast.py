@@ -6,6 +6,7 @@ import torch
 from torch.distributed import BroadcastOptions
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.hier_calls import gather, hosts_of, share_of, shares, spread
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import as_bytes
@@ -17,6 +18,39 @@ def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
     if x.numel() > 0:
         options = backend.options(BroadcastOptions(), rootRank=src)
         backend.wait(backend.group.broadcast([as_bytes(x)], options), "broadcast")
+
+
+def hier_oneshot(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
+    """Pass the tensor on to one rank of each host, which gives it to the others."""
+    if x.numel() > 0:
+        hosts = hosts_of(backend)
+        delegates, root = hosts.delegates(src)
+        if backend.rank in delegates:
+            spread(backend, x, delegates, root, "broadcast")
+        hosts.calls.broadcast(x, hosts.own.index(delegates[hosts.here]))
+
+
+def hier_twoshot(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
+    """Cut the root's tensor into a piece for each host and lane; then gather the pieces between hosts and inside."""
+    if x.numel() == 0:
+        return
+    hosts, whole = hosts_of(backend), as_bytes(x)
+    _, root = hosts.delegates(src)
+    if hosts.here == root:
+        hosts.calls.broadcast(x, hosts.own.index(src))
+    sizes = shares(whole.numel(), hosts.lanes, len(hosts.own))
+    share, count = share_of(whole, sizes, hosts.local), len(hosts.ranks)
+    rows = whole.new_empty((count, -(-share.numel() // count)))
+    if share.numel():
+        if hosts.here == root:
+            rows.view(-1)[: share.numel()] = share
+            to = [(peer, rows[host]) for host, peer in enumerate(hosts.lane) if host != root]
+            backend.exchange("broadcast", to, [])
+        else:
+            backend.exchange("broadcast", [], [(hosts.lane[root], rows[hosts.here])])
+        rows = gather(backend, rows[hosts.here], hosts.lane, "broadcast")
+    if hosts.here != root:
+        hosts.calls.all_gatherv(whole, rows.view(-1)[: share.numel()], sizes)
 
 
 BROADCAST = Collective(
@@ -35,5 +69,7 @@ BROADCAST = Collective(
         Algorithm("nccl_direct", "nccl"),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),
+        Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot),
+        Algorithm("hier_twoshot", "torch", hosts=True, run=hier_twoshot),
     ),
 )

@@ -8,8 +8,11 @@ from commlib.collectives import COLLECTIVES, Algorithm
 from commlib.plan import Facts, Query
 
 
-def facts(has_arena: bool = True) -> Facts:
-    """Return what is true where symmetric memory is there, or is not; the backend refuses names it does not know."""
+def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
+    """Return what is true where symmetric memory is there, or is not, and where something speaks against hier_*.
+
+    The backend refuses names it does not know.
+    """
 
     def refuses(query: Query, algorithm: str) -> str | None:
         row = _rows().get((query.op, algorithm))
@@ -19,6 +22,8 @@ def facts(has_arena: bool = True) -> Facts:
             return "its tensors lie in symmetric memory"
         if row.needs_arena and not has_arena:
             return "there is no symmetric memory"
+        if row.hosts and no_hosts:
+            return no_hosts
         return COLLECTIVES[query.op].refusal(row, query.dtype, query.redop, query.world)
 
     def symmetric(op: str, algorithm: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +12,7 @@ import torch
 from commlib.backends.base import Backend
 from commlib.collectives.spec import Collective
 from commlib.native import library
+from commlib.redops import CODES, redop_name
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -35,12 +36,25 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
 def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
     rows = collective.rows(backend.name).values()
     runs = {row.name: partial(row.run, backend) for row in rows if row.run is not None}
-    first = next(iter(runs.values()))
 
-    def half(*given: Any, **how: Any) -> Any:
-        return runs.get(backend.chosen.get(collective.name, ""), first)(*given, **how)
+    def half(*given: Any) -> Any:
+        return runs[backend.choose(collective.name, *kind_of(collective.name, given, backend.size))](*given)
 
-    return first if len(runs) == 1 else half
+    return next(iter(runs.values())) if len(runs) == 1 else half
+
+
+def kind_of(op: str, given: Sequence[Any], world: int) -> tuple[int, str, str]:
+    """Return what the plan chooses by, of a call with such arguments: its bytes, element type and reduction."""
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    sizes = [x.nbytes for x in tensors]
+    num_bytes = min(sizes, default=0) * world if op in ("gather", "scatter") else max(sizes, default=0)
+    dtype = str(tensors[0].dtype if tensors else torch.uint8).removeprefix("torch.")
+    redop = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
+    return num_bytes, dtype, redop_name(redop)
+
+
+def _is_redop(value: object) -> bool:
+    return value.__hash__ is not None and value in CODES and not isinstance(value, int)
 
 
 def _call(backend: Backend, name: str, half: Callable[..., Any], checks: Calls) -> Callable[..., Any]:

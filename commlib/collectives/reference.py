@@ -24,20 +24,23 @@ _STEPS = {
 }
 
 
-def ordered(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
-    """Reduce in rank order the way commlib promises: fp32 for small floats, one rounding, integers wrap."""
-    dtype = inputs[0].dtype
+def ordered(inputs: Sequence[torch.Tensor], redop: str, size: int | None = None) -> torch.Tensor:
+    """Reduce in rank order the way commlib promises: fp32 for small floats, one rounding, integers wrap.
+
+    Where the inputs are themselves sums, an average is over `size` ranks.
+    """
+    dtype, size = inputs[0].dtype, size or len(inputs)
     if dtype in _UNSIGNED:
-        return _ordered_unsigned(inputs, redop)
+        return _ordered_unsigned(inputs, redop, size)
     if dtype == torch.bool:
         any_or_all = {"sum": "bor", "max": "bor", "prod": "band", "min": "band"}.get(redop, redop)
         return _fold(inputs, any_or_all)
     if dtype in _WIDE:
-        total = _finish(_fold([x.float() for x in inputs], redop), redop, len(inputs))
+        total = _finish(_fold([x.float() for x in inputs], redop), redop, size)
         if dtype == torch.float8_e4m3fn:
             total = total.clamp(-448, 448)  # saturates; torch before 2.13 made it NaN
         return total.to(dtype)
-    return _finish(_fold(inputs, redop), redop, len(inputs))
+    return _finish(_fold(inputs, redop), redop, size)
 
 
 def exact(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
@@ -71,8 +74,8 @@ def _finish(total: torch.Tensor, redop: str, n: int) -> torch.Tensor:
     return torch.div(total, n, rounding_mode="trunc")
 
 
-def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str) -> torch.Tensor:
+def _ordered_unsigned(inputs: Sequence[torch.Tensor], redop: str, size: int) -> torch.Tensor:
     """Go through numpy: torch has few operations on wide unsigned integers."""
     first, *others = (x.cpu().numpy() for x in inputs)
     total = functools.reduce(getattr(np, _STEPS[redop]), others, first.copy())
-    return torch.from_numpy(np.asarray(total // len(inputs) if redop == "avg" else total))
+    return torch.from_numpy(np.asarray(total // size if redop == "avg" else total))

@@ -38,7 +38,8 @@ class Param:
 class Algorithm:
     """One way to do a collective. `run` is its Python half; None means it is all native.
 
-    `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie; `ordered`
+    `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie; `hosts` that
+    it is for ranks on several hosts, with shared memory inside each; `ordered`
     that it adds in rank order, so that results are bitwise those of every other ordered algorithm; `refuses(dtype,
     redop, size)` gives a reason or None; `in_place`: input and output may be the same memory, where the collective has
     such a form. `params` are what a plan may set; `variants(num_bytes)` gives those that are worth measuring at a size,
@@ -50,6 +51,7 @@ class Algorithm:
     backend: str
     placement: str = "plain"
     arena: bool = False
+    hosts: bool = False
     kernel: str = ""
     ordered: bool = True
     run: Callable[..., Any] | None = None

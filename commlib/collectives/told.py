@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
+from commlib.backends.base import Backend, Choose
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.facts import facts
 from commlib.collectives.spec import Algorithm, Collective
-from commlib.plan import Plan, Rule
+from commlib.errors import Unsupported
+from commlib.plan import Plan, Query, Rule
+from commlib.plan.decide import decide
 from commlib.redops import DTYPES, REDOPS
+
+KEPT = 4096  # choices of kinds of calls
 
 
 @cache
@@ -44,9 +50,26 @@ def plan_text(plan: Plan, world: int, backend: str) -> str:
     return "\n".join(line for rule in plan.rules_of(world) for line in _lines_of_rule(rule, backend))
 
 
-def chosen(plan: Plan, world: int) -> dict[str, str]:
-    """Return what a backend without native code runs: of each collective's first rule the last range, at every size."""
-    return {rule.op: rule.ranges[-1].algorithm for rule in reversed(plan.rules_of(world)) if rule.placement == "plain"}
+def choice_of(plan: Plan, backend: Backend) -> Choose:
+    """Return what a backend without native code asks for the algorithm of each call."""
+    known, size = (
+        facts(backend.has_arena, backend.no_hosts),
+        backend.size,
+    )  # not the backend, which keeps what is returned
+
+    @lru_cache(maxsize=KEPT)
+    def choose(op: str, num_bytes: int, dtype: str, redop: str) -> str:
+        call = Query(op, num_bytes, dtype, redop, size)
+        found = decide(plan.rules, call, known)
+        if found is not None:
+            return found.entry.algorithm
+        entries = (entry for rule in plan.rules if rule.covers(call) for entry in (*rule.ranges, *rule.fallback))
+        named = dict.fromkeys(entry.algorithm for entry in entries)
+        reasons = "; ".join(f"{name}: {reason}" for name in named if (reason := known.refusal(call, name)))
+        kind = f"{dtype} by {redop}" if COLLECTIVES[op].reduces else dtype
+        raise Unsupported(f"plan {plan.source} has nothing that runs {op} of {kind} ({reasons or 'no rule'})")
+
+    return choose
 
 
 def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from commlib.plan.decide import Facts
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.plan import HEAD, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Query, Range, Rule
-from commlib.plan.search import find, shipped, shipped_plan, slug, user_path
+from commlib.plan.search import find, find_own, shipped, shipped_plan, slug, user_path
 
 __all__ = [
     "HEAD",
@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "differences",
     "find",
+    "find_own",
     "shipped",
     "shipped_plan",
     "slug",

@@ -56,6 +56,12 @@ def find(backend: str, plan: str | os.PathLike[str], world: int, accept: Accept)
     asked = env.PLAN.get() if plan == "auto" else plan
     if asked:
         return _fitting(Plan.load(asked), here, world, accept)
+    return find_own(backend, world, accept)
+
+
+def find_own(backend: str, world: int, accept: Accept) -> Plan:
+    """Return the plan of this machine: the first of the user's, the device's, the backend's."""
+    here = fingerprint(backend)
     for source, load in _found(backend, str(here.get("device", "")), world):
         try:
             found = _fitting(load(), here, world, accept)

@@ -74,9 +74,11 @@ def check_algorithm(comm: Communicator, name: str, algorithm: str, scope: Scope)
 def _cases(
     comm: Communicator, collective: Collective, algorithm: Algorithm, scope: Scope
 ) -> Iterator[tuple[Call, bool]]:
+    if algorithm.hosts and comm._backend.no_hosts:
+        return
     redops = scope.redops if collective.reduces else ("sum",)
     # A collective without data has nothing to vary.
-    counts = scope.counts if collective.shapes(Call(0, 1, 1, torch.uint8)) != (0, 0) else (0,)
+    counts = scope.counts if collective.shapes(Call(1, 2, 8, torch.uint8)) != (0, 0) else (0,)
     for count, dtype, redop in itertools.product(counts, scope.dtypes, redops):
         if collective.reduces and (dtype == torch.float8_e4m3fnuz or not reducible(dtype, redop)):
             continue

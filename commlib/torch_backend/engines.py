@@ -111,7 +111,8 @@ class Engines:
         if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:
             settings["checked"] = True
         try:
-            backend = "nccl" if kind == "cuda" else _for_cpus(one_host(world, timeout_s), size)
+            world.device, together = kind, one_host(world, timeout_s)
+            backend = "nccl" if kind == "cuda" and together else _for_cpus(together, size)
             comm = Communicator._create(world, backend=backend, **settings)
         finally:
             world.close()

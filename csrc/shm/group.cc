@@ -192,9 +192,9 @@ bool Group::prefers_pull(const Call& call) const {
 unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
   const size_t room = segment_->layout().arena_bytes;
   if (offset > room || bytes > room - offset) {
-    waiter_.end("CommError",
-                text("rank ", r, " offered ", bytes, " bytes at ", offset, " of an arena of ", room,
-                     " bytes in ", describe(mine_, seq_), "; its memory is damaged"));
+    waiter_.end("CommError", text("rank ", segment_->named(r), " offered ", bytes, " bytes at ",
+                                  offset, " of an arena of ", room, " bytes in ",
+                                  describe(mine_, seq_), "; its memory is damaged"));
   }
   return segment_->arena(r) + offset;
 }
@@ -202,8 +202,8 @@ unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
 void Group::mismatch(const Descriptor& theirs, int r) {
   waiter_.end(
       "CommError",
-      text("ranks disagree: rank ", rank_, " called ", describe(mine_, seq_), ", rank ", r,
-           " called ", describe(theirs, seq_),
+      text("ranks disagree: rank ", segment_->named(rank_), " called ", describe(mine_, seq_),
+           ", rank ", segment_->named(r), " called ", describe(theirs, seq_),
            "; make the same calls in the same order (COMMLIB_CHECK=1 finds the first difference)"));
 }
 
@@ -229,7 +229,7 @@ void Group::check_agreement(const Call& call) {
     const Descriptor what = segment_->control(r)->verdict[number % 2].what;
     const uint64_t detail = segment_->control(r)->detail[number % 2].load();
     same = same && std::memcmp(&what, &first, sizeof(what)) == 0 && detail == first_detail;
-    table += text(r ? "; rank " : "rank ", r, ": ", describe(what, number));
+    table += text(r ? "; rank " : "rank ", segment_->named(r), ": ", describe(what, number));
     if (detail != first_detail) table += " with other sizes";
   }
   if (!same) fail("ValueError", "ranks disagree: ", table, "; make the same call on every rank");

@@ -1,0 +1,161 @@
+"""The hier_* algorithms: hosts that are alike, of different sizes, and whose ranks are not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.communicator import Communicator
+from commlib.errors import CommError, Unsupported
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from commlib.testing.conformance import EVERY_TYPE, Scope, agree, check_algorithm
+from tests import hosts
+
+HIER = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.hosts]
+PLACES = ("aabb", "abab", "aaab", "abbc")  # alike, out of order, of different sizes; three hosts, one in the middle
+FEW_TYPES = (torch.float32, torch.bfloat16, torch.uint16, torch.complex64)
+
+
+@pytest.fixture(scope="module")
+def on_hosts() -> Iterator[object]:
+    """Ranks that live on such hosts, started when they are first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def ranks(places: str) -> Ranks:
+            made = Ranks(len(places), create=hosts.create, hosts=places, timeout_s=60.0, deadline_s=120.0)
+            return stack.enter_context(made)
+
+        yield ranks
+
+
+@pytest.mark.parametrize(("name", "algorithm"), HIER)
+@pytest.mark.parametrize("places", PLACES)
+def test_hosts_give_the_reference(on_hosts, places, name, algorithm):
+    few = Scope((0, 1, 33), FEW_TYPES, ("sum", "avg", "max", "bxor"))
+    every = Scope((0, 1, 33, 1025), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
+    for scope in (every if places == "aabb" else few, Scope((70_001,))):
+        verdicts = on_hosts(places).run(check_algorithm, name, algorithm, scope)
+        assert [v.wrong for v in verdicts if v.wrong] == []
+        assert verdicts[0].cases > 0
+        assert name != "all_reduce" or agree(verdicts), "ranks hold different bits"
+
+
+def sums(comm: Communicator, algorithm: str, count: int) -> bytes:
+    before = comm.plan
+    comm.use(Plan.only({"all_reduce": algorithm}, base=before))
+    x = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank))
+    comm.all_reduce(x)
+    comm.use(before)
+    return x.numpy().tobytes()
+
+
+@pytest.mark.parametrize("places", PLACES)
+def test_all_algorithms_of_hosts_give_the_same_bits(on_hosts, places):
+    for count in (1, 1000, 70_001):
+        found = {bits for a in ("hier_oneshot", "hier_twoshot") for bits in on_hosts(places).run(sums, a, count)}
+        assert len(found) == 1
+
+
+def in_the_hosts_order(comm: Communicator) -> bool:
+    inputs = [torch.randn(777, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
+    return torch.equal(comm.all_reduce(inputs[comm.rank].clone()), (inputs[0] + inputs[2]) + (inputs[1] + inputs[3]))
+
+
+def test_sums_are_of_the_ranks_of_a_host_and_then_of_the_hosts(on_hosts):
+    assert all(on_hosts("abab").run(in_the_hosts_order))
+
+
+def explained(comm: Communicator) -> tuple[str, str, str]:
+    small, large = comm.explain("all_reduce", 8), comm.explain("all_reduce", 64 << 20)
+    return comm.backend, small.algorithm, large.algorithm
+
+
+def test_the_plan_chooses_by_size(on_hosts):
+    assert set(on_hosts("aabb").run(explained)) == {("torch", "hier_oneshot", "hier_twoshot")}
+
+
+def on_one_host(comm: Communicator) -> tuple[str, str]:
+    comm.use(Plan.only({"all_reduce": "hier_twoshot"}))
+    with pytest.raises(Unsupported, match="hier_twoshot: all ranks are on one host") as caught:
+        comm.all_reduce(torch.ones(3))
+    comm.use(Plan.only({"all_reduce": "hier_twoshot"}, base=Plan.only({"all_reduce": "torch_direct"})))
+    assert comm.all_reduce(torch.ones(3)).tolist() == [2.0] * 3
+    return str(caught.value), str(comm.explain("all_reduce", 8))
+
+
+def test_one_host_passes_hosts_over_and_says_so(torch_ranks):
+    before = torch_ranks.run(packed_plan, world=2)
+    said = torch_ranks.run(on_one_host, world=2)
+    torch_ranks.run(use, before[0], world=2)
+    assert all("passed over hier_twoshot: all ranks are on one host" in why for _, why in said)
+
+
+def packed_plan(comm: Communicator) -> str:
+    return comm.plan.packed()
+
+
+def use(comm: Communicator, packed: str) -> None:
+    comm.use(Plan.unpacked(packed))
+
+
+def create_without_memory(world: object, hosts_: str) -> Communicator:
+    """Rank 3 cannot make shared memory."""
+    from commlib.backends import hosts as module
+
+    def broken(*_: object) -> None:
+        raise CommError("no memory here")
+
+    if world.rank == 3:  # type: ignore[attr-defined]
+        module.ShmBackend = broken  # type: ignore[assignment,misc]
+    return hosts.create(world, hosts_)  # type: ignore[arg-type]
+
+
+def total(comm: Communicator) -> tuple[float, str]:
+    return float(comm.all_reduce(torch.ones(1))), str(comm.explain("all_reduce", 4))
+
+
+def test_where_a_host_has_no_shared_memory_all_go_without():
+    with Ranks(4, create=create_without_memory, hosts_="aabb") as ranks:
+        for value, why in ranks.run(total):
+            assert value == 4.0
+            assert "runs torch_direct" in why
+            assert "no shared memory inside the hosts: no memory here" in why
+
+
+def splits(comm: Communicator) -> tuple[list[str], list[float]]:
+    across = comm.split(comm.rank % 2)  # one rank of each host
+    inside = comm.split(comm.rank // 2)
+    assert across is not None
+    assert inside is not None
+    parts = (across, inside)
+    found = [part.explain("all_reduce", 4).algorithm for part in parts]
+    values = [float(part.all_reduce(torch.full((1,), comm.rank + 1.0))) for part in parts]
+    for part in parts:
+        part.close()
+    return found, values
+
+
+def test_splits_are_hosts_too(on_hosts):
+    said = on_hosts("aabb").run(splits)
+    assert [found for found, _ in said] == [["hier_oneshot", "hier_oneshot"]] * 4
+    assert [values for _, values in said] == [[4.0, 3.0], [6.0, 3.0], [4.0, 7.0], [6.0, 7.0]]
+
+
+def later(comm: Communicator) -> list[float]:
+    x, y = torch.full((50_000,), comm.rank + 1.0), torch.full((2,), comm.rank + 1.0)
+    works = [comm.all_reduce(x, async_op=True), comm.broadcast(y, 2, async_op=True)]
+    comm.send_recv(torch.ones(1), (comm.rank + 1) % 4, torch.empty(1), (comm.rank - 1) % 4)
+    for work in works:
+        work.wait()
+    return [float(x[-1]), float(y[0])]
+
+
+def test_asynchronous_calls_run_in_order(on_hosts):
+    assert on_hosts("aabb").run(later) == [[10.0, 3.0]] * 4

@@ -1,0 +1,79 @@
+"""Faults of ranks on several hosts: every rank names the rank that is to blame, by its number among all ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from commlib.testing.ranks import Handle
+from tests import hosts
+
+LATE_S = 1.0
+
+
+def repeat(comm: Communicator, algorithm: str, victim: int, fault: str) -> None:
+    comm.use(Plan.only({"all_reduce": algorithm}, base=comm.plan))
+    x = torch.ones(40_000)
+    comm.all_reduce(x)
+    if comm.rank == victim:
+        if fault == "late":
+            time.sleep(4 * LATE_S)
+        elif fault == "abort":
+            comm.abort("the model has diverged")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(1000):
+        comm.all_reduce(x)
+
+
+def errors(handle: Handle, but: int) -> list[BaseException]:
+    found = []
+    for rank in set(range(4)) - {but}:
+        with pytest.raises(CommError) as caught:
+            handle.result(rank)
+        found.append(caught.value)
+    return found
+
+
+@pytest.mark.parametrize("victim", range(4))
+@pytest.mark.parametrize("algorithm", ["hier_oneshot", "hier_twoshot", "torch_direct"])
+def test_every_rank_names_the_one_that_died(algorithm, victim):
+    with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=30.0) as ranks:
+        for error in errors(ranks.start(repeat, algorithm, victim, "death"), victim):
+            assert isinstance(error, PeerLost)
+            assert f"rank {victim}" in str(error).partition(";")[0]
+
+
+@pytest.mark.parametrize(("algorithm", "victim"), [("hier_oneshot", 0), ("hier_oneshot", 3), ("hier_twoshot", 2)])
+def test_every_rank_names_the_one_that_is_late_and_not_one_that_waits_too(algorithm, victim):
+    with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=LATE_S) as ranks:
+        for error in errors(ranks.start(repeat, algorithm, victim, "late"), victim):
+            assert isinstance(error, CommTimeout)
+            assert str(error).startswith(f"rank {victim} did not come")
+
+
+def test_an_abort_reaches_the_ranks_of_all_hosts():
+    with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=30.0) as ranks:
+        said = {str(error) for error in errors(ranks.start(repeat, "hier_twoshot", 3, "abort"), 3)}
+    assert said == {"the model has diverged"}
+
+
+def leave_hosts(comm: Communicator) -> str:
+    comm.barrier()
+    comm.close()
+    with pytest.raises(CommError, match="closed"):
+        comm.all_reduce(torch.ones(1))
+    return "closed"
+
+
+def test_close_ends_both_levels_without_an_error():
+    with Ranks(4, create=hosts.create, hosts="abab", timeout_s=30.0) as ranks:
+        assert ranks.run(leave_hosts) == ["closed"] * 4
