@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import TCPStore
 from commlib import env
 from commlib.backends.base import Backend, Options
 from commlib.backends.hosts import Hosts
-from commlib.bootstrap.neighbours import hosts_of
 from commlib.bootstrap.address import source_address
+from commlib.bootstrap.neighbours import hosts_of
 from commlib.bootstrap.store import ANSWER_S
 from commlib.bootstrap.tcp import own_address, served
 from commlib.bootstrap.world import World, named
