@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 
+from commlib import env
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.world import World
@@ -40,10 +43,30 @@ def _best(world: World, together: bool, options: Options) -> tuple[str, str]:
     """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch. And why."""
     if not together:
         return "torch", "the ranks are on several hosts, or not all of one user in one PID namespace"
-    lacks = lacks_gpu(world.local_rank, f"rank {world.rank}")
-    answers = [answer.decode() for answer in world.all_gather(lacks.encode(), options.timeout_s)]
-    lacks = next(filter(None, answers), "")
+    only = _only_gpu()
+    lacks = lacks_gpu(0 if only else world.local_rank, f"rank {world.rank}")
+    answers = world.all_gather(json.dumps([lacks, only]).encode(), options.timeout_s)
+    lacks = _lacking([json.loads(answer) for answer in answers])
     return ("shm", lacks) if lacks else ("nccl", "every rank has a GPU of its own")
+
+
+def _lacking(answers: Sequence[tuple[str, str]]) -> str:
+    """Say why the ranks cannot all have a GPU, "" if they can: what each lacks, and which GPU it sees alone."""
+    alone: dict[str, int] = {}
+    for rank, (lacks, only) in enumerate(answers):
+        if lacks:
+            return lacks
+        if only and alone.setdefault(only, rank) != rank:
+            return f"ranks {alone[only]} and {rank} see one GPU between them"
+    return ""
+
+
+def _only_gpu() -> str:
+    """Name the one GPU that this process sees, as where a launcher shows each rank its own; "" for several or none."""
+    import torch
+
+    one = torch.cuda.is_available() and torch.cuda.device_count() == 1
+    return f"GPU {env.foreign('CUDA_VISIBLE_DEVICES')}" if one else ""
 
 
 def here(ranks: int) -> str:

@@ -185,7 +185,7 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
         failure = "no CUDA GPU here; use backend='shm'"
     else:
         count = torch.cuda.device_count()
-        index = torch.cuda.current_device() or world.local_rank
+        index = torch.cuda.current_device() or (world.local_rank if count > 1 else 0)  # it may see its own alone
         if index >= count:
             failure = f"needs GPU {index}, but sees {count}; start fewer ranks or make more GPUs visible"
         else:

@@ -130,9 +130,12 @@ class CommlibGroup(dist.ProcessGroup):
 
     def _engine_of(self, arguments: tuple[Any, ...]) -> Any:
         """Return the engine of the first tensor."""
-        x = _first_tensor(arguments)
-        found = self._engines.cuda if x.is_cuda else self._engines.cpu if x.is_cpu else None
-        return found or self._engines.of(x.device)
+        first = arguments[0]
+        x = first[0] if type(first) is list and first else first
+        if type(x) is not torch.Tensor:
+            x = _first_tensor(arguments)
+        engines = self._engines
+        return (engines.cuda if x.is_cuda else engines.cpu if x.is_cpu else None) or engines.of(x.device)
 
     def barrier(self, *arguments: Any, **named: Any) -> dist.Work:
         """Wait until every rank has come: on the host, and for a GPU's barrier also for the stream."""
@@ -250,7 +253,8 @@ def _collective(name: str) -> Callable[..., Any]:
         if named or type(arguments[-1]) is not options:
             arguments = with_options(name, arguments, named)
         self._sequence += 1
-        return self._kept(getattr(self._engine_of(arguments), name)(*arguments))
+        work = getattr(self._engine_of(arguments), name)(*arguments)
+        return work if self._coalescing is None else self._kept(work)
 
     return call
 
