@@ -1,15 +1,15 @@
 # Each target installs what it needs into .venv first; `make help` lists them.
-N ?= 2          # ranks of `make bench`
+N ?= 2          # ranks of `make bench` and `make test-torch`
 ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test ARGS="-k conformance"
 MODE ?=         # --cpu or --gpu; found out when empty
 
 bin := .venv/bin
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test sanitize lint format docs clean
+.PHONY: help setup build bench test test-torch sanitize lint format docs clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv and install commlib with its tools; nothing changed, nothing done
 	@launch/setup.sh $(MODE)
@@ -22,6 +22,9 @@ bench: setup ## time every collective of this machine beside MPI and torch, or N
 
 test: setup ## run the tests
 	$(bin)/python -m pytest $(ARGS)
+
+test-torch: setup ## run PyTorch's own distributed tests on this backend and on gloo: ARGS="--device cuda" beside NCCL
+	$(bin)/python -m tests.torch_suite -n $(strip $(N)) $(ARGS)
 
 sanitize: setup ## build with ASan, UBSan and TSan; stress and test under them (about 6 minutes)
 	@launch/sanitize.sh

@@ -1,0 +1,49 @@
+"""Run PyTorch's own distributed tests for backends by name: `python -m tests.torch_suite commlib gloo -n 2`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.torch_suite.run import Job, run
+from tests.torch_suite.suites import SUITES
+from tests.torch_suite.table import document, table
+
+
+def options():
+    parser = argparse.ArgumentParser(prog="python -m tests.torch_suite", description=__doc__)
+    parser.add_argument("backends", nargs="*", help="default: commlib gloo; with --device cuda commlib nccl")
+    parser.add_argument("-n", "--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--suite", choices=SUITES, action="append", help="default: all")
+    parser.add_argument("-k", "--match", default="", help="only tests whose name this regular expression matches")
+    parser.add_argument("--deadline", type=int, default=90, help="seconds of one test (default: 90)")
+    parser.add_argument("-o", "--output", type=Path, help="write what was found to this JSON file")
+    parser.add_argument("--log", type=Path, default=Path("build/torch_suite"), help="folder of the ranks' output")
+    return parser.parse_args()
+
+
+def main():
+    args = options()
+    backends = args.backends or ["commlib", {"cpu": "gloo", "cuda": "nccl"}[args.device]]
+    args.log.mkdir(parents=True, exist_ok=True)
+    results = {}
+    for suite in args.suite or SUITES:
+        for backend in backends:
+            log = args.log / f"{suite}-{backend}-{args.ranks}-{args.device}.log"
+            log.unlink(missing_ok=True)
+            job = Job(suite, backend, args.ranks, args.device, args.deadline, log)
+            results[suite, backend] = run(job, args.match)
+    print(f"{args.ranks} ranks on {args.device}, torch {torch.__version__}\n")
+    print("\n".join(table(results)))
+    if args.output:
+        found = document(results, torch=torch.__version__, ranks=args.ranks, device=args.device)
+        args.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    ours = [row for (_, backend), row in results.items() if backend == backends[0]]
+    sys.exit(any(outcome.outcome == "failed" for row in ours for outcome in row.values()))
+
+
+if __name__ == "__main__":
+    main()

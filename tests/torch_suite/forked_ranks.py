@@ -1,0 +1,96 @@
+"""What goes before PyTorch's base classes: ranks forked from a server that has imported torch, or live ranks."""
+
+import multiprocessing
+import os
+import unittest
+from datetime import timedelta
+from functools import partial
+
+import torch
+from torch.testing._internal.common_distributed import TEST_SKIPS, TIMEOUT_OVERRIDE, MultiProcContinuousTest
+
+import commlib.torch_backend.group  # noqa: F401  # or every rank would import it
+from tests.torch_suite.setting import BACKEND, DEADLINE_S, DEVICE, RANKS
+
+TIMEOUT_OVERRIDE.clear()  # one deadline for all tests
+
+
+def started(environment, target, args, kwargs):
+    os.environ.update(environment)  # the server's is as old as the server
+    target(*args, **kwargs)
+
+
+def forked(context, *, target, name, args, kwargs):
+    return context.Process(target=started, name=name, args=(dict(os.environ), target, args, kwargs))
+
+
+class ForkedRanks:
+    """Put it before the base; a rank then costs milliseconds, and its reason for a skip is known."""
+
+    def _spawn_processes(self):
+        self._start_processes(partial(forked, multiprocessing.get_context("forkserver")))
+
+    def run_test(self, test_name, parent_pipe):
+        test = getattr(self, test_name)
+
+        def telling():
+            try:
+                test()
+            except unittest.SkipTest as skip:
+                parent_pipe.send(str(skip))
+                raise
+
+        setattr(self, test_name, telling)
+        super().run_test(test_name, parent_pipe)
+
+    def _check_return_codes(self, fn, elapsed_time):
+        try:
+            super()._check_return_codes(fn, elapsed_time)
+        except unittest.SkipTest as skip:
+            if str(skip) != TEST_SKIPS["generic"].message:
+                raise
+            raise unittest.SkipTest(self.pid_to_pipe[self.processes[0].pid].recv()) from None
+        # The base looks at rank 0 alone.
+        expected = self.special_return_code_checks.get(fn, 0)
+        codes = [process.exitcode for process in self.processes]
+        if fn not in self.skip_return_code_checks and set(codes) != {expected}:
+            self.fail(f"the ranks' exit codes are {codes}")
+
+    def tearDown(self):
+        for process in self.processes:
+            process.kill()
+            process.join()
+        super().tearDown()
+
+
+class LiveRanks:
+    """Put it before a MultiProcContinuousTest: ranks live across tests, and a failure costs the others no run."""
+
+    world_size = RANKS
+    timeout = timedelta(seconds=DEADLINE_S)
+
+    @classmethod
+    def backend_str(cls):
+        return BACKEND
+
+    @classmethod
+    def device_type(cls):
+        return DEVICE
+
+    @classmethod
+    def _init_pg(cls, rank, world_size, rdvz_file):
+        take_device(rank)
+        MultiProcContinuousTest._init_pg.__func__(cls, rank, world_size, rdvz_file)
+
+    def setUp(self):
+        if self.poison_pill:
+            for process in self.processes:
+                process.kill()
+                process.join()
+            type(self)._processes_spawned = type(self).poison_pill = False
+        super().setUp()
+
+
+def take_device(rank):
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)

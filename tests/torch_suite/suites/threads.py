@@ -1,0 +1,57 @@
+"""Ranks that are threads of one process, on `MultiThreadedTestCase`, beside PyTorch's own group of threads."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.testing._internal.common_distributed import MultiThreadedTestCase, spawn_threads_and_init_comms
+
+from tests.torch_suite.forked_ranks import take_device
+from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
+
+
+class Threads(MultiThreadedTestCase):
+    world_size = RANKS
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def run_test_with_threaded_pg(self, test_name, rank, world_size):
+        """As the base does, but with the backend under test."""
+        try:
+            take_device(rank)
+            dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=self.global_store)
+            getattr(self, test_name)()
+            dist.barrier()
+        except BaseException:
+            self.exception_queue.put((rank, sys.exc_info()))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def test_collectives_between_threads(self):
+        x = torch.full((1023,), self.rank + 1.0, device=DEVICE)
+        dist.all_reduce(x)
+        self.assertEqual(x, torch.full_like(x, sum(range(1, RANKS + 1))))
+        whole = torch.empty(RANKS, device=DEVICE)
+        dist.all_gather_into_tensor(whole, torch.full((1,), float(self.rank), device=DEVICE))
+        self.assertEqual(whole.tolist(), list(range(RANKS)))
+
+    def test_tensors_are_sharded_between_threads(self):
+        mesh = init_device_mesh(DEVICE, (RANKS,))
+        x = torch.arange(12.0, device=DEVICE).reshape(4, 3)
+        for before, after in ((Shard(0), Shard(1)), (Shard(1), Replicate())):
+            self.assertEqual(distribute_tensor(x, mesh, [before]).redistribute(placements=[after]).full_tensor(), x)
+
+
+class OwnThreads(MultiThreadedTestCase):
+    world_size = RANKS
+
+    @spawn_threads_and_init_comms(world_size=RANKS)
+    def test_pytorch_s_group_of_threads_works_beside(self):
+        x = torch.ones(3)
+        dist.all_reduce(x)
+        self.assertEqual(x, torch.full((3,), float(RANKS)))
