@@ -1,12 +1,14 @@
-"""monitored_barrier: a barrier on the host, over the store, that knows who is missing."""
+"""monitored_barrier: a barrier on the host, over the store, that knows who is missing; errors are in torch's words."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import time
 from typing import Any
 
-from commlib.bootstrap.world import named
+import torch.distributed as dist
+
 from commlib.errors import CommTimeout
 
 _NAP_S = 0.001
@@ -21,10 +23,10 @@ def monitored_barrier(
         store.set(f"{rank}", "")
         while not store.check(["answer"]):
             if time.monotonic() > deadline:
-                raise CommTimeout(f"rank {rank}: monitored_barrier: rank 0 did not come within {_seconds(timeout)}")
+                raise CommTimeout(_unanswered(rank, f"it did not come within {timeout.total_seconds():g} s"))
             time.sleep(_NAP_S)
         if failure := store.get("answer").decode():
-            raise CommTimeout(f"rank {rank}: {failure}")
+            raise CommTimeout(_unanswered(rank, failure))
         return
     missing = list(range(1, size))
     while missing and time.monotonic() <= deadline:
@@ -33,11 +35,31 @@ def monitored_barrier(
     failure = ""
     if missing:
         told = missing if wait_all_ranks else missing[:1]
-        failure = f"monitored_barrier: {named(told)} did not come within {_seconds(timeout)}"
+        failure = f"Rank{'s' * (len(told) > 1)} {', '.join(map(str, told))} failed to pass monitoredBarrier"
     store.set("answer", failure)
     if failure:
-        raise CommTimeout(f"rank 0: {failure}")
+        raise CommTimeout(f"Rank 0 timed out in monitoredBarrier after {timeout.total_seconds():g} s: {failure}")
 
 
-def _seconds(timeout: datetime.timedelta) -> str:
-    return f"{timeout.total_seconds():g} s"
+def _unanswered(rank: int, why: str) -> str:
+    return (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+        f"rank 0: {why}"
+    )
+
+
+def let_torch_call(group_type: Any) -> None:
+    """Make dist.monitored_barrier call such groups: torch's own function refuses every backend but gloo by its name."""
+    theirs: Any = dist.monitored_barrier
+
+    @functools.wraps(theirs)
+    def reached(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        found: Any = group or dist.group.WORLD
+        if not isinstance(found, group_type):
+            theirs(group, timeout, wait_all_ranks)
+            return
+        if isinstance(timeout, (int, float)):
+            timeout = datetime.timedelta(seconds=timeout)
+        found.monitored_barrier(timeout, wait_all_ranks)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = reached

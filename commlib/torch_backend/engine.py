@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.redops import TORCH_OPS
 from commlib.torch_backend.layout import flat, joined, room_for, spread
+from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ class Engine:
         if op is None:
             op = _scale("all_reduce", opts, x.mul_)
         if not x.is_contiguous():
+            if x.layout is torch.sparse_coo and op == dist.ReduceOp.SUM:
+                sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
+                return Done(tensors)
             x = flat(x)
         if opts.asyncOp:
             return self._run("all_reduce", opts, tensors, lambda calls: _nothing(calls.all_reduce(x, op, None)))
@@ -130,8 +135,8 @@ class Engine:
         return self._run("all_gather", opts, lists[0], _gathers(lists[0], _one("all_gather", tensors)))
 
     def allgather_coalesced(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Do as allgather with several tensors: one list for each."""
-        runs = [_gathers(outs, x) for outs, x in zip(lists, tensors, strict=True)]
+        """Do as allgather with several tensors: each rank has a list for all of its tensors."""
+        runs = [_gathers(outs, x) for outs, x in zip(zip(*lists, strict=True), tensors, strict=True)]
 
         def run(calls: Calls) -> None:
             for each in runs:

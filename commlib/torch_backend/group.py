@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.torch_backend.barrier import monitored_barrier
+from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
 from commlib.torch_backend.engines import OURS, Engines, Place
 from commlib.torch_backend.forms import FORMS, with_options
 from commlib.torch_backend.works import Works
@@ -154,7 +154,8 @@ class CommlibGroup(dist.ProcessGroup):
         """Do as barrier(), and say on rank 0 which ranks did not come within the timeout."""
         self._barriers += 1
         place, store = self._place, _C10D.PrefixStore(f"monitored/{self._barriers}", self._place.store)
-        monitored_barrier(store, place.rank, place.size, timeout or place.timeout, wait_all_ranks)
+        within = place.timeout if timeout is None else timeout
+        monitored_barrier(store, place.rank, place.size, within, wait_all_ranks)
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Collect the works of the calls that follow; messages between GPUs go together."""
@@ -283,3 +284,4 @@ for _name in MESSAGES:
     setattr(CommlibGroup, _name, _message(_name))
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))
+let_torch_call(CommlibGroup)
