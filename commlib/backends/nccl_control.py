@@ -175,7 +175,7 @@ def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
     if late:
         raise CommTimeout(
             f"making the NCCL communicator hung for {timeout_s:g} s on rank(s) {', '.join(map(str, late))} "
-            f"of {len(failures)}; NCCL_DEBUG=INFO shows where. Raise timeout_s= if start-up is that slow"
+            f"of {len(failures)}; NCCL_DEBUG=INFO shows where. Raise the timeout (timeout_s=) if start-up is that slow"
         )
 
 

@@ -116,7 +116,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
         if time.monotonic() > deadline:
             raise CommTimeout(
                 f"rank {who.rank} waited {timeout_s:g} s for rank 0 to join (mpi); "
-                "raise the timeout (timeout_s) if it is only late"
+                "raise the timeout (timeout_s=) if it is only late"
             )
         time.sleep(NAP_S)
     name, *address = bytes(meeting).rstrip(b"\0").decode().split()

@@ -32,7 +32,7 @@ class World(ABC):
         """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
             f"rank {self.rank} waited {timeout_s:g} s in exchange {exchange} ({self.name}) for {who}; "
-            f"raise the timeout (timeout_s) if they are only late"
+            f"raise the timeout (timeout_s=) if they are only late"
         )
 
     def close(self) -> None:

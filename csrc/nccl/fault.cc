@@ -78,7 +78,7 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
                                         " used these communicators in another order, the ranks "
                                         "wait for each other; use communicators in the same "
                                         "order on every rank"),
-                  ". Make the same calls on every rank, or raise timeout_s");
+                  ". Make the same calls on every rank, or raise the timeout (timeout_s=)");
     }
     case Ending::mismatch:
       *kind = "CommError";

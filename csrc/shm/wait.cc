@@ -339,7 +339,8 @@ void Waiter::time_out(const Awaited& awaited) {
   end("CommTimeout",
       text(rank_list(*segment_, missing), " did not come to ", describe(awaited), " within ",
            timeout_s_, " s: rank ", segment_->named(rank_), " gave up waiting", last,
-           ". Raise timeout_s= (COMMLIB_TIMEOUT_S) if the work before it is that slow"));
+           ". Raise the timeout (timeout_s=, COMMLIB_TIMEOUT_S) if the work before it is that "
+           "slow"));
 }
 
 std::string Waiter::describe(const Awaited& awaited) const {
