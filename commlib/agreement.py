@@ -31,6 +31,7 @@ def settings(
     timeout_s: float | None = None,
     max_bytes: int | str | None = None,
     checked: bool | None = None,
+    cpus: bool = False,
 ) -> tuple[Options, str]:
     """Check the arguments of init() as their variables are, before anything starts; return them, and the backend."""
     if not isinstance(plan, (str, os.PathLike, Plan)):
@@ -45,6 +46,7 @@ def settings(
         timeout_s=env.TIMEOUT_S.given(timeout_s, "timeout_s"),
         max_bytes=env.MAX_BYTES.given(max_bytes, "max_bytes"),
         checked=env.CHECK.given(checked, "checked"),
+        cpus=cpus,
         nccl_comm=given,
     )
     return options, name if given is None else "nccl"

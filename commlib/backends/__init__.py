@@ -12,6 +12,7 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.world import World
 from commlib.errors import Unsupported
+from commlib.native import library
 
 BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")
 
@@ -43,6 +44,9 @@ def _best(world: World, together: bool, options: Options) -> tuple[str, str]:
     """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch. And why."""
     if not together:
         return "torch", "the ranks are on several hosts, or not all of one user in one PID namespace"
+    if options.cpus:
+        most = library.most_shm_ranks()
+        return ("shm" if world.size <= most else "torch"), f"tensors on CPUs; shm serves up to {most} ranks"
     only = _only_gpu()
     lacks = lacks_gpu(0 if only else world.local_rank, f"rank {world.rank}")
     answers = world.all_gather(json.dumps([lacks, only]).encode(), options.timeout_s)

@@ -27,12 +27,18 @@ class Options:
     timeout_s: float
     max_bytes: int
     checked: bool
+    cpus: bool = False  # tensors are on the CPU, whatever GPUs there are
     nccl_comm: Any = None  # to run on instead of one of our own: nccl4py's, a torch group's, an address
 
     @property
     def shared(self) -> dict[str, Any]:
         """What a split takes over: all but the communicator of NCCL, which is of these ranks."""
-        return {"timeout_s": self.timeout_s, "max_bytes": self.max_bytes, "checked": self.checked}
+        return {
+            "timeout_s": self.timeout_s,
+            "max_bytes": self.max_bytes,
+            "checked": self.checked,
+            "cpus": self.cpus,
+        }
 
 
 class Backend(ABC):

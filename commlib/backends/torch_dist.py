@@ -61,7 +61,7 @@ class TorchBackend(Backend):
         hosts = hosts_of(world, options.timeout_s)
         spread = len(hosts) > 1 or world.parts
         self._own = given is None
-        on_gpus = self._own and _on_gpus(world, len(hosts) > 1, options.timeout_s)
+        on_gpus = self._own and not options.cpus and _on_gpus(world, len(hosts) > 1, options.timeout_s)
         self.group: Any = self._make_group(world, hosts, on_gpus) if given is None else given
         engine = ("nccl" if on_gpus else "gloo") if given is None else dist.get_backend(given)
         cuda = "nccl" in engine and "gloo" not in engine

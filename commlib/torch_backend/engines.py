@@ -20,7 +20,6 @@ from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
 from commlib.communicator import Communicator
-from commlib.native import library
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.gpu_mail import GpuMail
 from commlib.torch_backend.mail import Mail
@@ -99,7 +98,7 @@ class Engines:
         engine = self.of(device)
         return Mail(engine.comm) if isinstance(engine, Engine) else engine
 
-    def _ours(self, kind: str, index: int | None) -> Engine:
+    def _ours(self, kind: str, index: int | None) -> Any:
         """Make a communicator over the group's store; the world behind it has done its part then."""
         store, rank, size = _C10D.PrefixStore(f"commlib/{kind}", self._place.store), self._place.rank, self._place.size
         timeout_s = self._place.timeout.total_seconds()
@@ -111,9 +110,10 @@ class Engines:
         if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:
             settings["checked"] = True
         try:
-            world.device, together = kind, one_host(world, timeout_s)
-            backend = "nccl" if kind == "cuda" and together else _for_cpus(together, size)
-            comm = Communicator._create(world, backend=backend, **settings)
+            if kind == "cuda" and not one_host(world, timeout_s):
+                return self._torch("nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
+            backend = "nccl" if kind == "cuda" else "auto"
+            comm = Communicator._create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:
             world.close()
         self._communicators[kind] = comm
@@ -135,7 +135,3 @@ class Engines:
             )
         self._torchs.append(engine)
         return engine
-
-
-def _for_cpus(together: bool, size: int) -> str:
-    return "shm" if together and size <= library.most_shm_ranks() else "torch"

@@ -196,10 +196,10 @@ def functional(rank: int) -> Any:
     import torch.distributed._functional_collectives as functional
 
     group = dist.group.WORLD
-    x = functional.all_reduce(block(rank, 6), "sum", group)
+    x = functional.all_reduce(block(rank, size() * 2), "sum", group)
     y = functional.all_gather_tensor(block(rank, 2), 0, group)
     z = functional.reduce_scatter_tensor(block(rank, size() * 2), "sum", 0, group)
-    total = sum(block(r, 6) for r in range(size()))
+    total = sum(block(r, size() * 2) for r in range(size()))
     return torch.cat([x, y, z]), torch.cat(
         [total, *(block(r, 2) for r in range(size())), total[2 * rank : 2 * rank + 2]]
     )

@@ -308,3 +308,17 @@ def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
     ranks.run(mix, seed)
+
+
+def on_two_hosts(comm: Communicator, path: str) -> str:
+    os.environ["COMMLIB_HOST"] = str(comm.rank // 2)
+    start(comm, path)
+    for case in CASES:
+        run_case(comm, case.__name__)
+    return communicator().backend
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
+def test_ranks_of_several_hosts_get_torchs_results(tmp_path: Path) -> None:
+    with Ranks(4, backend="shm", timeout_s=60.0, deadline_s=120.0) as spread:
+        assert spread.run(on_two_hosts, str(tmp_path / "store")) == ["torch"] * 4
