@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from commlib import env
 from commlib.bootstrap import local, mpi, slurm, torchrun
 from commlib.bootstrap.given import Given
+from commlib.bootstrap.launcher import first_number
 from commlib.bootstrap.process_group import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
 
@@ -61,17 +62,28 @@ def find(environ: Mapping[str, str]) -> str:
     """Return the name of the innermost launcher that left its variables, or 'single'."""
     for name, module in BOOTSTRAPS.items():
         size = module.detect(environ)
-        if size is None:
-            continue
-        # torchrun under srun is usual, one agent per host; under mpiexec either could be meant.
-        mpi_size = mpi.detect(environ) if name == "torchrun" else None
-        if mpi_size not in (None, size):
-            raise ValueError(
-                f"ambiguous environment: torchrun announces {size} ranks, mpiexec {mpi_size}; "
-                f"set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP=mpi"
-            )
-        return name
+        if size is not None:
+            if module is torchrun:
+                _refuse_contradiction(size, environ)
+            return name
     return "single"
+
+
+def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:
+    """Compare torchrun's variables, which may be set by hand, with those of mpiexec and srun, if these are set, too."""
+    for name, launcher, module in (("mpi", "mpiexec", mpi), ("slurm", "srun", slurm)):
+        if name == "slurm" and environ.get("TORCHELASTIC_RUN_ID"):
+            continue  # one agent of torchrun for each task
+        theirs = module.detect(environ)
+        spawns = name == "slurm" and theirs is not None and size > theirs and size % theirs == 0  # in each task
+        if theirs is None or spawns:
+            continue
+        told = f"torchrun announces {size} ranks, {launcher} {theirs}"
+        if theirs == size:
+            if first_number(environ, *module.RANKS) == first_number(environ, "RANK"):
+                continue
+            told = f"torchrun and {launcher} announce {size} ranks each, but give this process different numbers"
+        raise ValueError(f"ambiguous environment: {told}; set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP={name}")
 
 
 def _require(name: str, environ: Mapping[str, str]) -> None:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from commlib.bootstrap.exchange import Attendants, Exchange
 from commlib.bootstrap.world import two_processes
+from commlib.errors import Unsupported
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's own limit
@@ -160,7 +161,14 @@ class Door:
 def doors(place: Place) -> list[str]:
     """Return the names of the doors of a place, no matter whose."""
     listening = rb" 00010000 \w+ 01 +\d+ @(%s[0-9a-f]{16})$" % place.prefix.encode()
-    return [name.decode() for name in re.findall(listening, UNIX_SOCKETS.read_bytes(), re.MULTILINE)]
+    try:
+        sockets = UNIX_SOCKETS.read_bytes()
+    except OSError as error:
+        raise Unsupported(
+            f"{UNIX_SOCKETS}, where ranks of one host find each other, cannot be read ({error.strerror}); start them "
+            f"with `commlib run`, or give them an address that is not loopback"
+        ) from None
+    return [name.decode() for name in re.findall(listening, sockets, re.MULTILINE)]
 
 
 def knock(name: str, greeting: Greeting, patience_s: float) -> tuple[Reply, socket.socket | None]:

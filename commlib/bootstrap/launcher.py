@@ -57,4 +57,9 @@ def announced(
 
 def identity(environ: Mapping[str, str], rank: str, size: str, local_rank: str) -> Identity:
     """Read which rank this process is from variables that `announced` has found complete."""
-    return Identity(number(environ, rank), number(environ, size), first_number(environ, local_rank))
+    who = Identity(number(environ, rank), number(environ, size), first_number(environ, local_rank))
+    if who.local_rank is not None and not 0 <= who.local_rank < who.size:
+        raise ValueError(
+            f"{local_rank} must be from 0 to {who.size - 1} among {who.size} ranks; correct it or unset it"
+        )
+    return who

@@ -19,9 +19,9 @@ def rendezvous(
     host, port = address
     if not together and not is_loopback(host):
         return connect_store(name, address, who, timeout_s)
-    # Jobs of torchrun that were given one port have ids of their own.
+    # Ranks may know this host by different names. Jobs of torchrun that were given one port have ids of their own.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
-    return meet(name, Place(f"{_one_name(host)} {port} {run}", f"{host}:{port}"), who, timeout_s)
+    return meet(name, Place(f"{port} {run}", f"{host}:{port}"), who, timeout_s)
 
 
 def is_loopback(host: str) -> bool:
@@ -30,7 +30,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _one_name(host: str) -> str:
-    return "loopback" if is_loopback(host) else host

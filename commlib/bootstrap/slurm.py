@@ -13,6 +13,7 @@ from commlib.bootstrap.tcp import connect_store
 from commlib.bootstrap.world import World
 
 START = "srun -n N"
+RANKS = ("SLURM_PROCID",)
 PORTS = range(15000, 32000)  # below the ports Linux hands out by itself (32768 and up)
 
 

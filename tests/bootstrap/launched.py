@@ -3,6 +3,7 @@
 launched.py FOLDER HOW…: HOW is "commlib" or "torch"; with "dies", the last rank kills itself in the first attempt.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ def with_commlib(folder, dies, **options):
         if dies:
             dies(comm.rank == comm.size - 1)
         note(folder, comm.rank, comm.all_reduce(torch.tensor([comm.rank + 1])), comm)
+        Path(folder, f"ports{comm.rank}").write_text(" ".join(open_ports()))
 
 
 def with_torch(folder, dies):
@@ -36,6 +38,17 @@ def with_torch(folder, dies):
     dist.all_reduce(x)
     note(folder, dist.get_rank(), x, None)
     dist.destroy_process_group()
+
+
+def open_ports():
+    """Return the TCP and UDP sockets that this process holds, as the kernel lists them."""
+    held = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this folder
+            held.add(str(descriptor.readlink()))
+    tables = [Path("/proc/net", kind).read_text().splitlines()[1:] for kind in ("tcp", "tcp6", "udp", "udp6")]
+    lines = [line.split() for table in tables for line in table]
+    return [line[1] for line in lines if f"socket:[{line[9]}]" in held]
 
 
 def die_once(folder, last):

@@ -29,7 +29,10 @@ def test_a_process_nobody_launched_is_a_world_of_one():
         (OPENMPI, "mpi"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "mpi"),
         (SRUN, "slurm"),
-        ({**SRUN, **TORCHRUN}, "torchrun"),  # one torchrun agent per task of srun
+        ({**SRUN, **TORCHRUN, "TORCHELASTIC_RUN_ID": "1"}, "torchrun"),  # one torchrun agent per task of srun
+        ({**SRUN, **TORCHRUN, "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "1"}, "torchrun"),  # a job for each task
+        ({**SRUN, **TORCHRUN, "RANK": "3"}, "torchrun"),  # each task spawns two ranks
+        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "2"}, "torchrun"),  # a script that sets torch's variables
         ({**OPENMPI, **TORCHRUN}, "torchrun"),  # a wrapper under mpiexec that sets torch's variables
         ({"MASTER_ADDR": "x", "MASTER_PORT": "1"}, "single"),  # left in a profile
         ({"PMIX_RANK": "0", "SLURM_NTASKS": "2"}, "single"),
@@ -48,6 +51,31 @@ def test_two_launchers_that_disagree_are_ambiguous_in_one_sentence(rank):
         "ambiguous environment: torchrun announces 4 ranks, mpiexec 2; "
         "set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP=mpi"
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({**SRUN, **TORCHRUN, "WORLD_SIZE": "3"}, "torchrun announces 3 ranks, srun 2; set .*=torchrun or .*=slurm"),
+        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, "torchrun announces 1 ranks, srun 2"),
+        (
+            {**SRUN, **TORCHRUN, "WORLD_SIZE": "2"},
+            "torchrun and srun announce 2 ranks each, but give this process diff",
+        ),
+        ({**OPENMPI, **TORCHRUN, "RANK": "2"}, "torchrun and mpiexec announce 4 ranks each, but give this process"),
+    ],
+)
+def test_variables_set_by_hand_that_contradict_the_launcher_are_ambiguous(environ, told):
+    with pytest.raises(ValueError, match=f"ambiguous environment: {told}"):
+        find(environ)
+
+
+@pytest.mark.parametrize("local_rank", ["-1", "4", "x"])
+def test_a_local_rank_that_makes_no_sense_is_refused(local_rank, monkeypatch):
+    for name, value in {**TORCHRUN, "LOCAL_RANK": local_rank}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=r"LOCAL_RANK (must be from 0 to 3|is not a whole number)"):
+        connect(timeout_s=1)
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,12 @@ def test_a_hundred_meetings_leave_nothing_behind(place):
     assert held() <= before
 
 
+def test_without_the_kernels_list_of_sockets_ranks_say_what_to_do(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(door, "UNIX_SOCKETS", tmp_path / "nothing")
+    for result in in_threads((join, place, 0, 2, 1.0), (join, place, 1, 2, 1.0)):
+        assert "Unsupported" in result and "start them with `commlib run`" in result
+
+
 def test_meeting_needs_no_torch():
     import subprocess
 

@@ -1,6 +1,5 @@
 import re
 import socket
-import sys
 import time
 from importlib import import_module
 
@@ -10,8 +9,9 @@ from commlib.bootstrap import connect
 from commlib.errors import CommTimeout
 
 
-def test_ranks_of_torchrun_exchange_bytes_and_torch_still_works_after(program):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def test_ranks_of_torchrun_exchange_bytes_and_torch_still_works_after(program, quick_python):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command = [str(quick_python), *torchrun, str(quick_python)]
     steps = program.command("exchange", "late", "torch_after")[1:]
     code, output = program.launch([*command, *steps])
     assert code == 0, output
