@@ -66,7 +66,7 @@ class StoreWorld(World):
             self._key = (env.SECRET.get() + secret).encode()
             self._put_down(mine)
             with contextlib.suppress(_Moved):
-                cards = self.all_gather(mine, max(deadline - time.monotonic(), 0.1))
+                cards = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
         self._key = hmac.digest(self._key, b"".join(cards), HASH)  # of this world alone
         self._neighbours = Neighbours(self.rank, [text[TOKEN_BYTES:] for text in cards])
         self.local_rank = self._neighbours.local_rank if who.local_rank is None else who.local_rank

@@ -48,9 +48,7 @@ def connect_store(
             f"{where}: what listens there does not answer within {timeout_s:g} s; another program may hold that port"
         ) from None
     except (RuntimeError, OSError) as error:
-        raise CommError(
-            f"{where} ({first_line(error)}); set MASTER_ADDR and MASTER_PORT to a free port of rank 0's host"
-        ) from None
+        raise CommError(f"{where} ({first_line(error)}); give all ranks a free port of rank 0's host") from None
     store = PrefixStore(hashlib.sha256(secret.encode()).hexdigest()[:16], store)
     left_s = max(deadline - time.monotonic(), 0.1)
     return StoreWorld(name, store, who, left_s, serves=serves, secret=secret)

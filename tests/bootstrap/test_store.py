@@ -11,6 +11,7 @@ from commlib.bootstrap import local
 from commlib.bootstrap.hub import Hub
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import card
+from commlib.bootstrap.rendezvous import rendezvous
 from commlib.bootstrap.store import TOKEN_BYTES, StoreWorld
 from commlib.bootstrap.tcp import connect_store, served
 from commlib.errors import CommError, PeerLost
@@ -51,6 +52,20 @@ def test_a_port_that_another_program_holds_is_an_error_by_the_deadline(taken):
     with pytest.raises(CommError, match=r"no store at 127\.0\.0\.1"):
         connect_store("test", taken, Identity(1, 2), 1.0)
     assert time.monotonic() - started < 10
+
+
+def test_rank_0_says_at_once_that_its_port_is_taken(taken):
+    with pytest.raises(
+        CommError, match=r"rank 0: no store at 127.0.0.1:.* in use.*give all ranks a free port of rank 0"
+    ):
+        connect_store("test", taken, Identity(0, 2), 30.0)
+
+
+def test_ranks_of_one_host_need_no_port_so_a_taken_one_is_none_of_their_business(taken):
+    results = in_threads(*((rendezvous, "torchrun", taken, Identity(rank, 2), 10.0) for rank in range(2)))
+    assert [world.rank for world in results] == [0, 1]
+    for world in results:
+        world.close()
 
 
 def test_ctrl_c_is_answered_while_a_port_of_another_program_is_silent(taken):
