@@ -11,7 +11,7 @@ import torch
 
 from commlib.testing import Ranks
 from tests.programs import groups, huggingface, parallel
-from tests.programs.launched import both, launched, same
+from tests.programs.launched import both, launched, needs, same
 
 OURS, BOTH = "commlib", ("commlib", "nccl")
 PROGRAMS: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
@@ -39,16 +39,16 @@ def test_a_checkpoint_of_two_gpus_is_loaded_by_two(nccl_ranks: Ranks, tmp_path: 
     same(loaded, [[saved[0]] * 2] * 2, 1e-6)
 
 
+@needs("transformers")
 def test_a_llama_in_tensor_parallel_has_the_logits_of_one_gpu(nccl_ranks: Ranks, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="needs transformers, of the extra `programs`")
     logits, generated = nccl_ranks.run(huggingface.llama_of_one, str(tmp_path), world=2)[0]
     for ours in nccl_ranks.run(launched, huggingface.llama, OURS, str(tmp_path), world=2):
         same(ours[0], logits, 1e-5)
         assert ours[1] == generated
 
 
+@needs("accelerate")
 def test_accelerate_trains_bit_for_bit_as_with_nccl(nccl_ranks: Ranks) -> None:
-    pytest.importorskip("accelerate", reason="needs accelerate, of the extra `programs`")
     same(*both(nccl_ranks, 2, BOTH, huggingface.accelerate))
 
 

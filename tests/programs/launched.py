@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -14,6 +15,11 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Skip a test where a package of the extra `programs` is not installed."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"needs {package}, of the extra `programs`")
 
 
 def launched(comm: Communicator, program: Callable[..., Any], backend: str, *args: Any) -> Any:

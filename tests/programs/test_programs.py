@@ -9,7 +9,7 @@ import torch
 
 from commlib.testing import Ranks
 from tests.programs import groups, huggingface, parallel
-from tests.programs.launched import both, launched, same
+from tests.programs.launched import both, launched, needs, same
 
 OURS, BOTH = "commlib", ("commlib", "gloo")
 
@@ -58,11 +58,11 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_four(program_ranks: Ranks, tmp_p
     same(loaded, [[saved[0]] * 2] * 4, 1e-6)
 
 
+@needs("transformers")
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(
     program_ranks: Ranks, tmp_path: Path, world: int
 ) -> None:
-    pytest.importorskip("transformers", reason="needs transformers, of the extra `programs`")
     ((logits, generated),) = program_ranks.run(huggingface.llama_of_one, str(tmp_path), world=1)
     for ours in program_ranks.run(launched, huggingface.llama, OURS, str(tmp_path), world=world):
         same(ours[0], logits, 1e-5)
@@ -70,8 +70,8 @@ def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(
         assert ours[2] > 0, "no weight was divided"
 
 
+@needs("accelerate")
 def test_accelerate_trains_bit_for_bit_as_with_gloo(program_ranks: Ranks) -> None:
-    pytest.importorskip("accelerate", reason="needs accelerate, of the extra `programs`")
     ours, theirs = both(program_ranks, 2, BOTH, huggingface.accelerate)
     same(ours, theirs)
     assert ours[0][0] == ours[1][0], "losses are gathered on every rank"
