@@ -7,8 +7,6 @@ the other's user before they read a byte.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -32,6 +30,7 @@ GREETING_S = 10.0  # for who has come in to say its name
 MOST_BYTES = 1 << 14  # of a greeting or a reply
 DRAIN_S = 5.0  # how long a closing door waits for those inside to have read
 NO_MESSAGE = (ValueError, TypeError, RecursionError)  # what reading shows that is not JSON, or not of this form
+FULL_NAP_S = 0.02  # between two guests once all ranks are inside: who knocks all the time must not cost rank 0 much
 LINGER_S = 1.0  # how long it tells who comes that the ranks disagree
 
 
@@ -71,6 +70,7 @@ class Door:
     def __init__(self, place: Place, size: int) -> None:
         self._place, self._size = place, size
         self._exchange, self._attendants = Exchange(size, meets=True), Attendants()
+        self._shut = False
         self._lock = threading.Lock()  # guards what follows
         self._inside = {0: os.getpid()}  # rank → process
         self._told: set[tuple[int, int]] = set()  # who knows what is wrong
@@ -100,25 +100,25 @@ class Door:
         self._exchange.drain(DRAIN_S)
         if self._exchange.ended:
             time.sleep(LINGER_S)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._shut = True
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._listener.close()
         self._exchange.stop()
         self._attendants.close()
 
     def _watch(self) -> None:
-        while True:
+        while not self._shut:
+            if len(self._inside) == self._size:
+                time.sleep(FULL_NAP_S)
             try:
                 sock = not_for_children(self._listener.accept()[0])
                 if user_of(sock) == os.geteuid():
                     self._attendants.serve(sock, self._receive)
                 else:
                     sock.close()
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # the door is shut
-                    return
-                time.sleep(0.01)  # out of descriptors, or a guest that has gone
+            except OSError:  # shut; or out of descriptors, or the guest has gone
+                time.sleep(0.01)
 
     def _receive(self, sock: socket.socket) -> None:
         sock.settimeout(GREETING_S)

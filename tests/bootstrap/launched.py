@@ -27,16 +27,17 @@ def with_commlib(folder, dies, **options):
         Path(folder, f"ports{comm.rank}").write_text(" ".join(open_ports()))
 
 
-def with_torch(folder, dies):
+def with_torch(folder, dies, **where):
     import torch.distributed as dist
 
-    dist.init_process_group("commlib", timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("commlib", timeout=timedelta(seconds=TIMEOUT_S), **where)
     x = torch.tensor([dist.get_rank() + 1])
     dist.all_reduce(x.clone())
     if dies:
         dies(dist.get_rank() == dist.get_world_size() - 1)
     dist.all_reduce(x)
     note(folder, dist.get_rank(), x, None)
+    Path(folder, f"ports{dist.get_rank()}").write_text(" ".join(open_ports()))
     dist.destroy_process_group()
 
 

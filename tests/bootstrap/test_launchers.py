@@ -119,6 +119,16 @@ def grouped(folder, number, port):
     dist.destroy_process_group()
 
 
+def test_a_group_of_torch_that_meets_at_a_file_opens_no_port(tmp_path):
+    ranks = [Running(at_file, str(tmp_path), number) for number in range(2)]
+    assert [rank.result() for rank in ranks] == [None, None]
+    assert [(tmp_path / f"ports{rank}").read_text() for rank in range(2)] == ["", ""]
+
+
+def at_file(folder, number):
+    launched.with_torch(folder, None, init_method=f"file://{folder}/store", rank=number, world_size=2)
+
+
 @pytest.mark.parametrize("how", ["commlib", "torch"])
 def test_ranks_that_torchrun_started_again_after_one_was_killed_make_a_new_round(program, python, tmp_path, how):
     start = [*TORCHRUN, "2", "--standalone", "--max-restarts", "1", "--no-python", python]

@@ -179,7 +179,7 @@ def attack(place, how, seconds):
     """Do one thing to every door of a place, again and again; return how often, and all that came back."""
     deadline, held, times, answers = time.monotonic() + seconds, [], 0, b""
     while time.monotonic() < deadline:
-        for name in doors(place):
+        for name in doors(place) * (200 if how == "flood" else 1):
             sock = socket.socket(socket.AF_UNIX)
             sock.setblocking(False)
             with contextlib.suppress(OSError):
@@ -230,6 +230,15 @@ def answer_all(place):
     """A door that lets everyone in."""
     Door._verdict = lambda self, guest: door.Reply("in")
     time.sleep(len([Door(place, 2)]) * 30)
+
+
+@needs_root
+def test_who_knocks_all_the_time_costs_a_running_job_little(place, start):
+    worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
+    attacker = start(attack, place, "flood", 1.5, user=NOBODY)
+    assert attacker.result()[0] <= door.BACKLOG + 1.5 / door.FULL_NAP_S + 10
+    for world in worlds:
+        world.close()
 
 
 @needs_root
