@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, SupportsIndex, TypeVar, cast
@@ -208,9 +209,15 @@ class Communicator(Collectives):
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        return self.plan.explain(
+        found = self.plan.explain(
             op, num_bytes, name, redop_name(redop), world=self.size, placement=placement, mode=mode, facts=known
         )
+        hosts, row = self._backend.hosts, COLLECTIVES[op].algorithm(found.algorithm)
+        if hosts is None or row.link is None:
+            return found
+        link = row.link(len(hosts.ranks), num_bytes)
+        told = f"a host sends {size_text(link.num_bytes)} to others; messages one after the other: {link.messages}"
+        return replace(found, link=told)
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""

@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+import torch
+
 from commlib.backends.base import Options
 from commlib.backends.shm import ShmBackend
 from commlib.bootstrap.part import Part
@@ -15,6 +17,8 @@ from commlib.bootstrap.world import World
 
 if TYPE_CHECKING:
     from commlib._native import Calls
+
+KEPT_BYTES = 64 << 20  # of scratch memory for each use
 
 
 class Hosts:
@@ -31,8 +35,18 @@ class Hosts:
         self.lanes = min(map(len, ranks))
         self.even = all(len(members) == self.lanes for members in ranks)
         self.in_order = list(chain(*ranks)) == list(range(world.size))
+        self._kept: dict[str, torch.Tensor] = {}
         make = partial(ShmBackend, self.part, replace(options, max_bytes=0, nccl_comm=None))
         self.inside = self.part.make(make, options.timeout_s)
+
+    def scratch(self, use: str, count: int, like: torch.Tensor) -> torch.Tensor:
+        """Return memory that the next call uses again: the pages of fresh memory cost more than the messages."""
+        num_bytes = count * like.element_size()
+        if num_bytes > KEPT_BYTES:
+            return like.new_empty(count)
+        if use not in self._kept or self._kept[use].numel() < num_bytes:
+            self._kept[use] = torch.empty(1 << num_bytes.bit_length(), dtype=torch.uint8)
+        return self._kept[use][:num_bytes].view(like.dtype)
 
     @cached_property
     def calls(self) -> Calls:
@@ -48,6 +62,12 @@ class Hosts:
     def lane(self) -> list[int]:
         """The ranks of this rank's lane by host; none for ranks beyond the last lane."""
         return [members[self.local] for members in self.ranks] if self.local < self.lanes else []
+
+    @cached_property
+    def others(self) -> list[tuple[int, int]]:
+        """The other hosts and their ranks of this lane, the next one first: so no host gets all first messages."""
+        order = [(self.here + step) % len(self.ranks) for step in range(1, len(self.ranks))]
+        return [(host, self.lane[host]) for host in order if self.lane]
 
     def delegates(self, root: int) -> tuple[list[int], int]:
         """Return a rank of each host, `root` among them, and its host."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.hier_calls import Sections, hosts_of, share_of
+from commlib.collectives.hier_calls import Sections, hosts_of, one_exchange, room, share_of
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
@@ -39,12 +39,11 @@ def hier_oneshot(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, size
     hosts, block, whole = hosts_of(backend), x.view(-1), out.view(-1)
     sections = Sections(hosts, [x.numel()] * backend.size if sizes is None else sizes)
     views, cuts = sections.views(whole), [sections.cut(host) for host in range(len(hosts.ranks))]
-    shares = [view.new_empty(cut[hosts.local]) for view, cut in zip(views, cuts, strict=True)]
-    others = [(host, peer) for host, peer in enumerate(hosts.lane) if host != hosts.here]
+    shares = room(hosts, [cut[hosts.local] for cut in cuts], whole)
     if not hosts.even:
         hosts.calls.all_gatherv(views[hosts.here], block, sections.of(hosts.here))
         block = share_of(views[hosts.here], cuts[hosts.here], hosts.local)
-    to, source = [(peer, block) for _, peer in others], [(peer, shares[host]) for host, peer in others]
+    to, source = [(peer, block) for _, peer in hosts.others], [(peer, shares[host]) for host, peer in hosts.others]
     finish = backend.begin("all_gather", to, source)
     if hosts.even:  # while the messages are under way
         hosts.calls.all_gatherv(views[hosts.here], block, sections.of(hosts.here))
@@ -70,7 +69,7 @@ _ALGORITHMS = (
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
-    Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot),
+    Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot, link=one_exchange),
 )
 
 ALL_GATHER = Collective(

@@ -9,7 +9,18 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.hier_calls import fold, gather, hosts_of, inside, refuses_narrow, shares, swap
+from commlib.collectives.hier_calls import (
+    complete,
+    doubling,
+    fold,
+    gather,
+    hosts_of,
+    inside,
+    refuses_narrow,
+    shares,
+    swap,
+    two_exchanges,
+)
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
@@ -44,11 +55,12 @@ def hier_twoshot(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.
     if x.numel() > 0:
         sizes = shares(x.numel(), hosts.lanes, len(hosts.own))
         mine, count = sizes[hosts.local], len(hosts.ranks)
-        rows = x.new_empty((count, -(-mine // count)))
+        piece = -(-mine // count)
+        rows = hosts.scratch("room", count * piece, x).view(count, piece)
         hosts.calls.reduce_scatterv(rows.view(-1)[:mine], x.view(-1), sizes, inside(name))
         if mine:
-            piece = fold(swap(backend, rows, "all_reduce"), name, backend.size)
-            rows = gather(backend, piece, hosts.lane, "all_reduce")
+            rows[hosts.here] = fold(swap(backend, rows, "all_reduce"), name, backend.size)
+            complete(backend, rows, "all_reduce")
         hosts.calls.all_gatherv(result.view(-1), rows.view(-1)[:mine], sizes)
     return result
 
@@ -75,7 +87,23 @@ ALL_REDUCE = Collective(
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
-        Algorithm("hier_oneshot", "torch", hosts=True, ordered=False, run=hier_oneshot, refuses=refuses_narrow),
-        Algorithm("hier_twoshot", "torch", hosts=True, ordered=False, run=hier_twoshot, refuses=refuses_narrow),
+        Algorithm(
+            "hier_oneshot",
+            "torch",
+            hosts=True,
+            ordered=False,
+            run=hier_oneshot,
+            refuses=refuses_narrow,
+            link=doubling,
+        ),
+        Algorithm(
+            "hier_twoshot",
+            "torch",
+            hosts=True,
+            ordered=False,
+            run=hier_twoshot,
+            refuses=refuses_narrow,
+            link=two_exchanges,
+        ),
     ),
 )

@@ -6,7 +6,7 @@ import torch
 from torch.distributed import BarrierOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.hier_calls import gather, hosts_of
+from commlib.collectives.hier_calls import doubling, gather, hosts_of
 from commlib.collectives.params import PACKETS
 from commlib.collectives.spec import Algorithm, Collective
 
@@ -40,6 +40,12 @@ BARRIER = Collective(
         Algorithm("nccl_direct", "nccl"),
         Algorithm("lsa_ll_exchange", "nccl", kernel="barrier", params=PACKETS),
         Algorithm("torch_direct", "torch", run=torch_direct),
-        Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot),
+        Algorithm(
+            "hier_oneshot",
+            "torch",
+            hosts=True,
+            run=hier_oneshot,
+            link=lambda hosts, _: doubling(hosts, 1),
+        ),
     ),
 )

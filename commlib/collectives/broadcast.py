@@ -6,9 +6,9 @@ import torch
 from torch.distributed import BroadcastOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.hier_calls import gather, hosts_of, share_of, shares, spread
+from commlib.collectives.hier_calls import complete, doublings, hosts_of, share_of, shares, spread, two_exchanges
 from commlib.collectives.params import CHUNKS, PACKETS
-from commlib.collectives.spec import Algorithm, Collective
+from commlib.collectives.spec import Algorithm, Collective, Link
 from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, lines
 
@@ -40,15 +40,16 @@ def hier_twoshot(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
         hosts.calls.broadcast(x, hosts.own.index(src))
     sizes = shares(whole.numel(), hosts.lanes, len(hosts.own))
     share, count = share_of(whole, sizes, hosts.local), len(hosts.ranks)
-    rows = whole.new_empty((count, -(-share.numel() // count)))
+    piece = -(-share.numel() // count)
+    rows = hosts.scratch("room", count * piece, whole).view(count, piece)
     if share.numel():
         if hosts.here == root:
             rows.view(-1)[: share.numel()] = share
-            to = [(peer, rows[host]) for host, peer in enumerate(hosts.lane) if host != root]
+            to = [(peer, rows[host]) for host, peer in hosts.others]
             backend.exchange("broadcast", to, [])
         else:
             backend.exchange("broadcast", [], [(hosts.lane[root], rows[hosts.here])])
-        rows = gather(backend, rows[hosts.here], hosts.lane, "broadcast")
+        complete(backend, rows, "broadcast")
     if hosts.here != root:
         hosts.calls.all_gatherv(whole, rows.view(-1)[: share.numel()], sizes)
 
@@ -69,7 +70,19 @@ BROADCAST = Collective(
         Algorithm("nccl_direct", "nccl"),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
         Algorithm("torch_direct", "torch", run=torch_direct),
-        Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot),
-        Algorithm("hier_twoshot", "torch", hosts=True, run=hier_twoshot),
+        Algorithm(
+            "hier_oneshot",
+            "torch",
+            hosts=True,
+            run=hier_oneshot,
+            link=lambda hosts, num_bytes: Link(doublings(hosts), doublings(hosts) * num_bytes),
+        ),
+        Algorithm(
+            "hier_twoshot",
+            "torch",
+            hosts=True,
+            run=hier_twoshot,
+            link=two_exchanges,
+        ),
     ),
 )

@@ -14,6 +14,7 @@ import torch
 from commlib.backends.hosts import Hosts
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.reference import ordered
+from commlib.collectives.spec import Link
 
 
 def hosts_of(backend: TorchBackend) -> Hosts:
@@ -29,6 +30,26 @@ def refuses_narrow(dtype: torch.dtype, redop: str, size: int) -> str | None:
     return None
 
 
+def doublings(hosts: int) -> int:
+    """Return the steps in which what one host knows reaches all, if who knows it doubles with each."""
+    return (hosts - 1).bit_length()
+
+
+def doubling(hosts: int, num_bytes: int) -> Link:
+    """What goes between hosts where one rank of each gathers the whole of all."""
+    return Link(doublings(hosts), (hosts - 1) * num_bytes)
+
+
+def one_exchange(hosts: int, num_bytes: int) -> Link:
+    """What goes between hosts where each has a part for every other."""
+    return Link(hosts - 1, (hosts - 1) * num_bytes // hosts)
+
+
+def two_exchanges(hosts: int, num_bytes: int) -> Link:
+    """What goes between hosts where each then sends its part on to all."""
+    return Link(2 * (hosts - 1), 2 * (hosts - 1) * num_bytes // hosts)
+
+
 def inside(redop: str) -> str:
     """Return the reduction inside a host: an average is a sum that is divided once, at the end."""
     return "sum" if redop == "avg" else redop
@@ -40,6 +61,11 @@ def shares(count: int, lanes: int, ranks: int) -> list[int]:
     return [end - start for start, end in pairwise(ends)] + [0] * (ranks - lanes)
 
 
+def room(hosts: Hosts, counts: Sequence[int], like: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors with so many elements, in memory that the next call uses again."""
+    return list(hosts.scratch("room", sum(counts), like).split(list(counts)))
+
+
 def fold(parts: torch.Tensor, redop: str, size: int) -> torch.Tensor:
     """Reduce the hosts' parts, the rows, in the order of the hosts; an average is over `size` ranks."""
     return ordered(list(parts), redop, size)
@@ -47,15 +73,23 @@ def fold(parts: torch.Tensor, redop: str, size: int) -> torch.Tensor:
 
 def swap(backend: TorchBackend, rows: torch.Tensor, what: str) -> torch.Tensor:
     """Send row h to host h of this lane; return the rows that came, by host."""
-    hosts, came = hosts_of(backend), torch.empty_like(rows)
+    hosts = hosts_of(backend)
+    came = hosts.scratch("came", rows.numel(), rows).view(rows.shape)
     came[hosts.here] = rows[hosts.here]
-    others = [(host, peer) for host, peer in enumerate(hosts.lane) if host != hosts.here]
-    backend.exchange(what, [(peer, rows[host]) for host, peer in others], [(peer, came[host]) for host, peer in others])
+    to = [(peer, rows[host]) for host, peer in hosts.others]
+    backend.exchange(what, to, [(peer, came[host]) for host, peer in hosts.others])
     return came
 
 
+def complete(backend: TorchBackend, rows: torch.Tensor, what: str) -> None:
+    """Send row `here` to all hosts of this lane, and get theirs: soonest for large rows, of which none is copied."""
+    hosts = hosts_of(backend)
+    own = [(peer, rows[hosts.here]) for _, peer in hosts.others]
+    backend.exchange(what, own, [(peer, rows[host]) for host, peer in hosts.others])
+
+
 def gather(backend: TorchBackend, mine: torch.Tensor, peers: Sequence[int], what: str) -> torch.Tensor:
-    """Return the tensors of one rank of each host, by host; what is known doubles with each message (Bruck)."""
+    """Return the tensors of one rank of each host, by host; what is known doubles with each message: for small ones."""
     here, count = hosts_of(backend).here, len(peers)
     rows = mine.new_empty((count, mine.numel()))
     rows[0] = mine  # row i is that of host here + i

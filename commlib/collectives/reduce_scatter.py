@@ -10,7 +10,16 @@ from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_gather import block_of, ragged
-from commlib.collectives.hier_calls import Sections, fold, hosts_of, inside, refuses_narrow, share_of
+from commlib.collectives.hier_calls import (
+    Sections,
+    fold,
+    hosts_of,
+    inside,
+    one_exchange,
+    refuses_narrow,
+    room,
+    share_of,
+)
 from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
@@ -44,14 +53,14 @@ def hier_oneshot(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, *arg
     hosts, name = hosts_of(backend), redop_name(redop)
     sections = Sections(hosts, sizes[0] if sizes else [out.numel()] * backend.size)
     cuts = [sections.cut(host) for host in range(len(hosts.ranks))]
-    shares = [x.new_empty(cut[hosts.local]) for cut in cuts]
+    shares = room(hosts, [cut[hosts.local] for cut in cuts], x)
     for section, share, cut in zip(sections.filled(x.view(-1)), shares, cuts, strict=True):
         hosts.calls.reduce_scatterv(share, section, cut, inside(name))
-    came = x.new_empty((len(hosts.ranks), cuts[hosts.here][hosts.local]))
+    count, mine = len(hosts.ranks), cuts[hosts.here][hosts.local]
+    came = hosts.scratch("came", count * mine, x).view(count, mine)
     came[hosts.here] = shares[hosts.here]
-    others = [(host, peer) for host, peer in enumerate(hosts.lane) if host != hosts.here]
-    to, source = [(peer, shares[host]) for host, peer in others], [(peer, came[host]) for host, peer in others]
-    backend.exchange("reduce_scatter", to, source)
+    to = [(peer, shares[host]) for host, peer in hosts.others]
+    backend.exchange("reduce_scatter", to, [(peer, came[host]) for host, peer in hosts.others])
     result = fold(came, name, backend.size)
     if not hosts.even:
         whole = x.new_empty(sum(cuts[hosts.here]))
@@ -65,7 +74,15 @@ _ALGORITHMS = (
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
     Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
-    Algorithm("hier_oneshot", "torch", hosts=True, ordered=False, run=hier_oneshot, refuses=refuses_narrow),
+    Algorithm(
+        "hier_oneshot",
+        "torch",
+        hosts=True,
+        ordered=False,
+        run=hier_oneshot,
+        refuses=refuses_narrow,
+        link=one_exchange,
+    ),
 )
 
 REDUCE_SCATTER = Collective(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -34,6 +34,13 @@ class Param:
         return f"{self.name} {value} is not {unit}between {self.least} and {self.most}"
 
 
+class Link(NamedTuple):
+    """What goes between hosts: messages of a lane one after the other, and the bytes that the busiest host sends."""
+
+    messages: int
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """One way to do a collective. `run` is its Python half; None means it is all native.
@@ -44,7 +51,8 @@ class Algorithm:
     redop, size)` gives a reason or None; `in_place`: input and output may be the same memory, where the collective has
     such a form. `params` are what a plan may set; `variants(num_bytes)` gives those that are worth measuring at a size,
     none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with its device code; `folder` is
-    where a plugin's native half lies, which its loader fills in.
+    where a plugin's native half lies, which its loader fills in. `link(hosts, num_bytes)` says what goes between hosts
+    with the same number of ranks.
     """
 
     name: str
@@ -60,6 +68,7 @@ class Algorithm:
     params: tuple[Param, ...] = ()
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
     folder: str = ""
+    link: Callable[[int, int], Link] | None = None
 
     @property
     def needs_arena(self) -> bool:

@@ -62,6 +62,7 @@ class Explanation:
     low_ci_bytes: Sequence[int] | None = None  # where the lower end may lie
     match: str = ""
     pinned_by: str = ""
+    link: str = ""  # what goes between hosts
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
@@ -76,6 +77,8 @@ class Explanation:
         ]
         if self.pinned_by:
             lines[2] = f"  pinned by {self.pinned_by}"
+        if self.link:
+            lines[2:2] = [f"  {self.link}"]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 
-from commlib.collectives import COLLECTIVES
+from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
@@ -159,3 +160,32 @@ def later(comm: Communicator) -> list[float]:
 
 def test_asynchronous_calls_run_in_order(on_hosts):
     assert on_hosts("aabb").run(later) == [[10.0, 3.0]] * 4
+
+
+def sent(comm: Communicator, name: str, algorithm: str, call: Call) -> tuple[int, int]:
+    """Return the messages that this rank sends to other hosts, and their bytes."""
+    backend, messages = comm._backend, []
+    begin = backend.begin  # type: ignore[attr-defined]
+
+    def counted(what: str, sends: list, recvs: list) -> object:
+        messages.extend(x.nbytes for _, x in sends)
+        return begin(what, sends, recvs)
+
+    before, collective = comm.plan, COLLECTIVES[name]
+    comm.use(Plan.only({name: algorithm}, base=before))
+    x, out = (torch.zeros(elements) for elements in collective.shapes(replace(call, rank=comm.rank)))
+    backend.begin = counted  # type: ignore[attr-defined]
+    collective.invoke(comm, x, out, call)
+    del backend.begin  # type: ignore[attr-defined]
+    comm.use(before)
+    return len(messages), sum(messages)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [(name, a) for name, a in HIER if not name.endswith("v")])
+@pytest.mark.parametrize("places", ["aabb", "abc"])
+def test_what_goes_between_hosts_is_what_the_row_says(on_hosts, places, name, algorithm):
+    row, count = COLLECTIVES[name].algorithm(algorithm), len(set(places))
+    call = Call(0, len(places), 0 if name == "barrier" else 720, torch.float32)
+    found = on_hosts(places).run(sent, name, algorithm, call)
+    by_host = [sum(found[rank][1] for rank, place in enumerate(places) if place == host) for host in set(places)]
+    assert (max(messages for messages, _ in found), max(by_host)) == row.link(count, COLLECTIVES[name].num_bytes(call))
