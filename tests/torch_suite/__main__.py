@@ -20,6 +20,7 @@ def options():
     parser.add_argument("--suite", choices=SUITES, action="append", help="default: all")
     parser.add_argument("-k", "--match", default="", help="only tests whose name this regular expression matches")
     parser.add_argument("--deadline", type=int, default=90, help="seconds of one test (default: 90)")
+    parser.add_argument("--start", choices=("forkserver", "spawn"), default="forkserver", help="how ranks are started")
     parser.add_argument("-o", "--output", type=Path, help="write what was found to this JSON file")
     parser.add_argument("--log", type=Path, default=Path("build/torch_suite"), help="folder of the ranks' output")
     return parser.parse_args()
@@ -34,7 +35,7 @@ def main():
         for backend in backends:
             log = args.log / f"{suite}-{backend}-{args.ranks}-{args.device}.log"
             log.unlink(missing_ok=True)
-            job = Job(suite, backend, args.ranks, args.device, args.deadline, log)
+            job = Job(suite, backend, args.ranks, args.device, args.deadline, log, start=args.start)
             results[suite, backend] = run(job, args.match)
     print(f"{args.ranks} ranks on {args.device}, torch {torch.__version__}\n")
     print("\n".join(table(results)))

@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import unittest
 from datetime import timedelta
-from functools import partial
 
 import torch
 from torch.testing._internal.common_distributed import TEST_SKIPS, TIMEOUT_OVERRIDE, MultiProcContinuousTest
@@ -20,15 +19,15 @@ def started(environment, target, args, kwargs):
     target(*args, **kwargs)
 
 
-def forked(context, *, target, name, args, kwargs):
-    return context.Process(target=started, name=name, args=(dict(os.environ), target, args, kwargs))
+def forked(*, target, name, args, kwargs):
+    return multiprocessing.Process(target=started, name=name, args=(dict(os.environ), target, args, kwargs))
 
 
 class ForkedRanks:
     """Put it before the base; a rank then costs milliseconds, and its reason for a skip is known."""
 
     def _spawn_processes(self):
-        self._start_processes(partial(forked, multiprocessing.get_context("forkserver")))
+        self._start_processes(forked)
 
     def run_test(self, test_name, parent_pipe):
         test = getattr(self, test_name)

@@ -42,12 +42,14 @@ class Job:
     log: Path
     gate: str = ""
     module: str = "tests.torch_suite.suites"
+    start: str = "forkserver"
 
     def environment(self):
         return os.environ | {
             "TORCH_SUITE_BACKEND": self.backend,
             "TORCH_SUITE_GATE": self.gate,
             "TORCH_SUITE_DEVICE": self.device,
+            "TORCH_SUITE_START": self.start,
             "WORLD_SIZE": str(self.ranks),
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(self.deadline_s),
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # CUDA must not be initialised where ranks are forked from

@@ -1,5 +1,6 @@
 """One process that runs the tests of one suite, and tells each start and end on a pipe: `python -m … MODULE FD`."""
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -66,11 +67,11 @@ def cause(text):
 def main():
     module, fd = sys.argv[1], int(sys.argv[2])
     wanted = json.load(sys.stdin)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module])
-    multiprocessing.set_start_method("forkserver")  # what the base with live ranks takes
-    first = context.Process(target=str)  # starts the server, so that no test waits for its imports
-    first.start()
+    multiprocessing.set_start_method(os.environ["TORCH_SUITE_START"])
+    multiprocessing.set_forkserver_preload([module])
+    first = multiprocessing.Process(target=str)  # starts the server, so that no test waits for its imports
+    with contextlib.suppress(EOFError):  # where they fail, the import below says why
+        first.start()
     tests = each_of(unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module)))
     tests = [test for test in tests if re.search(wanted["match"], name_of(test))]
     if wanted["only"] is not None:

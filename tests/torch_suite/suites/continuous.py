@@ -20,6 +20,11 @@ class Continuous(LiveRanks, MultiProcContinuousTest):
     def all(self, size=7, dtype=torch.float32):
         return [self.data(rank, size, dtype) for rank in range(RANKS)]
 
+    def coalescing(self):
+        return dist._coalescing_manager(
+            device=torch.device("cuda", self.rank) if DEVICE == "cuda" else None, async_ops=True
+        )
+
     def test_all_reduce_sums_every_type_and_size(self):
         for dtype in TYPES:
             for size in SIZES:
@@ -119,7 +124,7 @@ class Continuous(LiveRanks, MultiProcContinuousTest):
         for work in reversed(works):
             work.wait()
         for step, x in enumerate(tensors):
-            self.assertEqual(x, sum(self.data(rank + step) for rank in range(RANKS)))
+            self.assertEqual(x, sum(self.data(rank + step) for rank in range(RANKS)))  # which waits for a GPU
         self.assertTrue(all(work.is_completed() for work in works))
 
     def test_a_future_carries_the_result_on(self):
@@ -128,7 +133,7 @@ class Continuous(LiveRanks, MultiProcContinuousTest):
 
     def test_coalesced_all_reduces_are_one_call(self):
         tensors = [self.data(self.rank, size) for size in SIZES]
-        with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as calls:
+        with self.coalescing() as calls:
             for x in tensors:
                 dist.all_reduce(x)
         calls.wait()
@@ -136,13 +141,13 @@ class Continuous(LiveRanks, MultiProcContinuousTest):
 
     def test_coalesced_gathers_and_scatters_are_one_call(self):
         wholes = [torch.empty(RANKS * size, device=DEVICE) for size in SIZES]
-        with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as calls:
+        with self.coalescing() as calls:
             for size, whole in zip(SIZES, wholes, strict=True):
                 dist.all_gather_into_tensor(whole, self.data(self.rank, size))
         calls.wait()
         self.assertEqual(wholes, [torch.cat(self.all(size)) for size in SIZES])
         parts = [torch.empty(size, device=DEVICE) for size in SIZES]
-        with dist._coalescing_manager(device=torch.device(DEVICE), async_ops=True) as calls:
+        with self.coalescing() as calls:
             for part, whole in zip(parts, wholes, strict=True):
                 dist.reduce_scatter_tensor(part, whole)
         calls.wait()

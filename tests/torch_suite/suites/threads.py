@@ -1,6 +1,7 @@
 """Ranks that are threads of one process, on `MultiThreadedTestCase`, beside PyTorch's own group of threads."""
 
 import sys
+import unittest
 
 import torch
 import torch.distributed as dist
@@ -8,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.common_distributed import MultiThreadedTestCase, spawn_threads_and_init_comms
 
-from tests.torch_suite.forked_ranks import take_device
 from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
 
 
+@unittest.skipIf(DEVICE == "cuda", "ranks that are threads share a process, and NCCL's barrier deadlocks there")
 class Threads(MultiThreadedTestCase):
     world_size = RANKS
 
@@ -22,7 +23,6 @@ class Threads(MultiThreadedTestCase):
     def run_test_with_threaded_pg(self, test_name, rank, world_size):
         """As the base does, but with the backend under test."""
         try:
-            take_device(rank)
             dist.init_process_group(BACKEND, rank=rank, world_size=world_size, store=self.global_store)
             getattr(self, test_name)()
             dist.barrier()
