@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class Job:
     gate: str = ""
     module: str = "tests.torch_suite.suites"
     start: str = "forkserver"
+    match: str = ""  # a regular expression for the tests' names
+    share: tuple[int, int] = (0, 1)  # which of how many shares of them
 
     def environment(self):
         return os.environ | {
@@ -57,12 +60,20 @@ class Job:
         }
 
 
-def run(job, match=""):
-    """Return {test: Outcome} of a job, for the tests whose names the regular expression matches."""
+def run_in_shares(job, shares):
+    """Return {test: Outcome} of a job whose tests are dealt out to so many processes at a time."""
+    parts = [replace(job, share=(i, shares), log=job.log.with_suffix(f".{i}.log")) for i in range(shares)]
+    with ThreadPoolExecutor(shares) as threads:
+        found = dict(item for part in threads.map(run, parts) for item in part.items())
+    return dict(sorted(found.items()))
+
+
+def run(job):
+    """Return {test: Outcome} of a job."""
     gates = GATES.get(job.backend) or GATES_OF_OTHERS[job.device]
     found, left = {}, None
     for gate in gates if job.suite == "distributed" else gates[:1]:
-        again = run_gate(replace(job, gate=gate), match, left)
+        again = run_gate(replace(job, gate=gate), left)
         found |= {name: outcome for name, outcome in again.items() if left is None or outcome.outcome != "skipped"}
         left = [name for name, outcome in found.items() if outcome.outcome == "skipped"]
         if not left:
@@ -70,11 +81,11 @@ def run(job, match=""):
     return found
 
 
-def run_gate(job, match, left):
+def run_gate(job, left):
     """Return {test: Outcome} under one gate, with as many processes as hanging tests make necessary."""
     found = {}
     while left is None or left:
-        with Process(job, match, left) as process:
+        with Process(job, left) as process:
             names = process.names()
             found |= process.outcomes(names)
         left = [name for name in names if name not in found]
@@ -84,7 +95,7 @@ def run_gate(job, match, left):
 class Process:
     """The worker process, its ranks, and what it tells; ended with everything it started."""
 
-    def __init__(self, job, match, left):
+    def __init__(self, job, left):
         self._job = job
         read, write = os.pipe()
         self._log = job.log.open("ab")
@@ -102,7 +113,8 @@ class Process:
         os.close(write)
         self._pipe = os.fdopen(read, "rb", buffering=0)
         self._bytes, self._ended = b"", False
-        self._process.stdin.write(json.dumps({"match": match, "only": left}).encode())
+        wanted = {"match": job.match, "share": job.share, "only": left}
+        self._process.stdin.write(json.dumps(wanted).encode())
         self._process.stdin.close()
 
     def __enter__(self):

@@ -69,14 +69,14 @@ def main():
     wanted = json.load(sys.stdin)
     multiprocessing.set_start_method(os.environ["TORCH_SUITE_START"])
     multiprocessing.set_forkserver_preload([module])
-    first = multiprocessing.Process(target=str)  # starts the server, so that no test waits for its imports
+    server = multiprocessing.Process(target=str)  # starts the server, so that no test waits for its imports
     with contextlib.suppress(EOFError):  # where they fail, the import below says why
-        first.start()
+        server.start()
     tests = each_of(unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module)))
     tests = [test for test in tests if re.search(wanted["match"], name_of(test))]
-    if wanted["only"] is not None:
-        tests = [test for test in tests if name_of(test) in wanted["only"]]
-    first.join()
+    first, step = wanted["share"]
+    tests = [test for test in tests[first::step] if wanted["only"] is None or name_of(test) in wanted["only"]]
+    server.join()
     with os.fdopen(fd, "w") as pipe:
         result = Teller(pipe)
         result.tell(tests=[name_of(test) for test in tests])
