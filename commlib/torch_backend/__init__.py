@@ -6,6 +6,7 @@ installed; nothing is made before a group is.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,17 @@ def _create(options: Any, backend_options: Any) -> CommlibGroup:
             f"pg_options is of type {type(backend_options).__name__}, but backend {NAME!r} takes "
             "commlib.torch_backend.group.Options"
         )
-    place = Place(options.store, options.group_rank, options.group_size, options.timeout)
+    place = Place(_apart(options), options.group_rank, options.group_size, options.timeout)
     return CommlibGroup(place, _kinds(sys._getframe(1)), backend_options)
+
+
+def _apart(options: Any) -> Any:
+    """Return a part of the store for these ranks alone: each rank counts groups, so two may have one name."""
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    ranks = ",".join(map(str, options.global_ranks_in_group))
+    return c10d.PrefixStore(hashlib.sha256(ranks.encode()).hexdigest()[:16], options.store)
 
 
 def _kinds(caller: FrameType) -> dict[str, str]:

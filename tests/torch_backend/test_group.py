@@ -91,6 +91,18 @@ def test_what_cannot_be_served_is_refused_and_breaks_nothing(ranks: Ranks) -> No
     assert "has no reduction RedOpType.PREMUL_SUM; use one of" in premultiplied
 
 
+def one_name(comm: Communicator) -> None:
+    alone: Any = dist.new_group([comm.rank])  # the same name on every rank, as each counts its groups
+    x = torch.full((3,), float(comm.rank))
+    dist.all_reduce(x, group=alone)
+    assert x.tolist() == [comm.rank] * 3
+    dist.destroy_process_group(alone)
+
+
+def test_groups_of_other_ranks_may_have_the_same_name(ranks: Ranks) -> None:
+    ranks.run(one_name)
+
+
 def sparse(comm: Communicator) -> None:
     for dtype in (torch.float64, torch.bfloat16):
         for shape, at in (((4, 3), [[comm.rank, 3, comm.rank], [0, 1, 0]]), ((5, 2), [[comm.rank] * 3])):
