@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from commlib._native import Calls
 
 DONE = Done()
-# An asynchronous call on GPUs of at most so many bytes goes to the current stream: it is done before another stream
-# would have come to it.
-INLINE_BYTES = 256 << 10
+# An asynchronous call on GPUs of at most so many bytes goes to the current stream: it takes less time there than the
+# host needs to bring another stream behind that one.
+INLINE_BYTES = 4 << 20
 # A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
-_OPS = {hash(dist.ReduceOp(op)): op for op in TORCH_OPS.values()}
+_OPS = {hash(dist.ReduceOp(op)): name for name, op in TORCH_OPS.items()}
 
 
 class Engine:
@@ -54,7 +54,7 @@ class Engine:
         if op is None:
             op = _scale("all_reduce", opts, x.mul_)
         if not x.is_contiguous():
-            if x.layout is torch.sparse_coo and op == dist.ReduceOp.SUM:
+            if x.layout is torch.sparse_coo and op == "sum":
                 sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
                 return Done(tensors)
             x = flat(x)
@@ -226,7 +226,7 @@ def _scale(call: str, opts: Any, multiply: Callable[[Any], object] | None) -> An
     if reduction.op != dist.ReduceOp.PREMUL_SUM or multiply is None:
         raise NotImplementedError(f'{call} of backend "commlib" has no reduction {reduction.op}; use one of {_names()}')
     multiply(reduction.__getstate__()[1])
-    return dist.ReduceOp.SUM
+    return "sum"
 
 
 def _names() -> str:

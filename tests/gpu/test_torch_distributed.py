@@ -114,7 +114,7 @@ def waits(comm: Communicator, count: int) -> None:
         assert bool((found == wanted).all()), step
 
 
-@pytest.mark.parametrize("count", [64, 1 << 20])
+@pytest.mark.parametrize("count", [64, 1 << 20, 1 << 22])  # the last on a stream of its own
 def test_wait_orders_the_streams(ranks: Ranks, count: int) -> None:
     ranks.run(waits, count)
 
@@ -145,7 +145,7 @@ def captured(comm: Communicator, count: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
-@pytest.mark.parametrize("count", [1000, 1 << 20])
+@pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
 def test_a_captured_graph_replays_the_calls(ranks: Ranks, count: int) -> None:
     ranks.run(captured, count)
 

@@ -245,17 +245,25 @@ def test_options_of_a_group_are_those_of_init(ranks: Ranks) -> None:
     assert {told[:2] for told in ranks.run(options)} == {(True, 1 << 20)}
 
 
-def disagrees(comm: Communicator) -> str:
-    group = dist.new_group(pg_options=Options(checked=True))
-    with pytest.raises(ValueError, match="rank") as refused:
-        dist.all_reduce(torch.ones(3 if comm.rank else 4), group=group)
+def disagrees(comm: Communicator, how: str) -> str:
+    c10d: Any = dist
+    before = c10d.get_debug_level()
+    try:
+        if how == "debug level":
+            c10d.set_debug_level(c10d.DebugLevel.DETAIL)
+        group = dist.new_group(pg_options=Options(checked=True) if how == "options" else None)
+        with pytest.raises(ValueError, match="rank") as refused:
+            dist.all_reduce(torch.ones(3 if comm.rank else 4), group=group)
+    finally:
+        c10d.set_debug_level(before)
     return str(refused.value)
 
 
-def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks) -> None:
-    for said in ranks.run(disagrees):
-        assert "3" in said
-        assert "4" in said
+@pytest.mark.parametrize("how", ["options", "debug level"])
+def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks, how: str) -> None:
+    for said in ranks.run(disagrees, how):
+        assert "3 elements" in said
+        assert "4 elements" in said
 
 
 def goes_on(comm: Communicator, path: str, dies: bool) -> str:
