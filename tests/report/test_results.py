@@ -23,7 +23,8 @@ def test_results_are_few_files_and_small() -> None:
 def test_a_file_has_documents_of_one_command_with_rows_and_a_line_for_each(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     documents = unpacked(json.loads(text))
-    assert len({document["schema"] for document in documents}) == 1
+    if not path.name.startswith("checks_"):  # the small documents of several checks
+        assert len({document["schema"] for document in documents}) == 1
     assert all(document["rows"] for document in documents)
     assert text.count("\n   [") == sum(len(document["rows"]) for document in documents)
     if documents[0]["schema"] == KIND.name:
