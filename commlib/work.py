@@ -27,6 +27,8 @@ T = TypeVar("T")
 class Work(dist.Work):
     """A call under way, as torch has it: what `async_op=True` returns."""
 
+    timeout: datetime.timedelta | None = None  # of a wait() that is given none
+
     def result(self) -> Any:
         """Do as wait(), then return what the synchronous call would have returned."""
         raise NotImplementedError
@@ -47,10 +49,10 @@ class LaneWork(Work):
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Block until the call is done; raise what it raised, or CommTimeout."""
-        seconds = timeout.total_seconds() if timeout else None
-        # torch passes a zero timeout for "no timeout".
+        within = timeout or self.timeout  # torch passes a zero timeout for "no timeout"
+        seconds = within.total_seconds() if within else None
         try:
-            self._future.result(seconds or None)
+            self._future.result(seconds)
         except FutureTimeout:
             raise CommTimeout(f"{self._what} is not done after {seconds} s; it continues in the background") from None
         return True
@@ -178,9 +180,12 @@ class _Behind:
         return ordered
 
 
-# As with NCCL's group: wait() holds up the host, too.
-BLOCKING = env.foreign("TORCH_NCCL_BLOCKING_WAIT") == "1"
 _NAP_S = 20e-6
+
+
+def blocking() -> bool:
+    """Whether wait() holds up the host, too, as with NCCL's group."""
+    return env.foreign("TORCH_NCCL_BLOCKING_WAIT") == "1"
 
 
 def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
@@ -195,9 +200,9 @@ def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
 class StreamWork(Work):
     """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does."""
 
-    def __init__(self, event: torch.cuda.Event, result: Any, held: object) -> None:
+    def __init__(self, event: torch.cuda.Event, result: Any, held: object, blocks: bool) -> None:
         super().__init__()
-        self._event, self._result = event, result
+        self._event, self._result, self._blocks = event, result, blocks
         self._held = (
             held  # what it reads and writes: a graph that is captured may not use the memory anew before wait()
         )
@@ -206,7 +211,7 @@ class StreamWork(Work):
         """Order the current stream behind the call."""
         torch.cuda.current_stream().wait_event(self._event)
         self._held = None
-        if BLOCKING:
+        if self._blocks:
             finish(self._event, timeout)
         return True
 
@@ -240,6 +245,7 @@ class StreamLanes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side: torch.cuda.Stream | None = None
+        self._blocks = blocking()
         self._held: deque[tuple[torch.cuda.Event, Any]] = deque()  # what calls under way read and write
         self.used = False
 
@@ -262,7 +268,7 @@ class StreamLanes:
             while self._held and self._held[0][0].query():
                 self._held.popleft()
             self._held.append((event, call))
-        return StreamWork(event, result, call)
+        return StreamWork(event, result, call, self._blocks)
 
     def after(self, calls: T, done: Callable[[], object]) -> T:
         """Return `calls`: streams are ordered where kernels are launched."""

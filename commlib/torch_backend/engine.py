@@ -6,6 +6,7 @@ later: later, it goes to the communicator's lane of asynchronous calls.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ from commlib.redops import TORCH_OPS
 from commlib.torch_backend.layout import flat, joined, room_for, spread
 from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
+from commlib.work import blocking
 
 if TYPE_CHECKING:
     from commlib._native import Calls
 
 DONE = Done()
+_NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not said"
 # An asynchronous call on GPUs of at most so many bytes goes to the current stream: it takes less time there than the
 # host needs to bring another stream behind that one.
 INLINE_BYTES = 4 << 20
@@ -36,13 +39,16 @@ class Engine:
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
         self._gpu = comm.device.type == "cuda"
+        self._blocks = blocking()
 
     def _run(self, name: str, opts: Any, outputs: Sequence[Tensor], run: Callable[[Calls], None]) -> dist.Work:
         if opts.asyncOp:
             if self._gpu and sum(x.nbytes for x in outputs) <= INLINE_BYTES:
                 run(self.comm._calls)
-                return OnStream(self.comm.device, outputs)
-            return self.comm._later(name, run, outputs)  # type: ignore[arg-type]  # its result is torch's list
+                return OnStream(self.comm.device, outputs, self._blocks)
+            work = self.comm._later(name, run, outputs)  # type: ignore[arg-type]  # its result is torch's list
+            work.timeout = opts.timeout if opts.timeout > _NO_TIME else None
+            return work
         run(self.comm._calls)
         return DONE
 
@@ -188,10 +194,15 @@ class Engine:
 
     def barrier(self, opts: Any) -> dist.Work:
         """Wait until every rank has come."""
-        if opts.asyncOp:
-            return self._run("barrier", opts, [], lambda calls: calls.enqueue_barrier())
-        self.comm._calls.barrier()
-        return DONE
+        within = opts.timeout > _NO_TIME and not self._gpu  # on a GPU the group's own deadline holds
+        if not opts.asyncOp and not within:
+            self.comm._calls.barrier()
+            return DONE
+        waits, opts.asyncOp = not opts.asyncOp, True
+        work = self._run("barrier", opts, [], lambda calls: calls.enqueue_barrier())
+        if waits:
+            work.wait()
+        return work
 
 
 def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Calls], None]:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from commlib.work import BLOCKING, finish
+from commlib.work import finish
 
 
 class Done(dist.Work):
@@ -56,9 +56,9 @@ class Done(dist.Work):
 class OnStream(Done):
     """A call on the stream that was current: streams that wait for it come behind what that one has by then."""
 
-    def __init__(self, device: torch.device, outputs: Sequence[torch.Tensor]) -> None:
+    def __init__(self, device: torch.device, outputs: Sequence[torch.Tensor], blocks: bool) -> None:
         super().__init__(outputs)
-        self._device = device.index
+        self._device, self._blocks = device.index, blocks
         self._stream = torch._C._cuda_getCurrentRawStream(device.index)  # its address: the object takes longer to make
         self._event: torch.cuda.Event | None = None
 
@@ -66,7 +66,7 @@ class OnStream(Done):
         """Order the current stream behind the call."""
         if torch._C._cuda_getCurrentRawStream(self._device) != self._stream:
             torch.cuda.current_stream(self._device).wait_event(self._marked())
-        if BLOCKING:
+        if self._blocks:
             finish(self._marked(), timeout)
         return True
 

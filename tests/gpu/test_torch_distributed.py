@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -215,3 +216,24 @@ def on_the_gpu(comm: Communicator) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
     ranks.run(mix, seed, True)
+
+
+def is_over_after_wait(comm: Communicator, path: str, blocking: str, count: int) -> bool:
+    os.environ["TORCH_NCCL_BLOCKING_WAIT"] = blocking
+    start(comm, path, "commlib", False)
+    x = torch.ones(count)
+    dist.all_reduce(x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda._sleep(SLEEP_CYCLES)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return work.is_completed()
+
+
+@pytest.mark.parametrize("count", [64, 1 << 22])
+@pytest.mark.parametrize("blocking", ["0", "1"])
+def test_wait_holds_up_the_host_if_the_variable_says_so(tmp_path: Path, blocking: str, count: int) -> None:
+    with Ranks(min(GPUS, 4), backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
+        over = made.run(is_over_after_wait, str(tmp_path / "store"), blocking, count)
+        assert set(over) == {blocking == "1"}

@@ -316,6 +316,23 @@ def test_a_wait_has_a_deadline_of_its_own_and_the_call_goes_on(ranks: Ranks) -> 
     assert ranks.run(times_out)[0] == "all_reduce is not done after 0.05 s; it continues in the background"
 
 
+def a_barrier_with_a_timeout(comm: Communicator, path: str) -> str:
+    start(comm, path)
+    group = dist.new_group()
+    dist.barrier(group=group, timeout=datetime.timedelta(seconds=30))
+    if comm.rank == 2:
+        return ""
+    with pytest.raises(CommTimeout) as late:
+        dist.barrier(group=group, timeout=datetime.timedelta(seconds=0.2))
+    return str(late.value)
+
+
+def test_a_barrier_has_a_timeout_of_its_own(tmp_path: Path) -> None:
+    with Ranks(SIZE, backend="shm", timeout_s=60.0, deadline_s=60.0) as mortal:
+        said = mortal.run(a_barrier_with_a_timeout, str(tmp_path / "store"))
+        assert said[:2] == ["barrier is not done after 0.2 s; it continues in the background"] * 2
+
+
 def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
     program = (
         "import sys, torch, torch.distributed as d; print('COMMLIB' in d.Backend._plugins, d.Backend.backend_capability"
