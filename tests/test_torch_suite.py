@@ -78,6 +78,10 @@ def test_a_test_that_goes_wrong_is_named_with_its_reason_and_the_others_run(job,
     assert outcomes.get("test_forked_4_is_skipped_on_its_ranks", Outcome("skipped")).outcome == "skipped"
 
 
+def test_a_suite_that_cannot_start_is_a_failure(job):
+    assert wrong(run(job("no_such_suite")))["the suite"].startswith("was not started; see ")
+
+
 def test_the_table_counts_each_backend_and_says_why():
     passed, skipped, failed = Outcome("passed"), Outcome("skipped", "no GPU"), Outcome("failed", "Error: lost")
     results = {

@@ -130,25 +130,21 @@ class Process:
     def names(self):
         """Return the tests that the worker is going to run."""
         line = self._line(START_S)
-        if line is None:
-            raise SystemExit(f"{self._job.suite} did not start for {self._job.backend}; see {self._job.log}")
-        return line["tests"]
+        return line["tests"] if line else ["the suite"]
 
     def outcomes(self, names):
         """Return {test: Outcome} up to the end, or to the test that did not come back, which failed."""
         found, running = {}, ""
-        while line := self._line(self._job.deadline_s + PATIENCE_S):
+        while (line := self._line(self._job.deadline_s + PATIENCE_S)) and "end" not in line:
+            running = line.pop("test")
             if "outcome" in line:
-                running, test = "", line.pop("test")
-                found[test] = Outcome(gate=self._job.gate, **line)
-            elif "end" in line:
-                return {name: Outcome("failed", "was not started", gate=self._job.gate) for name in names} | found
-            else:
-                running = line["test"]
-        if not running:
-            raise SystemExit(f"{self._job.suite} stopped between tests; see {self._job.log}")
-        reason = "its process died" if self._ended else f"did not return in {self._job.deadline_s} s"
-        return found | {running: Outcome("failed", reason, gate=self._job.gate)}
+                found[running] = Outcome(gate=self._job.gate, **line)
+                running = ""
+        if running:
+            reason = "its process died" if self._ended else f"did not return in {self._job.deadline_s} s"
+            return found | {running: Outcome("failed", reason, gate=self._job.gate)}
+        missing = Outcome("failed", f"was not started; see {self._job.log}", gate=self._job.gate)
+        return dict.fromkeys(names, missing) | found
 
     def _line(self, timeout_s):
         """Return what the worker tells next; None if it is late, or has ended."""

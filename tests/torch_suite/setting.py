@@ -9,6 +9,14 @@ RANKS = int(os.environ["WORLD_SIZE"])
 DEADLINE_S = int(os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"])  # PyTorch's own variable
 
 
+def touch_device() -> None:
+    """Use the device once: the first forked process does, to find out whether forked ranks can."""
+    if DEVICE == "cuda":
+        import torch
+
+        torch.ones(1, device=DEVICE)
+
+
 class Served(str):
     """The backend's name, which also equals the gate's: `BACKEND == "gloo"` in a test's body stays true."""
 

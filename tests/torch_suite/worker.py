@@ -10,6 +10,8 @@ import sys
 import time
 import unittest
 
+from tests.torch_suite.setting import touch_device
+
 
 class Teller(unittest.TestResult):
     """A unittest result that writes one line of JSON for each start and each end."""
@@ -69,7 +71,7 @@ def main():
     wanted = json.load(sys.stdin)
     multiprocessing.set_start_method(os.environ["TORCH_SUITE_START"])
     multiprocessing.set_forkserver_preload([module])
-    server = multiprocessing.Process(target=str)  # starts the server, so that no test waits for its imports
+    server = multiprocessing.Process(target=touch_device)  # starts the server, so that no test waits for its imports
     with contextlib.suppress(EOFError):  # where they fail, the import below says why
         server.start()
     tests = each_of(unittest.defaultTestLoader.loadTestsFromModule(importlib.import_module(module)))
@@ -77,6 +79,8 @@ def main():
     first, step = wanted["share"]
     tests = [test for test in tests[first::step] if wanted["only"] is None or name_of(test) in wanted["only"]]
     server.join()
+    if server.exitcode:
+        raise SystemExit("a forked process cannot use the GPU here; start ranks anew, with --start spawn")
     with os.fdopen(fd, "w") as pipe:
         result = Teller(pipe)
         result.tell(tests=[name_of(test) for test in tests])
