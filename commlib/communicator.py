@@ -8,7 +8,7 @@ import operator
 import os
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -25,7 +25,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
 from commlib.collectives.told import choice_of, plan_text
-from commlib.errors import Closed
+from commlib.errors import Closed, CommError
 from commlib.methods import Collectives, Op
 from commlib.plan import Explanation, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, size_text
@@ -125,6 +125,7 @@ class Communicator(Collectives):
         self._calls = self._unordered = log.watched(calls, self)
         self.use(plan)
         lifetime.watch(self)
+        world.when_mixed(self._mixed)
 
     @classmethod
     def _create(
@@ -275,6 +276,12 @@ class Communicator(Collectives):
         self._calls = self._unordered = cast("Any", _Closed())
         self._lanes.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self._world.close()
+
+    def _mixed(self, why: str) -> None:
+        """End it: its ranks are of two jobs. Called by a thread of the world's."""
+        if not self._closed:
+            with suppress(CommError):  # it has ended
+                self.abort(why)
 
     def _abandon(self) -> None:
         """Forget everything without a word to the peers: for a forked child, whose parent goes on."""

@@ -7,6 +7,7 @@ the other's user before they read a byte.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,10 +18,12 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from commlib.bootstrap.exchange import Attendants, Exchange
+from commlib.bootstrap.neighbours import kinship
 from commlib.bootstrap.world import two_processes
 from commlib.errors import Unsupported
 
@@ -71,6 +74,7 @@ class Door:
         self._place, self._size = place, size
         self._exchange, self._attendants = Exchange(size, meets=True), Attendants()
         self._shut = False
+        self._end: weakref.WeakMethod[Callable[[str], None]] | None = None
         self._lock = threading.Lock()  # guards what follows
         self._inside = {0: os.getpid()}  # rank → process
         self._told: set[tuple[int, int]] = set()  # who knows what is wrong
@@ -100,14 +104,26 @@ class Door:
         self._exchange.drain(DRAIN_S)
         if self._exchange.ended:
             time.sleep(LINGER_S)
-        self._shut = True
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self.abandon()
         self._thread.join()
-        self._listener.close()
-        self._exchange.stop()
         self._attendants.close()
 
+    def abandon(self) -> None:
+        """Stop serving without a wait."""
+        self._shut = True
+        with contextlib.suppress(OSError):  # it is closed, or its process is our parent
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread, which closes it
+        self._exchange.stop()
+
+    def when_mixed(self, end: Callable[[str], None]) -> None:
+        """Have a method called when ranks of two jobs are found inside; its object may go before."""
+        self._end = weakref.WeakMethod(end)
+
     def _watch(self) -> None:
+        with self._listener:
+            self._serve()
+
+    def _serve(self) -> None:
         while not self._shut:
             if len(self._inside) == self._size:
                 time.sleep(FULL_NAP_S)
@@ -144,7 +160,10 @@ class Door:
             if (rank, pid) in self._told or rank in self._exchange.lost or self._inside.get(rank) == pid:
                 return Reply("later")
             if holder != pid:
-                self._exchange.end("wrong", two_processes(rank, holder, pid, self._place.said))
+                why = two_processes(rank, holder, pid, self._place.said)
+                self._exchange.end("wrong", why)
+                if self._mixed(rank, holder, pid) and self._end and (end := self._end()):
+                    end(why)
             elif size != self._size:
                 self._exchange.end(
                     "wrong",
@@ -156,6 +175,15 @@ class Door:
                 return Reply(*self._exchange.ended)
             self._inside[rank] = pid
             return Reply("in")
+
+    def _mixed(self, rank: int, holder: int, guest: int) -> bool:
+        """Whether a guest shows that two jobs are inside: it is closer kin to the ranks inside than who has its number.
+
+        Without it nobody knows: ranks of one job need not be kin. Two jobs whose ranks came alternately leave two ranks
+        outside, which come, too.
+        """
+        others = [pid for number, pid in self._inside.items() if number != rank and 0 in (rank, number)]
+        return any(kinship(guest, pid) > kinship(holder, pid) for pid in others)
 
 
 def doors(place: Place) -> list[str]:

@@ -6,6 +6,8 @@ import os
 import random
 import socket
 import time
+import weakref
+from collections.abc import Callable
 
 from commlib.bootstrap.door import Door, Greeting, Place, Reply, doors, knock
 from commlib.bootstrap.exchange import ServedWorld
@@ -42,6 +44,13 @@ class MetWorld(ServedWorld):
     def __init__(self, name: str, who: Identity, channel: socket.socket, door: Door | None) -> None:
         super().__init__(who.rank, who.size, channel)
         self.name, self._door = name, door
+        if door is not None:  # whoever forgets to close a communicator leaves no door behind
+            weakref.finalize(self, door.abandon).atexit = False
+
+    def when_mixed(self, end: Callable[[str], None]) -> None:
+        """Rank 0's door finds it out."""
+        if self._door is not None:
+            self._door.when_mixed(end)
 
     def close(self) -> None:
         """Leave; rank 0 lets the others read first."""

@@ -46,6 +46,15 @@ def local_rank(rank: int, cards: Sequence[bytes]) -> int:
     return hosts[:rank].count(hosts[rank])
 
 
+def kinship(first: int, second: int) -> int:
+    """Return how close two processes of this host are, as the same parent, process group or session shows; 0 to 3."""
+    try:
+        families = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:4] for pid in (first, second)]
+    except OSError:  # it has ended
+        return 0
+    return sum(one == other for one, other in zip(*families, strict=True))
+
+
 def twin(text: bytes) -> int:
     """Return the process that wrote a card, if it is another one than this and lives on this host; else 0."""
     theirs, ours = json.loads(text), json.loads(card())

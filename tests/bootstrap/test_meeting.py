@@ -268,6 +268,15 @@ def test_a_hundred_meetings_leave_nothing_behind(place):
     assert held() <= before
 
 
+def test_a_world_that_nobody_closes_leaves_no_door_open(place):
+    worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
+    assert len(doors(place)) == 1
+    for world in worlds:
+        world._channel.close()
+    del world, worlds
+    wait_until(lambda: not doors(place))
+
+
 def test_without_the_kernels_list_of_sockets_ranks_say_what_to_do(place, monkeypatch, tmp_path):
     monkeypatch.setattr(door, "UNIX_SOCKETS", tmp_path / "nothing")
     for result in in_threads((join, place, 0, 2, 1.0), (join, place, 1, 2, 1.0)):
