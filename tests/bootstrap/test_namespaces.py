@@ -13,8 +13,8 @@ import pytest
 PROGRAM = """
 import torch, commlib
 with commlib.init(timeout_s=60) as comm:
-    total = comm.all_reduce(torch.full((70_001,), comm.rank + 1.0))
-    print(comm.backend, comm.explain("all_reduce", 4 * 70_001).algorithm, comm.local_rank, float(total[-1]))
+    total = comm.all_reduce(torch.full((200_001,), comm.rank + 1.0))
+    print(comm.backend, comm.explain("all_reduce", 4 * 200_001).algorithm, comm.local_rank, float(total[-1]))
 """
 
 
