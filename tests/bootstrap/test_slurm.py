@@ -1,9 +1,12 @@
 import os
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from commlib.bootstrap import slurm
 
+ROOT = Path(__file__).parents[2]
 STEP = {
     "SLURM_JOB_ID": "12345",
     "SLURM_STEP_ID": "0",
@@ -43,6 +46,20 @@ def test_every_task_finds_the_same_address_and_every_step_its_own():
     assert slurm.address(nodes)[0] == "gpu07"
     assert slurm.address(nodes)[1] != slurm.address({**nodes, "SLURM_STEP_ID": "1"})[1]
     assert slurm.address({**nodes, "MASTER_ADDR": "head", "MASTER_PORT": "29500"}) == ("head", 29500)
+
+
+def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
+    (tmp_path / "srun").write_text("#!/bin/sh\necho $COMMLIB_SECRET\n")
+    (tmp_path / "srun").chmod(0o755)
+
+    def secret(**given):
+        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **given}
+        batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
+        return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+
+    secrets = {secret(), secret()}
+    assert len(secrets) == 2 and all(len(value) == 44 for value in secrets)
+    assert secret(COMMLIB_SECRET="mine") == "mine"
 
 
 @pytest.mark.parametrize(
