@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from commlib import env
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
@@ -62,3 +63,38 @@ def device_of(comm: Communicator) -> tuple[str, str]:
 
 def test_the_device_is_the_groups(gpu_ranks: Ranks) -> None:
     assert set(gpu_ranks.run(device_of)) == {("torch", "cuda")}
+
+
+def on_hosts_of_their_own(world: Any, **options: Any) -> Communicator:
+    """Make a communicator of ranks that count as on several hosts."""
+    os.environ[env.HOST.name] = f"host{world.rank}"
+    return Communicator._create(world, timeout_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def ranks_apart() -> Iterator[Ranks]:
+    with Ranks(min(GPUS, 4), create=on_hosts_of_their_own, deadline_s=120.0) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("name", list(COLLECTIVES))
+def test_hosts_with_gpus_use_nccl_for_everything(ranks_apart: Ranks, name: str) -> None:
+    scope = Scope((0, 1, 33, 70_001), (torch.float32, torch.bfloat16), ("sum", "max"))
+    verdicts = ranks_apart.run(check_algorithm, name, "torch_direct", scope)
+    assert [v.wrong for v in verdicts if v.wrong] == []
+
+
+def explained_and_split(comm: Communicator) -> tuple[str, str, str]:
+    part = comm.split(comm.rank)
+    assert part is not None
+    part.barrier()
+    kind = part.device.type
+    part.close()
+    return comm.backend, str(comm.explain("all_reduce", 8)), kind
+
+
+def test_explain_says_that_nccl_serves_hosts_with_gpus(ranks_apart: Ranks) -> None:
+    for backend, why, kind in ranks_apart.run(explained_and_split):
+        assert (backend, kind) == ("torch", "cuda")
+        assert "passed over hier_oneshot: on GPUs NCCL's own group serves all calls" in why
+        assert "runs torch_direct" in why
