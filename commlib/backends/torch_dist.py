@@ -114,7 +114,8 @@ class TorchBackend(Backend):
             self.no_hosts = f"a host has {found} ranks, and shared memory serves up to {most}"
             return
         try:
-            self.hosts, self.no_hosts = Hosts(world, hosts, options), ""
+            self.hosts = Hosts(world, hosts, options)
+            self.no_hosts = "every host has one rank, so no memory is shared" if found == 1 < len(hosts) else ""
         except CommError as error:
             if type(error) is not CommError:  # a rank is gone
                 raise
