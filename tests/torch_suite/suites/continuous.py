@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.common_distributed import MultiProcContinuousTest
 
 from tests.torch_suite.forked_ranks import LiveRanks
-from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
+from tests.torch_suite.setting import BACKEND, DEVICE, RANKS, even
 
 SIZES = (1, 7, 1023, 65536)
 TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
@@ -197,9 +197,8 @@ class Continuous(LiveRanks, MultiProcContinuousTest):
         for _ in range(2):
             self.assertEqual(compiled(self.data(self.rank)), (sum(self.all()) * 2 + 1).repeat(RANKS))
 
+    @even
     def test_a_mesh_has_a_group_in_each_dimension(self):
-        if RANKS % 2:
-            self.skipTest("an even number of ranks makes the mesh")
         mesh = init_device_mesh(DEVICE, (2, RANKS // 2), mesh_dim_names=("dp", "tp"))
         for name, ranks in {"dp": [self.rank % (RANKS // 2) + i * (RANKS // 2) for i in range(2)]}.items():
             self.assertEqual(dist.get_process_group_ranks(mesh[name].get_group()), ranks)

@@ -28,7 +28,7 @@ from torch.testing._internal.distributed._tensor.common_dtensor import (
 )
 
 from tests.torch_suite.forked_ranks import ForkedRanks, take_device
-from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
+from tests.torch_suite.setting import BACKEND, DEVICE, RANKS, even
 
 # Of the kernels of the CPU only the plain one can be sharded.
 ATTENTION = [SDPBackend.MATH] if DEVICE == "cpu" else [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -96,6 +96,7 @@ class Tensors(ForkedRanks, DTensorTestBase):
         self._test_op(mesh, lambda a: a.amax(1), x)
         self._test_op(mesh, lambda a: F.layer_norm(a, a.shape[-1:]), x)
 
+    @unittest.skipIf(16 % RANKS, "the ranks do not divide the MLP's columns")
     @with_comms
     def test_a_tensor_parallel_mlp_agrees_with_one_process(self):
         mesh = self.build_device_mesh()
@@ -119,6 +120,7 @@ class Tensors(ForkedRanks, DTensorTestBase):
                 grad = q.grad.full_tensor() if isinstance(q.grad, DTensor) else q.grad
                 self.assertEqual(grad, p.grad, f"{name}, sequence parallel: {sequence}")
 
+    @unittest.skipIf(4 % RANKS, "the ranks do not divide the heads")
     @unittest.skipIf(DEVICE == "cpu" and torch.__version__ < (2, 13), "torch cannot shard the CPU's attention yet")
     @with_comms
     def test_a_tensor_parallel_transformer_trains_as_in_one_process(self):
@@ -151,10 +153,9 @@ class Tensors(ForkedRanks, DTensorTestBase):
         self.assertEqual(loss.full_tensor(), expected)
         self.assertEqual(sharded.grad.full_tensor(), alone.grad)
 
+    @even
     @with_comms
     def test_two_dimensions_of_a_mesh_shard_one_tensor(self):
-        if RANKS % 2:
-            self.skipTest("an even number of ranks makes the mesh")
         mesh = init_device_mesh(DEVICE, (2, RANKS // 2), mesh_dim_names=("dp", "tp"))
         x = self.whole((8, 8))
         both = distribute_tensor(x, mesh, [Shard(0), Shard(1)])

@@ -14,7 +14,7 @@ from torch.testing._internal.common_distributed import skip_if_lt_x_gpu
 from torch.testing._internal.common_fsdp import DEVICEInitMode, FSDPInitMode, FSDPTest, TransformerWithSharedParams
 
 from tests.torch_suite.forked_ranks import ForkedRanks, take_device
-from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
+from tests.torch_suite.setting import BACKEND, DEVICE, RANKS, even
 
 
 def model():
@@ -62,7 +62,7 @@ class Fsdp(ForkedRanks, FSDPTest):
     def both(self, steps=4, **options):
         """Train a plain model on all data, and a sharded one on each rank's; return both, after comparing losses."""
         alone, shared = model(), sharded(model(), **options)
-        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (alone, shared)]
+        optimizers = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (alone, shared)]
         expected = self.train(alone, steps, optimizers[0], range(RANKS))
         losses = torch.stack(self.train(shared, steps, optimizers[1], [self.rank]))
         dist.all_reduce(losses)
@@ -79,9 +79,8 @@ class Fsdp(ForkedRanks, FSDPTest):
     def test_parameters_may_stay_whole_between_forward_and_backward(self):
         self.same(*self.both(reshard_after_forward=False), rtol=1e-4, atol=1e-5)
 
+    @even
     def test_two_dimensions_shard_and_replicate(self):
-        if RANKS % 2:
-            self.skipTest("an even number of ranks makes the mesh")
         mesh = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("replicate", "shard"))
         self.same(*self.both(mesh=mesh), rtol=1e-4, atol=1e-5)
 
