@@ -15,7 +15,12 @@ WORLDS = (1, 2, 3, 4)  # the outer loop: algorithms of one collective follow eac
 
 
 def algorithms(backend: str) -> list[tuple[str, str]]:
-    return [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == backend]
+    return [
+        (name, a.name)
+        for name, spec in COLLECTIVES.items()
+        for a in spec.algorithms
+        if a.backend == backend and not a.hosts
+    ]
 
 
 def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 
 import pytest
 import torch
 
+from commlib import env
+from commlib.bootstrap import connect
+from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
@@ -64,6 +68,28 @@ def test_an_abort_reaches_the_ranks_of_all_hosts():
     with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=30.0) as ranks:
         said = {str(error) for error in errors(ranks.start(repeat, "hier_twoshot", 3, "abort"), 3)}
     assert said == {"the model has diverged"}
+
+
+def over_a_group(world: World) -> Communicator:
+    """Make a gloo group as a program of torch would, and a communicator on it."""
+    import torch.distributed as dist
+
+    os.environ[env.HOST.name] = "aabb"[world.rank]
+    store = dist.FileStore(world.broadcast(tempfile.mktemp().encode(), 0, 30.0).decode(), world.size)
+    dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=3.0)  # the group is not hung up
+
+
+def sum_of_ranks(comm: Communicator) -> tuple[float, str]:
+    return float(comm.all_reduce(torch.full((1,), comm.rank + 1.0))), comm.explain("all_reduce", 4).algorithm
+
+
+def test_a_group_that_is_given_carries_the_messages_between_hosts_and_their_errors():
+    with Ranks(4, create=over_a_group) as ranks:
+        assert ranks.run(sum_of_ranks) == [(10.0, "hier_oneshot")] * 4
+        for error in errors(ranks.start(repeat, "hier_twoshot", 3, "death"), 3):
+            assert isinstance(error, PeerLost)
+            assert "rank 3" in str(error).partition(";")[0]
 
 
 def leave_hosts(comm: Communicator) -> str:
