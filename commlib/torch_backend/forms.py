@@ -14,28 +14,29 @@ _C10D: Any = dist.distributed_c10d  # declares little of what it has
 class Form(NamedTuple):
     """A call's options, how deep each of its tensor arguments lies in lists, and what may stand for the options."""
 
+    call: str  # as profiles show it
     options: type
     depths: tuple[int, ...]
     short: tuple[str, ...] = ()
 
 
 FORMS: dict[str, Form] = {
-    "allreduce": Form(_C10D.AllreduceOptions, (1,), ("op",)),
-    "allreduce_coalesced": Form(_C10D.AllreduceCoalescedOptions, (1,)),
-    "reduce": Form(_C10D.ReduceOptions, (1,), ("root", "op")),
-    "broadcast": Form(_C10D.BroadcastOptions, (1,), ("root",)),
-    "allgather": Form(_C10D.AllgatherOptions, (2, 1)),
-    "allgather_coalesced": Form(_C10D.AllgatherOptions, (2, 1)),
-    "all_gather_single": Form(_C10D.AllgatherOptions, (0, 0)),
-    "all_gather_single_coalesced": Form(_C10D.AllgatherOptions, (1, 1)),
-    "reduce_scatter": Form(_C10D.ReduceScatterOptions, (1, 2), ("op",)),
-    "reduce_scatter_single": Form(_C10D.ReduceScatterOptions, (0, 0)),
-    "reduce_scatter_single_coalesced": Form(_C10D.ReduceScatterOptions, (1, 1)),
-    "gather": Form(_C10D.GatherOptions, (2, 1), ("root",)),
-    "scatter": Form(_C10D.ScatterOptions, (1, 2), ("root",)),
-    "alltoall": Form(_C10D.AllToAllOptions, (1, 1)),
-    "all_to_all_single": Form(_C10D.AllToAllOptions, (0, 0, 1, 1)),  # the last two are splits
-    "barrier": Form(_C10D.BarrierOptions, ()),
+    "allreduce": Form("all_reduce", _C10D.AllreduceOptions, (1,), ("op",)),
+    "allreduce_coalesced": Form("all_reduce", _C10D.AllreduceCoalescedOptions, (1,)),
+    "reduce": Form("reduce", _C10D.ReduceOptions, (1,), ("root", "op")),
+    "broadcast": Form("broadcast", _C10D.BroadcastOptions, (1,), ("root",)),
+    "allgather": Form("all_gather", _C10D.AllgatherOptions, (2, 1)),
+    "allgather_coalesced": Form("all_gather", _C10D.AllgatherOptions, (2, 1)),
+    "all_gather_single": Form("all_gather", _C10D.AllgatherOptions, (0, 0)),
+    "all_gather_single_coalesced": Form("all_gather", _C10D.AllgatherOptions, (1, 1)),
+    "reduce_scatter": Form("reduce_scatter", _C10D.ReduceScatterOptions, (1, 2), ("op",)),
+    "reduce_scatter_single": Form("reduce_scatter", _C10D.ReduceScatterOptions, (0, 0)),
+    "reduce_scatter_single_coalesced": Form("reduce_scatter", _C10D.ReduceScatterOptions, (1, 1)),
+    "gather": Form("gather", _C10D.GatherOptions, (2, 1), ("root",)),
+    "scatter": Form("scatter", _C10D.ScatterOptions, (1, 2), ("root",)),
+    "alltoall": Form("all_to_all", _C10D.AllToAllOptions, (1, 1)),
+    "all_to_all_single": Form("all_to_all", _C10D.AllToAllOptions, (0, 0, 1, 1)),  # the last two are splits
+    "barrier": Form("barrier", _C10D.BarrierOptions, ()),
 }
 _FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 

@@ -17,6 +17,7 @@ from commlib.torch_backend.forms import FORMS, with_options
 from commlib.torch_backend.works import Works
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
+_profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 MESSAGES = ("send", "recv", "recv_anysource")
 # What torch before 2.13 calls them.
 OLD_NAMES = {
@@ -142,8 +143,9 @@ class CommlibGroup(dist.ProcessGroup):
         self._sequence += 1
         (opts,) = with_options("barrier", arguments, named)
         device = opts.device or torch.device(next(iter(self._engines.kinds)))
-        work: dist.Work = self._kept(self._engines.of(device).barrier(opts))
-        return work
+        run = self._engines.of(device).barrier
+        work: dist.Work = run(opts) if not _profiling() else _recorded(f"{OURS}:barrier", run, (opts,))
+        return work if self._coalescing is None else self._kept(work)
 
     def _kept(self, work: Any) -> Any:
         if self._coalescing is not None:
@@ -248,23 +250,31 @@ def _abort(comm: Communicator) -> None:
 
 
 def _collective(name: str) -> Callable[..., Any]:
-    options = FORMS[name].options
+    options, label = FORMS[name].options, f"{OURS}:{FORMS[name].call}"
 
     def call(self: CommlibGroup, *arguments: Any, **named: Any) -> Any:
         if named or type(arguments[-1]) is not options:
             arguments = with_options(name, arguments, named)
         self._sequence += 1
-        work = getattr(self._engine_of(arguments), name)(*arguments)
+        run = getattr(self._engine_of(arguments), name)
+        work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
         return work if self._coalescing is None else self._kept(work)
 
     return call
 
 
 def _message(name: str) -> Callable[..., Any]:
-    def call(self: CommlibGroup, tensors: Sequence[torch.Tensor], *arguments: Any) -> Any:
-        return self._kept(getattr(self._engines.mail(tensors[0].device), name)(tensors, *arguments))
+    def call(self: CommlibGroup, *arguments: Any) -> Any:
+        run = getattr(self._engines.mail(arguments[0][0].device), name)
+        return self._kept(run(*arguments) if not _profiling() else _recorded(f"{OURS}:{name}", run, arguments))
 
     return call
+
+
+def _recorded(label: str, run: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Make a call that profiles show; of an asynchronous one, its start."""
+    with torch.profiler.record_function(label):
+        return run(*arguments)
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> torch.Tensor:

@@ -316,6 +316,22 @@ def test_a_wait_has_a_deadline_of_its_own_and_the_call_goes_on(ranks: Ranks) -> 
     assert ranks.run(times_out)[0] == "all_reduce is not done after 0.05 s; it continues in the background"
 
 
+def profiled(comm: Communicator) -> list[str]:
+    with torch.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather([torch.empty(2) for _ in range(SIZE)], torch.ones(2))
+        work = dist.isend(torch.ones(2), (comm.rank + 1) % SIZE)
+        dist.recv(torch.empty(2), (comm.rank - 1) % SIZE)
+        work.wait()
+        dist.barrier()
+    return [event.name for event in profile.events() if event.name.startswith("commlib:")]
+
+
+def test_profiles_show_the_calls(ranks: Ranks) -> None:
+    calls = ["all_reduce", "all_gather", "send", "recv", "barrier"]
+    assert ranks.run(profiled)[0] == [f"commlib:{call}" for call in calls]
+
+
 def a_barrier_with_a_timeout(comm: Communicator, path: str) -> str:
     start(comm, path)
     group = dist.new_group()
