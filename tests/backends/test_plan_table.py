@@ -26,7 +26,7 @@ Serves = Mapping[str, Sequence[tuple[str, str]]]
 def group() -> Any:
     """One rank, whose rows are not told yet."""
     made = library.open_shm(1, 0, 4096, 1, 0, -1)
-    made.start(5.0, "auto", False)
+    made.start(5.0, "auto", False, [])
     return made
 
 
