@@ -26,7 +26,8 @@ from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
 from commlib.collectives.told import choice_of, plan_text
 from commlib.errors import Closed, CommError
-from commlib.methods import Collectives, Op
+from commlib.fused import Fused
+from commlib.methods import Op
 from commlib.plan import Explanation, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, size_text
 from commlib.redops import redop_name
@@ -87,7 +88,7 @@ def init(  # noqa: PLR0913 - what a user may decide
         raise
 
 
-class Communicator(Collectives):
+class Communicator(Fused):
     """The collectives of a group of ranks, made by `commlib.init()`. All ranks make the same calls in the same order.
 
     Names, arguments and results are those of torch.distributed. These rules apply to all calls:

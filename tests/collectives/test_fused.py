@@ -1,0 +1,105 @@
+"""all_reduce_rms_norm on live ranks: every backend, type, form of the norm and quantisation against float64."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+ROWS = (0, 1, 5, 64)
+WIDTHS = (8, 136, 2880, 4096)
+FORMS: tuple[dict[str, Any], ...] = ({}, {"weight_bias": 1.0}, {"bias": True, "center": True}, {"eps": 0.1})
+QUANTS = ("fp8", "fp8_token", "fp8_group")
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def of_ranks(comm: Communicator, rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    return [drawn(rank, rows, width, dtype=dtype) for rank in range(comm.size)]
+
+
+def expected(h: torch.Tensor, weight: torch.Tensor, form: dict[str, Any], bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the norm of h in float64."""
+    rows = h.double()
+    if form.get("center"):
+        rows = rows - rows.mean(-1, keepdim=True)
+    scale = (rows.square().mean(-1, keepdim=True) + form.get("eps", 1e-6)).rsqrt()
+    y = rows * scale * (weight.double() + form.get("weight_bias", 0.0))
+    return y if bias is None else y + bias.double()
+
+
+def fault(name: str, found: torch.Tensor, wanted: torch.Tensor, slack: float) -> str:
+    """Say where found is farther from wanted than one rounding and `slack` of float32's own."""
+    found, error = found.double().cpu(), torch.finfo(found.dtype).eps / 2
+    off = (found - wanted).abs() - (error * wanted.abs() + slack + torch.finfo(torch.float16).tiny / 1024)
+    return f"{name}: {int((off > 0).sum())} of {off.numel()}, by {off.max():g}" if (off > 0).any() else ""
+
+
+def one(comm: Communicator, rows: int, width: int, dtype: torch.dtype, form: dict[str, Any], in_place: bool) -> str:
+    """Make one call; say what is wrong with it."""
+    inputs, device = of_ranks(comm, rows, width, dtype), comm.device
+    residual, weight = drawn(100, rows, width, dtype=dtype), drawn(101, width, dtype=dtype)
+    bias = drawn(102, width, dtype=dtype) if form.get("bias") else None
+    given = {**form, "bias": None if bias is None else bias.to(device)}
+    x, kept = inputs[comm.rank].clone().to(device), residual.clone().to(device)
+    outs = {} if in_place else {"out": torch.empty_like(x), "residual_out": torch.empty_like(x)}
+    y, h = comm.all_reduce_rms_norm(x, kept, weight.to(device), **given, **outs)
+    if y is not outs.get("out", x) or h is not outs.get("residual_out", kept):
+        return "the results are not where they were asked for"
+    if not in_place and not (torch.equal(x.cpu(), inputs[comm.rank]) and torch.equal(kept.cpu(), residual)):
+        return "an input has changed"
+    total = ordered(inputs, "sum") + residual
+    if comm.backend != "torch" and not torch.equal(h.cpu(), total):
+        return "the residual differs"
+    return fault("the norm", y, expected(h.cpu(), weight, form, bias), 2e-5)
+
+
+def every_form(comm: Communicator) -> list[str]:
+    cases = itertools.product(ROWS, WIDTHS, TYPES, FORMS, (False, True))
+    found = ((case, one(comm, *case)) for case in cases)
+    return [f"{case}: {said}" for case, said in found if said]
+
+
+@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_form_of_the_norm_is_within_one_rounding(
+    request: pytest.FixtureRequest, backend: str, world: int
+) -> None:
+    ranks: Ranks = request.getfixturevalue(backend)
+    assert ranks.run(every_form, world=world) == [[]] * world
+
+
+def quantised(comm: Communicator) -> list[str]:
+    """Scales times 8-bit floats must be what the norm is without them, within an 8-bit rounding."""
+    wrong = []
+    for rows, dtype, quant in itertools.product((1, 7), TYPES, QUANTS):
+        width = 1024
+        weight, residual = drawn(101, width, dtype=dtype), drawn(100, rows, width, dtype=dtype)
+        x = of_ranks(comm, rows, width, dtype)[comm.rank]
+        given = {"scale": torch.tensor(0.02)} if quant == "fp8" else {}
+        q, h, scale = comm.all_reduce_rms_norm(x, residual, weight, quant=quant, **given)
+        shape = {"fp8": (), "fp8_token": (rows, 1), "fp8_group": (rows, width // 128)}[quant]
+        if q.dtype != torch.float8_e4m3fn or scale.dtype != torch.float32 or tuple(scale.shape) != shape:
+            wrong.append(f"{quant}: {q.dtype}, {scale.dtype} of {tuple(scale.shape)}")
+        spread = scale.double().repeat_interleave(128, -1) if quant == "fp8_group" else scale.double()
+        y = expected(h, weight, {}, None)
+        if quant != "fp8" and not torch.equal(q.float().abs().amax(-1), torch.full((rows,), 448.0)):
+            wrong.append(f"{quant}: a row does not use the whole range")
+        off = ((q.double() * spread - y).abs() > y.abs() / 16 * 1.001 + spread * 2**-10) & (y.abs() < 448 * spread)
+        if off.any():
+            wrong.append(f"{quant} of {rows} rows of {dtype}: {int(off.sum())} wrong")
+    return wrong
+
+
+@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+def test_quantised_rows_times_their_scales_are_the_norm(request: pytest.FixtureRequest, backend: str) -> None:
+    assert request.getfixturevalue(backend).run(quantised, world=2) == [[], []]
