@@ -21,10 +21,34 @@ EVERYWHERE = dict.fromkeys(FOR_TWO + kernels([8], COMMON, ["sum", "max"]))
 ALONE = device.kernels()
 COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
 ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words in COMMON_ROWS)]
+
+
+def row_kernels(world, dtypes, norms):
+    """(source, expression) of kernels whose rows end with a norm; `norms`: type of the weight, center, quant."""
+    found = []
+    for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
+        ranks = 1 if path.stem == "alone" else world
+        for dtype in dtypes:
+            for pairs in (1, 2, 4, 8) if dtype == "float32" else (1, 2, 4):
+                for weight, center, quant in norms:
+                    norm = f"commlib::RmsNorm<{ELEMENTS[weight or dtype]}, {center}, {quant}>"
+                    expression = f"commlib::{path.stem}<{ELEMENTS[dtype]}, {norm}, {ranks}, {pairs}>"
+                    found.append((path.relative_to(jit.csrc()).as_posix(), expression))
+    return found
+
+
+PLAIN, WIDEST = ("", "false", 0), ("float32", "true", 3)  # the norm of most models, and what takes most registers
+NORMS = [(weight, center, quant) for weight in ("", "float32") for center in ("false", "true") for quant in range(4)]
+ROWS_FOR_TWO = row_kernels(2, (*COMMON, "float16"), [PLAIN, WIDEST])
+ROWS_FOR_TWO += [row for row in row_kernels(2, ["bfloat16"], NORMS) if row[1].endswith("2>")]
+ROWS_FOR_MORE = [row for world in (3, 4, 8) for row in row_kernels(world, COMMON, [PLAIN, WIDEST])]
 # What `make test` compiles; the rest is CI's.
 SOON = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(kernels([2], COMMON, ["sum"]) + ALONE_COMMON)]
+SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
 REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
+REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
+REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, COMMON, [PLAIN, WIDEST])]
 REQUESTS = [
     *SOON,
     *(pytest.param(request, marks=pytest.mark.compile_all) for request in REST if request not in set(SOON)),
@@ -41,7 +65,8 @@ def name_of(request):
 @pytest.fixture(scope="module")
 def compiled(request):
     pytest.importorskip("cuda.bindings.nvrtc")
-    wanted = [item.callspec.params["kernel"] for item in request.session.items if item.path == request.path]
+    items = [item for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
+    wanted = [item.callspec.params["kernel"] for item in items]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(env.CACHE_DIR.name, str(request.config.cache.mkdir("kernels")))
         return dict(jit.compile_many(wanted, len(os.sched_getaffinity(0))))
@@ -53,3 +78,26 @@ def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
     assert isinstance(result, jit.Kernel), str(result)
     assert "warning" not in result.log, result.log
     assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"
+
+
+def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    lines = (jit.csrc() / "device/row.cuh").read_text().splitlines()
+    begin = lines.index("//   struct Scaled {")
+    example = [line.removeprefix("//") for line in lines[begin : lines.index("//   };", begin) + 1]]
+    source = tmp_path / "scaled.cu"
+    source.write_text(
+        "\n".join(
+            [
+                '#include "collectives/all_reduce_rms_norm/alone.cu"',
+                "namespace commlib {",
+                *example,
+                "}  // namespace",
+                "",
+            ]
+        )
+    )
+    for pairs in (1, 2, 4):
+        result = jit.compile_kernel(source, f"commlib::alone<commlib::bfloat16, commlib::Scaled, 1, {pairs}>", HERE)
+        assert "warning" not in result.log, result.log
+        assert (result.spill_bytes, result.stack_bytes) == (0, 0), result.log

@@ -1,0 +1,70 @@
+// The epilogue of all_reduce_rms_norm: h = x + residual; y = h / sqrt(mean(h²) + eps) * (weight +
+// weight_bias) + bias; y as 8-bit floats with a scale.
+//
+//   fields   0 residual   1 weight   2 bias   3 scale, given   4 y   5 h   6 scale, found
+//   numbers  0 eps   1 weight_bias
+//
+// Residual, bias and scales may be missing. y is of T, or e4m3 with kQuant; h of T; scales are
+// float, one for each row or for each 128 columns.
+#pragma once
+
+#include "device/row.cuh"
+
+namespace commlib {
+
+constexpr int kPlainNorm = 0, kFp8 = 1, kFp8Token = 2, kFp8Group = 3;
+
+template <int kQuant, class T>
+struct NormTo {
+  using Type = e4m3;
+};
+template <class T>
+struct NormTo<kPlainNorm, T> {
+  using Type = T;
+};
+
+// What multiplies y where a scale has been found. A row of zeros stays one, and one with NaN has no
+// numbers but zeros and NaN.
+__device__ __forceinline__ float inverse(float scale) { return scale > 0.f ? 1.f / scale : 0.f; }
+
+// W: the type of weight and bias. kCenter: the row's mean is subtracted first.
+template <class W, bool kCenter, int kQuant>
+struct RmsNorm {
+  template <class Block>
+  static __device__ __forceinline__ bool run(Block& block) {
+    using T = typename Block::Element;
+    using Row = typename Block::Row;
+    const auto residual = block.template input<T>(0);
+    const auto weight = block.template input<W>(1);
+    const auto bias = block.template late_input<W>(2);
+    const auto scale = block.template value<float>(3);
+    const auto out = block.template output<typename NormTo<kQuant, T>::Type>(4);
+    const auto residual_out = block.template output<T>(5);
+    const auto scale_out = block.template output<float>(6);
+    const float eps = block.number(0);
+    const float weight_bias = block.number(1);
+    const float width = block.width();
+    Row x = block.row();
+    if (!block.take(x)) return false;
+    Row h = has(residual) ? round(x + load(residual)) : x;
+    store(residual_out, h);
+    if constexpr (kCenter) h = h - sum(h) / width;
+    Row y = h * (1.f / sqrtf(sum(h * h) / width + eps)) * (load(weight) + weight_bias);
+    if (has(bias)) y = y + load(bias);
+    if constexpr (kQuant == kFp8) y = y * inverse(scale);
+    if constexpr (kQuant == kFp8Token) {
+      const float found = max(abs(y)) / 448.f;
+      set(scale_out, found);
+      y = y * inverse(found);
+    }
+    if constexpr (kQuant == kFp8Group) {
+      const Row found = max_of_groups<128>(abs(y)) / 448.f;
+      set_groups<128>(scale_out, found);
+      y = y * map(found, [](float each) { return inverse(each); });
+    }
+    store(out, y);
+    return true;
+  }
+};
+
+}  // namespace commlib

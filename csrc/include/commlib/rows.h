@@ -1,0 +1,47 @@
+// All-reduce with an epilogue on each row of the sum: what a kernel is told besides its Job.
+//
+// Kernels take (Job, Rows). Of the Job they read `in`, row 0 of this rank's x, and `bytes`, of all
+// rows of x without what lies between them; `out` and `redop` are not read. What an epilogue reads
+// and writes are the fields, by their index; it says itself what each means (device/row.cuh).
+#pragma once
+
+#include "commlib/job.h"
+
+namespace commlib {
+
+constexpr int kMaxFields = 8;
+constexpr int kMaxNumbers = 8;
+constexpr unsigned kRowThreads = 512;        // that hold a row
+constexpr u32 kMostRowBytes = 1 << 16;       // of x: 8 pairs of words for each of them
+constexpr unsigned kEarlyRowBlocks = 16;     // of a grid of packets whose next kernel starts early
+constexpr unsigned kRowHelperThreads = 128;  // beside them in a block that moves tiles
+
+// A tensor that an epilogue reads or writes.
+struct Field {
+  u8* data;          // of row 0; null: not given
+  i64 stride_bytes;  // from a row to the next; 0: the same for every row
+};
+
+struct Rows {
+  u64 rows;
+  u32 width;  // elements of a row: a multiple of 8
+  i64 in_stride_bytes;
+  Field fields[kMaxFields];
+  float numbers[kMaxNumbers];
+};
+
+// Pairs of words that each thread has of a row: the kernel's template parameter.
+COMMLIB_BOTH constexpr int row_pairs(u32 row_bytes) {
+  int pairs = 1;
+  while (pairs * kRowThreads * 16 < row_bytes) pairs *= 2;
+  return pairs;
+}
+
+// Job::tile_bytes of kernels that move tiles: as many whole rows as fit what the plan wants, or a
+// part of a wide one.
+COMMLIB_BOTH constexpr u32 row_tile_bytes(u32 row_bytes, u32 wanted_bytes) {
+  if (row_bytes >= kSlotBytes) return kSlotBytes;
+  return wanted_bytes > row_bytes ? wanted_bytes / row_bytes * row_bytes : row_bytes;
+}
+
+}  // namespace commlib
