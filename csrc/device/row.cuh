@@ -32,7 +32,7 @@
 // Every binding stands before take(): what it loads is on its way while the block waits for peers.
 // `late_input` is an input that is seldom there: it is loaded when asked for, and takes no
 // registers before. The middle runs on all kRowThreads threads alike: sum(), max() of a row and
-// max_of_groups() wait for the whole block, so no thread may pass one by, or return before the end.
+// max_of_groups() need them all, so no thread may pass one by, or return before the end.
 //
 //   Row x Row, Row x number   + - * /  min(a, b)  max(a, b)
 //   of each element           -row  abs(row)  map(row, f)  map(a, b, f)  round(row): to T and back
@@ -52,71 +52,9 @@
 
 #include "commlib/rows.h"
 #include "device/elements.cuh"
-#include "device/wait.cuh"
+#include "device/row_threads.cuh"
 
 namespace commlib {
-
-// --- what the threads of a block do together; others of the block do not take part
-
-constexpr int kRowWarps = kRowThreads / 32;
-
-__device__ __forceinline__ void sync_row() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kRowThreads) : "memory");
-}
-// Whether any thread says so.
-__device__ __forceinline__ bool any_of_row(bool says) {
-  u32 any;
-  __syncwarp();
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, "
-      "0, q;\n}"
-      : "=r"(any)
-      : "r"(u32{says}), "n"(kRowThreads)
-      : "memory");
-  return any != 0;
-}
-
-// What each warp has, in two places by turns: who writes one of them again has passed a later
-// barrier, which no thread reaches before it has read.
-struct RowBoard {
-  alignas(16) float parts[2][kRowWarps];
-};
-
-struct Added {
-  static __device__ __forceinline__ float none() { return 0.f; }
-  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
-};
-// NaN wins.
-struct Most {
-  static __device__ __forceinline__ float none() { return __uint_as_float(0xff800000u); }
-  static __device__ __forceinline__ float of(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
-  }
-};
-
-// a[0], …, a[n - 1] by halves.
-template <class Op, int n>
-__device__ __forceinline__ float by_halves(const float (&a)[n]) {
-  if constexpr (n == 1) {
-    return a[0];
-  } else {
-    float half[n / 2];
-#pragma unroll
-    for (int i = 0; i < n / 2; ++i) half[i] = Op::of(a[i], a[i + n / 2]);
-    return by_halves<Op>(half);
-  }
-}
-// Of `kLanes` neighbours.
-template <class Op, int kLanes>
-__device__ __forceinline__ float of_lanes(float a) {
-  if constexpr (kLanes == 1) {
-    return a;
-  } else {
-    return of_lanes<Op, kLanes / 2>(Op::of(a, __shfl_xor_sync(0xffffffffu, a, kLanes / 2)));
-  }
-}
 
 // --- a row
 
