@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from commlib.errors import Closed
@@ -38,6 +39,7 @@ def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
     """Give a communicator the name by which graphs know it; return what takes it back before the calls go."""
     name = f"commlib-{next(_NUMBERS)}"
     _COMMUNICATORS[name] = comm
+    comm._graph_name = name
     _KNOWN[id(calls)] = name, comm.rank
     return finalize(comm, _KNOWN.pop, id(calls))
 
@@ -107,6 +109,42 @@ def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Ten
     return _communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
 
 
+# What all_reduce_rms_norm is given after x, and the name of its communicator.
+_NORM = "Tensor? residual, Tensor weight, Tensor? bias, float eps, float weight_bias, bool center, str? quant"
+OWN_SCALES = ("fp8_token", "fp8_group")
+_GROUP = 128
+
+
+def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    """Make the call; a scale that was given is an input, and so no result of an operator."""
+    residual, weight, bias, eps, weight_bias, center, quant, scale, comm = given
+    out, residual_out = _norm_results(x, quant)
+    form = {"weight_bias": weight_bias, "bias": bias, "center": center, "quant": quant, "scale": scale}
+    call = _communicator(comm).all_reduce_rms_norm
+    results = call(x, residual, weight, eps, **form, out=out, residual_out=residual_out)
+    return results if quant in OWN_SCALES else results[:2]
+
+
+def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn if quant else x.dtype), x.new_empty(x.shape)
+
+
+def _fake_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    quant = given[6]
+    results = _norm_results(x, quant)
+    if quant not in OWN_SCALES:
+        return results
+    columns = 1 if quant == "fp8_token" else x.shape[-1] // _GROUP
+    return *results, x.new_empty((*x.shape[:-1], columns), dtype=torch.float32)
+
+
+def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    *arguments, name = given
+    c10d: Any = dist.distributed_c10d
+    found: tuple[Tensor, ...] = c10d._resolve_process_group(name).all_reduce_rms_norm(x, *arguments)
+    return found
+
+
 def _define_all() -> None:
     for name, schema in _WITH_OUT.items():
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
@@ -116,6 +154,12 @@ def _define_all() -> None:
     both = "(Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
     _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: torch.empty_like(out))
     _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
+    norm = f"(Tensor x, {_NORM}, Tensor? scale, str comm) -> (Tensor, Tensor"
+    _define("all_reduce_rms_norm", norm + ")", _run_norm, _fake_norm)
+    _define("all_reduce_rms_norm_scales", norm + ", Tensor)", _run_norm, _fake_norm)
+    of_group = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group)"
+    fake: Callable[..., Any] = lambda x, *given: _norm_results(x, None)  # noqa: E731
+    _define("all_reduce_rms_norm_of_group", of_group + " -> (Tensor, Tensor)", _run_norm_of_group, fake)
     _define("barrier", "(str comm) -> ()", lambda comm: _communicator(comm).barrier(), lambda comm: None)
 
 
@@ -153,6 +197,20 @@ def _redop(op: Any) -> str:
 def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None) -> Tensor:
     target = x if out is None else out
     return target.copy_(_OPS.all_reduce(target, x, _redop(op), _name(calls)))
+
+
+def all_reduce_rms_norm(name: str, x: Tensor, residual: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
+    """Do as a Communicator; given: weight, bias, eps, weight_bias, center, quant, scale, out and residual_out."""
+    *form, quant, scale, out, residual_out = given
+    op = _OPS.all_reduce_rms_norm_scales if quant in OWN_SCALES else _OPS.all_reduce_rms_norm
+    y, h, *scales = op(x, residual, *form, quant, scale, name)
+    if out is None and quant is None:
+        out = x
+    if residual_out is None:
+        residual_out = residual
+    y = y if out is None else out.copy_(y)
+    h = h if residual_out is None else residual_out.copy_(h)
+    return (y, h) if quant is None else (y, h, *(scales or [scale]))
 
 
 @_in_place_of(library.Calls.reduce)

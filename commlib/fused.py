@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from commlib import compiled
 from commlib.methods import Collectives
 
 FP8 = torch.float8_e4m3fn
@@ -57,6 +58,9 @@ class Fused(Collectives):
         Example:
             >>> y, residual = comm.all_reduce_rms_norm(x, residual, weight)
         """
+        if torch.compiler.is_dynamo_compiling():
+            form = weight, bias, eps, weight_bias, center, quant, scale
+            return compiled.all_reduce_rms_norm(self._graph_name, x, residual, *form, out, residual_out)
         total = self.all_reduce(x.contiguous(), out=torch.empty(x.shape, dtype=x.dtype, device=x.device))
         h = total if residual is None else total + residual
         y = normalised(h, weight, eps, weight_bias, bias, center)

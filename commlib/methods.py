@@ -39,6 +39,7 @@ class Collectives(Messages):
     device: torch.device
     _backend: Backend
     _calls: Calls  # behind asynchronous calls, while there are any
+    _graph_name: str  # what compiled graphs know the communicator by
 
     # --- reductions ---------------------------------------------------------------------------------------------
 

@@ -56,6 +56,27 @@ def with_messages(comm, x):
     return theirs * 2, comm.send_recv(theirs, peer, torch.empty_like(x), peer) + 1
 
 
+def with_norms(comm, x):
+    weight, partial, residual = x.new_tensor(range(1, 9)), x + comm.rank, torch.full_like(x, 3)
+    y, h = comm.all_reduce_rms_norm(partial, residual, weight, 1e-5)
+    assert y is partial
+    assert h is residual
+    z, total = comm.all_reduce_rms_norm(x, None, weight, weight_bias=1.0, bias=weight, center=True)
+    assert z is x, "an input of the graph"
+    outs = torch.empty_like(x), torch.empty_like(x)
+    again = comm.all_reduce_rms_norm(y * 2, h, weight, out=outs[0], residual_out=outs[1])
+    return y + 1, residual, total * 2, *outs, *again
+
+
+def with_quantised_norms(comm, x):
+    rows, weight, found = (x + comm.rank).repeat(2, 32), x.new_ones(256), []
+    for quant in ("fp8", "fp8_token", "fp8_group"):
+        scale = x.new_tensor(0.5) if quant == "fp8" else None
+        y, h, scale = comm.all_reduce_rms_norm(rows * 2, torch.ones_like(rows), weight, quant=quant, scale=scale)
+        found += [y.float(), h, scale + 1]
+    return tuple(found)
+
+
 def compile_and_run(comm, program, dtype):
     """Call it three times, eagerly and compiled; return whether all values agree, and how many graphs there are."""
     torch._dynamo.reset()
@@ -77,7 +98,10 @@ def compile_and_run(comm, program, dtype):
     return agree, len(graphs)
 
 
-@pytest.mark.parametrize("program", [out_of_place, in_place, with_roots, with_sizes, with_messages])
+PROGRAMS = [out_of_place, in_place, with_roots, with_sizes, with_messages, with_norms, with_quantised_norms]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks, program):
     dtype = torch.bfloat16 if program is in_place else torch.float32
     for agree, graphs in shm_ranks.run(compile_and_run, program, dtype, world=2):
@@ -85,7 +109,7 @@ def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks, program)
         assert graphs == 1, "compiled once, for all three calls"
 
 
-@pytest.mark.parametrize("program", [with_roots, with_sizes])
+@pytest.mark.parametrize("program", [with_roots, with_sizes, with_norms])
 def test_a_compiled_program_works_over_torch_distributed(torch_ranks, program):
     for agree, graphs in torch_ranks.run(compile_and_run, program, torch.float32, world=2):
         assert all(agree)
@@ -174,17 +198,42 @@ def test_debug_logging_does_not_disturb_a_graph(caplog):
         assert any("first all_reduce of 8 B" in text for text in caplog.messages)
 
 
-def test_collectives_keep_their_order_in_a_graph(comm):
+def operators(program, *args):
+    """Return the names of what is ordered in the graph of a program, and of all other functions."""
     graphs = []
+    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=lambda graph, _: graphs.append(graph) or graph)
+    torch.compile(program, fullgraph=True, backend=backend)(*args)
+    calls = [node for node in graphs[-1].graph.nodes if node.op == "call_function"]
+    ordered = [node.args[1].name() for node in calls if "with_effects" in str(node.target)]
+    return ordered, {str(node.target) for node in calls if "with_effects" not in str(node.target)}
 
-    def keep(graph, inputs):
-        graphs.append([node.args[1] for node in graph.graph.nodes if "with_effects" in str(node.target)])
-        return graph
 
-    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=keep)
-    torch.compile(out_of_place, fullgraph=True, backend=backend)(comm, torch.ones(8))
-    names = [op.name() for op in graphs[-1]]
-    assert names == ["commlib::all_reduce", "commlib::all_gather", "commlib::reduce_scatter"]
+def test_collectives_keep_their_order_in_a_graph(comm):
+    ordered, _ = operators(out_of_place, comm, torch.ones(8))
+    assert ordered == ["commlib::all_reduce", "commlib::all_gather", "commlib::reduce_scatter"]
+
+
+def norm_between(comm, x):
+    comm.all_reduce(x, "max")
+    y, h = comm.all_reduce_rms_norm(x * 2, x + 1, torch.ones_like(x))
+    return comm.broadcast(h, 0), y
+
+
+def test_all_reduce_rms_norm_is_one_operator_and_keeps_its_place(comm):
+    ordered, others = operators(norm_between, comm, torch.ones(8))
+    assert ordered == ["commlib::all_reduce", "commlib::all_reduce_rms_norm", "commlib::broadcast"]
+    assert not any("rsqrt" in name or "sqrt" in name or "mean" in name for name in others)
+    ordered, others = operators(with_quantised_norms, comm, torch.ones(8))
+    assert ordered == ["commlib::all_reduce_rms_norm"] + ["commlib::all_reduce_rms_norm_scales"] * 2
+    assert not any("amax" in name for name in others)
+
+
+def test_wrong_arguments_of_a_norm_are_refused_when_the_graph_runs(comm):
+    graph = torch.compile(
+        lambda x: comm.all_reduce_rms_norm(x, None, x, quant="fp8"), fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(ValueError, match='quant="fp8" needs a scale'):
+        graph(torch.ones(8))
 
 
 X = torch.arange(4.0)
@@ -209,6 +258,22 @@ def test_torchs_own_checks_of_operators_pass(comm, name):
     op = getattr(torch.ops.commlib, name).default
     assert torch.equal(op(*CASES[name], compiled._name(comm._calls)).view(-1), X)
     torch.library.opcheck(op, (*CASES[name], compiled._name(comm._calls)))
+
+
+ROWS, WEIGHT = torch.randn(3, 256), torch.randn(256)
+NORMS = {
+    "all_reduce_rms_norm": (ROWS, ROWS, WEIGHT, WEIGHT, 1e-6, 1.0, True, None, None),
+    "all_reduce_rms_norm of strided rows": (ROWS[:, :128], None, WEIGHT[:128], None, 1e-6, 0.0, False, None, None),
+    "all_reduce_rms_norm in fp8": (ROWS, ROWS, WEIGHT, None, 1e-6, 0.0, False, "fp8", torch.tensor(2.0)),
+    "all_reduce_rms_norm_scales of tokens": (ROWS, ROWS, WEIGHT, None, 1e-6, 0.0, False, "fp8_token", None),
+    "all_reduce_rms_norm_scales of groups": (ROWS, ROWS, WEIGHT, None, 1e-6, 0.0, False, "fp8_group", None),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_torchs_own_checks_of_the_norms_pass(comm, name):
+    op = getattr(torch.ops.commlib, name.split()[0]).default
+    torch.library.opcheck(op, (*NORMS[name], compiled._name(comm._calls)))
 
 
 def test_what_compiles_nothing_does_not_load_dynamo(quick_python):

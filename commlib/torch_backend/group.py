@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
+from commlib.fused import normalised
 from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
+from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place
 from commlib.torch_backend.forms import FORMS, with_options
 from commlib.torch_backend.works import Works
@@ -128,6 +130,21 @@ class CommlibGroup(dist.ProcessGroup):
         return self._engines.communicator(device)
 
     # --- calls ----------------------------------------------------------------------------------------------------
+
+    def all_reduce_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, weight_bias: float
+    ) -> tuple[torch.Tensor, ...]:
+        """Do as a Communicator does, into new tensors: what `commlib.fuse` puts into graphs."""
+        engine = self._engines.of(x.device)
+        if isinstance(engine, Engine):
+            y, h = x.new_empty(x.shape), x.new_empty(x.shape)
+            call = engine.comm.all_reduce_rms_norm
+            return call(x, residual, weight, eps, weight_bias=weight_bias, out=y, residual_out=h)
+        h = x.clone(memory_format=torch.contiguous_format)  # on GPUs of several hosts torch's NCCL serves the group
+        engine.allreduce([h], dist.AllreduceOptions()).wait()
+        if residual is not None:
+            h += residual
+        return normalised(h, weight, eps, weight_bias, None, False).to(x.dtype), h
 
     def _engine_of(self, arguments: tuple[Any, ...]) -> Any:
         """Return the engine of the first tensor."""
