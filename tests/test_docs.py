@@ -36,6 +36,7 @@ PAGES = (
     "from_nccl_tests_and_osu",
     "from_torch_and_vllm",
     "torch_distributed",
+    "tensor_parallel",
     "profiling",
     "radix",
     "from_sglang_radix_cache",

@@ -29,6 +29,7 @@ IMPORTERS = {
     "matplotlib": "commlib/*/plot.py",
     "jsonschema": "commlib/schema.py",
     "rich": "commlib/cli/*.py",
+    "safetensors": "commlib/tp/weights.py",
 }
 # Who reads variables that others set (launchers) or makes the environment of a child process.
 ENVIRONMENT_READERS = (
@@ -211,7 +212,13 @@ def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index()
 
 
 @pytest.mark.parametrize(
-    ("extra", "file"), [("gpu", "backends/nccl_control.py"), ("mpi", "cli/checks.py"), ("plot", "report/plot.py")]
+    ("extra", "file"),
+    [
+        ("gpu", "backends/nccl_control.py"),
+        ("mpi", "cli/checks.py"),
+        ("plot", "report/plot.py"),
+        ("tp", "tp/weights.py"),
+    ],
 )
 def test_a_remedy_names_the_packages_of_its_extra(extra, file):
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

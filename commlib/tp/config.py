@@ -1,0 +1,79 @@
+"""The shape of a Llama: what a Hugging Face config.json says of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """A Llama's shape, by the names of config.json."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    eos: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, path: str | Path) -> LlamaConfig:
+        """Read a config.json, or that of a folder."""
+        path = Path(path)
+        path = path / "config.json" if path.is_dir() else path
+        return cls.of(json.loads(path.read_text(encoding="utf-8")), str(path))
+
+    @classmethod
+    def of(cls, found: dict[str, Any], said: str = "the config") -> LlamaConfig:
+        """Return the shape that a dictionary of config.json describes."""
+        if (kind := found.get("model_type", "llama")) != "llama":
+            raise ValueError(f"model_type of {said} is {kind!r}, but only 'llama' is served")
+        if (act := found.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act of {said} is {act!r}, but only 'silu' is served")
+        eos = found.get("eos_token_id")
+        given = {name: found[name] for name in cls.__dataclass_fields__ if found.get(name) is not None}
+        given.setdefault("num_key_value_heads", found["num_attention_heads"])
+        given.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
+        stops = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+        return cls(**{**given, "rope": _rope(found, said), "eos": stops})
+
+
+def _rope(found: dict[str, Any], said: str) -> dict[str, Any]:
+    """Return the rotary parameters, which newer configs have in rope_parameters, older ones in two places."""
+    rope = {"rope_theta": found.get("rope_theta", 10000.0), **(found.get("rope_scaling") or {})}
+    rope |= found.get("rope_parameters") or {}
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if rope["rope_type"] not in ROPES:
+        raise ValueError(f"rope_type of {said} is {rope['rope_type']!r}, but must be one of {', '.join(ROPES)}")
+    return rope
+
+
+def frequencies(config: LlamaConfig) -> Tensor:
+    """Return by how much each pair of a head's features turns from one position to the next."""
+    rope, width = config.rope, config.head_dim
+    turns: Tensor = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
+    if rope["rope_type"] == "linear":
+        turns /= rope["factor"]
+    if rope["rope_type"] == "llama3":  # slow pairs are stretched, fast ones kept, those between blended
+        whole_turns = rope["original_max_position_embeddings"] * turns / (2 * math.pi)
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        kept = ((whole_turns - low) / (high - low)).clamp(0, 1)
+        turns *= (1 - kept) / rope["factor"] + kept
+    return turns

@@ -1,0 +1,183 @@
+"""A Llama-shaped decoder, divided over the ranks of a communicator; inference only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from commlib.communicator import Communicator
+from commlib.errors import CommError
+from commlib.kernels import store
+from commlib.tp.batch import Batch, attend
+from commlib.tp.config import LlamaConfig, frequencies
+from commlib.tp.embedding import VocabParallelEmbedding
+from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
+from commlib.tp.norm import FusedResidualNorm
+from commlib.tp.shard import heads, shard
+from commlib.tp.weights import SafeTensors, Source
+
+
+class KVCache:
+    """K and V of this rank's heads: for each layer [pages, page_size, heads, head_dim]."""
+
+    def __init__(self, model: Llama, pages: int, page_size: int) -> None:
+        config, comm = model.config, model.comm
+        _, own = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
+        shape = (2, config.num_hidden_layers, pages, page_size, own.length, config.head_dim)
+        self.page_size = page_size
+        # Zeros: attention multiplies what it does not see by 0, which must not be NaN.
+        self.k, self.v = torch.zeros(shape, dtype=model.dtype, device=comm.device)
+
+
+class Attention(nn.Module):
+    """Q, K and V in one product, rotary positions, the cache, and this rank's part of the output."""
+
+    def __init__(self, comm: Communicator, config: LlamaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        own = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
+        queries, keys = (part.times(config.head_dim) for part in own)
+        options: Any = {"bias": config.attention_bias, "dtype": dtype}
+        self.head_dim = config.head_dim
+        self.qkv = ColumnParallelLinear(comm, config.hidden_size, [queries, keys, keys], **options)
+        self.out = RowParallelLinear(comm, queries, config.hidden_size, **options)
+
+    def forward(self, x: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
+        """Return the partial result, in place of x."""
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(self.qkv(x)))
+        q, k = turned(q, *rotary), turned(k, *rotary)
+        store(*cache, batch.slots, k, v, unique=True)
+        return self.out.partial(attend(q, *cache, batch).flatten(1), out=x)
+
+    def load(self, source: Source, name: str) -> None:
+        """Read the four projections."""
+        self.qkv.load(source, *(f"{name}.{part}_proj" for part in "qkv"))
+        self.out.load(source, f"{name}.o_proj")
+
+
+class MLP(nn.Module):
+    """Gate and up in one product, and this rank's part of the output."""
+
+    def __init__(self, comm: Communicator, config: LlamaConfig, dtype: torch.dtype) -> None:
+        super().__init__()
+        options: Any = {"bias": config.mlp_bias, "dtype": dtype}
+        part = shard(config.intermediate_size, comm.rank, comm.size)
+        self.gate_up = ColumnParallelLinear(comm, config.hidden_size, [part, part], **options)
+        self.down = RowParallelLinear(comm, part, config.hidden_size, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the partial result, in place of x."""
+        gate, up = self.gate_up.split(self.gate_up(x))
+        return self.down.partial(F.silu(gate) * up, out=x)
+
+    def load(self, source: Source, name: str) -> None:
+        """Read the three projections."""
+        self.gate_up.load(source, f"{name}.gate_proj", f"{name}.up_proj")
+        self.down.load(source, f"{name}.down_proj")
+
+
+class Layer(nn.Module):
+    """Attention and MLP; each ends with the norm that the next block begins with."""
+
+    def __init__(self, comm: Communicator, config: LlamaConfig, norm: Any, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.attention, self.middle = Attention(comm, config, dtype), norm()
+        self.mlp, self.end = MLP(comm, config, dtype), norm()
+
+    def forward(
+        self, x: Tensor, residual: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Take and return normalised rows and the residual."""
+        x, residual = self.middle(self.attention(x, batch, rotary, cache), residual)
+        normed: tuple[Tensor, Tensor] = self.end(self.mlp(x), residual)
+        return normed
+
+
+class Llama(nn.Module):
+    """A decoder whose forward() returns this rank's logits of each request's last token.
+
+    One buffer of `max_tokens` rows, in symmetric memory where it fits, is input and output of every block: partial
+    results are written where they are added up, and normalised rows where they are read.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        config: LlamaConfig,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_tokens: int = 512,
+        sequence_parallel: bool = False,
+    ) -> None:
+        super().__init__()
+        self.comm, self.config, self.dtype = comm, config, dtype
+
+        def norm() -> FusedResidualNorm:
+            options: Any = {"sequence_parallel": sequence_parallel, "dtype": dtype}
+            return FusedResidualNorm(comm, config.hidden_size, config.rms_norm_eps, **options)
+
+        self.embed = VocabParallelEmbedding(comm, config.vocab_size, config.hidden_size, dtype=dtype)
+        self.begin = norm()
+        self.layers = nn.ModuleList(Layer(comm, config, norm, dtype) for _ in range(config.num_hidden_layers))
+        self.head = ColumnParallelLinear(comm, config.hidden_size, config.vocab_size, dtype=dtype)
+        if config.tie_word_embeddings:
+            self.head.weight = self.embed.weight
+        self.turns = frequencies(config).to(comm.device)
+        self.buffer = _symmetric(comm, max_tokens, config.hidden_size, dtype)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Store the new tokens in the cache; return this rank's logits, [requests, part of the vocabulary]."""
+        if len(batch.ids) > len(self.buffer):
+            raise ValueError(f"the batch has {len(batch.ids)} new tokens, but max_tokens is {len(self.buffer)}")
+        rotary = self._rotary(batch.positions)
+        x, residual = self.begin(self.embed.partial(batch.ids, self.buffer[: len(batch.ids)]))
+        for layer, of_layer in zip(self.layers, zip(cache.k, cache.v, strict=True), strict=True):
+            x, residual = layer(x, residual, batch, rotary, of_layer)
+        logits: Tensor = self.head(x[batch.last])
+        return logits
+
+    def load(self, source: Source) -> None:
+        """Read every weight by Hugging Face's names for Llama."""
+        self.embed.load(source, "model.embed_tokens")
+        # A norm stands here at the end of what is before it, and there at the beginning of what comes after it.
+        norms, names = [self.begin], []
+        layers: Iterable[Any] = self.layers
+        for number, layer in enumerate(layers):
+            name = f"model.layers.{number}"
+            layer.attention.load(source, f"{name}.self_attn")
+            layer.mlp.load(source, f"{name}.mlp")
+            norms += [layer.middle, layer.end]
+            names += [f"{name}.input_layernorm", f"{name}.post_attention_layernorm"]
+        for norm, name in zip(norms, [*names, "model.norm"], strict=True):
+            norm.load(source, name)
+        if not self.config.tie_word_embeddings:
+            self.head.load(source, "lm_head")
+
+    @classmethod
+    def from_folder(cls, comm: Communicator, folder: str | Path, **options: Any) -> Llama:
+        """Return the model of a folder with config.json and safetensors; each rank reads its part alone."""
+        model = cls(comm, LlamaConfig.read(folder), **options)
+        model.load(SafeTensors(folder))
+        return model
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (positions.float()[:, None] * self.turns)[:, None]  # a token, its heads, a pair of features
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return heads whose pairs of features (the first half with the second) are turned by their position."""
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _symmetric(comm: Communicator, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return memory in the arena, which all ranks fill alike, or plain memory if it is full."""
+    with suppress(CommError):
+        return comm.empty(rows, width, dtype=dtype)
+    return torch.empty(rows, width, dtype=dtype, device=comm.device)

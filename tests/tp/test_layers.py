@@ -1,0 +1,178 @@
+"""Each layer gives what its undivided equivalent in torch gives, on 1, 2 and 4 ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from commlib.tp import (
+    ColumnParallelLinear,
+    FusedResidualNorm,
+    RandomWeights,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    gather_rows,
+    heads,
+    scatter_rows,
+    shard,
+)
+
+WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
+SOURCE = RandomWeights(3)
+
+
+def rows(count, width, seed=0):
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
+
+
+def column(comm, bias):
+    layer = ColumnParallelLinear(comm, 12, 13, bias=bias)
+    layer.load(SOURCE, "layer")
+    return layer(rows(5, 12))
+
+
+@WORLDS
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_parts_of_a_column_parallel_layer_are_the_outputs_of_the_whole(shm_ranks, world, bias):
+    whole = F.linear(rows(5, 12), SOURCE.read("layer.weight", (13, 12)), SOURCE.read("layer.bias", (13,)) * bias)
+    torch.testing.assert_close(torch.cat(shm_ranks.run(column, bias, world=world), 1), whole)
+
+
+def merged(comm):
+    queries, keys = (part.times(4) for part in heads(8, 2, comm.rank, comm.size))
+    layer = ColumnParallelLinear(comm, 12, [queries, keys, keys], bias=True)
+    layer.load(SOURCE, "q", "k", "v")
+    with pytest.raises(ValueError, match=r"names are \['q'\], but this layer has 3 parts"):
+        layer.load(SOURCE, "q")
+    return layer.split(layer(rows(5, 12)))
+
+
+@WORLDS
+def test_a_merged_layer_has_the_heads_of_its_rank_and_kv_heads_are_copied_where_they_are_few(shm_ranks, world):
+    q, k, v = (
+        F.linear(rows(5, 12), SOURCE.read(f"{name}.weight", (8 * count, 12)), SOURCE.read(f"{name}.bias", (8 * count,)))
+        for name, count in (("q", 4), ("k", 1), ("v", 1))
+    )
+    parts = shm_ranks.run(merged, world=world)
+    torch.testing.assert_close(torch.cat([part[0] for part in parts], 1), q)
+    for own, whole in ((1, k), (2, v)):
+        distinct = [part[own] for part in parts[:: max(world // 2, 1)]]  # two KV heads on four ranks: each on two
+        torch.testing.assert_close(torch.cat(distinct, 1), whole)
+        assert world < 4 or torch.equal(parts[0][own], parts[1][own])
+
+
+def row(comm, bias):
+    part = shard(13, comm.rank, comm.size)
+    layer = RowParallelLinear(comm, 13, 6, bias=bias)
+    layer.load(SOURCE, "layer")
+    x = rows(5, 13)[:, part.start : part.start + part.length]
+    out = comm.empty(5, 6)
+    assert layer.partial(x, out) is out, "the product is written where it is added up"
+    return layer(x, out), layer(x.view(5, 1, -1))
+
+
+@WORLDS
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_row_parallel_layer_gives_the_whole_output_with_the_bias_once(shm_ranks, world, bias):
+    whole = F.linear(rows(5, 13), SOURCE.read("layer.weight", (6, 13)), SOURCE.read("layer.bias", (6,)) * bias)
+    for in_place, new in shm_ranks.run(row, bias, world=world):
+        torch.testing.assert_close(in_place, whole)
+        assert torch.equal(new[:, 0], in_place)
+
+
+def embedding(comm, vocab_size, ids):
+    layer = VocabParallelEmbedding(comm, vocab_size, 6)
+    layer.load(SOURCE, "table")
+    out = comm.empty(*ids.shape, 6)
+    assert layer(ids, out) is out, "no copy is between the look-up and the sum"
+    assert torch.equal(layer(ids), out)
+    return out.clone()
+
+
+@WORLDS
+@pytest.mark.parametrize("vocab_size", [4, 10, 131, 256])
+def test_every_id_of_a_divided_vocabulary_gives_its_row_to_the_bit(shm_ranks, world, vocab_size):
+    ids = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)).view(1, -1)
+    table = SOURCE.read("table.weight", (vocab_size, 6))
+    for found in shm_ranks.run(embedding, vocab_size, ids, world=world):
+        assert torch.equal(found, table[ids])
+
+
+def test_an_id_outside_the_vocabulary_gives_zeros(shm_ranks):
+    for found in shm_ranks.run(embedding, 10, torch.tensor([-1, 10, 9]), world=4):
+        assert found[:2].eq(0).all() and found[2].ne(0).all()
+
+
+def test_a_vocabulary_of_fewer_ids_than_ranks_is_refused(shm_ranks):
+    with pytest.raises(Exception, match="vocab_size is 3, but there are 4 ranks"):
+        shm_ranks.run(VocabParallelEmbedding, 3, 6, world=4)
+
+
+def fused(comm, count, sequence_parallel):
+    norm = FusedResidualNorm(comm, 24, 1e-5, weight_bias=0.5, sequence_parallel=sequence_parallel)
+    norm.load(SOURCE, "norm")
+    results = []
+    residual = None
+    for turn in range(3):
+        x = rows(count, 24, comm.rank + 10 * turn)
+        y, residual = norm(x, residual)
+        assert y.data_ptr() == x.data_ptr(), "the norm takes the place of the partial result"
+        results.append(y)
+    return results, residual if not sequence_parallel else gather_rows(comm, residual, torch.empty_like(x))
+
+
+@WORLDS
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7, 8])
+def test_sum_residual_and_norm_are_those_of_torch_and_sequence_parallel_adds_to_the_same_bits(shm_ranks, world, count):
+    weight, h, expected = SOURCE.read("norm.weight", (24,)) + 0.5, torch.zeros(count, 24), []
+    for turn in range(3):
+        h = h + sum(rows(count, 24, rank + 10 * turn) for rank in range(world))
+        expected.append(F.rms_norm(h, (24,), weight, 1e-5))
+    together = shm_ranks.run(fused, count, False, world=world)
+    scattered = shm_ranks.run(fused, count, True, world=world)
+    for (ys, residual), (own_ys, own_residual) in zip(together, scattered, strict=True):
+        torch.testing.assert_close([*ys, residual], [*expected, h])
+        torch.testing.assert_close(own_ys, ys)
+        assert torch.equal(own_residual, residual)
+
+
+def scattered_and_back(comm, count):
+    x = rows(count, 5, comm.rank)
+    own = scatter_rows(comm, x)
+    return len(own), gather_rows(comm, own, torch.empty_like(x))
+
+
+@pytest.mark.parametrize("count", [1, 6, 8])
+def test_where_ranks_do_not_divide_the_tokens_the_first_ranks_have_one_more(shm_ranks, count):
+    found = shm_ranks.run(scattered_and_back, count, world=4)
+    assert [length for length, _ in found] == [shard(count, rank, 4).length for rank in range(4)]
+    for _, whole in found:
+        torch.testing.assert_close(whole, sum(rows(count, 5, rank) for rank in range(4)))
+
+
+@pytest.mark.parametrize(("total", "size"), [(0, 3), (2, 3), (7, 1), (131, 4), (256, 4)])
+def test_shards_follow_each_other_and_differ_by_one_at_most(total, size):
+    parts = [shard(total, rank, size) for rank in range(size)]
+    assert [part.start for part in parts] == [sum(p.length for p in parts[:rank]) for rank in range(size)]
+    assert sum(part.length for part in parts) == total
+    assert max(part.length for part in parts) - min(part.length for part in parts) <= 1
+
+
+@pytest.mark.parametrize(("queries", "keys", "size"), [(8, 8, 4), (8, 2, 4), (6, 3, 2), (8, 1, 4), (32, 8, 8)])
+def test_every_query_head_is_with_the_kv_head_that_it_reads(queries, keys, size):
+    of = [heads(queries, keys, rank, size) for rank in range(size)]
+    assert sum(own.length for own, _ in of) == queries
+    for own, read in of:
+        wanted = [head // (queries // keys) for head in range(own.start, own.start + own.length)]
+        assert sorted(set(wanted)) == list(range(read.start, read.start + read.length))
+        assert own.length % read.length == 0
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "size", "said"),
+    [(8, 3, 2, "8 query heads cannot share 3 KV heads"), (6, 3, 4, "cannot be divided over 4 ranks")],
+)
+def test_heads_that_cannot_be_divided_are_refused(queries, keys, size, said):
+    with pytest.raises(ValueError, match=said):
+        heads(queries, keys, 0, size)

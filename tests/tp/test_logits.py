@@ -1,0 +1,101 @@
+"""The next token from a divided vocabulary is that of the gathered logits, however it is divided."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from commlib.tp import Sampling, gather_logits, greedy, sample, shard
+
+WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
+VOCAB = 131
+
+
+def part(comm, whole):
+    own = shard(whole.shape[1], comm.rank, comm.size)
+    return whole[:, own.start : own.start + own.length].contiguous()
+
+
+def logits(count, vocab_size=VOCAB):
+    return torch.randn(count, vocab_size, generator=torch.Generator().manual_seed(1))
+
+
+def how(count, temperature=1.0, top_k=0, seed=0):
+    position = torch.arange(count)
+    rows = torch.zeros(count, dtype=torch.int64)
+    return Sampling(torch.full((count,), temperature), rows + top_k, rows + seed, position, top_k)
+
+
+def gathered_and_best(comm, whole):
+    local = part(comm, whole)
+    return gather_logits(comm, local, whole.shape[1]), greedy(comm, local, whole.shape[1])
+
+
+@WORLDS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gathered_logits_are_the_whole_and_the_best_token_is_theirs(shm_ranks, world, dtype):
+    whole = logits(5).to(dtype)
+    for gathered, best in shm_ranks.run(gathered_and_best, whole, world=world):
+        assert torch.equal(gathered, whole)
+        assert torch.equal(best, whole.argmax(-1))
+
+
+@WORLDS
+def test_among_equal_logits_the_lowest_id_wins_on_either_side_of_a_shard_s_edge(shm_ranks, world):
+    edges = {shard(VOCAB, rank, size).start for size in (2, 4) for rank in range(size)} - {0}
+    whole = torch.full((len(edges), VOCAB), -1.0)
+    for row, edge in enumerate(sorted(edges)):
+        whole[row, [edge - 1, edge, VOCAB - 1]] = 2.0
+    whole = torch.cat([whole, torch.zeros(1, VOCAB)])
+    for _, best in shm_ranks.run(gathered_and_best, whole, world=world):
+        assert best.tolist() == [*(edge - 1 for edge in sorted(edges)), 0]
+
+
+def drawn(comm, whole, sampling):
+    return sample(comm, part(comm, whole), whole.shape[1], sampling)
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 5, 70, 1000])
+def test_a_draw_is_the_same_however_many_ranks_divide_the_vocabulary(shm_ranks, top_k):
+    whole, sampling = logits(50), how(50, 0.8, top_k, 7)
+    found = [ids for world in (1, 2, 4) for ids in shm_ranks.run(drawn, whole, sampling, world=world)]
+    assert all(torch.equal(ids, found[0]) for ids in found)
+    assert len(set(found[0].tolist())) > 1
+
+
+@WORLDS
+def test_a_row_s_draw_does_not_depend_on_its_batch_and_temperature_0_takes_the_best(shm_ranks, world):
+    whole, sampling = logits(9), how(9, 1.5, 0, 3)._replace(top_k=torch.arange(9) * 2, most=16)
+    sampling.temperature[4] = 0.0
+    (together, *_) = shm_ranks.run(drawn, whole, sampling, world=world)
+    for row in range(9):
+        alone = Sampling(*(values[row : row + 1] for values in sampling[:4]), 2 * row)
+        (found, *_) = shm_ranks.run(drawn, whole[row : row + 1], alone, world=world)
+        assert found.item() == together[row].item()
+    assert together[4] == whole[4].argmax()
+
+
+def frequencies(shm_ranks, sampling, count):
+    row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5])
+    (ids, *_) = shm_ranks.run(drawn, row.repeat(count, 1), sampling, world=2)
+    return row, torch.bincount(ids, minlength=6) / count
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_have_the_frequencies_of_the_softmax(shm_ranks, temperature):
+    row, found = frequencies(shm_ranks, how(40_000, temperature), 40_000)
+    torch.testing.assert_close(found, (row / temperature).softmax(0), atol=0.012, rtol=0)  # 4.8 standard deviations
+
+
+def test_with_top_k_only_the_k_best_are_drawn_in_their_proportions(shm_ranks):
+    row, found = frequencies(shm_ranks, how(20_000, 1.0, 3), 20_000)
+    kept = row.masked_fill(row < 1.0, -torch.inf)
+    torch.testing.assert_close(found, kept.softmax(0), atol=0.017, rtol=0)
+
+
+def test_another_seed_or_position_draws_another_token(shm_ranks):
+    whole = torch.zeros(300, 1000)
+    (first, *_) = shm_ranks.run(drawn, whole, how(300), world=1)
+    (other, *_) = shm_ranks.run(drawn, whole, how(300, seed=1), world=1)
+    assert (first == other).sum() < 10
+    assert len(set(first.tolist())) > 200, "positions differ from row to row"
