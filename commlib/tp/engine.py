@@ -105,7 +105,7 @@ class Engine:
     def _decode(self, step: Step) -> Outputs:
         size = self.cache.page_size
         rows = [
-            [request.tokens[-1], request.computed + 1, *request.pages[: request.computed // size + 1]]
+            [request.tokens[request.computed], request.computed + 1, *request.pages[: request.computed // size + 1]]
             for request, _ in step
         ]
         longest = max(len(row) for row in rows) - 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
@@ -16,11 +17,13 @@ from commlib.tp import (
     Llama,
     RandomWeights,
     Sampling,
+    communicator,
     gather_logits,
     greedy,
     sample,
     shard,
 )
+from tests.programs.launched import launched
 from tests.tp import reference
 from tests.tp.reference import CONFIG
 
@@ -67,6 +70,21 @@ def test_drawn_tokens_are_the_same_eager_and_in_graphs_and_on_any_ranks(nccl_ran
     ways = [(world, graphs) for world in (1, 2) for graphs in (False, True)]
     found = [tokens for world, graphs in ways for tokens, _ in nccl_ranks.run(generate, draw, graphs, world=world)]
     assert all(tokens == found[0] for tokens in found)
+
+
+def on_group(device: torch.device) -> list[list[int]]:
+    comm = communicator(dist.group.WORLD, device)
+    assert comm.device == device
+    (tokens, _), _ = generate(comm, GREEDY, True)
+    if dist.get_backend() != "commlib":
+        comm.close()
+    return tokens
+
+
+@pytest.mark.parametrize("backend", ["nccl", "commlib"])
+def test_a_process_group_gives_the_communicator_that_the_model_runs_on(nccl_ranks: Ranks, backend: str) -> None:
+    expected = [reference.generated(CONFIG, SOURCE, prompt, 6) for prompt in PROMPTS]
+    assert nccl_ranks.run(launched, on_group, backend, world=2) == [expected] * 2
 
 
 def test_in_bfloat16_the_ranks_agree(nccl_ranks: Ranks) -> None:

@@ -50,6 +50,7 @@ def model_of(comm, config=CONFIG, **options):
     return model
 
 
+ONE_TOKEN = {"max_tokens": 1, "max_batch": 1}  # of a prompt, too, in every step
 PIECES = [130, 130, 130, *STEM, 0, 77, 64]
 
 
@@ -132,7 +133,7 @@ def generate(comm, prompts, options, draw=GREEDY, one_by_one=False):
 @WORLDS
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize(
-    "options", [{}, {"reuse": False}, {"max_batch": 2}, {"max_tokens": 5, "max_batch": 5}], ids=str
+    "options", [{}, {"reuse": False}, {"max_batch": 2}, {"max_tokens": 5, "max_batch": 5}, ONE_TOKEN], ids=str
 )
 def test_tokens_are_the_same_on_any_ranks_with_and_without_hits_batched_and_one_by_one(
     shm_ranks, world, one_by_one, options
@@ -160,7 +161,7 @@ def test_each_prompt_may_be_drawn_in_its_own_way(shm_ranks):
 def arrivals(comm, seed):
     """Let requests come at random steps, and return each with its prompt."""
     chance = random.Random(seed)
-    engine = Engine(model_of(comm, max_tokens=16), pages=20, page_size=4, max_batch=4)
+    engine = Engine(model_of(comm, max_tokens=chance.randrange(4, 17)), pages=20, page_size=4, max_batch=4)
     requests = []
     for _ in range(30):
         if chance.random() < 0.4:
