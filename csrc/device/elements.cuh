@@ -112,7 +112,8 @@ __device__ __forceinline__ void narrow_to(E* p, float x) {
   if constexpr (sizeof(E) == 1) *reinterpret_cast<u8*>(p) = static_cast<u8>(w[0]);
 }
 
-// kWords words of 4 bytes at any address, in as few accesses as it allows.
+// kWords words of 4 bytes: in as few accesses as an address allows that is aligned for them, byte
+// by byte at any.
 template <int kWords>
 __device__ __forceinline__ bool aligned_for(const u8* p) {
   constexpr u64 kUnit = kWords < 4 ? 4 * kWords : 16;
@@ -120,14 +121,7 @@ __device__ __forceinline__ bool aligned_for(const u8* p) {
 }
 template <int kWords>
 __device__ __forceinline__ void ld_words(const u8* p, u32 (&w)[kWords]) {
-  if (!aligned_for<kWords>(p)) {
-#pragma unroll
-    for (int i = 0; i < kWords; i += 2) {
-      const u64 two = gather_bytes(p + 4 * i, kWords > 1 ? 8 : 4);
-      w[i] = static_cast<u32>(two);
-      if constexpr (kWords > 1) w[i + 1] = static_cast<u32>(two >> 32);
-    }
-  } else if constexpr (kWords == 1) {
+  if constexpr (kWords == 1) {
     w[0] = ld_here(p);
   } else if constexpr (kWords == 2) {
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p) : "memory");
@@ -140,15 +134,25 @@ __device__ __forceinline__ void ld_words(const u8* p, u32 (&w)[kWords]) {
   }
 }
 template <int kWords>
-__device__ __forceinline__ void st_words(u8* p, const u32 (&w)[kWords]) {
-  if (!aligned_for<kWords>(p)) {
+__device__ __forceinline__ void gather_words(const u8* p, u32 (&w)[kWords]) {
 #pragma unroll
-    for (int i = 0; i < kWords; i += 2) {
-      u64 two = w[i];
-      if constexpr (kWords > 1) two |= u64{w[i + 1]} << 32;
-      spread_bytes(p + 4 * i, kWords > 1 ? 8 : 4, two);
-    }
-  } else if constexpr (kWords == 1) {
+  for (int i = 0; i < kWords; i += 2) {
+    const u64 two = gather_bytes(p + 4 * i, kWords > 1 ? 8 : 4);
+    w[i] = static_cast<u32>(two);
+    if constexpr (kWords > 1) w[i + 1] = static_cast<u32>(two >> 32);
+  }
+}
+template <bool kAligned, int kWords>
+__device__ __forceinline__ void load_at(const u8* p, u32 (&w)[kWords]) {
+  if constexpr (kAligned) {
+    ld_words(p, w);
+  } else {
+    gather_words(p, w);
+  }
+}
+template <int kWords>
+__device__ __forceinline__ void st_words(u8* p, const u32 (&w)[kWords]) {
+  if constexpr (kWords == 1) {
     *reinterpret_cast<u32*>(p) = w[0];
   } else if constexpr (kWords == 2) {
     *reinterpret_cast<uint2*>(p) = {w[0], w[1]};
@@ -156,6 +160,15 @@ __device__ __forceinline__ void st_words(u8* p, const u32 (&w)[kWords]) {
 #pragma unroll
     for (int i = 0; i < kWords; i += 4)
       st_stream(p + 4 * i, {u64{w[i + 1]} << 32 | w[i], u64{w[i + 3]} << 32 | w[i + 2]});
+  }
+}
+template <int kWords>
+__device__ __forceinline__ void spread_words(u8* p, const u32 (&w)[kWords]) {
+#pragma unroll
+  for (int i = 0; i < kWords; i += 2) {
+    u64 two = w[i];
+    if constexpr (kWords > 1) two |= u64{w[i + 1]} << 32;
+    spread_bytes(p + 4 * i, kWords > 1 ? 8 : 4, two);
   }
 }
 

@@ -166,7 +166,7 @@ class Channel {
   // `i` counts the numbers of this call.
   __device__ __forceinline__ void send(int peer, int i, const Words<P>& words) const {
     st_relaxed_sys(job_.arena[peer] + place(next_ + i, job_.rank),
-                   P::pack(words.w, flag(next_ + i), lane_));
+                   P::pack(words.w, flag_of(i), lane_));
   }
   __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
 #pragma unroll
@@ -177,13 +177,13 @@ class Channel {
   // False: the call is over.
   template <class Sent>
   __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>], Sent sent) const {
-    const u64 expected = flag(next_ + i);
+    const u64 expected = flag_of(i);
     Pair got[kPeers<N>];
     Patience patience;
     while (true) {
 #pragma unroll
       for (int p = 0; p < N - 1; ++p)
-        if (sent(p)) got[p] = ld_relaxed_sys(job_.arena[job_.rank] + place(next_ + i, peer(p)));
+        if (sent(p)) got[p] = look(i, p);
       bool ready = true;
 #pragma unroll
       for (int p = 0; p < N - 1; ++p)
@@ -206,6 +206,13 @@ class Channel {
   __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>]) const {
     return receive(i, words, [](int) { return true; });
   }
+  // What this lane sees at number i of the p-th peer, and the flag that it hopes for.
+  __device__ __forceinline__ Pair look(int i, int p) const {
+    return ld_relaxed_sys(job_.arena[job_.rank] + place(next_ + i, peer(p)));
+  }
+  __device__ __forceinline__ u64 flag_of(int i) const {
+    return (next_ + i) << kSignatureBits | job_.signature;
+  }
   // The i-th rank but this one.
   __device__ __forceinline__ int peer(int i) const { return i < job_.rank ? i : i + 1; }
   // Rank i places after this one.
@@ -215,9 +222,6 @@ class Channel {
   }
 
  private:
-  __device__ __forceinline__ u64 flag(u64 number) const {
-    return number << kSignatureBits | job_.signature;
-  }
   __device__ __forceinline__ u64 place(u64 number, int source) const {
     constexpr u64 begin = P::begin(places(N));
     const u64 slot = (u64(source) * kChannels + id_) * (2 * kAhead) + number % (2 * kAhead);

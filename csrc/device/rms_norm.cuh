@@ -31,7 +31,7 @@ __device__ __forceinline__ float inverse(float scale) { return scale > 0.f ? 1.f
 template <class W, bool kCenter, int kQuant>
 struct RmsNorm {
   template <class Block>
-  static __device__ __forceinline__ bool run(Block& block) {
+  static __device__ __forceinline__ void run(Block& block) {
     using T = typename Block::Element;
     using Row = typename Block::Row;
     const auto residual = block.template input<T>(0);
@@ -44,8 +44,7 @@ struct RmsNorm {
     const float eps = block.number(0);
     const float weight_bias = block.number(1);
     const float width = block.width();
-    Row x = block.row();
-    if (!block.take(x)) return false;
+    const Row x = block.take();
     Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
     if constexpr (kCenter) h = h - sum(h) / width;
@@ -63,7 +62,6 @@ struct RmsNorm {
       y = y * map(found, [](float each) { return inverse(each); });
     }
     store(out, y);
-    return true;
   }
 };
 

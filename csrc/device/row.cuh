@@ -7,7 +7,7 @@
 //
 //   struct Scaled {
 //     template <class Block>
-//     static __device__ __forceinline__ bool run(Block& block) {
+//     static __device__ __forceinline__ void run(Block& block) {
 //       using T = typename Block::Element;
 //       using Row = typename Block::Row;
 //       const auto residual = block.template input<T>(0);     // a row; loads begin here
@@ -17,15 +17,13 @@
 //       const auto largest = block.template output<float>(4);
 //       const float eps = block.number(0);
 //       const float width = block.width();
-//       Row x = block.row();
-//       if (!block.take(x)) return false;                     // the call has failed
+//       const Row x = block.take();                           // does not return from a failed call
 //       {
 //         const Row h = has(residual) ? round(x + load(residual)) : x;
 //         const float most = max(abs(h)) + eps;
 //         store(out, h * load(weight) * (limit / most));
 //         set(largest, most);
 //       }
-//       return true;
 //     }
 //   };
 //
@@ -161,31 +159,29 @@ struct Input {
   __device__ __forceinline__ Input(const RowBlock<T, kPairs>* of, const u8* row)
       : block(of), data(row) {
     if constexpr (kEarly) {
-#pragma unroll
-      for (int k = 0; k < kPairs; ++k)
-        if (data && block->has_pair(k)) load_pair(k, early[k]);
+      if (data) block->load_words(data, early);
     }
-  }
-  __device__ __forceinline__ void load_pair(int k, u32 (&w)[kWords]) const {
-    ld_words(data + u64{block->pair(k)} * (4 * kWords), w);
   }
 
   friend __device__ __forceinline__ bool has(const Input& input) { return input.data != nullptr; }
   friend __device__ __forceinline__ RowOf load(const Input& input) {
-    RowOf row(input.block);
+    if constexpr (kEarly) {
+      return input.widened(input.early);
+    } else {
+      u32 words[kPairs][kWords];
+      input.block->load_words(input.data, words);
+      return input.widened(words);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ RowOf widened(const u32 (&words)[kPairs][kWords]) const {
+    RowOf row(block);
 #pragma unroll
-    for (int k = 0; k < kPairs; ++k) {
-      u32 w[kWords] = {};
-      if constexpr (kEarly) {
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) w[i] = input.early[k][i];
-      } else if (input.block->has_pair(k)) {
-        input.load_pair(k, w);
-      }
+    for (int k = 0; k < kPairs; ++k)
 #pragma unroll
       for (int e = 0; e < RowOf::kElements; e += 4)
-        Four<E>::widen(&w[e / 4 * Four<E>::kWords], &row.v[k][e]);
-    }
+        Four<E>::widen(&words[k][e / 4 * Four<E>::kWords], &row.v[k][e]);
     return row;
   }
 };
@@ -203,14 +199,13 @@ struct Output {
     constexpr int kElements = Row<T, kPairs>::kElements;
     constexpr int kWords = Four<E>::kWords * kElements / 4;
     if (!output.data) return;
+    u32 words[kPairs][kWords];
 #pragma unroll
-    for (int k = 0; k < kPairs; ++k) {
-      u32 w[kWords];
+    for (int k = 0; k < kPairs; ++k)
 #pragma unroll
       for (int e = 0; e < kElements; e += 4)
-        Four<E>::narrow(&row.v[k][e], &w[e / 4 * Four<E>::kWords]);
-      if (row.block->has_pair(k)) st_words(output.data + u64{row.block->pair(k)} * (4 * kWords), w);
-    }
+        Four<E>::narrow(&row.v[k][e], &words[k][e / 4 * Four<E>::kWords]);
+    row.block->store_words(output.data, words);
   }
   friend __device__ __forceinline__ void set(const Output& output, float x) {
     if (output.data && threadIdx.x == 0) narrow_to(reinterpret_cast<E*>(output.data), x);
@@ -278,12 +273,50 @@ class RowBlock {
   }
   __device__ __forceinline__ float number(int i) const { return rows_.numbers[i]; }
   __device__ __forceinline__ float width() const { return static_cast<float>(rows_.width); }
-  __device__ __forceinline__ Row row() const { return Row(this); }
 
   // --- for rows
   // This thread's k-th pair of a row, and whether the row is so long.
   __device__ __forceinline__ u32 pair(int k) const { return threadIdx.x + k * kRowThreads; }
-  __device__ __forceinline__ bool has_pair(int k) const { return pair(k) < pairs_; }
+  // Where it begins, with `kBytes` for a pair: a sum of which one part is known when this is
+  // compiled, and takes no registers.
+  template <u32 kBytes>
+  __device__ __forceinline__ static u64 place(int k) {
+    return u64{threadIdx.x} * kBytes + u64{kRowThreads} * kBytes * k;
+  }
+  __device__ __forceinline__ bool is_pair(u32 pair) const { return pair < pairs_; }
+  __device__ __forceinline__ bool has_pair(int k) const { return is_pair(pair(k)); }
+  // Whether any thread of this warp has a k-th pair.
+  __device__ __forceinline__ bool warp_has_pair(int k) const { return is_pair(pair(k) & ~31u); }
+
+  // This thread's words of a row, of kWords for a pair; 0 beyond its end.
+  template <int kWords>
+  __device__ __forceinline__ void load_words(const u8* row, u32 (&words)[kPairs][kWords]) const {
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k)
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[k][i] = 0;
+    if (aligned_for<kWords>(row)) {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k)
+        if (has_pair(k)) ld_words(row + place<4 * kWords>(k), words[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k)
+        if (has_pair(k)) gather_words(row + place<4 * kWords>(k), words[k]);
+    }
+  }
+  template <int kWords>
+  __device__ __forceinline__ void store_words(u8* row, const u32 (&words)[kPairs][kWords]) const {
+    if (aligned_for<kWords>(row)) {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k)
+        if (has_pair(k)) st_words(row + place<4 * kWords>(k), words[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k)
+        if (has_pair(k)) spread_words(row + place<4 * kWords>(k), words[k]);
+    }
+  }
 
   // Of all elements, in the order above.
   template <class Op>
@@ -317,11 +350,25 @@ class RowBlock {
   __device__ __forceinline__ const u8* own_row(u64 row) const {
     return job_.in + static_cast<i64>(row) * rows_.in_stride_bytes;
   }
-  __device__ __forceinline__ static void unpack(const Pair& pair, float (&v)[kElements]) {
-    const u32 w[4] = {static_cast<u32>(pair.a), static_cast<u32>(pair.a >> 32),
-                      static_cast<u32>(pair.b), static_cast<u32>(pair.b >> 32)};
+  // This thread's pairs of it, as they are in memory.
+  __device__ __forceinline__ void load_own(u64 row, Pair (&own)[kPairs]) const {
+    u32 words[kPairs][4];
+    load_words(own_row(row), words);
 #pragma unroll
-    for (int e = 0; e < kElements; e += 4) Four<T>::widen(&w[e / 4 * Four<T>::kWords], &v[e]);
+    for (int k = 0; k < kPairs; ++k)
+      own[k] = {u64{words[k][1]} << 32 | words[k][0], u64{words[k][3]} << 32 | words[k][2]};
+  }
+  __device__ __forceinline__ Row unpack(const Pair (&pairs)[kPairs]) const {
+    Row row(this);
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k) {
+      const u32 w[4] = {static_cast<u32>(pairs[k].a), static_cast<u32>(pairs[k].a >> 32),
+                        static_cast<u32>(pairs[k].b), static_cast<u32>(pairs[k].b >> 32)};
+#pragma unroll
+      for (int e = 0; e < kElements; e += 4)
+        Four<T>::widen(&w[e / 4 * Four<T>::kWords], &row.v[k][e]);
+    }
+    return row;
   }
 
   const Job& job_;

@@ -23,6 +23,13 @@ __device__ __forceinline__ bool any_of_row(bool says) {
   return any != 0;
 }
 
+// All leave together if the wait of any of them failed: nobody is left at a later barrier.
+__device__ __forceinline__ void leave_if(bool failed) {
+  if (!any_of_row(failed)) return;
+  asm volatile("exit;");
+  __builtin_unreachable();
+}
+
 // What each warp has, in two places by turns: who writes one of them again has passed a later
 // barrier, which no thread reaches before it has read.
 struct RowBoard {

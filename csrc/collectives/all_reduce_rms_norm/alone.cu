@@ -20,20 +20,13 @@ class OwnRows : public RowBlock<T, kPairs> {
   __device__ __forceinline__ void run() {
     for (u64 row = blockIdx.x; row < this->rows_.rows; row += gridDim.x) {
       this->begin(row);
-      if (!Epilogue::run(*this)) return;
+      Epilogue::run(*this);
     }
   }
-  __device__ __forceinline__ bool take(typename Base::Row& x) const {
-    const u8* own = this->own_row(this->row_);
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k) {
-      u32 w[4] = {};
-      if (this->has_pair(k)) ld_words(own + 16 * this->pair(k), w);
-#pragma unroll
-      for (int e = 0; e < Base::kElements; e += 4)
-        Four<T>::widen(&w[e / 4 * Four<T>::kWords], &x.v[k][e]);
-    }
-    return true;
+  __device__ __forceinline__ typename Base::Row take() const {
+    Pair own[kPairs];
+    this->load_own(this->row_, own);
+    return this->unpack(own);
   }
 };
 

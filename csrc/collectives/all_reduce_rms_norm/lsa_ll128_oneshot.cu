@@ -1,0 +1,15 @@
+// push my rows to all | poll all slots | sum in rank order | an epilogue on each; lines of 120
+// bytes and their flag
+#include "device/rms_norm.cuh"
+#include "device/row_packets.cuh"
+
+namespace commlib {
+
+template <class T, class Epilogue, int N, int kPairs>
+__global__ void __launch_bounds__(kRowThreads, 1)
+    lsa_ll128_oneshot(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
+  __shared__ RowBoard board;
+  PacketRows<T, N, kPairs>(job, rows, &board).template run<Epilogue>();
+}
+
+}  // namespace commlib
