@@ -75,6 +75,12 @@ def test_logits_are_those_of_an_undivided_llama(shm_ranks, world, name):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@WORLDS
+def test_logits_have_the_same_bits_on_every_rank_and_in_every_run(shm_ranks, world):
+    runs = [shm_ranks.run(logits_of, CONFIG, {}, [1, 6, 7, 15], world=world) for _ in range(2)]
+    assert all(torch.equal(found, runs[0][0]) for run in runs for found in run)
+
+
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("cuts", [[15], [1, 4, 11, 12]])
 def test_sequence_parallel_has_the_same_logits(shm_ranks, world, cuts):
