@@ -229,7 +229,7 @@ class Communicator(Fused):
         self._lanes.drain(COLLECTIVE_CALLS)
         if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(plan, self.size, self.backend))
-        else:
+        elif not self._backend.native:
             self._backend.choose = choice_of(plan, self._backend)
         self.plan = plan
 

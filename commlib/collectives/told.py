@@ -52,10 +52,7 @@ def plan_text(plan: Plan, world: int, backend: str) -> str:
 
 def choice_of(plan: Plan, backend: Backend) -> Choose:
     """Return what a backend without native code asks for the algorithm of each call."""
-    known, size = (
-        facts(backend.has_arena, backend.no_hosts),
-        backend.size,
-    )  # not the backend, which keeps what is returned
+    known, size = facts(backend.has_arena, backend.no_hosts), backend.size  # the backend keeps what is returned
 
     @lru_cache(maxsize=KEPT)
     def choose(op: str, num_bytes: int, dtype: str, redop: str) -> str:
