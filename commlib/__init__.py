@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
+    from commlib.fusion import fuse, inductor
     from commlib.plan import Plan
     from commlib.radix import RadixCache
     from commlib.work import Work
@@ -28,6 +29,8 @@ __all__ = [
     "Unsupported",
     "Work",
     "__version__",
+    "fuse",
+    "inductor",
     "init",
 ]
 
@@ -37,6 +40,8 @@ _LAZY = {
     "Plan": "commlib.plan",
     "RadixCache": "commlib.radix",
     "Work": "commlib.work",
+    "fuse": "commlib.fusion",
+    "inductor": "commlib.fusion",
     "init": "commlib.communicator",
 }
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 
+import commlib
+from commlib import fusion
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
+from commlib.torch_backend import communicator
+from tests.programs.launched import launched
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -31,33 +38,53 @@ def norms(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     return y + 1, small.float(), h, scale
 
 
+def model(reduce: Callable[[torch.Tensor], Any], rank: int, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    """Normalise as models do: as Hugging Face writes it, and as torch does."""
+    first, residual = x * 2, x - rank  # the same on all ranks
+    reduce(first)
+    wide = (residual := residual + first).float()
+    y = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+    second = y * (rank + 1)
+    reduce(second)
+    h = residual + second
+    return F.rms_norm(h, x.shape[-1:], weight, 1e-5), h
+
+
+def by_communicator(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    return model(comm.all_reduce, comm.rank, x, weight)
+
+
+def by_group(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    return model(dist.all_reduce, comm.rank, x, weight)
+
+
 def reduce_overhead(
-    comm: Communicator, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype
-) -> tuple[list[bool], int, int]:
-    """Call it six times, of which two warm up and capture; return what agrees, graphs, and what was skipped."""
+    comm: Communicator, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype, fuse: bool = False
+) -> tuple[list[bool], int, int, list[int]]:
+    """Call it six times, of which two warm up and capture; return what agrees, graphs, what was skipped, and fused."""
     import torch._dynamo
     from torch._dynamo.utils import counters
 
     torch._dynamo.reset()
     counters.clear()
-    graph = torch.compile(program, fullgraph=True, mode="reduce-overhead")
-    agree = []
-    weight = torch.full(shape[-1:], 2.0, dtype=dtype, device=comm.device)
-    with torch.no_grad():
+    backend: Any = commlib.inductor if fuse else "inductor"
+    graph = torch.compile(program, fullgraph=True, backend=backend, mode="reduce-overhead")
+    off = 3 * torch.finfo(dtype).eps if fuse else 0.0  # the model rounds in between
+    agree, fused = [], []
+    weight, row = torch.full(shape[-1:], 2.0, dtype=dtype, device=comm.device), torch.arange(shape[-1]) % 5
+    real = fusion.fuse
+    with torch.no_grad(), mock.patch.object(fusion, "fuse", lambda given: fused.append(real(given))):
         for step in range(6):
-            x = (
-                (torch.arange(shape[-1], device=comm.device) % 5 - 2 + step + comm.rank)
-                .to(dtype)
-                .repeat(*shape[:-1], 1)
-            )
+            x = (row - 2 + step + comm.rank).to(comm.device, dtype).repeat(*shape[:-1], 1)
             torch.compiler.cudagraph_mark_step_begin()
             found = [value.clone() for value in graph(comm, x, weight)]
-            agree += [torch.equal(a, b) for a, b in zip(found, program(comm, x, weight), strict=True)]
+            expected = program(comm, x, weight)
+            agree += [torch.allclose(a, b, rtol=off, atol=off) for a, b in zip(found, expected, strict=True)]
     torch.cuda.synchronize()
     comm.check()
     skipped, graphs = counters["inductor"]["cudagraph_skips"], counters["stats"]["unique_graphs"]
     torch._dynamo.reset()  # and with it CUDA graphs that hold calls of NCCL's
-    return agree, graphs, skipped
+    return agree, graphs, skipped, fused
 
 
 CASES: tuple[Any, ...] = (
@@ -71,7 +98,19 @@ CASES: tuple[Any, ...] = (
 def test_reduce_overhead_captures_collectives(
     nccl_ranks: Ranks, program: Callable[..., Tensors], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    for agree, graphs, skipped in nccl_ranks.run(reduce_overhead, program, shape, dtype):
+    for agree, graphs, skipped, _ in nccl_ranks.run(reduce_overhead, program, shape, dtype):
         assert all(agree)
         assert graphs == 1
         assert skipped == 0, "everything was captured"
+
+
+def in_group(device: torch.device) -> tuple[list[bool], int, int, list[int]]:
+    with torch._inductor.config.patch(force_disable_caches=True):  # a graph from the disk has been fused before
+        return reduce_overhead(communicator(None, "cuda"), by_group, (3, 4096), torch.bfloat16, fuse=True)
+
+
+def test_reduce_overhead_captures_calls_that_the_pass_has_fused(nccl_ranks: Ranks) -> None:
+    found = nccl_ranks.run(reduce_overhead, by_communicator, (3, 4096), torch.bfloat16, True)
+    for agree, graphs, skipped, fused in found + nccl_ranks.run(launched, in_group, "commlib"):
+        assert all(agree)
+        assert (graphs, skipped, fused) == (1, 0, [2])

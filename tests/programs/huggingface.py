@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from commlib.communicator import Communicator
+from tests.fused import fused
 
 TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79], [32, 38, 46, 26, 43, 38, 32, 79]]
 
@@ -36,13 +37,26 @@ def llama_of_one(comm: Communicator, folder: str) -> Any:
     return computed(model)
 
 
-def llama(device: torch.device, folder: str) -> Any:
-    """Load the model in tensor parallel, and return what it computes."""
+def loaded(folder: str) -> Any:
+    """Load the model in tensor parallel."""
     from transformers import LlamaForCausalLM
     from transformers.distributed import DistributedConfig
 
     plan = DistributedConfig(tp_plan="auto", tp_size=dist.get_world_size())
-    model = LlamaForCausalLM.from_pretrained(folder, distributed_config=plan)
+    return LlamaForCausalLM.from_pretrained(folder, distributed_config=plan)
+
+
+@torch.no_grad()
+def fused_llama(device: torch.device, folder: str) -> Any:
+    """Compile the model with its norms fused; return its logits, and how many all_reduces were fused of how many."""
+    model, tokens = loaded(folder).eval(), torch.tensor(TOKENS, device=device)
+    logits, count, ordered, others = fused(lambda x: model(x, use_cache=False).logits, tokens)
+    return logits.cpu(), count, len(ordered) + ("_c10d_functional.all_reduce.default" in others)
+
+
+def llama(device: torch.device, folder: str) -> Any:
+    """Load the model in tensor parallel, and return what it computes."""
+    model = loaded(folder)
     return [*computed(model), sum(p.to_local().numel() for p in model.parameters() if hasattr(p, "to_local"))]
 
 

@@ -70,6 +70,14 @@ def test_a_llama_in_tensor_parallel_has_the_logits_of_one_process(
         assert ours[2] > 0, "no weight was divided"
 
 
+@needs("transformers")
+def test_every_all_reduce_of_a_compiled_llama_is_fused_with_its_norm(program_ranks: Ranks, tmp_path: Path) -> None:
+    ((logits, _),) = program_ranks.run(huggingface.llama_of_one, str(tmp_path), world=1)
+    for ours, count, calls in program_ranks.run(launched, huggingface.fused_llama, OURS, str(tmp_path), world=2):
+        same(ours, logits, 1e-5)
+        assert (count, calls) == (5, 5), "the embedding's, and two in each of two layers"
+
+
 @needs("accelerate")
 def test_accelerate_trains_bit_for_bit_as_with_gloo(program_ranks: Ranks) -> None:
     ours, theirs = both(program_ranks, 2, BOTH, huggingface.accelerate)

@@ -1,0 +1,330 @@
+"""commlib.fuse: all_reduce, + residual, RMSNorm in a compiled model become one operator, where that is the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
+
+import commlib
+from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
+from tests.programs.launched import launched
+
+# --- how models write the norm ----------------------------------------------------------------------------------------
+
+
+def llama(h, weight):
+    wide = h.float()
+    return (wide * torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + EPS)).type_as(h) * weight
+
+
+def gemma(h, weight):
+    y = h.float()
+    y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS)
+    return (y * (1.0 + weight.float())).type_as(h)
+
+
+def torchs(h, weight):
+    return F.rms_norm(h, h.shape[-1:], weight, EPS)
+
+
+NORMS = (huggingface, llama, gemma, torchs)
+
+
+def fault(norm, found, eager, weight):
+    """Say what is wrong: h has the eager bits; y is one rounding from float64, and two from what rounds in between."""
+    (y, h), (there, h_there) = found, eager
+    if not torch.equal(h, h_there):
+        return "the sum differs"
+    wanted, error = norm(h.double(), weight.double()).double(), torch.finfo(y.dtype).eps / 2 + 1e-6
+    if y.dtype != h.dtype or ((y.double() - wanted).abs() > error * wanted.abs() + 1e-6).any():
+        return f"more than one rounding, by up to {(y.double() - wanted).abs().max():g}"
+    apart = (y.double() - there.double()).abs()
+    return "too far from the eager norm" if (apart > 3.1 * error * wanted.abs() + 1e-6).any() else ""
+
+
+CASES = [(norm, torch.bfloat16, residual) for norm in NORMS for residual in (True, False)]
+CASES += [(huggingface, torch.float32, True), (gemma, torch.float16, False)]
+
+
+def every_spelling(comm, reduce, cases):
+    """Fuse each spelling with and without a residual; return what is wrong."""
+    faults = []
+    for norm, dtype, with_residual in cases:
+        x, residual = drawn(dist_rank(comm), 2, 3, WIDTH, dtype=dtype), drawn(7, 2, 3, WIDTH, dtype=dtype)
+        weight = drawn(8, WIDTH, dtype=dtype)
+
+        def program(x, norm=norm, with_residual=with_residual, residual=residual, weight=weight):
+            total = reduce(x * 2)
+            h = residual + total if with_residual else total
+            return norm(h, weight), h
+
+        values, count, ordered, others = fused(program, x)
+        said = fault(norm, values, program(x), weight)
+        if said or count != 1 or not ordered[0].startswith(OURS) or "aten.rsqrt.default" in others:
+            faults.append((norm.__name__, dtype, with_residual, count, ordered, said))
+    return faults
+
+
+def dist_rank(comm):
+    return dist.get_rank() if comm is None else comm.rank
+
+
+def by_communicator(comm):
+    return every_spelling(comm, comm.all_reduce, CASES)
+
+
+def in_place(x):
+    dist.all_reduce(x)
+    return x
+
+
+def by_group(device):
+    names = dist.group.WORLD.group_name
+    return [
+        *every_spelling(None, in_place, CASES[::3]),
+        *every_spelling(None, lambda x: functional.all_reduce(x, "sum", names), CASES[1::3]),
+    ]
+
+
+def test_every_spelling_of_the_norm_behind_a_communicators_all_reduce_is_fused(shm_ranks):
+    assert shm_ranks.run(by_communicator, world=2) == [[]] * 2
+
+
+def test_every_spelling_of_the_norm_behind_torchs_all_reduce_is_fused(shm_ranks):
+    assert shm_ranks.run(launched, by_group, "commlib", world=2) == [[]] * 2
+
+
+# --- what stays as it is ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def comm():
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
+        yield made
+
+
+def sum_used_elsewhere(comm, x, residual, weight):
+    total = comm.all_reduce(x * 2)
+    return huggingface(total + residual, weight), total
+
+
+def over_another_dimension(comm, x, residual, weight):
+    wide = (comm.all_reduce(x * 2) + residual).float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(0, keepdim=True) + EPS)).to(x.dtype) * weight
+
+
+def over_two_dimensions(comm, x, residual, weight):
+    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape, weight.expand(x.shape), EPS)
+
+
+def another_reduction(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2, "max") + residual, weight)
+
+
+def in_float64(comm, x, residual, weight):
+    h = (comm.all_reduce(x.double() * 2) + residual.double()).to(torch.float64)
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight.double()
+
+
+def statistics_in_bfloat16(comm, x, residual, weight):
+    h = comm.all_reduce(x * 2) + residual
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight
+
+
+def result_in_float32(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + residual, weight.float())
+
+
+def odd_width(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x[:, :12] * 2) + residual[:, :12], weight[:12])
+
+
+def bias_before_the_residual(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + weight + residual, weight)
+
+
+def residual_of_one_row(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + residual[:1], weight)
+
+
+def scaled_residual(comm, x, residual, weight):
+    return huggingface(torch.add(comm.all_reduce(x * 2), residual, alpha=2), weight)
+
+
+def transposed_residual(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + residual.view(WIDTH, -1).t(), weight)
+
+
+def weight_of_every_element(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + residual, weight * residual)
+
+
+def no_weight(comm, x, residual, weight):
+    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape[-1:], None, EPS)
+
+
+def number_as_weight(comm, x, residual, weight):
+    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape[-1:], None, EPS) * 3
+
+
+def number_as_residual(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + 3, weight)
+
+
+def another_collective_between(comm, x, residual, weight):
+    total = comm.all_reduce(x * 2)
+    return huggingface(total + comm.broadcast(residual * 3, 0), weight)
+
+
+def another_norm(comm, x, residual, weight):
+    h = (comm.all_reduce(x * 2) + residual).float()
+    return (h * torch.rsqrt(h.abs().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
+
+
+KEPT = [
+    sum_used_elsewhere,
+    over_another_dimension,
+    over_two_dimensions,
+    another_reduction,
+    in_float64,
+    statistics_in_bfloat16,
+    result_in_float32,
+    odd_width,
+    bias_before_the_residual,
+    residual_of_one_row,
+    scaled_residual,
+    transposed_residual,
+    weight_of_every_element,
+    no_weight,
+    number_as_weight,
+    number_as_residual,
+    another_collective_between,
+    another_norm,
+]
+
+
+@pytest.mark.parametrize("program", KEPT)
+def test_what_is_not_the_same_is_not_fused(comm, program):
+    args = (
+        comm,
+        *(drawn(seed, 4, WIDTH, dtype=torch.bfloat16) for seed in (1, 2)),
+        drawn(3, WIDTH, dtype=torch.bfloat16),
+    )
+    values, count, ordered, _ = fused(program, *args)
+    eager = program(*args)
+    pairs = zip(values, eager, strict=True) if isinstance(eager, tuple) else [(values, eager)]
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert count == 0
+    assert ordered[0] == "commlib::all_reduce"
+
+
+# --- what else a graph has --------------------------------------------------------------------------------------------
+
+
+def test_a_sum_that_is_the_next_residual_too_is_fused_without_one(comm):
+    def program(x, weight):
+        total = comm.all_reduce(x * 2)
+        return huggingface(total, weight), total + 1
+
+    x, weight = drawn(1, 4, WIDTH), drawn(2, WIDTH)
+    values, count, _, _ = fused(program, x, weight)
+    assert count == 1
+    assert torch.equal(values[1], program(x, weight)[1])
+
+
+def test_of_two_norms_of_one_sum_the_first_is_fused(comm):
+    def program(x, residual, weight):
+        h = comm.all_reduce(x * 2) + residual
+        return huggingface(h, weight), gemma(h, weight), h
+
+    args = drawn(1, 4, WIDTH), drawn(2, 4, WIDTH), drawn(3, WIDTH)
+    values, count, ordered, _ = fused(program, *args)
+    assert (count, ordered) == (1, [OURS])
+    assert all(torch.allclose(a, b, rtol=1e-6, atol=1e-6) for a, b in zip(values, program(*args), strict=True))
+
+
+def test_a_fused_call_keeps_its_place_among_the_collectives(comm):
+    def program(x, residual, weight):
+        largest = comm.all_reduce(x * 1, "max")
+        h = comm.all_reduce(x * 2) + residual
+        comm.barrier()
+        return comm.broadcast(huggingface(h, weight), 0), largest
+
+    args = drawn(1, 4, WIDTH), drawn(2, 4, WIDTH), drawn(3, WIDTH)
+    _, count, ordered, _ = fused(program, *args)
+    assert (count, ordered) == (1, ["commlib::all_reduce", OURS, "commlib::barrier", "commlib::broadcast"])
+
+
+def test_a_norm_behind_a_parameter_of_the_graph_that_changes_is_fused_out_of_place(comm):
+    def program(x, weight):
+        comm.all_reduce(x)  # an input of the graph
+        return huggingface(x, weight)
+
+    x, weight = drawn(1, 4, WIDTH), drawn(2, WIDTH)
+    mine, eager = x.clone(), x.clone()
+    values, count, _, _ = fused(program, mine, weight)
+    expected = program(eager, weight)
+    assert count == 1
+    assert torch.equal(mine, eager)
+    assert torch.allclose(values, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_are_those_of_the_graph_without_the_pass(comm):
+    def program(x, residual, weight):
+        h = comm.all_reduce(x * 2) + residual
+        return huggingface(h, weight).square().sum()
+
+    found = []
+    for compiled in (lambda *args: fused(program, *args), lambda *args: (program(*args), 1)):
+        args = [drawn(1, 4, WIDTH), drawn(2, 4, WIDTH).requires_grad_(), drawn(3, WIDTH).requires_grad_()]
+        loss, count, *_ = compiled(*args)
+        assert count == 1
+        loss.backward()
+        found.append([loss.detach(), args[1].grad, args[2].grad])
+    assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
+
+
+def of_several_groups(comm):
+    """Sum in two communicators."""
+    x, weight = drawn(comm.rank, 4, WIDTH), drawn(9, WIDTH)
+    with comm.split(0, -comm.rank) as pair:
+
+        def program(x):
+            h = pair.all_reduce(x * 2) + comm.all_reduce(x * 3)
+            y = huggingface(h, weight)
+            return y, comm.all_reduce(huggingface(pair.all_reduce(y * 1) + h, weight))
+
+        values, count, ordered, _ = fused(program, x)
+        close = [torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(values, program(x), strict=True)]
+    return close, count, ordered
+
+
+def test_each_communicator_keeps_its_own_sums(shm_ranks):
+    ordered = ["commlib::all_reduce", OURS, OURS, "commlib::all_reduce"]
+    assert shm_ranks.run(of_several_groups, world=2) == [([True, True], 2, ordered)] * 2
+
+
+def of_gloo(device):
+    """Sum in groups that commlib does not serve on the CPU."""
+    x, residual, weight = drawn(dist.get_rank(), 4, WIDTH), drawn(8, 4, WIDTH), drawn(9, WIDTH)
+    found = []
+    for backend in ("gloo", "cpu:gloo,cuda:commlib"):
+        group = dist.new_group(backend=backend)
+
+        def program(x, group=group):
+            h = functional.all_reduce(x, "sum", group) + residual
+            return torchs(h, weight), h
+
+        values, count, *_ = fused(program, x)
+        eager = program(x)
+        found += [count, *(torch.equal(a, b) for a, b in zip(values, eager, strict=True))]
+    call = torch.ops.commlib.all_reduce_rms_norm_of_group
+    y, h = call(x, residual, weight, EPS, 0.0, group.group_name)
+    return found, torch.equal(h, eager[1]), torch.allclose(y, eager[0], rtol=1e-6, atol=1e-6)
+
+
+def test_sums_of_groups_that_others_serve_are_not_fused_and_the_operator_serves_them_all_the_same(shm_ranks):
+    assert shm_ranks.run(launched, of_gloo, "commlib", world=2) == [([0, True, True] * 2, True, True)] * 2
