@@ -12,7 +12,7 @@ import logging
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -66,8 +66,7 @@ def fuse(graph: Graph | GraphModule) -> int:
     """
     nodes = graph.graph if isinstance(graph, GraphModule) else graph
     calls = sum(map(_is_sum, nodes.nodes))
-    roots = [node for node in nodes.nodes if _is(node, _ATEN.rsqrt.default)]
-    fused = sum(any(_fused(nodes, norm) for norm in _norms(root)) for root in roots)
+    fused = sum(any(_fused(nodes, norm) for norm in _norms(node)) for node in list(nodes.nodes))
     if calls:
         _LOG.info("torch.compile: %d of %d all_reduces became one call with the RMSNorm behind", fused, calls)
     if isinstance(graph, GraphModule):
@@ -121,12 +120,19 @@ class _Pass(CustomGraphPass):
 # --- what is there ----------------------------------------------------------------------------------------------------
 
 
-def _norms(root: Node) -> Iterator[_Norm]:
-    """Find what 1 / sqrt(mean(h²) + eps) is used for."""
-    mean, eps = _plus(root.args[0])
+def _norms(node: Node) -> Iterator[_Norm]:
+    """Find the norms that are made of 1 / sqrt(mean(h²) + eps); on GPUs, without decompositions, torch's own."""
+    if _is(node, _ATEN._fused_rms_norm.default):
+        h, columns, weight, eps = cast("tuple[Any, ...]", node.args)
+        y = next((user for user in node.users if user.args[1] == 0), None)
+        if y is not None and len(columns) == 1 and isinstance(weight, Node):
+            yield _Norm(h, y, weight, 0.0, torch.finfo(torch.float32).eps if eps is None else eps)
+    if not _is(node, _ATEN.rsqrt.default):
+        return
+    mean, eps = _plus(node.args[0])
     wide = _squared(mean)
     if eps and wide is not None and _value(wide).dtype == torch.float32:
-        products = [user for user in root.users if _factor(user, root) is wide]
+        products = [user for user in node.users if _factor(user, node) is wide]
         yield from _weighted(_narrow(wide), products, eps)
 
 

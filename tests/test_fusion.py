@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -270,6 +272,27 @@ def test_a_norm_behind_a_parameter_of_the_graph_that_changes_is_fused_out_of_pla
     assert count == 1
     assert torch.equal(mine, eager)
     assert torch.allclose(values, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_torchs_own_norm_of_gpus_is_fused():
+    """Make the graph by hand: on CPUs torch takes this norm apart."""
+    x, weight = torch.empty(4, WIDTH, device="meta"), torch.empty(WIDTH, device="meta")
+    graph = torch.fx.Graph()
+    token, given, factor = (graph.placeholder(name) for name in ("token", "x", "weight"))
+    ordered, aten = torch.ops.higher_order.with_effects, torch.ops.aten
+    calls = [graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, given, "sum", "name"))]
+    calls += [graph.call_function(operator.getitem, (calls[0], 1))]
+    calls += [graph.call_function(aten._fused_rms_norm.default, (calls[1], [WIDTH], factor, 1e-3))]
+    calls += [graph.call_function(operator.getitem, (calls[2], 0))]
+    for node, value in zip((given, factor, *calls), (x, weight, (token, x), x, (x, x), x), strict=True):
+        node.meta["val"] = value
+    graph.output((calls[3], graph.call_function(operator.getitem, (calls[0], 0))))
+    assert commlib.fuse(graph) == 1
+    graph.lint()
+    (call,) = graph.find_nodes(op="call_function", target=ordered)
+    name = torch.ops.commlib.all_reduce_rms_norm.default
+    assert call.args == (token, name, given, None, factor, None, 1e-3, 0.0, False, None, None, "name")
+    assert not graph.find_nodes(op="call_function", target=aten._fused_rms_norm.default)
 
 
 def test_gradients_are_those_of_the_graph_without_the_pass(comm):

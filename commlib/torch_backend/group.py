@@ -135,6 +135,7 @@ class CommlibGroup(dist.ProcessGroup):
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, weight_bias: float
     ) -> tuple[torch.Tensor, ...]:
         """Do as a Communicator does, into new tensors: what `commlib.fuse` puts into graphs."""
+        self._sequence += 1
         engine = self._engines.of(x.device)
         if isinstance(engine, Engine):
             y, h = x.new_empty(x.shape), x.new_empty(x.shape)
