@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -95,9 +96,9 @@ def inductor(model: GraphModule, inputs: list[Any], *, mode: str | None = None, 
 
 
 def _reset() -> None:
-    from torch._inductor.cudagraph_trees import reset_cudagraph_trees
-
-    reset_cudagraph_trees()
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.reset_cudagraph_trees()
 
 
 inductor.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() asks for it
