@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import commlib
-from commlib import fusion
+from commlib import fusion, tp
 from tests.fused import OURS, WIDTH, drawn, fused, huggingface
 from tests.programs.launched import launched
 
@@ -93,6 +93,37 @@ def test_a_llama_of_plain_torch_has_fused_operators_only(shm_ranks):
             assert (count, ordered, left) == (5, [OURS] * 5, False)
             assert apart <= bound
             assert (values.float() - whole).abs().max() <= 2 * bound
+
+
+@torch.no_grad()
+def of_tp(comm):
+    """Compile layers of commlib.tp, with the norm apart and as one call."""
+    embed, norm = tp.VocabParallelEmbedding(comm, 31, WIDTH), tp.FusedResidualNorm(comm, WIDTH)
+    down = tp.RowParallelLinear(comm, WIDTH, WIDTH, bias=True)
+    for name, layer in (("embed", embed), ("norm", norm), ("down", down)):
+        layer.load(tp.RandomWeights(), name)
+
+    def apart(tokens):
+        x = embed(tokens)
+        h = x + down(x[..., : down.part.length].relu())
+        return F.rms_norm(h, h.shape[-1:], norm.weight, norm.eps), h
+
+    def at_once(tokens):
+        x = embed(tokens)
+        return norm(down.partial(x[..., : down.part.length].relu()), x)
+
+    tokens, found = torch.tensor([[0, 7, 30]]), []
+    for program in (apart, at_once):
+        values, count, ordered, _ = fused(program, tokens)
+        eager = apart(tokens)
+        close = [torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(values, eager, strict=True)]
+        found.append((count, ordered, close))
+    return found
+
+
+def test_layers_of_commlib_tp_become_the_same_operators_either_way(shm_ranks):
+    ordered = ["commlib::all_reduce", OURS]
+    assert shm_ranks.run(of_tp, world=2) == [[(count, ordered, [True, True]) for count in (1, 0)]] * 2
 
 
 class Columns(nn.Module):
