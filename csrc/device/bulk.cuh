@@ -40,10 +40,13 @@ __device__ __forceinline__ void barrier_init(u64* barrier) {
 __device__ __forceinline__ void fence_shared_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
+// So many bytes will come, in any number of copies.
+__device__ __forceinline__ void bulk_expect(u32 bytes, u64* barrier) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                "r"(bytes)
                : "memory");
+}
+__device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(shared_address(to)),
@@ -81,7 +84,8 @@ __device__ __forceinline__ void await_written() {
 #else
 __device__ __forceinline__ void barrier_init(u64*) {}
 __device__ __forceinline__ void fence_shared_async() {}
-__device__ __forceinline__ void bulk_load(void*, const void*, u32, u64*) {}
+__device__ __forceinline__ void bulk_expect(u32, u64*) {}
+__device__ __forceinline__ void bulk_copy(void*, const void*, u32, u64*) {}
 __device__ __forceinline__ void await_load(u64*, u32) {}
 __device__ __forceinline__ void bulk_store(void*, const void*, u32) {}
 __device__ __forceinline__ void bulk_commit() {}
@@ -90,6 +94,11 @@ __device__ __forceinline__ void await_read() {}
 template <int n>
 __device__ __forceinline__ void await_written() {}
 #endif
+
+__device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
+  bulk_expect(bytes, barrier);
+  bulk_copy(to, from, bytes, barrier);
+}
 
 // A block wants as many tiles of shared memory as this has bytes: the host asks the loaded module.
 extern "C" {
@@ -136,7 +145,7 @@ class Bulk {
   }
 
   // Sends `kItems` tiles for each step: one to all peers, or one to each. `from(i, k)` is the tile
-  // for the k-th rank after this one.
+  // for the k-th rank after this one, of bytes(i, k).
   template <int kItems, class From, class Bytes>
   __device__ __forceinline__ void send_all(u64 steps, From from, Bytes bytes) {
     if ((threadIdx.x & 31) != 0) return;
@@ -146,8 +155,8 @@ class Bulk {
     u64 q = 0, asked = 0;  // items taken out of the ring, items on their way into it
     const auto load = [&] {
       const u64 i = asked / kItems;
-      bulk_load(ring(asked), from(i, turn_of(static_cast<int>(asked % kItems))), bytes(i),
-                &board_->full[asked % kRing]);
+      const int to = turn_of(static_cast<int>(asked % kItems));
+      bulk_load(ring(asked), from(i, to), bytes(i, to), &board_->full[asked % kRing]);
       ++asked;
     };
     while (asked < kRing - 1 && asked < items) load();
@@ -162,8 +171,8 @@ class Bulk {
       constexpr int kPeers = kItems > 1 ? 1 : N - 1;  // that this item goes to
 #pragma unroll
       for (int p = 0; p < kPeers; ++p) {
-        const int peer = (job_.rank + turn_of(k + p)) % N;
-        bulk_store(channel_.slot(kScatter, peer, job_.rank, step), ring(q), bytes(step));
+        const int to = turn_of(k + p), peer = (job_.rank + to) % N;
+        bulk_store(channel_.slot(kScatter, peer, job_.rank, step), ring(q), bytes(step, to));
       }
       bulk_commit();
       if (asked < items) {

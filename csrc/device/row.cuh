@@ -163,6 +163,16 @@ struct Input {
     }
   }
 
+  // To L2: the first thread of those that share a line asks for it.
+  __device__ __forceinline__ void bring_near() const {
+    constexpr u32 kLine = 128, kPair = 4 * kWords, kThreads = kPair < kLine ? kLine / kPair : 1;
+    if (!data || threadIdx.x % kThreads != 0) return;
+#pragma unroll
+    for (int k = 0; k < kPairs; ++k)
+      if (block->has_pair(k))
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(data + block->template place<kPair>(k)));
+  }
+
   friend __device__ __forceinline__ bool has(const Input& input) { return input.data != nullptr; }
   friend __device__ __forceinline__ RowOf load(const Input& input) {
     if constexpr (kEarly) {
@@ -284,9 +294,14 @@ class RowBlock {
     return u64{threadIdx.x} * kBytes + u64{kRowThreads} * kBytes * k;
   }
   __device__ __forceinline__ bool is_pair(u32 pair) const { return pair < pairs_; }
-  __device__ __forceinline__ bool has_pair(int k) const { return is_pair(pair(k)); }
+  // As pair(k) < pairs_, with what is the same for all threads on one side.
+  __device__ __forceinline__ bool has_pair(int k) const {
+    return static_cast<int>(threadIdx.x) < static_cast<int>(pairs_ - k * kRowThreads);
+  }
   // Whether any thread of this warp has a k-th pair.
-  __device__ __forceinline__ bool warp_has_pair(int k) const { return is_pair(pair(k) & ~31u); }
+  __device__ __forceinline__ bool warp_has_pair(int k) const {
+    return static_cast<int>(threadIdx.x & ~31u) < static_cast<int>(pairs_ - k * kRowThreads);
+  }
 
   // This thread's words of a row, of kWords for a pair; 0 beyond its end.
   template <int kWords>

@@ -28,7 +28,7 @@ class PacketRows : public RowBlock<T, kPairs> {
   static constexpr int kSteps = kPairs + 1;
   static constexpr u32 kLastLanes = kPairs > 2 ? 4 * kPairs : 8;  // of the last step: whole lines
   // Steps that are looked for at once: as many packets of all peers as registers allow.
-  static constexpr int kAtOnce = N <= 2 ? 4 : N == 3 ? 3 : N == 4 ? 2 : 1;
+  static constexpr int kAtOnce = N > 4 ? 1 : N == 4 || kPairs > 4 ? 2 : N == 3 ? 3 : 4;
   static_assert(kAtOnce <= kAhead, "more are not sent");
   // Whether a row's first steps go ahead of the epilogue of the row before.
   static constexpr bool kGoesAhead = kPairs <= 4;

@@ -23,13 +23,17 @@ COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
 ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words in COMMON_ROWS)]
 
 
+TILES = ("lsa_oneshot", "lsa_twoshot")  # whose rows are at most a tile
+
+
 def row_kernels(world, dtypes, norms):
     """(source, expression) of kernels whose rows end with a norm; `norms`: type of the weight, center, quant."""
     found = []
     for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
         ranks = 1 if path.stem == "alone" else world
         for dtype in dtypes:
-            for pairs in (1, 2, 4, 8) if dtype == "float32" else (1, 2, 4):
+            longest = 2 if path.stem in TILES else 8 if dtype == "float32" else 4
+            for pairs in (pairs for pairs in (1, 2, 4, 8) if pairs <= longest):
                 for weight, center, quant in norms:
                     norm = f"commlib::RmsNorm<{ELEMENTS[weight or dtype]}, {center}, {quant}>"
                     expression = f"commlib::{path.stem}<{ELEMENTS[dtype]}, {norm}, {ranks}, {pairs}>"

@@ -33,7 +33,7 @@ __device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, 
                                          const Job& job, const Tiles& tiles) {
   const Span in(job.in, job.bytes), out(job.out, job.bytes);
   const u64 steps = tiles.steps();
-  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto bytes = [&](u64 i, int = 0) { return tiles.pairs(i) * 16; };
   const auto move = [&] {
     for (u64 i = 0; i < steps; ++i) {
       if (!channel.await(kScatter, i) || !bulk.await_loaded(i)) return;

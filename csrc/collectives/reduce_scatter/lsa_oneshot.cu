@@ -38,7 +38,7 @@ __device__ __forceinline__ void run_bulk(const TileChannel<N>& channel, Bulk<N, 
     return Span(job.in + r * job.bytes + tiles.offset(i), tiles.pairs(i) * 16);
   };
   const u64 steps = tiles.steps();
-  const auto bytes = [&](u64 i) { return tiles.pairs(i) * 16; };
+  const auto bytes = [&](u64 i, int = 0) { return tiles.pairs(i) * 16; };
   const auto move = [&] {
     for (u64 i = 0; i < steps; ++i) {
       if (!channel.await(kScatter, i)) return;
