@@ -54,17 +54,45 @@ def moved(steps: int, rank: int, peers: list[int], lengths: dict[tuple[int, int]
                         yield what, number, peer
 
 
+def rows(count: int, pairs: int, there: int, at_once: int, goes_ahead: bool, peers: list[int]) -> Iterator[Op]:
+    """PacketRows, in row_packets.cuh: a row is `there` of `pairs` steps and a last one, taken `at_once`."""
+    size = there + 1 if there else 0
+    order = [step if step < there else None for step in range(pairs)] + [there if there else None]
+
+    def ops(what: str, row: int, places: range) -> Iterator[Op]:
+        for place in places:
+            number = order[place] if place < len(order) else None
+            if number is not None:
+                yield from ((what, row * size + number, peer) for peer in peers)
+
+    if goes_ahead:
+        yield from ops("send", 0, range(AHEAD))
+    for row in range(count):
+        if not goes_ahead:
+            yield from ops("send", row, range(AHEAD))
+        for first in range(0, pairs + 1, at_once):
+            chunk = range(first, min(first + at_once, pairs + 1))
+            yield from ops("take", row, chunk)
+            yield from ops("send", row, range(chunk.start + AHEAD, chunk.stop + AHEAD))
+        if goes_ahead and row + 1 < count:
+            yield from ops("send", row + 1, range(AHEAD))
+
+
 def calls_in_a_row(world: int, draw: random.Random) -> list[list[Op]]:
     """Return what each rank does in some calls, one after the other."""
     programs: list[list[Op]] = [[] for _ in range(world)]
     base = 0
     for _ in range(draw.randint(2, 8)):
-        kind, steps = draw.choice("exchange two_phases moves".split()), draw.randint(1, MOST_STEPS)
+        kind, steps = draw.choice("exchange two_phases moves rows".split()), draw.randint(1, MOST_STEPS)
+        pairs, at_once, goes_ahead = draw.choice([1, 2, 4, 8]), draw.randint(1, AHEAD), draw.random() < 0.5
+        there = draw.randint(0, pairs)
         lengths = {(a, b): draw.randint(0, steps) for a in range(world) for b in range(world)}
         for rank, program in enumerate(programs):
             peers = [r for r in range(world) if r != rank]
             if kind == "moves":
                 ops, used = moved(steps, rank, peers, lengths), -(-steps // AHEAD) * AHEAD
+            elif kind == "rows":
+                ops, used = rows(steps, pairs, there, at_once, goes_ahead, peers), steps * (there + (there > 0))
             elif kind == "exchange":
                 ops, used = exchanged(steps, peers), steps
             else:
