@@ -36,7 +36,8 @@
 //   of each element           -row  abs(row)  map(row, f)  map(a, b, f)  round(row): to T and back
 //   of the row                sum(row)  max(row)
 //   of each 128 columns       max_of_groups<128>(row): a Row that has it in every element
-//   fields                    has(field)  load(input)  store(output, row): rounded, or saturated
+//   fields                    has(field)  load(input): 0 where it is not given
+//                             store(output, row): rounded, or saturated; nothing if not given
 //                             set(output, number)  set_groups<128>(output, row)
 //   of CUDA                   sqrtf, expf, … on numbers, and inside map
 //
@@ -48,211 +49,11 @@
 // In place is fine, since the thread that writes an element of a row is the one that has read it.
 #pragma once
 
-#include "commlib/rows.h"
-#include "device/elements.cuh"
-#include "device/row_threads.cuh"
+#include "device/row_fields.cuh"
 
 namespace commlib {
 
-// --- a row
-
-template <class T, int kPairs>
-class RowBlock;
-
-// One number of a row.
-struct Value {
-  bool given;
-  float number;
-  __device__ __forceinline__ operator float() const { return number; }
-};
-__device__ __forceinline__ bool has(const Value& value) { return value.given; }
-
-template <class T, int kPairs>
-struct Row {
-  static constexpr int kElements = 16 / sizeof(T);  // of a pair
-  const RowBlock<T, kPairs>* block;                 // null: of a number
-  float v[kPairs][kElements];
-
-  __device__ __forceinline__ explicit Row(const RowBlock<T, kPairs>* of) : block(of) {}
-  __device__ __forceinline__ Row(float x) : block(nullptr) {
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) v[k][e] = x;
-  }
-  __device__ __forceinline__ Row(const Value& value) : Row(value.number) {}
-
-  template <class F>
-  friend __device__ __forceinline__ Row map(const Row& a, const Row& b, F f) {
-    Row result(a.block ? a.block : b.block);
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-#pragma unroll
-      for (int e = 0; e < kElements; ++e) result.v[k][e] = f(a.v[k][e], b.v[k][e]);
-    return result;
-  }
-  template <class F>
-  friend __device__ __forceinline__ Row map(const Row& a, F f) {
-    return map(a, a, [&](float x, float) { return f(x); });
-  }
-  friend __device__ __forceinline__ Row operator+(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return x + y; });
-  }
-  friend __device__ __forceinline__ Row operator-(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return x - y; });
-  }
-  friend __device__ __forceinline__ Row operator*(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return x * y; });
-  }
-  friend __device__ __forceinline__ Row operator/(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return x / y; });
-  }
-  friend __device__ __forceinline__ Row operator-(const Row& a) {
-    return map(a, [](float x) { return -x; });
-  }
-  friend __device__ __forceinline__ Row abs(const Row& a) {
-    return map(a, [](float x) { return fabsf(x); });
-  }
-  friend __device__ __forceinline__ Row max(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return Most::of(x, y); });
-  }
-  friend __device__ __forceinline__ Row min(const Row& a, const Row& b) { return -max(-a, -b); }
-
-  // To T, the type of x, and back.
-  friend __device__ __forceinline__ Row round(const Row& a) {
-    Row result(a.block);
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-#pragma unroll
-      for (int e = 0; e < kElements; e += 4) {
-        u32 w[Four<T>::kWords];
-        Four<T>::narrow(&a.v[k][e], w);
-        Four<T>::widen(w, &result.v[k][e]);
-      }
-    return result;
-  }
-  friend __device__ __forceinline__ float sum(const Row& a) {
-    return a.block->template across<Added>(a);
-  }
-  friend __device__ __forceinline__ float max(const Row& a) {
-    return a.block->template across<Most>(a);
-  }
-};
-// A number is a number inside an epilogue too, where the names above hide CUDA's.
-__device__ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }
-__device__ __forceinline__ float min(float a, float b) { return fminf(a, b); }
-__device__ __forceinline__ float abs(float a) { return fabsf(a); }
-
-// --- fields
-
-// A row of elements of type E. `kSoon`: a few words are loaded at once; else, and where they would
-// take too many registers, when they are asked for.
-template <class E, class T, int kPairs, bool kSoon>
-struct Input {
-  using RowOf = Row<T, kPairs>;
-  static constexpr int kWords = Four<E>::kWords * RowOf::kElements / 4;  // of a pair of the row
-  static constexpr bool kEarly = kSoon && kPairs * kWords <= 8;
-  const RowBlock<T, kPairs>* block;
-  const u8* data;
-  u32 early[kEarly ? kPairs : 1][kWords];
-
-  __device__ __forceinline__ Input(const RowBlock<T, kPairs>* of, const u8* row)
-      : block(of), data(row) {
-    if constexpr (kEarly) {
-      if (data) block->load_words(data, early);
-    }
-  }
-
-  // To L2: the first thread of those that share a line asks for it.
-  __device__ __forceinline__ void bring_near() const {
-    constexpr u32 kLine = 128, kPair = 4 * kWords, kThreads = kPair < kLine ? kLine / kPair : 1;
-    if (!data || threadIdx.x % kThreads != 0) return;
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-      if (block->has_pair(k))
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(data + block->template place<kPair>(k)));
-  }
-
-  friend __device__ __forceinline__ bool has(const Input& input) { return input.data != nullptr; }
-  friend __device__ __forceinline__ RowOf load(const Input& input) {
-    if constexpr (kEarly) {
-      return input.widened(input.early);
-    } else {
-      u32 words[kPairs][kWords];
-      input.block->load_words(input.data, words);
-      return input.widened(words);
-    }
-  }
-
- private:
-  __device__ __forceinline__ RowOf widened(const u32 (&words)[kPairs][kWords]) const {
-    RowOf row(block);
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-#pragma unroll
-      for (int e = 0; e < RowOf::kElements; e += 4)
-        Four<E>::widen(&words[k][e / 4 * Four<E>::kWords], &row.v[k][e]);
-    return row;
-  }
-};
-
-// A row, or numbers of it, of elements of type E. What is not given is not written.
-template <class E>
-struct Output {
-  u8* data;
-
-  friend __device__ __forceinline__ bool has(const Output& output) {
-    return output.data != nullptr;
-  }
-  template <class T, int kPairs>
-  friend __device__ __forceinline__ void store(const Output& output, const Row<T, kPairs>& row) {
-    constexpr int kElements = Row<T, kPairs>::kElements;
-    constexpr int kWords = Four<E>::kWords * kElements / 4;
-    if (!output.data) return;
-    u32 words[kPairs][kWords];
-#pragma unroll
-    for (int k = 0; k < kPairs; ++k)
-#pragma unroll
-      for (int e = 0; e < kElements; e += 4)
-        Four<E>::narrow(&row.v[k][e], &words[k][e / 4 * Four<E>::kWords]);
-    row.block->store_words(output.data, words);
-  }
-  friend __device__ __forceinline__ void set(const Output& output, float x) {
-    if (output.data && threadIdx.x == 0) narrow_to(reinterpret_cast<E*>(output.data), x);
-  }
-};
-
-// Columns that share a number: as many neighbouring threads hold them.
-template <int kColumns, class T, int kPairs>
-__device__ __forceinline__ Row<T, kPairs> max_of_groups(const Row<T, kPairs>& a) {
-  constexpr int kElements = Row<T, kPairs>::kElements, kLanes = kColumns / kElements;
-  static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes of one warp");
-  Row<T, kPairs> result(a.block);
-#pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
-    float each[kElements];
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) each[e] = a.block->has_pair(k) ? a.v[k][e] : Most::none();
-    const float most = of_lanes<Most, kLanes>(by_halves<Most>(each));
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) result.v[k][e] = most;
-  }
-  return result;
-}
-// The numbers of such groups, as max_of_groups lays them out.
-template <int kColumns, class E, class T, int kPairs>
-__device__ __forceinline__ void set_groups(const Output<E>& output, const Row<T, kPairs>& row) {
-  constexpr u32 kLanes = kColumns / Row<T, kPairs>::kElements;
-  if (!output.data) return;
-#pragma unroll
-  for (int k = 0; k < kPairs; ++k) {
-    const u32 pair = row.block->pair(k);
-    if (pair % kLanes == 0 && row.block->has_pair(k))
-      narrow_to(reinterpret_cast<E*>(output.data) + pair / kLanes, row.v[k][0]);
-  }
-}
-
-// --- the block that holds a row. Who brings the rows derives from it and adds take().
+// The block that holds a row. Who brings the rows derives from it and adds take().
 template <class T, int kPairs>
 class RowBlock {
  public:
@@ -266,25 +67,30 @@ class RowBlock {
   // --- for epilogues
   template <class E>
   __device__ __forceinline__ Input<E, T, kPairs, true> input(int field) const {
-    return {this, of_row(field)};
+    return {this, field};
   }
   template <class E>
   __device__ __forceinline__ Input<E, T, kPairs, false> late_input(int field) const {
-    return {this, of_row(field)};
+    return {this, field};
   }
   template <class E>
-  __device__ __forceinline__ Output<E> output(int field) const {
-    return {of_row(field)};
+  __device__ __forceinline__ Output<E, T, kPairs> output(int field) const {
+    return {this, field};
   }
   template <class E>
   __device__ __forceinline__ Value value(int field) const {
-    const u8* at = of_row(field);
-    return {at != nullptr, at ? widened(reinterpret_cast<const E*>(at)) : 0.f};
+    if (!has(field)) return {false, 0.f};
+    return {true, widened(reinterpret_cast<const E*>(of_row(field)))};
   }
   __device__ __forceinline__ float number(int i) const { return rows_.numbers[i]; }
   __device__ __forceinline__ float width() const { return static_cast<float>(rows_.width); }
 
   // --- for rows
+  __device__ __forceinline__ bool has(int field) const { return rows_.fields[field].data; }
+  __device__ __forceinline__ u8* of_row(int field) const {
+    const Field& at = rows_.fields[field];
+    return at.data + static_cast<i64>(row_) * at.stride_bytes;
+  }
   // This thread's k-th pair of a row, and whether the row is so long.
   __device__ __forceinline__ u32 pair(int k) const { return threadIdx.x + k * kRowThreads; }
   // Where it begins, with `kBytes` for a pair: a sum of which one part is known when this is
@@ -391,10 +197,6 @@ class RowBlock {
   u64 row_ = 0;  // that is worked on
 
  private:
-  __device__ __forceinline__ u8* of_row(int field) const {
-    const Field& at = rows_.fields[field];
-    return at.data ? at.data + static_cast<i64>(row_) * at.stride_bytes : nullptr;
-  }
   RowBoard* board_;
   u32 pairs_;
   mutable u32 turn_ = 0;

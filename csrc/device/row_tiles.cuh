@@ -79,7 +79,7 @@ struct RowTiles {
 template <class T, int N, int kPairs, int kStages, bool kByBulk>
 class TileRows : public RowBlock<T, kPairs> {
   using Base = RowBlock<T, kPairs>;
-  static constexpr int kAtOnce = N > 4 ? 1 : kPairs;
+  static constexpr int kAtOnce = kByBulk && N <= 4 ? kPairs : 1;
   static constexpr u32 kPushed = kByBulk ? 0 : kDepth;       // steps that pushes are ahead of sums
   static constexpr u32 kSummed = kStages == 2 ? kDepth : 0;  // that sums are ahead of what is taken
   static_assert(kPairs <= 2, "rows of more than a tile take more registers than there are");
