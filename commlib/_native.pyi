@@ -33,6 +33,23 @@ class Calls:
 
     def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, /) -> Tensor:
         """csrc/collectives/all_reduce/entry.cc: all_reduce"""
+    def all_reduce_rms_norm(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        out: Tensor,
+        residual_out: Tensor,
+        scale_out: Tensor | None,
+        eps: float,
+        weight_bias: float,
+        center: bool,
+        quant: str | None,
+        /,
+    ) -> None:
+        """csrc/collectives/all_reduce_rms_norm/entry.cc: all_reduce_rms_norm"""
     def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, /) -> None:
         """csrc/collectives/reduce/entry.cc: reduce"""
     def broadcast(self, x: Tensor, src: int, /) -> None:

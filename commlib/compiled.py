@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.errors import Closed
 from commlib.native import library
 from commlib.redops import TORCH_OPS
@@ -111,8 +112,6 @@ def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Ten
 
 # What all_reduce_rms_norm is given after x, and the name of its communicator.
 _NORM = "Tensor? residual, Tensor weight, Tensor? bias, float eps, float weight_bias, bool center, str? quant"
-OWN_SCALES = ("fp8_token", "fp8_group")
-_GROUP = 128
 
 
 def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -126,7 +125,7 @@ def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn if quant else x.dtype), x.new_empty(x.shape)
+    return x.new_empty(x.shape, dtype=FP8 if quant else x.dtype), x.new_empty(x.shape)
 
 
 def _fake_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -134,8 +133,7 @@ def _fake_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
     results = _norm_results(x, quant)
     if quant not in OWN_SCALES:
         return results
-    columns = 1 if quant == "fp8_token" else x.shape[-1] // _GROUP
-    return *results, x.new_empty((*x.shape[:-1], columns), dtype=torch.float32)
+    return *results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)
 
 
 def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:

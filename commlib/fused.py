@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from commlib import compiled
+from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.methods import Collectives
-
-FP8 = torch.float8_e4m3fn
-FP8_MOST = 448.0
-GROUP = 128  # elements that share a scale in "fp8_group"
+from commlib.native import library
 
 
 class Fused(Collectives):
@@ -61,37 +59,16 @@ class Fused(Collectives):
         if torch.compiler.is_dynamo_compiling():
             form = weight, bias, eps, weight_bias, center, quant, scale
             return compiled.all_reduce_rms_norm(self._graph_name, x, residual, *form, out, residual_out)
-        total = self.all_reduce(x.contiguous(), out=torch.empty(x.shape, dtype=x.dtype, device=x.device))
-        h = total if residual is None else total + residual
-        y = normalised(h, weight, eps, weight_bias, bias, center)
+        library.check_tensor(x, "x", "all_reduce_rms_norm")
         if residual_out is None:
-            residual_out = torch.empty_like(total) if residual is None else residual
-        residual_out.copy_(h)
-        if quant is None:
-            return (x if out is None else out).copy_(y), residual_out
-        y, scale = quantised(y, quant, scale)
-        return y if out is None else out.copy_(y), residual_out, scale
-
-
-def normalised(h: Tensor, weight: Tensor, eps: float, weight_bias: float, bias: Tensor | None, center: bool) -> Tensor:
-    """Return the norm of rows in float32."""
-    rows = h.float()
-    if center:
-        rows = rows - rows.mean(-1, keepdim=True)
-    y = rows / (rows.square().mean(-1, keepdim=True) + eps).sqrt() * (weight.float() + weight_bias)
-    return y if bias is None else y + bias.float()
-
-
-def quantised(y: Tensor, quant: str, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return float32 rows as 8-bit floats, and the scales that give them back."""
-    if quant == "fp8":
-        if scale is None:
-            raise ValueError('quant="fp8" needs a scale; "fp8_token" and "fp8_group" find their own')
-    elif quant == "fp8_token":
-        scale = y.abs().amax(-1, keepdim=True) / FP8_MOST
-    else:
-        scale = y.unflatten(-1, (-1, GROUP)).abs().amax(-1) / FP8_MOST
-    factor = torch.where(scale > 0, 1 / scale, 0.0)
-    if quant == "fp8_group":
-        factor = factor.repeat_interleave(GROUP, -1)
-    return (y * factor).clamp(-FP8_MOST, FP8_MOST).to(FP8), scale
+            residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual is None else residual
+        if out is None:
+            out = x if quant is None else torch.empty(x.shape, dtype=FP8, device=x.device)
+        found = scale
+        if quant in OWN_SCALES:
+            found = torch.empty(scale_shape(x, quant), dtype=torch.float32, device=x.device)
+        made = found if found is not scale else None
+        self._calls.all_reduce_rms_norm(
+            x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
+        )
+        return (out, residual_out) if found is None or quant is None else (out, residual_out, found)

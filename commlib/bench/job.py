@@ -133,7 +133,8 @@ def _counts(job: Job, collective: Collective, probe: Call) -> dict[int, str]:
     if not per_element:
         return {0: ""}
     sizes = {shape.num_bytes: shape.text for shape in job.shapes if shape.dtype == probe.dtype}
-    return {max(1, int(size / per_element)): text for size, text in (sizes or dict.fromkeys(job.sizes, "")).items()}
+    wanted = sizes or dict.fromkeys(job.sizes, "")
+    return {collective.whole(max(1, int(size / per_element))): text for size, text in wanted.items()}
 
 
 def forms(job: Job, collective: Collective) -> list[bool]:

@@ -8,6 +8,7 @@ from commlib.backends.base import Backend
 from commlib.collectives import (
     all_gather,
     all_reduce,
+    all_reduce_rms_norm,
     all_to_all,
     barrier,
     broadcast,
@@ -39,6 +40,7 @@ COLLECTIVES = Tables(
         gather.GATHER,
         scatter.SCATTER,
         send_recv.SEND_RECV,
+        all_reduce_rms_norm.ALL_REDUCE_RMS_NORM,
         barrier.BARRIER,
     )
 )

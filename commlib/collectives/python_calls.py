@@ -54,7 +54,7 @@ def kind_of(op: str, given: Sequence[Any], world: int) -> tuple[int, str, str]:
 
 
 def _is_redop(value: object) -> bool:
-    return value.__hash__ is not None and value in CODES and not isinstance(value, int)
+    return value.__hash__ is not None and value in CODES and not isinstance(value, (int, float))
 
 
 def _call(backend: Backend, name: str, half: Callable[..., Any], checks: Calls) -> Callable[..., Any]:

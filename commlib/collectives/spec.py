@@ -118,6 +118,8 @@ class Collective:
     output) on this rank, 0 where it has none. `reference(call, inputs, fold)` gives this rank's output from
     every rank's input, or None where it receives nothing. `invoke(comm, x, out, call)` makes the public
     call. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
+    A count near c is a multiple of `unit(c)`. Outputs may be `close` to the reference, as a share of it, where their
+    bits may differ.
     """
 
     name: str
@@ -131,6 +133,8 @@ class Collective:
     rooted: bool = False
     in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
     out_of_place: bool = True
+    unit: Callable[[int], int] = lambda count: 1
+    close: Callable[[torch.dtype], float] | None = None
 
     def rows(self, backend: str) -> dict[str, Algorithm]:
         """Return the algorithms of a backend by name."""
@@ -152,6 +156,11 @@ class Collective:
         if size == 1 and not self.reduces:
             return None  # a copy
         return algorithm.refuses(element, redop, size)
+
+    def whole(self, count: int) -> int:
+        """Return the count that can be and comes closest from above."""
+        unit = self.unit(count)
+        return -(-count // unit) * unit
 
     def num_bytes(self, call: Call) -> int:
         """Return the size nccl-tests and the plan use for this call."""

@@ -113,9 +113,9 @@ class _Recorder:
             return member
 
         def record(*args: Any, **options: Any) -> None:
-            # All by position: what a call by keyword costs is the caller's, and others have no keywords.
+            # By position where it can be: what a call by keyword costs is the caller's, and others have no keywords.
             bound = signature(member).bind(*args, **options | ({"async_op": True} if self.later else {}))
             self.later = bound.arguments.get("async_op", False)
-            self.calls.append(partial(member, *bound.args))
+            self.calls.append(partial(member, *bound.args, **bound.kwargs))
 
         return record

@@ -25,13 +25,17 @@ class Truth:
         ]
         self.input = inputs[call.rank]
         self.expected = collective.reference(call, inputs, fold)
+        self.share = collective.close(call.dtype) if collective.close else 0.0
 
     def wrong(self, x: torch.Tensor, out: torch.Tensor, run: Run) -> int:
         """Make the call once on fresh inputs and poisoned outputs, and count the wrong elements."""
         poison(out)
         x.copy_(self.input)
         run()
-        return 0 if self.expected is None else differing(out, self.expected.view(-1).to(out.device))
+        if self.expected is None:
+            return 0
+        expected = self.expected.view(-1).to(out.device)
+        return far(out, expected, self.share) if self.share else differing(out, expected)
 
 
 def _values(elements: int, call: Call) -> torch.Tensor:
@@ -50,6 +54,11 @@ def poison(out: torch.Tensor) -> torch.Tensor:
     """Fill a tensor with what no result has."""
     bits(out).fill_(POISON)
     return out
+
+
+def far(found: torch.Tensor, expected: torch.Tensor, share: float) -> int:
+    """Count the elements that are farther from what is expected than a share of it."""
+    return int(((found.double() - expected.double()).abs() > share * expected.double().abs()).count_nonzero())
 
 
 def differing(found: torch.Tensor, expected: torch.Tensor) -> int:

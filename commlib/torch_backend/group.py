@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
-from commlib.fused import normalised
 from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place

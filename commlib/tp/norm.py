@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
-from commlib.fused import normalised
 from commlib.tp.linear import parameter
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.weights import Source

@@ -108,7 +108,8 @@ class Case:
         least = max(1, _WHOLE // self.dtype.itemsize)
         steps_of = [(_WHOLE if n >= 64 * _WHOLE * per_element else least, n / per_element) for n in wanted]
         counts = sorted({max(step, round(count / step) * step) for step, count in steps_of})
-        return {self.collective.num_bytes(replace(call, count=count)): count for count in counts}
+        whole = map(self.collective.whole, counts)
+        return {self.collective.num_bytes(replace(call, count=count)): count for count in whole}
 
 
 def cases_of(

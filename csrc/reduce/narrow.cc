@@ -1,44 +1,8 @@
 // Floats to 8-bit floats: multiply in fp32 | saturate | round to nearest even.
 #include "float8.h"
-#include "halves.h"
+#include "widen.h"
 
 namespace {
-
-constexpr size_t kBlock8 = 256;  // floats kept in L1 between widening and rounding
-
-struct WidenFloat {
-  static void block(float* out, const unsigned char* in, size_t count) {
-    memcpy(out, in, count * sizeof(float));
-  }
-};
-
-struct WidenBFloat16 {
-  static void block(float* out, const unsigned char* in, size_t count) {
-    uint16_t words[kBlock8];
-    memcpy(words, in, count * sizeof(uint16_t));
-    for (size_t i = 0; i < count; ++i) out[i] = float_of(uint32_t(words[i]) << 16);
-  }
-};
-
-// The codec takes whole words; the last one is filled up with zeros.
-struct WidenFloat16 {
-  static void block(float* out, const unsigned char* in, size_t count) {
-    using Word = Float16::Word;
-    Word words[kBlock8 * sizeof(uint16_t) / sizeof(Word)];
-    const size_t needed = (count + Float16::kLanes - 1) / Float16::kLanes;
-    if (needed > 0) memset(&words[needed - 1], 0, sizeof(Word));
-    memcpy(words, in, count * sizeof(uint16_t));
-    for (size_t i = 0; i < needed; ++i) {
-#ifdef __F16C__
-      const Float16::Acc wide = Float16::load(words[i]);
-      memcpy(out + i * Float16::kLanes, &wide, sizeof(wide));
-#else
-      out[2 * i] = Float16::load_low(words[i]);
-      out[2 * i + 1] = Float16::load_high(words[i]);
-#endif
-    }
-  }
-};
 
 // E4M3 saturates by itself; E5M2 gives infinity, which is one above its largest number.
 struct SaturatedE5M2 : E5M2 {
@@ -48,14 +12,14 @@ struct SaturatedE5M2 : E5M2 {
   }
 };
 
-template <class Widen, class To>
+template <class From, class To>
 void narrow_all(void* out, const void* in, size_t element_bytes, size_t count, float factor) {
   auto* to = static_cast<unsigned char*>(out);
   const auto* from = static_cast<const unsigned char*>(in);
-  float wide[kBlock8];
-  for (size_t first = 0; first < count; first += kBlock8) {
-    const size_t n = count - first < kBlock8 ? count - first : kBlock8;
-    Widen::block(wide, from + first * element_bytes, n);
+  float wide[kBlockFloats];
+  for (size_t first = 0; first < count; first += kBlockFloats) {
+    const size_t n = count - first < kBlockFloats ? count - first : kBlockFloats;
+    From::widen(wide, from + first * element_bytes, n);
     unsigned char* block = to + first;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i) block[i] = To::store(wide[i] * factor);
@@ -64,15 +28,15 @@ void narrow_all(void* out, const void* in, size_t element_bytes, size_t count, f
 
 template <class To>
 void narrow_floats(void* out, const void* in, size_t count, float factor) {
-  narrow_all<WidenFloat, To>(out, in, 4, count, factor);
+  narrow_all<BlocksOfFloat, To>(out, in, 4, count, factor);
 }
 template <class To>
 void narrow_float16(void* out, const void* in, size_t count, float factor) {
-  narrow_all<WidenFloat16, To>(out, in, 2, count, factor);
+  narrow_all<BlocksOfFloat16, To>(out, in, 2, count, factor);
 }
 template <class To>
 void narrow_bfloat16(void* out, const void* in, size_t count, float factor) {
-  narrow_all<WidenBFloat16, To>(out, in, 2, count, factor);
+  narrow_all<BlocksOfBFloat16, To>(out, in, 2, count, factor);
 }
 
 template <class To>

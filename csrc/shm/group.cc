@@ -5,6 +5,7 @@
 #include "commlib/check.h"
 #include "shm/exclusive.h"
 #include "shm/pull.h"
+#include "shm/rows.h"
 
 namespace commlib::shm {
 namespace {
@@ -61,12 +62,22 @@ std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) c
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Exclusive exclusive(busy_, name_of(call.op), "a collective");
   waiter_.check_alive();
-  if (world_ == 1) {
-    if (call.out != call.in && call.bytes() > 0) std::memcpy(call.out, call.in, call.bytes());
-    return;
-  }
+  if (world_ == 1) return run_alone(call);
   if (checked_) check_agreement(call);
   if (plan_bytes == 0 && call.op != Op::barrier) return;
+  run_planned(call, plan_bytes, symmetric);
+}
+
+void Group::run_alone(const Call& call) {
+  if (call.rows) {
+    Norms norms(*this, call);
+    for (size_t row = 0; row < call.rows->rows.rows; ++row) norms.run(row, norms.in(row));
+  } else if (call.out != call.in && call.bytes() > 0) {
+    std::memcpy(call.out, call.in, call.bytes());
+  }
+}
+
+void Group::run_planned(const Call& call, size_t plan_bytes, bool symmetric) {
   plan_bytes_ = plan_bytes;
   late_ = false;
   const Choice& plain = plain_choice(call);
@@ -80,6 +91,8 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   algorithm(*chosen).run(*this, call);
 }
 
+void Group::run_part(const Call& call, size_t plan_bytes) { run_planned(call, plan_bytes, false); }
+
 void Group::run_plain(const Call& call) { algorithm(plain_choice(call)).run(*this, call); }
 
 const Choice& Group::plain_choice(const Call& call) const {
@@ -89,6 +102,9 @@ const Choice& Group::plain_choice(const Call& call) const {
        " bytes on shm");
 }
 
+// What ranks compare: one number of both.
+static uint64_t rows_and_width(const Rows& rows) { return rows.rows << kWidthBits | rows.width; }
+
 Descriptor Group::descriptor(const Call& call) const {
   Descriptor what{};
   what.op = static_cast<uint64_t>(call.op);
@@ -96,7 +112,7 @@ Descriptor Group::descriptor(const Call& call) const {
   what.redop = plan_.reduces(call.op) ? static_cast<uint64_t>(call.redop) : kNoRedop;
   what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;
   what.inner = inner_ || call.inner;
-  what.count = call.count;
+  what.count = call.rows ? rows_and_width(call.rows->rows) : call.count;
   return what;
 }
 

@@ -38,6 +38,8 @@ class COMMLIB_API Group {
   // For a symmetric algorithm that found a rank with a plain tensor: what the plan names for plain
   // tensors.
   void run_plain(const Call& call);
+  // For an algorithm that is made of another call: what the plan names for that.
+  void run_part(const Call& call, size_t plan_bytes);
 
   int rank() const { return rank_; }
   int world() const { return world_; }
@@ -119,6 +121,10 @@ class COMMLIB_API Group {
     reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
                                                                             count);
   }
+  // The norm of a row, from its sum to its fields.
+  void norm(const Call& call, size_t row, const void* sum, float* wide) const {
+    reduce_->norm[static_cast<int>(call.dtype)](*call.rows, row, sum, wide);
+  }
   bool reduces(DType dtype, RedOp redop) const { return plan_.reduces(dtype, redop); }
   // As the plan has it, else as the row of the plain algorithm.
   size_t chunk_bytes() const {
@@ -144,6 +150,8 @@ class COMMLIB_API Group {
   void check_agreement(const Call& call);
   const Choice& plain_choice(const Call& call) const;
   Descriptor descriptor(const Call& call) const;
+  void run_alone(const Call& call);
+  void run_planned(const Call& call, size_t plan_bytes, bool symmetric);
   const Algorithm& algorithm(const Choice& choice) const {
     return *algorithms_[static_cast<size_t>(choice.algorithm)];
   }

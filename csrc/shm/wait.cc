@@ -68,7 +68,9 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
   std::string out = text(name_of(op), " #", seq);
   if (op == Op::barrier) return out;
-  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ", uint64_t(what.count),
+  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ");
+  if (op == Op::all_reduce_rms_norm) out += text(what.count >> kWidthBits, " rows of ");
+  out += text(op == Op::all_reduce_rms_norm ? what.count & ((1u << kWidthBits) - 1) : what.count,
               " elements");
   if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
   if (what.root != kNoRoot) out += text(", root ", int(what.root));

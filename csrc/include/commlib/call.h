@@ -10,11 +10,14 @@
 
 namespace commlib {
 
+struct RowCall;
+
 constexpr int kMaxRanks = 64;  // of a communicator with native entry points
 
 // clang-format off
 #define COMMLIB_OPS(X) \
   X(all_reduce)        \
+  X(all_reduce_rms_norm) \
   X(all_gather)        \
   X(all_gatherv)       \
   X(reduce_scatter)    \
@@ -59,6 +62,7 @@ struct Call {
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
   int source = 0;                       // send_recv: who sends to this rank
+  const RowCall* rows = nullptr;        // all_reduce_rms_norm: what is done with each row
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
 

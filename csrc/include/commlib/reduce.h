@@ -18,11 +18,17 @@ using ReduceFn = void (*)(void* out, const void* const* sources, int num_sources
 // rounded to nearest even; NaN stays NaN.
 using NarrowFn = void (*)(void* out, const void* in, size_t count, float factor);
 
+struct RowCall;
+// The norm of one row: from its sum over all ranks to the row's fields. `wide` has room for a row
+// of floats. The bits depend on the row alone.
+using NormFn = void (*)(const RowCall& call, size_t row, const void* sum, float* wide);
+
 struct ReduceTable {
   const char* isa;
   ReduceFn fn[kDTypes][kRedOps];  // null: this reduction does not exist for this element type
   NarrowFn to_e4m3[kDTypes];      // f32, f16, bf16
   NarrowFn to_e5m2[kDTypes];
+  NormFn norm[kDTypes];  // f32, f16, bf16
 };
 
 // The kernels for the best x86-64 level of this CPU, or for the one named ("v2", "v3", "v4").

@@ -1,0 +1,107 @@
+"""all_reduce_rms_norm: the sum of every rank's rows, with the residual, and the norm of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import gcd
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.all_reduce import ALL_REDUCE
+from commlib.collectives.norms import normalised, quantised
+from commlib.collectives.params import CHUNKS
+from commlib.collectives.spec import Algorithm, Call, Collective, Fold
+from commlib.collectives.variants import chunks
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+WIDTH = 8192  # of rows that tests and bench make
+COLUMNS = 8  # rows are multiples of so many
+
+
+def torch_composed(  # noqa: PLR0913, PLR0917 - the arguments of the native call
+    backend: TorchBackend,
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    out: Tensor,
+    residual_out: Tensor,
+    scale_out: Tensor | None,
+    eps: float,
+    weight_bias: float,
+    center: bool,
+    quant: str | None,
+) -> None:
+    """All-reduce as the plan has it, then torch's operations."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    name = backend.choose("all_reduce", total.nbytes, str(x.dtype).removeprefix("torch."), "sum")
+    run = ALL_REDUCE.algorithm(name).run
+    assert run is not None
+    run(backend, total, "sum")
+    h = residual_out.copy_(total if residual is None else total + residual)
+    y = normalised(h, weight, eps, weight_bias, bias, center)
+    if quant is None:
+        out.copy_(y)
+        return
+    narrow, scales = quantised(y, quant, scale)
+    out.copy_(narrow)
+    if scale_out is not None:
+        scale_out.copy_(scales)
+
+
+def refuses(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why there is no norm of this, or None."""
+    return None if dtype in TYPES and redop == "sum" else "norms are of sums of float32, float16 or bfloat16"
+
+
+def _width(call: Call) -> int:
+    return gcd(call.count, WIDTH) or COLUMNS
+
+
+@lru_cache(maxsize=4)
+def _residual(call: Call) -> Tensor:
+    """Small whole numbers, so that every order of adding them up gives the same."""
+    return (torch.arange(call.count) % 11 - 5).to(call.dtype).view(-1, _width(call))
+
+
+def _weight(call: Call) -> Tensor:
+    return (1 + torch.arange(_width(call)) % 5 / 4).to(call.dtype)
+
+
+def _reference(call: Call, inputs: Sequence[Tensor], fold: Fold) -> Tensor:
+    total = fold([x.view(-1, _width(call)) for x in inputs], "sum").to(call.dtype) + _residual(call)
+    return normalised(total.double(), _weight(call), 1e-6, 0.0, None, False).to(call.dtype).view(-1)
+
+
+def _invoke(comm: Communicator, x: Tensor, out: Tensor, call: Call) -> None:
+    rows, kept = x.view(-1, _width(call)), _residual(call).to(x.device)
+    given = kept, _weight(call).to(x.device)
+    comm.all_reduce_rms_norm(rows, *given, out=out.view_as(rows), residual_out=torch.empty_like(kept))
+
+
+ALL_REDUCE_RMS_NORM = Collective(
+    name="all_reduce_rms_norm",
+    shapes=lambda call: (call.count, call.count),
+    reference=_reference,
+    invoke=_invoke,
+    size_count=lambda call: call.count,
+    bus_factor=ALL_REDUCE.bus_factor,
+    reduces=True,
+    in_place=ALL_REDUCE.in_place,
+    unit=lambda count: WIDTH if count >= WIDTH else COLUMNS,
+    close=lambda dtype: torch.finfo(dtype).eps + 1e-6,
+    algorithms=(
+        Algorithm("shm_composed", "shm", refuses=refuses),
+        Algorithm("shm_oneshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
+        Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
+        Algorithm("torch_composed", "torch", ordered=False, refuses=refuses, run=torch_composed),
+    ),
+)

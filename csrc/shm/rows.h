@@ -1,0 +1,38 @@
+// Rows of a call that does something with each of them: where they are, and their norm.
+#pragma once
+
+#include <cstring>
+#include <memory>
+
+#include "commlib/row_call.h"
+#include "shm/group.h"
+
+namespace commlib::shm {
+
+class Norms {
+ public:
+  Norms(const Group& group, const Call& call)
+      : group_(group), call_(call), wide_(new float[call.rows->rows.width]) {}
+
+  size_t rows() const { return call_.rows->rows.rows; }
+  size_t row_bytes() const { return call_.rows->rows.width * call_.element(); }
+  // This rank's row.
+  const unsigned char* in(size_t row) const {
+    return call_.in + static_cast<int64_t>(row) * call_.rows->rows.in_stride_bytes;
+  }
+  void copy_in(unsigned char* to, size_t row, size_t count) const {
+    for (size_t i = 0; i < count; ++i) std::memcpy(to + i * row_bytes(), in(row + i), row_bytes());
+  }
+  // From the sum of a row over all ranks to its fields.
+  void run(size_t row, const void* sum) { group_.norm(call_, row, sum, wide_.get()); }
+
+ private:
+  const Group& group_;
+  const Call& call_;
+  std::unique_ptr<float[]> wide_;
+};
+
+// The algorithm shm_composed, also for what the others have no room for.
+void run_composed(Group& group, const Call& call);
+
+}  // namespace commlib::shm
