@@ -24,7 +24,7 @@
 
 namespace commlib {
 
-constexpr unsigned kRowTileThreads = kRowThreads + kHelperThreads;
+static_assert(kRowTileThreads == kRowThreads + kHelperThreads, "movers and helpers");
 
 // Rows of x that lie apart, for the copy engine.
 struct RowsAt {

@@ -11,10 +11,11 @@ namespace commlib {
 
 constexpr int kMaxFields = 8;
 constexpr int kMaxNumbers = 8;
-constexpr unsigned kRowThreads = 512;        // that hold a row
-constexpr u32 kMostRowBytes = 1 << 16;       // of x: 8 pairs of words for each of them
-constexpr unsigned kEarlyRowBlocks = 16;     // of a grid of packets whose next kernel starts early
-constexpr unsigned kRowHelperThreads = 128;  // beside them in a block that moves tiles
+constexpr unsigned kRowThreads = 512;                    // that hold a row
+constexpr unsigned kRowTileThreads = kRowThreads + 128;  // of a block that moves tiles: and helpers
+constexpr u32 kMostRowBytes = 1 << 16;         // of x: 8 pairs of words for each of kRowThreads
+constexpr u32 kMostTileRowBytes = kSlotBytes;  // where rows come in tiles (device/row_tiles.cuh)
+constexpr unsigned kEarlyRowBlocks = 16;  // of a grid of packets whose next kernel starts early
 
 // A tensor that an epilogue reads or writes.
 struct Field {
@@ -37,10 +38,9 @@ COMMLIB_BOTH constexpr int row_pairs(u32 row_bytes) {
   return pairs;
 }
 
-// Job::tile_bytes of kernels that move tiles: as many whole rows as fit what the plan wants, or a
-// part of a wide one.
+// Job::tile_bytes of kernels that move tiles: as many whole rows as fit what the plan wants, or
+// one.
 COMMLIB_BOTH constexpr u32 row_tile_bytes(u32 row_bytes, u32 wanted_bytes) {
-  if (row_bytes >= kSlotBytes) return kSlotBytes;
   return wanted_bytes > row_bytes ? wanted_bytes / row_bytes * row_bytes : row_bytes;
 }
 
