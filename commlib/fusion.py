@@ -184,8 +184,6 @@ def _sum(result: Any) -> _Sum | None:
         (*_, x, redop, name), fused = call.args, _OURS.all_reduce_rms_norm.default
     else:
         (x, redop, name), fused = call.args, _OURS.all_reduce_rms_norm_of_group.default
-        if len(call.users) > 1:
-            return None
     return _Sum(call, x, fused, name) if redop.lower() == "sum" else None
 
 
@@ -234,6 +232,7 @@ def _fits(norm: _Norm, inputs: list[Node]) -> bool:
         all(isinstance(_value(node), torch.Tensor) for node in inputs)  # it may be the size of something
         and h.dtype in TYPES
         and weight.dtype in (h.dtype, torch.float32)
+        and weight.device == h.device
         and isinstance(width, int)
         and width % COLUMNS == 0
         and weight.shape == (width,)
@@ -331,7 +330,6 @@ def _narrow(node: Node) -> Node:
 
 def _source(node: Node) -> Node | None:
     """Return what a node converts to another type."""
-    if not _is(node, torch.ops.prims.convert_element_type.default) and not _is(node, _ATEN._to_copy.default):
-        return None
-    source: Any = node.args[0]
-    return source if _value(source).device == _value(node).device else None
+    if _is(node, torch.ops.prims.convert_element_type.default) or _is(node, _ATEN._to_copy.default):
+        return node.args[0]  # type: ignore[return-value]
+    return None

@@ -113,6 +113,11 @@ def sum_used_elsewhere(comm, x, residual, weight):
     return huggingface(total + residual, weight), total
 
 
+def sum_used_elsewhere_as_a_view(comm, x, residual, weight):
+    total = comm.all_reduce(x * 2)
+    return huggingface(total.view(-1).view(x.shape) + residual, weight), total
+
+
 def over_another_dimension(comm, x, residual, weight):
     wide = (comm.all_reduce(x * 2) + residual).float()
     return (wide * torch.rsqrt(wide.pow(2).mean(0, keepdim=True) + EPS)).to(x.dtype) * weight
@@ -131,6 +136,11 @@ def in_float64(comm, x, residual, weight):
     return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight.double()
 
 
+def in_float64_with_statistics_in_float32(comm, x, residual, weight):
+    weight = weight.double()
+    return huggingface(comm.all_reduce(x.double() * 2) + residual.double(), weight)
+
+
 def statistics_in_bfloat16(comm, x, residual, weight):
     h = comm.all_reduce(x * 2) + residual
     return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight
@@ -141,7 +151,18 @@ def result_in_float32(comm, x, residual, weight):
 
 
 def odd_width(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x[:, :12] * 2) + residual[:, :12], weight[:12])
+    weight = weight[:12] * 1
+    return huggingface(comm.all_reduce(x[:, :12] * 2) + residual[:, :12] * 1, weight)
+
+
+def weight_of_another_type(comm, x, residual, weight):
+    weight = weight.to(torch.float16)
+    return huggingface(comm.all_reduce(x * 2) + residual, weight).to(x.dtype)
+
+
+def rounded_on_the_way(comm, x, residual, weight):
+    total = torch.empty_like(x, dtype=torch.float16).copy_(comm.all_reduce(x * 2))
+    return huggingface(torch.empty_like(x).copy_(total) + residual, weight)
 
 
 def bias_before_the_residual(comm, x, residual, weight):
@@ -161,7 +182,12 @@ def transposed_residual(comm, x, residual, weight):
 
 
 def weight_of_every_element(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + residual, weight * residual)
+    weight = weight * residual
+    return huggingface(comm.all_reduce(x * 2) + residual, weight)
+
+
+def weight_that_is_made_later(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2) + residual, weight * weight)
 
 
 def no_weight(comm, x, residual, weight):
@@ -181,30 +207,29 @@ def another_collective_between(comm, x, residual, weight):
     return huggingface(total + comm.broadcast(residual * 3, 0), weight)
 
 
-def another_norm(comm, x, residual, weight):
-    h = (comm.all_reduce(x * 2) + residual).float()
-    return (h * torch.rsqrt(h.abs().mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
-
-
 KEPT = [
     sum_used_elsewhere,
+    sum_used_elsewhere_as_a_view,
     over_another_dimension,
     over_two_dimensions,
     another_reduction,
     in_float64,
+    in_float64_with_statistics_in_float32,
     statistics_in_bfloat16,
     result_in_float32,
     odd_width,
+    weight_of_another_type,
+    rounded_on_the_way,
     bias_before_the_residual,
     residual_of_one_row,
     scaled_residual,
     transposed_residual,
     weight_of_every_element,
+    weight_that_is_made_later,
     no_weight,
     number_as_weight,
     number_as_residual,
     another_collective_between,
-    another_norm,
 ]
 
 
@@ -224,6 +249,18 @@ def test_what_is_not_the_same_is_not_fused(comm, program):
 
 
 # --- what else a graph has --------------------------------------------------------------------------------------------
+
+
+def test_the_size_of_a_batch_is_no_residual_and_no_weight(comm):
+    def program(x, weight):
+        h = comm.all_reduce(x * 2) + x.shape[0]
+        return huggingface(h, weight) + F.rms_norm(comm.all_reduce(x * 3), x.shape[-1:], None, EPS) * x.shape[0]
+
+    x, weight = drawn(1, 4, WIDTH), drawn(2, WIDTH)
+    torch._dynamo.mark_dynamic(x, 0)
+    values, count, *_ = fused(program, x, weight)
+    assert count == 0
+    assert torch.equal(values, program(x, weight))
 
 
 def test_a_sum_that_is_the_next_residual_too_is_fused_without_one(comm):
@@ -274,9 +311,9 @@ def test_a_norm_behind_a_parameter_of_the_graph_that_changes_is_fused_out_of_pla
     assert torch.allclose(values, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_torchs_own_norm_of_gpus_is_fused():
+def graph_with_torchs_own_norm(device):
     """Make the graph by hand: on CPUs torch takes this norm apart."""
-    x, weight = torch.empty(4, WIDTH, device="meta"), torch.empty(WIDTH, device="meta")
+    x, weight = torch.empty(4, WIDTH, device="meta"), torch.empty(WIDTH, device=device)
     graph = torch.fx.Graph()
     token, given, factor = (graph.placeholder(name) for name in ("token", "x", "weight"))
     ordered, aten = torch.ops.higher_order.with_effects, torch.ops.aten
@@ -287,12 +324,21 @@ def test_torchs_own_norm_of_gpus_is_fused():
     for node, value in zip((given, factor, *calls), (x, weight, (token, x), x, (x, x), x), strict=True):
         node.meta["val"] = value
     graph.output((calls[3], graph.call_function(operator.getitem, (calls[0], 0))))
+    return graph, token, given, factor
+
+
+def test_torchs_own_norm_of_gpus_is_fused():
+    graph, token, given, factor = graph_with_torchs_own_norm("meta")
     assert commlib.fuse(graph) == 1
     graph.lint()
-    (call,) = graph.find_nodes(op="call_function", target=ordered)
+    (call,) = graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
     name = torch.ops.commlib.all_reduce_rms_norm.default
     assert call.args == (token, name, given, None, factor, None, 1e-3, 0.0, False, None, None, "name")
-    assert not graph.find_nodes(op="call_function", target=aten._fused_rms_norm.default)
+    assert not graph.find_nodes(op="call_function", target=torch.ops.aten._fused_rms_norm.default)
+
+
+def test_a_weight_on_another_device_is_not_fused():
+    assert commlib.fuse(graph_with_torchs_own_norm("cpu")[0]) == 0
 
 
 def test_gradients_are_those_of_the_graph_without_the_pass(comm):
