@@ -40,7 +40,6 @@ def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
     """Give a communicator the name by which graphs know it; return what takes it back before the calls go."""
     name = f"commlib-{next(_NUMBERS)}"
     _COMMUNICATORS[name] = comm
-    comm._graph_name = name
     _KNOWN[id(calls)] = name, comm.rank
     return finalize(comm, _KNOWN.pop, id(calls))
 
@@ -110,30 +109,23 @@ def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Ten
     return _communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
 
 
-# What all_reduce_rms_norm is given after x, and the name of its communicator.
-_NORM = "Tensor? residual, Tensor weight, Tensor? bias, float eps, float weight_bias, bool center, str? quant"
+# What all_reduce_rms_norm is given before the communicator's name.
+_NORM = "Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? scale, float eps, float weight_bias"
+_NORM += ", bool center, str? quant"
 
 
 def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    """Make the call; a scale that was given is an input, and so no result of an operator."""
-    residual, weight, bias, eps, weight_bias, center, quant, scale, comm = given
-    out, residual_out = _norm_results(x, quant)
-    form = {"weight_bias": weight_bias, "bias": bias, "center": center, "quant": quant, "scale": scale}
-    call = _communicator(comm).all_reduce_rms_norm
-    results = call(x, residual, weight, eps, **form, out=out, residual_out=residual_out)
-    return results if quant in OWN_SCALES else results[:2]
-
-
-def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=FP8 if quant else x.dtype), x.new_empty(x.shape)
-
-
-def _fake_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    quant = given[6]
+    *tensors, eps, weight_bias, center, quant, comm = given
     results = _norm_results(x, quant)
-    if quant not in OWN_SCALES:
-        return results
-    return *results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)
+    out, residual_out, scale_out = (*results, None)[:3]
+    call: Any = _communicator(comm)._calls.all_reduce_rms_norm
+    call(x, *tensors, out, residual_out, scale_out, eps, weight_bias, center, quant)
+    return results
+
+
+def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, ...]:
+    results = x.new_empty(x.shape, dtype=FP8 if quant else x.dtype), x.new_empty(x.shape)
+    return (*results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)) if quant in OWN_SCALES else results
 
 
 def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -152,12 +144,11 @@ def _define_all() -> None:
     both = "(Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
     _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: torch.empty_like(out))
     _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
-    norm = f"(Tensor x, {_NORM}, Tensor? scale, str comm) -> (Tensor, Tensor"
-    _define("all_reduce_rms_norm", norm + ")", _run_norm, _fake_norm)
-    _define("all_reduce_rms_norm_scales", norm + ", Tensor)", _run_norm, _fake_norm)
-    of_group = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group)"
-    fake: Callable[..., Any] = lambda x, *given: _norm_results(x, None)  # noqa: E731
-    _define("all_reduce_rms_norm_of_group", of_group + " -> (Tensor, Tensor)", _run_norm_of_group, fake)
+    for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
+        schema = f"({_NORM}, str comm) -> ({results})"
+        _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-2]))
+    schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
+    _define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *given: _norm_results(x, None))
     _define("barrier", "(str comm) -> ()", lambda comm: _communicator(comm).barrier(), lambda comm: None)
 
 
@@ -197,18 +188,13 @@ def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None) -> Tensor:
     return target.copy_(_OPS.all_reduce(target, x, _redop(op), _name(calls)))
 
 
-def all_reduce_rms_norm(name: str, x: Tensor, residual: Tensor | None, *given: Any) -> tuple[Tensor, ...]:
-    """Do as a Communicator; given: weight, bias, eps, weight_bias, center, quant, scale, out and residual_out."""
-    *form, quant, scale, out, residual_out = given
-    op = _OPS.all_reduce_rms_norm_scales if quant in OWN_SCALES else _OPS.all_reduce_rms_norm
-    y, h, *scales = op(x, residual, *form, quant, scale, name)
-    if out is None and quant is None:
-        out = x
-    if residual_out is None:
-        residual_out = residual
-    y = y if out is None else out.copy_(y)
-    h = h if residual_out is None else residual_out.copy_(h)
-    return (y, h) if quant is None else (y, h, *(scales or [scale]))
+@_in_place_of(library.Calls.all_reduce_rms_norm)
+def _all_reduce_rms_norm(calls: Calls, *given: Any) -> None:
+    *tensors, out, residual_out, scale_out, eps, weight_bias, center, quant = given
+    op = _OPS.all_reduce_rms_norm if scale_out is None else _OPS.all_reduce_rms_norm_scales
+    results = op(*tensors, eps, weight_bias, center, quant, _name(calls))
+    for target, result in zip((out, residual_out, scale_out), results, strict=False):
+        target.copy_(result)
 
 
 @_in_place_of(library.Calls.reduce)

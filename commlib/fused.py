@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from commlib import compiled
 from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.methods import Collectives
 from commlib.native import library
@@ -56,9 +55,6 @@ class Fused(Collectives):
         Example:
             >>> y, residual = comm.all_reduce_rms_norm(x, residual, weight)
         """
-        if torch.compiler.is_dynamo_compiling():
-            form = weight, bias, eps, weight_bias, center, quant, scale
-            return compiled.all_reduce_rms_norm(self._graph_name, x, residual, *form, out, residual_out)
         library.check_tensor(x, "x", "all_reduce_rms_norm")
         if residual_out is None:
             residual_out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if residual is None else residual

@@ -32,7 +32,7 @@ _MAKE_TOKEN: Any = torch.ops.prims._make_token.default
 _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)
 _HOOK = "post_grad_custom_pre_pass"
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-COLUMNS = 8  # a row's width is a multiple of it
+COLUMNS, MOST_ROW_BYTES = 8, 1 << 16  # a row's width is a multiple; csrc/include/commlib/rows.h
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,7 @@ def _fits(norm: _Norm, inputs: list[Node]) -> bool:
         and weight.device == h.device
         and isinstance(width, int)
         and width % COLUMNS == 0
+        and width * h.element_size() <= MOST_ROW_BYTES
         and weight.shape == (width,)
         and all(_alike(node, norm.h) for node in (norm.y, *inputs) if node is not norm.weight)
         and all(_value(node).is_contiguous() for node in (norm.h, norm.y, *inputs))
@@ -244,7 +245,7 @@ def _fits(norm: _Norm, inputs: list[Node]) -> bool:
 def _replace(place: Node, found: _Sum, residual: Node | None, norm: _Norm) -> None:
     form: tuple[Any, ...] = (norm.weight, norm.eps, norm.weight_bias)
     if found.fused is _OURS.all_reduce_rms_norm.default:
-        form = (norm.weight, None, norm.eps, norm.weight_bias, False, None, None)
+        form = (norm.weight, None, None, norm.eps, norm.weight_bias, False, None)
     values = _value(norm.h).new_empty(0, dtype=torch.float32, device="cpu"), _value(norm.y), _value(norm.h)
     old_tokens = [user for user in found.call.users if user.args[1:] == (0,)]  # torch's own collectives have none
     with place.graph.inserting_before(place.next):

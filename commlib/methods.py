@@ -39,7 +39,6 @@ class Collectives(Messages):
     device: torch.device
     _backend: Backend
     _calls: Calls  # behind asynchronous calls, while there are any
-    _graph_name: str  # what compiled graphs know the communicator by
 
     # --- reductions ---------------------------------------------------------------------------------------------
 

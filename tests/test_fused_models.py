@@ -1,4 +1,4 @@
-"""commlib.fuse in whole models, and in Inductor."""
+"""commlib.fuse in whole models, in groups that others serve, and in Inductor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,7 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import commlib
 from commlib import fusion, tp
-from tests.fused import OURS, WIDTH, drawn, fused, huggingface
+from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.programs.launched import launched
 
 
@@ -153,6 +154,32 @@ def by_dtensor(device):
 def test_a_sum_of_dtensors_rowwise_parallel_is_fused(shm_ranks):
     for count, ordered, close in shm_ranks.run(launched, by_dtensor, "commlib", world=2):
         assert (count, ordered, close) == (1, [f"{OURS}_of_group"], True)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def of_gloo(device):
+    """Sum in groups that commlib does not serve on the CPU."""
+    x, residual, weight = drawn(dist.get_rank(), 4, WIDTH), drawn(8, 4, WIDTH), drawn(9, WIDTH)
+    found = []
+    for backend in ("gloo", "cpu:gloo,cuda:commlib"):
+        group = dist.new_group(backend=backend)
+
+        def program(x, group=group):
+            h = functional.all_reduce(x, "sum", group) + residual
+            return F.rms_norm(h, h.shape[-1:], weight, EPS), h
+
+        values, count, *_ = fused(program, x)
+        eager = program(x)
+        found += [count, *(torch.equal(a, b) for a, b in zip(values, eager, strict=True))]
+    call = torch.ops.commlib.all_reduce_rms_norm_of_group
+    y, h = call(x, residual, weight, EPS, 0.0, group.group_name)
+    return found, torch.equal(h, eager[1]), torch.allclose(y, eager[0], rtol=1e-6, atol=1e-6)
+
+
+def test_sums_of_groups_that_others_serve_are_not_fused_and_the_operator_serves_them_all_the_same(shm_ranks):
+    assert shm_ranks.run(launched, of_gloo, "commlib", world=2) == [([0, True, True] * 2, True, True)] * 2
 
 
 # --- Inductor ---------------------------------------------------------------------------------------------------------
