@@ -53,7 +53,8 @@ class Fused(Collectives):
             (y, h), with quant (y, h, scale).
 
         Example:
-            >>> y, residual = comm.all_reduce_rms_norm(x, residual, weight)
+            >>> comm.all_reduce_rms_norm(torch.ones(8), torch.ones(8), torch.ones(8))[1]  # h, on two ranks
+            tensor([3., 3., 3., 3., 3., 3., 3., 3.])
         """
         library.check_tensor(x, "x", "all_reduce_rms_norm")
         if residual_out is None:

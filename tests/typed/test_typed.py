@@ -20,6 +20,7 @@ PROGRAM = Path(__file__).parent / "program.py"
 MARKED = {number for number, line in enumerate(PROGRAM.read_text().splitlines(), 1) if "# error:" in line}
 PUBLIC = {
     *("all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_gatherv", "all_reduce"),
+    "all_reduce_rms_norm",
     *("all_to_all_single", "barrier", "broadcast", "broadcast_object", "gather", "recv", "reduce"),
     *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatterv", "scatter", "send", "send_recv"),
     *("abort", "check", "close", "empty", "explain", "split", "symmetric", "use"),
