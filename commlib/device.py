@@ -27,6 +27,17 @@ ELEMENTS: dict[str, str] = {
 }
 
 
+QUANTS = ("none", "fp8", "fp8_token", "fp8_group")  # by their codes in csrc/device/rms_norm.cuh
+
+
+def row_expression(algorithm: str, dtype: str, form: str) -> str:
+    """Return the instance of a kernel that ends with a norm; the form is told as by csrc/nccl/kernels.cc."""
+    told = dict(word.split("=") for word in form.split())
+    center = "true" if told["center"] == "yes" else "false"
+    norm = f"commlib::RmsNorm<{ELEMENTS[told['weight']]}, {center}, {QUANTS.index(told['quant'])}>"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {norm}, {told['world']}, {told['pairs']}>"
+
+
 def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:
     """Return the instance of a kernel that serves a call; moves, without type and reduction, have one for all."""
     if not dtype:

@@ -139,8 +139,6 @@ def test_a_native_algorithm_is_in_its_table():
         for path in files_of(name, algorithm)
     }
     there = [path for path in (ROOT / "csrc/collectives").rglob("*") if path.suffix in {".cc", ".cu"}]
-    # The GPU kernels of all_reduce_rms_norm come into its table with their host side.
-    there = [path for path in there if path.parent.name != "all_reduce_rms_norm" or path.suffix != ".cu"]
     strays = [name_of(path) for path in there if path not in listed and path.name != "entry.cc"]
     assert not strays, "no table of commlib/collectives names these"
 

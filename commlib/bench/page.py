@@ -14,7 +14,7 @@ from commlib.report.figures import fitted, ratio_text, size_text
 from commlib.report.table import fold
 from commlib.report.view import grouped, unfinished
 
-NAME, TIME, BESIDE = 16, 8, 8  # characters of a collective, a time, and what stands beside it
+NAME, TIME, BESIDE = 20, 8, 7  # characters of a collective, a time, and what stands beside it
 MOST_SIZES = 6
 MOST_NAMED = 6  # calls that others win
 

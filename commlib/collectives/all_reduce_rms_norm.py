@@ -13,9 +13,9 @@ from torch import Tensor
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_reduce import ALL_REDUCE
 from commlib.collectives.norms import normalised, quantised
-from commlib.collectives.params import CHUNKS
+from commlib.collectives.params import CHUNKS, ROW_TILES, ROWS
 from commlib.collectives.spec import Algorithm, Call, Collective, Fold
-from commlib.collectives.variants import chunks
+from commlib.collectives.variants import chunks, row_tiles, rows
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -95,6 +95,7 @@ ALL_REDUCE_RMS_NORM = Collective(
     size_count=lambda call: call.count,
     bus_factor=ALL_REDUCE.bus_factor,
     reduces=True,
+    of_rows=True,
     in_place=ALL_REDUCE.in_place,
     unit=lambda count: WIDTH if count >= WIDTH else COLUMNS,
     close=lambda dtype: torch.finfo(dtype).eps + 1e-6,
@@ -102,6 +103,16 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("shm_composed", "shm", refuses=refuses),
         Algorithm("shm_oneshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
+        Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, refuses=refuses),
+        Algorithm(
+            "lsa_ll128_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
+        ),
+        Algorithm(
+            "lsa_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles
+        ),
+        Algorithm(
+            "lsa_twoshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles
+        ),
         Algorithm("torch_composed", "torch", ordered=False, refuses=refuses, run=torch_composed),
     ),
 )

@@ -24,6 +24,9 @@ _GRAIN_BYTES = Param("grain_bytes", 16, 1, 1 << 30)
 PACKETS = (_BLOCKS, Param("threads", 256, 32, 512, 32), _GRAIN_BYTES)
 """Of a kernel: at most so many blocks, of so many threads, and each thread's least share."""
 
+ROWS = (Param("blocks", 128, 1, 128),)
+"""Of a kernel that gives each block rows: at most so many blocks, 16 warps each."""
+
 TILES = (
     _BLOCKS,
     Param("threads", 256, 160, 512, 32),  # four warps of them helpers
@@ -31,3 +34,6 @@ TILES = (
     Param("tile_bytes", 16 * _K, 512, 16 * _K, 512),
 )
 """The same for tiles by bulk copies, and how large a tile is."""
+
+ROW_TILES = (Param("blocks", 132, 1, 256), TILES[-1])
+"""The same for tiles of whole rows."""

@@ -46,13 +46,13 @@ class Algorithm:
     """One way to do a collective. `run` is its Python half; None means it is all native.
 
     `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie; `hosts` that
-    it is for ranks on several hosts, with shared memory inside each; `ordered`
-    that it adds in rank order, so that results are bitwise those of every other ordered algorithm; `refuses(dtype,
-    redop, size)` gives a reason or None; `in_place`: input and output may be the same memory, where the collective has
-    such a form. `params` are what a plan may set; `variants(num_bytes)` gives those that are worth measuring at a size,
-    none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with its device code; `folder` is
-    where a plugin's native half lies, which its loader fills in. `link(hosts, num_bytes)` says what goes between hosts
-    with the same number of ranks.
+    it is for ranks on several hosts, with shared memory inside each; `ordered` that it adds in rank order, so that
+    results are bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
+    `in_place`: input and output may be the same memory, where the collective has such a form; `composed` that it is
+    another call and, behind it, its kernel. `params` are what a plan may set; `variants(num_bytes)` gives those that
+    are worth measuring at a size, none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with
+    its device code; `folder` is where a plugin's native half lies, which its loader fills in. `link(hosts, num_bytes)`
+    says what goes between hosts with the same number of ranks.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Algorithm:
     run: Callable[..., Any] | None = None
     refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
     in_place: bool = True
+    composed: bool = False
     params: tuple[Param, ...] = ()
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
     folder: str = ""
@@ -73,7 +74,7 @@ class Algorithm:
     @property
     def needs_arena(self) -> bool:
         """Whether it can only run where there is symmetric memory."""
-        return self.arena or bool(self.kernel) or self.placement == "symmetric"
+        return self.arena or (bool(self.kernel) and not self.composed) or self.placement == "symmetric"
 
     @property
     def source(self) -> str:
@@ -118,8 +119,8 @@ class Collective:
     output) on this rank, 0 where it has none. `reference(call, inputs, fold)` gives this rank's output from
     every rank's input, or None where it receives nothing. `invoke(comm, x, out, call)` makes the public
     call. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
-    A count near c is a multiple of `unit(c)`. Outputs may be `close` to the reference, as a share of it, where their
-    bits may differ.
+    `of_rows`: kernels end with what is done to each row of the sum. A count near c is a multiple of `unit(c)`. Outputs
+    may be `close` to the reference, as a share of it, where their bits may differ.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Collective:
     in_place: Callable[[Call, torch.Tensor], tuple[torch.Tensor, torch.Tensor]] | None = None
     out_of_place: bool = True
     unit: Callable[[int], int] = lambda count: 1
+    of_rows: bool = False
     close: Callable[[torch.dtype], float] | None = None
 
     def rows(self, backend: str) -> dict[str, Algorithm]:

@@ -25,7 +25,12 @@ def rows_text(backend: str, size: int) -> str:
 
 
 def _lines_of_row(collective: Collective, algorithm: Algorithm, size: int) -> Iterator[str]:
-    facts = {"arena": algorithm.needs_arena, "reduces": collective.reduces, "rooted": collective.rooted}
+    facts = {
+        "arena": algorithm.needs_arena,
+        "reduces": collective.reduces,
+        "rooted": collective.rooted,
+        "composed": algorithm.composed,
+    }
     told = " ".join(f"{name}={'yes' if fact else 'no'}" for name, fact in facts.items())
     yield (
         f"algorithm op={collective.name} name={algorithm.name} placement={algorithm.placement} "

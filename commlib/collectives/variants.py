@@ -55,5 +55,15 @@ def tiles(num_bytes: int) -> Variants:
     return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
 
 
+def rows(num_bytes: int) -> Variants:
+    """Blocks that own rows of packets: as many as there are multiprocessors, or half of them."""
+    return () if num_bytes > 16 * _M else ({"blocks": 64}, {"blocks": 128})
+
+
+def row_tiles(num_bytes: int) -> Variants:
+    """Tiles of whole rows."""
+    return () if num_bytes < 128 * _K else tuple({"blocks": 132, "tile_bytes": size * _K} for size in (8, 16))
+
+
 def _shape(blocks: int, threads: int, grain_bytes: int) -> dict[str, int]:
     return {"blocks": blocks, "threads": threads, "grain_bytes": grain_bytes}

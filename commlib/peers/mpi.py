@@ -89,6 +89,8 @@ class Mpi(CallTable):
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
             if in_place and collective.name in FIRST_BLOCK:
                 raise Unsupported("MPI's in-place result is the first block, not block r")
+            if collective.name not in CALLS:
+                raise Unsupported(f"MPI has no {collective.name}")
             of_call = _Call(self.library, (x, out), call, collective.reduces, in_place)
             function, *arguments = CALLS[collective.name](of_call)
             run = partial(function, *arguments)

@@ -74,6 +74,7 @@ CudaApi load() {
   bind(library, "cuMemcpyHtoDAsync_v2", api.cuMemcpyHtoDAsync);
   bind(library, "cuMemcpyDtoHAsync_v2", api.cuMemcpyDtoHAsync);
   bind(library, "cuMemcpyDtoDAsync_v2", api.cuMemcpyDtoDAsync);
+  bind(library, "cuMemcpy2DAsync_v2", api.cuMemcpy2DAsync);
   bind(library, "cuMemcpyAsync", api.cuMemcpyAsync);
   bind(library, "cuMemsetD8Async", api.cuMemsetD8Async);
   bind(library, "cuMemsetD32Async", api.cuMemsetD32Async);

@@ -78,6 +78,24 @@ struct CUlaunchConfig {
 };
 static_assert(sizeof(CUlaunchAttribute) == 72 && sizeof(CUlaunchConfig) == 56, "as in cuda.h");
 
+// CUDA_MEMCPY2D: rows of `width_bytes`, `pitch` apart.
+struct CUmemcpy2D {
+  size_t from_x, from_y;
+  CUmemoryType from_type;
+  const void* from_host;
+  CUdeviceptr from;
+  void* from_array;
+  size_t from_pitch;
+  size_t to_x, to_y;
+  CUmemoryType to_type;
+  void* to_host;
+  CUdeviceptr to;
+  void* to_array;
+  size_t to_pitch;
+  size_t width_bytes, height;
+};
+static_assert(sizeof(CUmemcpy2D) == 128, "as in cuda.h");
+
 struct CudaApi {
   CUresult (*cuInit)(unsigned flags);
   CUresult (*cuDriverGetVersion)(int* version);
@@ -120,6 +138,7 @@ struct CudaApi {
   CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream);
   CUresult (*cuMemcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream);
   CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream);
+  CUresult (*cuMemcpy2DAsync)(const CUmemcpy2D*, CUstream);
   CUresult (*cuMemcpyAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream);
   CUresult (*cuMemsetD8Async)(CUdeviceptr, unsigned char value, size_t count, CUstream);
   CUresult (*cuMemsetD32Async)(CUdeviceptr, unsigned value, size_t count, CUstream);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "nccl/call_words.h"
 #include "nccl/moves.h"
 
 namespace commlib::nccl {
@@ -11,36 +12,6 @@ namespace {
 
 constexpr int kTickMs = 100;
 constexpr double kLeaveS = 2;  // for our threads, when the process ends
-
-enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes };
-const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes"};
-
-Shape shape_of(const Params& params) {
-  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes]};
-}
-
-// What ranks must agree on, in the bits that travel with every flag.
-struct Signature {
-  uint64_t hash = 1469598103934665603u;  // FNV-1a
-
-  template <class... Values>
-  explicit Signature(Values... values) {
-    (add(static_cast<uint64_t>(values)), ...);
-  }
-  void add(uint64_t value) { hash = (hash ^ value) * 1099511628211u; }
-  u32 bits() const {
-    return static_cast<u32>(hash ^ hash >> 16 ^ hash >> 32 ^ hash >> 48) &
-           ((1u << kSignatureBits) - 1);
-  }
-};
-
-// Job::what: the call as an error tells it.
-constexpr uint64_t kCall = 1ull << 63, kInner = 1ull << 62;
-uint64_t pack(const Call& call, int algorithm, bool inner) {
-  return kCall | (inner ? kInner : 0) | static_cast<uint64_t>(algorithm) << 32 |
-         static_cast<uint64_t>(call.root) << 24 | static_cast<uint64_t>(call.redop) << 16 |
-         static_cast<uint64_t>(call.dtype) << 8 | static_cast<uint64_t>(call.op);
-}
 
 // Element type and reduction as kernels know them: a bool is a byte, a complex number two floats.
 struct Elements {
@@ -147,6 +118,8 @@ std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmet
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
   fault_.alive();
   if (plan_bytes == 0 && call.op != Op::barrier) return;
+  if (world_ == 1 && call.rows)
+    return finish_rows(call, call.in, call.rows->rows.in_stride_bytes, stream);
   if (world_ == 1) {
     if (call.out == call.in || call.bytes() == 0) return;
     return check(cuda().cuMemcpyDtoDAsync(device_pointer(call.out), device_pointer(call.in),
@@ -157,7 +130,9 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   const Mode mode = capture ? Mode::graph : Mode::eager;
   const Choice* choice = plan_.find(mode, symmetric, call, plan_bytes);
   if (!choice) fail_unplanned(call, plan_bytes);
-  if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
+  if (call.rows) {
+    run_rows(call, *choice, stream, capture);
+  } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
     vendor(call, choice->algorithm, symmetric, stream, capture);
   } else {
     launch(call, *choice, stream, capture);
@@ -206,11 +181,17 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   job.tile_bytes = shape.tile_bytes;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, shape.tile_bytes).bits();
-  const Grid grid = Kernels::grid_of(instance, job, blocks, threads);
-  order_.before(
-      stream, capture,
-      {instance.handle, blocks, threads, grid.shared_bytes, grid.early && threads <= kSmallBlock});
-  Kernels::launch(instance, job, moves, grid, stream);
+  const bool lets_next_start = instance.shared_tiles == 0 && threads <= kSmallBlock;
+  launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
+}
+
+void Group::launch_in_order(const Kernels::Instance& instance, const Job& job, const void* more,
+                            const Size& size, bool lets_next_start, CUstream stream,
+                            uint64_t capture) {
+  const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
+  order_.before(stream, capture,
+                {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start});
+  Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
 }
 

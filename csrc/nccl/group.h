@@ -92,6 +92,18 @@ class Group {
   [[noreturn]] void fail_unplanned(const Call& call, size_t plan_bytes) const;
   std::string describe(uint64_t what) const;  // Job::what, in words
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
+  struct Size {
+    unsigned blocks, threads;
+  };
+  void launch_in_order(const Kernels::Instance& instance, const Job& job, const void* more,
+                       const Size& size, bool lets_next_start, CUstream stream, uint64_t capture);
+  // Rows: those of all ranks summed and worked on by one kernel; by another call and a kernel
+  // behind it; of this rank alone, whose sums lie at `in`.
+  void run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
+  void compose_rows(const Call& call, CUstream stream);
+  void finish_rows(const Call& call, const unsigned char* in, int64_t stride_bytes,
+                   CUstream stream);
+  static void copy_rows(unsigned char* to, const Call& call, CUstream stream);
   void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, uint64_t capture);
   // Lets what comes next on the stream begin only when what was ahead can be read.
   void settle(CUstream stream);

@@ -14,10 +14,27 @@ int Kernels::add(Kernel kernel) {
   return static_cast<int>(entries_.size()) - 1;
 }
 
-void Kernels::load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance) {
-  const Cubin cubin =
-      builder_(kernel, kernel.reduces ? name_of(dtype) : "", kernel.reduces ? name_of(redop) : "");
+void Kernels::load(const Kernel& kernel, DType dtype, const std::string& form, Instance* instance) {
+  const Cubin cubin = builder_(kernel, kernel.reduces ? name_of(dtype) : "", form);
   *instance = load_function(name_of(kernel.op), cubin, kSlotBytes);
+}
+
+const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world) {
+  Entry& entry = entries_[static_cast<size_t>(index)];
+  const RowCall& row = *call.rows;
+  const int pairs = row_pairs(row.rows.width * static_cast<u32>(call.element()));
+  uint64_t key = 0;
+  for (const int part : {static_cast<int>(call.dtype), static_cast<int>(row.weight),
+                         int{row.center}, static_cast<int>(row.quant), pairs, world})
+    key = key << 8 | static_cast<uint64_t>(part);
+  Instance& instance = entry.rows[key];
+  if (!instance.handle) {
+    load(entry.kernel, call.dtype,
+         text("world=", world, " pairs=", pairs, " weight=", name_of(row.weight),
+              " center=", row.center ? "yes" : "no", " quant=", name_of(row.quant)),
+         &instance);
+  }
+  return instance;
 }
 
 Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads) {
@@ -26,10 +43,9 @@ Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks,
   return {blocks, threads, shared, !moves_tiles};
 }
 
-void Kernels::launch(const Instance& instance, const Job& job, const Moves& moves, const Grid& grid,
+void Kernels::launch(const Instance& instance, const Job& job, const void* more, const Grid& grid,
                      CUstream stream) {
-  // A kernel that only takes a job does not read the second one.
-  void* parameters[] = {const_cast<Job*>(&job), const_cast<Moves*>(&moves)};
+  void* parameters[] = {const_cast<Job*>(&job), const_cast<void*>(more)};
   launch_kernel(instance, grid, stream, parameters);
 }
 

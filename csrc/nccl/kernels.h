@@ -2,11 +2,13 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "commlib/call.h"
 #include "commlib/job.h"
+#include "commlib/row_call.h"
 #include "cuda/module.h"
 
 namespace commlib::nccl {
@@ -29,8 +31,9 @@ struct Kernel {
   bool reduces;  // is compiled for an element type and a reduction
 };
 
-// Compiles a kernel for element type and reduction, by their names ("" where it has none).
-using Builder = std::function<Cubin(const Kernel&, const char* dtype, const char* redop)>;
+// Compiles a kernel for an element type and a form, by their words ("" where it has none): the
+// reduction, or what it does with rows, "world=2 pairs=1 weight=bfloat16 center=no quant=none".
+using Builder = std::function<Cubin(const Kernel&, const char* dtype, const std::string& form)>;
 
 class Kernels {
  public:
@@ -44,19 +47,24 @@ class Kernels {
     Instance& instance = entry.kernel.reduces
                              ? entry.instances[static_cast<int>(dtype)][redop != RedOp::sum]
                              : entry.instances[0][0];
-    if (!instance.handle) load(entry.kernel, dtype, redop, &instance);
+    if (!instance.handle)
+      load(entry.kernel, dtype, entry.kernel.reduces ? name_of(redop) : "", &instance);
     return instance;
   }
+  // That for rows of a call over so many ranks.
+  const Instance& get_row(int index, const Call& call, int world);
   static Grid grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads);
-  static void launch(const Instance& instance, const Job& job, const Moves& moves, const Grid& grid,
+  // `more`: the kernel's second parameter; one that only takes a job does not read it.
+  static void launch(const Instance& instance, const Job& job, const void* more, const Grid& grid,
                      CUstream stream);
 
  private:
   struct Entry {
     Kernel kernel;
     Instance instances[kDTypes][2];  // by element type; the sum, any reduction
+    std::map<uint64_t, Instance> rows;
   };
-  void load(const Kernel& kernel, DType dtype, RedOp redop, Instance* instance);
+  void load(const Kernel& kernel, DType dtype, const std::string& form, Instance* instance);
 
   std::vector<Entry> entries_;
   Builder builder_;

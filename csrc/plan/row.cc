@@ -51,6 +51,7 @@ std::vector<Row> read_rows(const std::string& text, const ParamNames& params) {
                       words["kernel"],
                       words.is("reduces"),
                       words.is("rooted"),
+                      words.is("composed"),
                       {},
                       {}});
     } else if (words.kind() == "serves") {

@@ -28,6 +28,7 @@ struct Row {
   std::string kernel;  // its device code below csrc; empty: it is native code
   bool reduces;        // the collective reduces: device code is compiled for a type and a reduction
   bool rooted;         // the collective has a root
+  bool composed;       // of another call, and its device code behind that
   std::bitset<kReductions> serves;  // which types and reductions it runs
   Params defaults{};
 };

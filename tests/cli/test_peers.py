@@ -117,8 +117,9 @@ def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None, start: str
     assert result.returncode == 0, result.stderr
     rows = [row for row in csv.DictReader(io.StringIO(result.stdout)) if row["algorithm"] == "mpi"]
     made = {(row["op"], row["in_place"]) for row in rows if not row["skipped"]}
-    assert {op for op, _ in made} == set(COLLECTIVES)
+    assert {op for op, _ in made} == set(COLLECTIVES) - {"all_reduce_rms_norm"}
     skipped = {(row["op"], row["in_place"]) for row in rows if row["skipped"]}
+    skipped -= {("all_reduce_rms_norm", form) for form in ("true", "false")}
     assert skipped == {("reduce_scatter", "true"), ("reduce_scatterv", "true")}
     assert {row["wrong"] for row in rows if not row["skipped"]} == {"0"}
 

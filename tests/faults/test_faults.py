@@ -26,7 +26,7 @@ NOTICE_S = 2.0
 def repeat(comm: Communicator, name: str, count: int) -> float:
     """Run one collective until it raises; the caller reads the time between the kill and the error."""
     spec = COLLECTIVES[name]
-    call = Call(comm.rank, comm.size, count, torch.float32)
+    call = Call(comm.rank, comm.size, spec.whole(count), torch.float32)
     elements_in, elements_out = spec.shapes(call)
     x, out = torch.ones(elements_in), torch.zeros(elements_out)
     while True:

@@ -30,7 +30,7 @@ def row_kernels(world, dtypes, norms):
     """(source, expression) of kernels whose rows end with a norm; `norms`: type of the weight, center, quant."""
     found = []
     for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
-        ranks = 1 if path.stem == "alone" else world
+        ranks = 1 if path.stem == "nccl_composed" else world
         for dtype in dtypes:
             longest = 2 if path.stem in TILES else 8 if dtype == "float32" else 4
             for pairs in (pairs for pairs in (1, 2, 4, 8) if pairs <= longest):
@@ -94,7 +94,7 @@ def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
     source.write_text(
         "\n".join(
             [
-                '#include "collectives/all_reduce_rms_norm/alone.cu"',
+                '#include "collectives/all_reduce_rms_norm/nccl_composed.cu"',
                 "namespace commlib {",
                 *example,
                 "}  // namespace",
@@ -103,6 +103,8 @@ def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
         )
     )
     for pairs in (1, 2, 4):
-        result = jit.compile_kernel(source, f"commlib::alone<commlib::bfloat16, commlib::Scaled, 1, {pairs}>", HERE)
+        result = jit.compile_kernel(
+            source, f"commlib::nccl_composed<commlib::bfloat16, commlib::Scaled, 1, {pairs}>", HERE
+        )
         assert "warning" not in result.log, result.log
         assert (result.spill_bytes, result.stack_bytes) == (0, 0), result.log

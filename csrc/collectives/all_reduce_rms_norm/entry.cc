@@ -90,9 +90,9 @@ RowsOf of_columns(const Target& target, const Tensor& tensor, const char* name, 
 void of_norms(const RowsOf& x) {
   if (x.dtype != DType::f32 && x.dtype != DType::f16 && x.dtype != DType::bf16)
     fail("ValueError", "x is ", name_of(x.dtype), ", but must be float32, float16 or bfloat16");
-  if (x.width % kColumns != 0 || x.row_bytes() > kMostRowBytes)
+  if (x.width % kColumns != 0 || x.width > kMostColumns)
     fail("ValueError", "x has rows of ", x.width, ", but must have a multiple of ", kColumns,
-         ", of ", kMostRowBytes, " bytes at most");
+         " up to ", kMostColumns);
 }
 
 Quant quant_named(const std::optional<std::string>& name, const RowsOf& x) {
@@ -194,6 +194,11 @@ void all_reduce_rms_norm(Target& target, const Tensor& x_given,
   row.rows.numbers[kWeightBias] = static_cast<float>(weight_bias);
   check_fields(target, x_given, x, {residual, bias, scale, scale_out, weight, out, residual_out},
                row);
+  Words words;
+  row.scratch = [&](size_t bytes) {
+    words = words_on(x_given.device(), static_cast<int64_t>((bytes + 3) / 4));
+    return static_cast<unsigned char*>(words->tensor.data);
+  };
   target.open();
   Call call{Op::all_reduce_rms_norm, x.dtype};
   call.in = x.data;

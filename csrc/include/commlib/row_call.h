@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 #include "commlib/dtype.h"
 #include "commlib/rows.h"
@@ -13,13 +14,20 @@ namespace commlib {
 enum NormField { kResidual, kWeight, kBias, kScale, kY, kSum, kFoundScale };
 enum NormNumber { kEps, kWeightBias };
 enum class Quant : uint8_t { none, fp8, fp8_token, fp8_group };
-constexpr size_t kGroupColumns = 128;  // of fp8_group, that share a scale
+inline const char* name_of(Quant quant) {
+  constexpr const char* names[] = {"none", "fp8", "fp8_token", "fp8_group"};
+  return names[static_cast<int>(quant)];
+}
+constexpr int64_t kMostColumns = 1 << 14;  // of a row
+constexpr size_t kGroupColumns = 128;      // of fp8_group, that share a scale
 
 struct RowCall {
   Rows rows;
   DType weight;  // of weight and bias
   bool center;
   Quant quant;
+  // Memory for `bytes` of sums until the call is on the stream; GPUs alone ask for it.
+  std::function<unsigned char*(size_t bytes)> scratch;
 
   unsigned char* field(NormField which, size_t row) const {
     const Field& field = rows.fields[which];

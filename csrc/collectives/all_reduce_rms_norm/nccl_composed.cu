@@ -32,7 +32,7 @@ class OwnRows : public RowBlock<T, kPairs> {
 
 template <class T, class Epilogue, int N, int kPairs>
 __global__ void __launch_bounds__(kRowThreads, kPairs * 16 / sizeof(T) > 16 ? 1 : 2)
-    alone(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
+    nccl_composed(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
   static_assert(N == 1, "one rank's rows");
   __shared__ RowBoard board;
   wait_for_stream();

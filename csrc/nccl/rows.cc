@@ -1,0 +1,98 @@
+// Calls that end with what is done to each row of the sum: by one kernel, or by another call and a
+// kernel behind it.
+#include <algorithm>
+#include <utility>
+
+#include "nccl/call_words.h"
+#include "nccl/group.h"
+
+namespace commlib::nccl {
+namespace {
+
+constexpr unsigned kResidentRows = 2;  // on a multiprocessor, where nobody waits for peers
+
+}  // namespace
+
+void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
+  const Shape shape = shape_of(choice.params);
+  const u32 row_bytes = call.rows->rows.width * static_cast<u32>(call.element());
+  const bool in_tiles = shape.tile_bytes > 0;
+  // Tiles have whole rows: wide ones go another way.
+  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kSlotBytes))
+    return compose_rows(call, stream);
+  const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
+  const auto& instance = kernels_.get_row(kernel, call, world_);
+  Job job = job_;
+  job.in = call.in;
+  job.bytes = call.bytes();
+  job.what = pack(call, choice.algorithm, inner_);
+  job.tile_bytes = in_tiles ? row_tile_bytes(row_bytes, shape.tile_bytes) : 0;
+  const u64 of_unit = in_tiles ? job.tile_bytes / row_bytes : 1;
+  const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
+  // All blocks must be on the GPU at once: they wait for peers.
+  const auto blocks = static_cast<unsigned>(std::min<u64>({units, shape.blocks, job_.tile_blocks}));
+  const unsigned threads = in_tiles ? kRowThreads + kRowHelperThreads : kRowThreads;
+  job.signature =
+      Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
+  const bool lets_next_start = !in_tiles && blocks <= kEarlyRowBlocks;
+  launch_in_order(instance, job, &call.rows->rows, {blocks, threads}, lets_next_start, stream,
+                  capture);
+}
+
+// The sums lie in y, or in the field of the sum with the residual, where they fit there.
+void Group::compose_rows(const Call& call, CUstream stream) {
+  const RowCall& row = *call.rows;
+  const auto row_bytes = static_cast<int64_t>(row.rows.width * call.element());
+  const Field &y = row.rows.fields[kY], &sum = row.rows.fields[kSum];
+  Call part{Op::all_reduce, call.dtype};
+  part.count = call.count;
+  part.in = call.in;
+  if (row.quant == Quant::none && y.stride_bytes == row_bytes) {
+    part.out = y.data;
+  } else if (sum.stride_bytes == row_bytes && sum.data != row.rows.fields[kResidual].data) {
+    part.out = sum.data;
+  } else {
+    part.out = row.scratch(call.bytes());
+  }
+  if (row.rows.in_stride_bytes != row_bytes && row.rows.rows > 1) {
+    copy_rows(part.out, call, stream);
+    part.in = part.out;
+  }
+  const bool inner = std::exchange(inner_, true);
+  try {
+    run(part, part.bytes(), false, stream);
+  } catch (...) {
+    inner_ = inner;
+    throw;
+  }
+  inner_ = inner;
+  finish_rows(call, part.out, row_bytes, stream);
+}
+
+void Group::copy_rows(unsigned char* to, const Call& call, CUstream stream) {
+  const Rows& rows = call.rows->rows;
+  CUmemcpy2D copy{};
+  copy.from_type = copy.to_type = kMemoryDevice;
+  copy.from = device_pointer(call.in);
+  copy.to = device_pointer(to);
+  copy.from_pitch = static_cast<size_t>(rows.in_stride_bytes);
+  copy.width_bytes = copy.to_pitch = rows.width * call.element();
+  copy.height = rows.rows;
+  check(cuda().cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync");
+}
+
+void Group::finish_rows(const Call& call, const unsigned char* in, int64_t stride_bytes,
+                        CUstream stream) {
+  const int composed = plan_.find_row(Op::all_reduce_rms_norm, "nccl_composed");
+  const auto& instance = kernels_.get_row(natives_[static_cast<size_t>(composed)].kernel, call, 1);
+  Rows rows = call.rows->rows;
+  rows.in_stride_bytes = stride_bytes;
+  Job job = job_;
+  job.in = in;
+  job.bytes = call.bytes();
+  const u64 blocks = std::min<u64>(rows.rows, u64{kResidentRows} * job_.tile_blocks);
+  Kernels::launch(instance, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
+                  stream);
+}
+
+}  // namespace commlib::nccl
