@@ -10,7 +10,7 @@ void Shape::check() const {
 }
 
 int Kernels::add(Kernel kernel) {
-  entries_.push_back({std::move(kernel), {}});
+  entries_.push_back({std::move(kernel), {}, {}});
   return static_cast<int>(entries_.size()) - 1;
 }
 

@@ -18,7 +18,7 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u32 row_bytes = call.rows->rows.width * static_cast<u32>(call.element());
   const bool in_tiles = shape.tile_bytes > 0;
   // Tiles have whole rows: wide ones go another way.
-  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kSlotBytes))
+  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kMostTileRowBytes))
     return compose_rows(call, stream);
   const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
   const auto& instance = kernels_.get_row(kernel, call, world_);
@@ -31,7 +31,7 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
   // All blocks must be on the GPU at once: they wait for peers.
   const auto blocks = static_cast<unsigned>(std::min<u64>({units, shape.blocks, job_.tile_blocks}));
-  const unsigned threads = in_tiles ? kRowThreads + kRowHelperThreads : kRowThreads;
+  const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
   const bool lets_next_start = !in_tiles && blocks <= kEarlyRowBlocks;
