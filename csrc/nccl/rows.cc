@@ -46,6 +46,7 @@ void Group::compose_rows(const Call& call, CUstream stream) {
   const Field &y = row.rows.fields[kY], &sum = row.rows.fields[kSum];
   Call part{Op::all_reduce, call.dtype};
   part.count = call.count;
+  part.detail = call.detail;  // the width, which ranks compare
   part.in = call.in;
   if (row.quant == Quant::none && y.stride_bytes == row_bytes) {
     part.out = y.data;

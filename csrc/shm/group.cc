@@ -107,7 +107,7 @@ static uint64_t rows_and_width(const Rows& rows) { return rows.rows << kWidthBit
 
 Descriptor Group::descriptor(const Call& call) const {
   Descriptor what{};
-  what.op = static_cast<uint64_t>(call.op);
+  what.op = static_cast<uint64_t>(call.rows ? Op::all_reduce_rms_norm : call.op);
   what.dtype = static_cast<uint64_t>(call.dtype);
   what.redop = plan_.reduces(call.op) ? static_cast<uint64_t>(call.redop) : kNoRedop;
   what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;

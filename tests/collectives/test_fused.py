@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Any
 
 import pytest
 import torch
 
+import commlib
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
+from commlib.errors import CommError
+from commlib.plan import Plan
 from commlib.testing import Ranks
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -103,3 +107,52 @@ def quantised(comm: Communicator) -> list[str]:
 @pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
 def test_quantised_rows_times_their_scales_are_the_norm(request: pytest.FixtureRequest, backend: str) -> None:
     assert request.getfixturevalue(backend).run(quantised, world=2) == [[], []]
+
+
+def other_width(comm: Communicator, algorithm: str) -> str:
+    """Rank 1 has rows of half the width, twice as many."""
+    comm.use(Plan.only({"all_reduce_rms_norm": algorithm}, base=comm.plan))
+    rows, width = (4, 64) if comm.rank == 0 else (8, 32)
+    with pytest.raises(CommError) as raised:
+        comm.all_reduce_rms_norm(torch.ones(rows, width), None, torch.ones(width))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("algorithm", ["shm_composed", "shm_oneshot", "shm_twoshot"])
+def test_ranks_that_disagree_on_the_width_are_told_both(algorithm: str) -> None:
+    with Ranks(2, backend="shm", timeout_s=30.0) as ranks:
+        for said in ranks.run(other_width, algorithm):
+            assert "4 rows of 64 elements" in said
+            assert "8 rows of 32 elements" in said
+
+
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("x has rows of 63, but must have a multiple of 8 up to 16384", {"x": torch.ones(2, 63)}),
+    ("x is float64, but must be float32, float16 or bfloat16", {"x": torch.ones(2, 64, dtype=torch.float64)}),
+    ("residual has shape (3, 64), but x has (2, 64)", {"residual": torch.ones(3, 64)}),
+    ("weight has shape (32), but x has rows of 64", {"weight": torch.ones(32)}),
+    ("bias is float16, but must be float32", {"bias": torch.ones(64, dtype=torch.float16)}),
+    ("out is float64, but must be float32", {"out": torch.ones(2, 64, dtype=torch.float64)}),
+    ("quant is 'int8', but must be None, 'fp8', 'fp8_token' or 'fp8_group'", {"quant": "int8"}),
+    ("needs a multiple of 128", {"quant": "fp8_group"}),
+    ("scale is not given, but quant='fp8' needs one", {"quant": "fp8"}),
+    ("scale is given, but only quant='fp8' takes one", {"scale": torch.ones(1)}),
+)
+
+
+@pytest.mark.parametrize(("told", "given"), REFUSED, ids=[told[:30] for told, _ in REFUSED])
+def test_a_wrong_argument_is_told_with_both_sides(told: str, given: dict[str, Any]) -> None:
+    with commlib.init(backend="shm", bootstrap="single") as comm:
+        arguments = {"x": torch.ones(2, 64), "residual": None, "weight": torch.ones(64), **given}
+        with pytest.raises(ValueError, match=re.escape(told)):
+            comm.all_reduce_rms_norm(**arguments)
+
+
+def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place() -> None:
+    with commlib.init(backend="shm", bootstrap="single") as comm:
+        both, weight = torch.ones(2, 128), torch.ones(64)
+        comm.all_reduce_rms_norm(both[:, :64], both[:, 64:], weight)  # columns beside each other
+        with pytest.raises(ValueError, match="out and residual share memory; pass separate tensors"):
+            comm.all_reduce_rms_norm(torch.ones(2, 64), both[:, 64:], weight, out=both[:, 64:])
+        with pytest.raises(ValueError, match="out and x share memory; pass the same tensor or separate tensors"):
+            comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])

@@ -16,8 +16,7 @@ COMMON = ("float32", "bfloat16")
 # All of everything would take half an hour. "max" stands for the reductions that are chosen at run time.
 FOR_TWO = kernels([2], ELEMENTS, ["max"]) + kernels([2], COMMON, ["sum"])
 FOR_MORE = kernels([1, 4, 8], COMMON, ["sum", "max"])
-# Those of rows are listed below; of them, float32 of more than 8192 columns on 8 ranks spills 8 bytes on sm_100.
-EVERYWHERE = {k: None for k in FOR_TWO + kernels([8], COMMON, ["sum", "max"]) if "RmsNorm" not in k[1]}
+EVERYWHERE = dict.fromkeys(FOR_TWO + kernels([8], COMMON, ["sum", "max"]))
 # Of the kernels without a communicator: all for one generation, those of common rows for the others.
 ALONE = device.kernels()
 COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
@@ -48,6 +47,8 @@ ROWS_FOR_TWO = row_kernels(2, COMMON, [PLAIN, WIDEST]) + row_kernels(2, ["float1
 ROWS_FOR_TWO += [row for row in row_kernels(2, ["bfloat16"], NORMS) if row[1].endswith("2>")]
 ROWS_FOR_MORE = [row for world in (3, 4) for row in row_kernels(world, ["bfloat16"], [WIDEST])]
 ROWS_FOR_MORE += row_kernels(8, COMMON, [PLAIN, WIDEST])
+HALF_ON_EIGHT = [row for row in row_kernels(8, ["float16"], NORMS) if "lsa_twoshot" in row[1] and row[1].endswith("2>")]
+ROWS_FOR_MORE += HALF_ON_EIGHT
 # What `make test` compiles; the rest is CI's.
 SOON = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(kernels([2], COMMON, ["sum"]) + ALONE_COMMON)]
 SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
@@ -55,10 +56,23 @@ REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MOR
 REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, ["bfloat16"], [PLAIN, WIDEST])]
-REQUESTS = [
-    *SOON,
-    *(pytest.param(request, marks=pytest.mark.compile_all) for request in REST if request not in set(SOON)),
-]
+# Known to spill: a mend has to take them off this list.
+FITS = ("half, false, 0>", "half, false, 1>", "half, false, 3>", "half, true, 0>", "half, true, 1>", "half, true, 3>")
+SPILLING = {jit.Request(*k, HERE) for k in HALF_ON_EIGHT if not any(f"commlib::{norm}" in k[1] for norm in FITS)}
+SPILLING -= {request for request in SPILLING if "RmsNorm<float, false, 0>" in request.expression}
+SPILLING |= {
+    jit.Request(*kernel, "sm_100")
+    for kernel in EVERYWHERE
+    if kernel[1] == "commlib::lsa_ll128_oneshot<float, commlib::RmsNorm<float, false, 0>, 8, 8>"
+}
+
+
+def with_marks(request):
+    spills = [pytest.mark.xfail(strict=True, reason="spills registers")] if request in SPILLING else []
+    return pytest.param(request, marks=[pytest.mark.compile_all, *spills])
+
+
+REQUESTS = [*SOON, *(with_marks(request) for request in dict.fromkeys(REST) if request not in set(SOON))]
 
 pytestmark = pytest.mark.timeout(600)  # of the first test, in which all are compiled
 

@@ -18,7 +18,7 @@ struct RowsOf {
   const char* name;
   unsigned char* data;
   DType dtype;
-  int64_t rows, width, stride_bytes;
+  int64_t rows, width, stride_bytes = 0;
 
   RowsOf(const Target& target, const Tensor& tensor, const char* argument)
       : name(argument), data(tensor.data()), dtype(dtype_of(tensor.type(), argument)) {
@@ -141,8 +141,6 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
                   RowCall& row) {
   const RowsOf weight = of_columns(target, given.weight, "weight", x);
   const RowsOf out(target, given.out, "out"), sum(target, given.residual_out, "residual_out");
-  same_shape(given.out, out, x_given, row.quant == Quant::none ? x.dtype : DType::f8e4m3);
-  same_shape(given.residual_out, sum, x_given, x.dtype);
   std::optional<RowsOf> residual, bias;
   std::vector<const RowsOf*> read = {&x, &weight};
   if (given.residual) {
@@ -150,6 +148,8 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
     same_shape(*given.residual, *residual, x_given, x.dtype);
     row.rows.fields[kResidual] = residual->field();
   }
+  same_shape(given.out, out, x_given, row.quant == Quant::none ? x.dtype : DType::f8e4m3);
+  same_shape(given.residual_out, sum, x_given, x.dtype);
   if (given.bias) {
     read.push_back(&bias.emplace(of_columns(target, *given.bias, "bias", x)));
     if (bias->dtype != weight.dtype)

@@ -17,7 +17,7 @@ void run_composed(Group& group, const Call& call) {
   Call part{Op::all_reduce, call.dtype};
   part.in = part.out = sums;
   part.count = call.count;
-  part.inner = true;
+  part.rows = call.rows;  // ranks compare them
   group.run_part(part, part.bytes());
   for (size_t row = 0; row < norms.rows(); ++row) norms.run(row, sums + row * norms.row_bytes());
 }
