@@ -198,11 +198,15 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
     for rank, reply in enumerate(replies):
         if reply.partition("|")[2]:
             raise Unsupported(f"rank {rank}: {reply.partition('|')[2]}")
-    uuids = [reply.partition("|")[0] for reply in replies]
+    require_own_gpus([reply.partition("|")[0] for reply in replies])
+    return torch.device("cuda", index)
+
+
+def require_own_gpus(uuids: list[str]) -> None:
+    """Raise Unsupported where two ranks are on one GPU."""
     for rank, theirs in enumerate(uuids):
         if uuids.index(theirs) != rank:
             raise Unsupported(
                 f"ranks {uuids.index(theirs)} and {rank} are on the same GPU; call torch.cuda.set_device(local_rank) "
                 "before init(), or start one rank for each GPU"
             )
-    return torch.device("cuda", index)

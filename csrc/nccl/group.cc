@@ -174,8 +174,8 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
     share = moves.longest;
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  const unsigned most =
-      instance.shared_tiles > 0 ? std::min(shape.blocks, job_.tile_blocks) : shape.blocks;
+  // All blocks must be on the GPU at once: they wait for peers.
+  const unsigned most = std::min(shape.blocks, job_.tile_blocks);
   const unsigned blocks = wanted < most ? static_cast<unsigned>(wanted) : most;
   job.redop = static_cast<int>(elements.redop);
   job.tile_bytes = shape.tile_bytes;

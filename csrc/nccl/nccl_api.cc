@@ -14,9 +14,6 @@ std::mutex hint_mutex;
 std::string hint_path;
 
 void* open_library() {
-  // The copy that is already here comes first: a communicator of torch's or nccl4py's belongs to
-  // it.
-  if (void* library = dlopen(kSoname, RTLD_NOW | RTLD_NOLOAD)) return library;
   std::string reason;
   {
     const std::lock_guard<std::mutex> lock(hint_mutex);
@@ -25,6 +22,7 @@ void* open_library() {
       reason = text(dlerror(), "; ");
     }
   }
+  // The copy that is already here, if there is one.
   if (void* library = dlopen(kSoname, RTLD_NOW)) return library;
   fail("Unsupported", "no NCCL (", reason, dlerror(),
        "); install torch for CUDA or nvidia-nccl-cu13, or use backend='shm'");

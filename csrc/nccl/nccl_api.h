@@ -99,7 +99,7 @@ struct NcclApi {
   void (*ncclCommQueryProperties)();  // 2.29.2: its presence only, the struct is versioned
 };
 
-// A library to take where the process has none yet; call it before the first nccl().
+// The library that communicators belong to; call it before the first nccl().
 void nccl_hint(std::string path);
 // Throws Unsupported with the reason where there is no NCCL.
 const NcclApi& nccl();

@@ -1,0 +1,69 @@
+"""Several ranks on one GPU, which NCCL refuses: commlib's kernels over memory that all ranks map.
+
+`tests/gpu/one_gpu/run N COMMAND…` starts a command whose GPU tests have N ranks, all of them on GPU 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from commlib import jit
+from commlib.backends import nccl
+from commlib.backends.nccl_control import capabilities
+from commlib.bootstrap.world import World
+from commlib.communicator import Communicator
+from commlib.testing.worker import create_communicator
+
+RANKS = int(os.environ.get("RANKS_ON_ONE_GPU", "0"))  # 0: every rank has a GPU of its own
+SOURCE = Path(__file__).with_name("nccl.cc")
+
+
+def built() -> Path:
+    """Return the library in NCCL's place."""
+    path = Path(jit.cache_dir()) / "one_gpu_nccl.so"
+    if not path.exists() or path.stat().st_mtime < SOURCE.stat().st_mtime:
+        mine = path.with_suffix(f".{os.getpid()}")
+        flags = ("-std=c++17", "-shared", "-Xcompiler", "-fPIC", "-x", "cu", "-o", mine)
+        subprocess.run(["nvcc", *map(str, flags), str(SOURCE), "-lcuda"], check=True)
+        mine.rename(path)
+    return path
+
+
+class OneGpu:
+    """In the place of Control: a communicator whose ranks share a GPU."""
+
+    def __init__(self, world: World, timeout_s: float) -> None:
+        name = world.broadcast(secrets.token_hex(8).encode(), 0, timeout_s).decode()
+        self.rank, self.size, self.library = world.rank, world.size, str(built())
+        self._exports = ctypes.CDLL(self.library, use_errno=True)
+        self._exports.one_gpu_open.restype = ctypes.c_void_p
+        self.ptr = self._exports.one_gpu_open(world.rank, world.size, f"one_gpu/{name}".encode())
+        if not self.ptr:
+            raise OSError(ctypes.get_errno(), "one_gpu_open")
+        world.all_gather(b"", timeout_s)
+        version = ctypes.c_int()
+        self._exports.ncclGetVersion(ctypes.byref(version))
+        self.version = version.value
+
+    create = classmethod(lambda cls, world, timeout_s: cls(world, timeout_s))
+
+    def features(self) -> dict[str, str]:
+        return capabilities(self.version, lambda name: hasattr(self._exports, name))
+
+    def destroy(self) -> bool:
+        pointer, self.ptr = self.ptr, 0
+        return not pointer or self._exports.ncclCommDestroy(ctypes.c_void_p(pointer)) == 0
+
+    abort = destroy
+
+
+def create(world: World, **options: Any) -> Communicator:
+    """Make a rank's communicator, on the GPU of all ranks."""
+    nccl.Control = OneGpu  # type: ignore[misc,assignment]
+    nccl.require_own_gpus = lambda uuids: None
+    return create_communicator(world, **options)  # type: ignore[no-any-return]
