@@ -27,6 +27,7 @@ def built() -> Path:
     """Return the library in NCCL's place."""
     path = Path(jit.cache_dir()) / "one_gpu_nccl.so"
     if not path.exists() or path.stat().st_mtime < SOURCE.stat().st_mtime:
+        path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}")
         flags = ("-std=c++17", "-shared", "-Xcompiler", "-fPIC", "-x", "cu", "-o", mine)
         subprocess.run(["nvcc", *map(str, flags), str(SOURCE), "-lcuda"], check=True)
