@@ -17,6 +17,20 @@
 #include <string>
 #include <vector>
 
+// Exported functions have these in their types.
+struct Memory {
+  CUmemGenericAllocationHandle handle;
+  size_t bytes;
+};
+struct Comm {
+  int rank, world, listener;
+  std::string name;
+};
+struct Window {
+  std::vector<CUdeviceptr> peers;  // this rank's too
+  std::vector<Memory> mapped;      // those of peers
+};
+
 namespace {
 
 constexpr int kOk = 0, kCudaError = 1, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5;
@@ -37,21 +51,8 @@ int fail(int code, const std::string& why) {
       return fail(kCudaError, std::string(#call) + ": " + words);                   \
   } while (0)
 
-struct Memory {
-  CUmemGenericAllocationHandle handle;
-  size_t bytes;
-};
 std::mutex mutex;
 std::map<void*, Memory> memories;
-
-struct Comm {
-  int rank, world, listener;
-  std::string name;
-};
-struct Window {
-  std::vector<CUdeviceptr> peers;  // this rank's too
-  std::vector<Memory> mapped;      // those of peers
-};
 
 CUmemAllocationProp properties() {
   CUmemAllocationProp wanted{};
