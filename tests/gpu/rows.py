@@ -42,13 +42,22 @@ def sum_of_rows(rows: Tensor, dtype: torch.dtype) -> Tensor:
     return by_halves(by_halves(by_halves(total)))
 
 
+def quotient(a: Tensor | float, b: Tensor | float) -> Tensor:
+    """Divide, rounded once: a library for vectors may be off by a bit in float32, and float64 hides that."""
+    return (torch.as_tensor(a).double() / torch.as_tensor(b).double()).float()
+
+
+def root(a: Tensor) -> Tensor:
+    return a.double().sqrt().float()
+
+
 def norm_of(h: Tensor, weight: Tensor, form: dict[str, Any], bias: Tensor | None = None) -> Tensor:
     """Return the norm in float32. On the CPU: a GPU's torch divides by numbers with their inverse."""
-    width, rows = torch.tensor(float(h.shape[1])), h.float()
+    width, rows = h.shape[1], h.float()
     if form.get("center"):
-        rows = rows - (sum_of_rows(rows, h.dtype) / width)[:, None]
-    square = sum_of_rows(rows * rows, h.dtype) / width
-    factor = torch.tensor(1.0) / (square + torch.tensor(form.get("eps", 1e-6))).sqrt()
+        rows = rows - quotient(sum_of_rows(rows, h.dtype), width)[:, None]
+    square = quotient(sum_of_rows(rows * rows, h.dtype), width)
+    factor = quotient(1.0, root(square + torch.tensor(form.get("eps", 1e-6))))
     y = rows * factor[:, None] * (weight.float() + torch.tensor(form.get("weight_bias", 0.0)))
     return y if bias is None else y + bias.float()
 
@@ -56,11 +65,11 @@ def norm_of(h: Tensor, weight: Tensor, form: dict[str, Any], bias: Tensor | None
 def quantised(y: Tensor, quant: str, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return 8-bit floats and scales."""
     if quant == "fp8_token":
-        scale = y.abs().amax(-1, keepdim=True) / torch.tensor(LARGEST)
+        scale = quotient(y.abs().amax(-1, keepdim=True), LARGEST)
     elif quant == "fp8_group":
-        scale = y.unflatten(-1, (-1, 128)).abs().amax(-1) / torch.tensor(LARGEST)
+        scale = quotient(y.unflatten(-1, (-1, 128)).abs().amax(-1), LARGEST)
     assert scale is not None
-    factor = torch.where(scale > 0, torch.tensor(1.0) / scale, 0.0)
+    factor = torch.where(scale > 0, quotient(1.0, scale), 0.0)
     spread = factor.repeat_interleave(128, -1) if quant == "fp8_group" else factor
     return (y * spread).clamp(-LARGEST, LARGEST).to(FP8), scale
 
