@@ -1,4 +1,4 @@
-"""What the scripts here share: their options, the head of their documents, and writing these."""
+"""What the scripts here share: their options, the ranks, figures, the head of their documents, and writing these."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import commlib
+from commlib.communicator import Communicator
 from commlib.report import files
+from commlib.report.figures import ratio_text as value_text
 from commlib.report.formats import json_text
-from commlib.timing import fingerprint
+from commlib.timing import Measurement, fingerprint, ratio_of_medians
 
 
 def command_line(text: str | None) -> argparse.ArgumentParser:
@@ -21,14 +24,44 @@ def command_line(text: str | None) -> argparse.ArgumentParser:
     return found
 
 
-def head(name: str, ranks: int, backend: str = "") -> dict[str, Any]:
+def whole_numbers(text: str) -> tuple[int, ...]:
+    """Read an option that is a list: 1,2,4."""
+    return tuple(map(int, text.split(",")))
+
+
+def joined(device: str | None) -> Communicator:
+    """Return the communicator of the ranks that `commlib run` or torchrun started."""
+    return commlib.init(backend={"cpu": "shm", "cuda": "nccl", None: "auto"}[device])
+
+
+def figures(result: Measurement) -> dict[str, Any]:
+    """Return what a row says of a time; what has none is an error."""
+    if result.skipped:
+        raise RuntimeError(f"{result.label} was not timed: {result.skipped}")
+    seconds = {"us": result.median_s, "low_us": result.percentile_s(10), "high_us": result.percentile_s(90)}
+    return {**{name: round(s * 1e6, 3) for name, s in seconds.items()}, "blocks": len(result.times_s)}
+
+
+def ratio(theirs: Measurement, ours: Measurement) -> dict[str, float]:
+    """Return how many times as long they take, with its interval."""
+    found = ratio_of_medians(theirs.times_s, ours.times_s)
+    return {"ratio": round(found.ratio, 4), "low": round(found.low, 4), "high": round(found.high, 4)}
+
+
+def ratio_text(found: dict[str, float] | None) -> str:
+    """Write such a ratio."""
+    return f"{value_text(found['ratio'])} ({value_text(found['low'])}–{value_text(found['high'])})" if found else "-"
+
+
+def head(name: str, ranks: int, backend: str = "", launched: bool = False) -> dict[str, Any]:
     """Return what every document begins with; the command without the folders it happened to use."""
     words = (Path(word).name if word.startswith("/") else word for word in sys.argv[1:])
+    launcher = ["commlib", "run", "-n", str(ranks)] if launched else []
     return {
         "schema": f"commlib.{name}",
         "version": 1,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        "command": shlex.join([*launcher, "python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
         "fingerprint": fingerprint(backend),
         "ranks": ranks,
     }

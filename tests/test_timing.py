@@ -26,6 +26,7 @@ from commlib.timing import (
     cpu_share,
     fingerprint,
     measure,
+    measure_calls,
     plain,
     protocol,
     public_call,
@@ -337,3 +338,20 @@ def a_peer_raises(comm: Communicator) -> list[str]:
 
 def test_what_a_peer_raises_is_why_it_is_left_out(shm_ranks: Ranks) -> None:
     assert shm_ranks.run(a_peer_raises, world=2) == [["RuntimeError: this library has no such call", ""]] * 2
+
+
+def timed_calls(comm: Communicator) -> tuple[list[tuple[str, int, list[float], float]], list[str]]:
+    made: list[str] = []
+    calls = {"late": [lambda: time.sleep(2e-3 * comm.rank)], "even": [lambda: made.append("even")]}
+    rows = measure_calls(comm, calls, QUICK, "calls", {"even": lambda: made.append("enter")})
+    return [(row.label, row.iterations, row.times_s, row.median_s) for row in rows], made
+
+
+def test_calls_of_all_ranks_are_timed_on_the_slowest_and_entered_before_each_block(shm_ranks: Ranks) -> None:
+    (rows, made), (same, _) = shm_ranks.run(timed_calls, world=2)
+    assert rows == same
+    assert [(label, len(times)) for label, _, times, _ in rows] == [("late", 3), ("even", 3)]
+    assert rows[0][3] >= 2e-3  # rank 0 does not sleep
+    assert made[0] == "enter"
+    assert made[-1] == "even"
+    assert made.count("enter") >= 3

@@ -1,5 +1,7 @@
 """FlashInfer's all-reduce, compiled from the headers of its wheel: one shot with and without early launch, two shots.
 
+benchmarks/norms.py and benchmarks/tp_decode.py also call it with the residual and the norm in the same kernel.
+
 DATA=$(python -c "import flashinfer.jit.env as e; print(e.FLASHINFER_DATA)")   # of its wheel
 nvcc -O3 -std=c++17 -arch=sm_90a -shared -Xcompiler -fPIC --expt-relaxed-constexpr -I $DATA/include \
   -I $DATA/spdlog/include benchmarks/peers/flashinfer.cu -o benchmarks/peers/flashinfer.so
@@ -47,10 +49,12 @@ class FlashInfer(Symm):
     def join(self, comm: Communicator) -> None:
         """Make the three buffers that all ranks write to, and this rank's counters."""
         super().join(comm)
-        self._call = ctypes.CDLL(str(LIBRARY)).flashinfer_all_reduce
+        library = ctypes.CDLL(str(LIBRARY))
+        self._call, self._norm = library.flashinfer_all_reduce, library.flashinfer_add_norm
+        self._place = comm.rank, comm.size
         part = comm.size * MOST_BYTES  # of the one-shot kernel's buffer, which has three parts
         sizes = (comm.size * MOST_BYTES, comm.size * BARRIER_BYTES, 3 * part)
-        self._buffers = [self._empty(num_bytes // 2, torch.int16) for num_bytes in sizes]
+        self._buffers = [self.empty(num_bytes // 2, torch.int16) for num_bytes in sizes]
         for buffer, value in zip(self._buffers, (0, 0, NEGATIVE_ZERO), strict=True):
             buffer.fill_(value)
         self._counters = torch.tensor([0, 0, 0, part, 0], dtype=torch.int32, device=comm.device)
@@ -81,6 +85,17 @@ class FlashInfer(Symm):
                 raise RuntimeError(f"FlashInfer's all-reduce failed with CUDA error {code}")
 
         return run
+
+    def add_norm(self, early: bool, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+        """Put all ranks' sum with the residual in the residual's place, and the norm of its rows in place of x."""
+        if x.dtype != torch.bfloat16 or weight.dtype != x.dtype or x.shape[-1] > HIDDEN or x.nbytes > MOST_BYTES:
+            raise Unsupported(f"it was built for bfloat16, and is measured for rows of {HIDDEN} or less, up to 64 MiB")
+        numbers = [ctypes.c_int(number) for number in (*self._place, x.numel(), x.shape[-1])]
+        tensors = (self._workspace, x, residual, residual, weight)
+        pointers = [Pointer(tensor.data_ptr()) for tensor in tensors]
+        flags = ctypes.c_int(1), ctypes.c_int(early)
+        if code := self._norm(*numbers, *pointers, ctypes.c_float(eps), *flags, stream()):
+            raise RuntimeError(f"FlashInfer's all-reduce with a norm failed with CUDA error {code}")
 
 
 def _handle(tensor: torch.Tensor) -> dist._symmetric_memory._SymmetricMemory:

@@ -45,18 +45,19 @@ class Symm(Peer):
             return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
         found = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
         here = int(in_place)  # two shots, in place, is the second of the labels
-        found[here] = Candidate(self.labels[here], _prepare, in_place, self._empty)
+        found[here] = Candidate(self.labels[here], _prepare, in_place, self.empty)
         return found
 
     def stop(self) -> None:
         """Leave the process group."""
         leave_default_group()
 
-    def _empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Allocate symmetric memory, on all ranks together."""
         import torch.distributed._symmetric_memory as symm_mem
 
         tensor = symm_mem.empty(elements, dtype=dtype, device=self._device)
-        symm_mem.rendezvous(tensor, _group())
+        symm_mem.rendezvous(tensor, group_name())
         return tensor
 
 
@@ -68,9 +69,10 @@ def _prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         raise Unsupported("torch's symmetric memory adds float32 and bfloat16 only")
     ops: Any = torch.ops.symm_mem
     if out is x:
-        return partial(ops.two_shot_all_reduce_, x, "sum", _group())
-    return partial(ops.one_shot_all_reduce_out, x, "sum", _group(), out)
+        return partial(ops.two_shot_all_reduce_, x, "sum", group_name())
+    return partial(ops.one_shot_all_reduce_out, x, "sum", group_name(), out)
 
 
-def _group() -> Any:
+def group_name() -> Any:
+    """Return what the operations take for torch's default process group."""
     return dist.group.WORLD.group_name  # type: ignore[union-attr]  # join() made it

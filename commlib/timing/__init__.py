@@ -6,7 +6,7 @@ from commlib.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_me
 from commlib.timing.graph import own_stream
 from commlib.timing.limit import Limit, measure_limit
 from commlib.timing.machine import cpu_share, environment, fingerprint
-from commlib.timing.protocol import buffers_of, measure, measure_alone
+from commlib.timing.protocol import buffers_of, measure, measure_alone, measure_calls
 from commlib.timing.truth import bits, differing, poison
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "fit_latency_and_rate",
     "measure",
     "measure_alone",
+    "measure_calls",
     "measure_limit",
     "own_stream",
     "pinned",

@@ -16,6 +16,7 @@ from commlib.timing.blocks import (
     DEFAULT,
     Alone,
     Entry,
+    Group,
     Measurement,
     Protocol,
     agree,
@@ -63,19 +64,35 @@ def measure(
     return [entry.result for entry in entries]
 
 
+def measure_calls(
+    group: Group,
+    calls: Mapping[str, Sequence[Run]],
+    protocol: Protocol,
+    name: str,
+    enters: Mapping[str, Run] | None = None,
+) -> list[Measurement]:
+    """Time rows of calls that all ranks make, one call for each set of buffers; the caller has checked their values.
+
+    What `enters` has for a row runs before each of its blocks, outside the clock. Everything runs on the current
+    stream; graphs want one of their own (graph.own_stream).
+    """
+    started = time.perf_counter()
+    entries = [
+        Entry(Measurement(label, False), (enters or {}).get(label, lambda: None), runs=list(runs))
+        for label, runs in calls.items()
+    ]
+    sets = max((len(entry.runs) for entry in entries), default=1)
+    with undisturbed():
+        take_turns(group, entries, replace(protocol, buffers=sets), (started, name))
+    _combine(group, entries)
+    return [entry.result for entry in entries]
+
+
 def measure_alone(
     device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
 ) -> list[Measurement]:
-    """Time rows of calls, one call for each set of buffers; their values are the caller's to check before.
-
-    Everything runs on the current stream; graphs want one of their own (graph.own_stream).
-    """
-    started = time.perf_counter()
-    entries = [Entry(Measurement(label, False), runs=list(runs)) for label, runs in calls.items()]
-    sets = max((len(entry.runs) for entry in entries), default=1)
-    with undisturbed():
-        take_turns(Alone(device), entries, replace(protocol, buffers=sets), (started, name))
-    return [entry.result for entry in entries]
+    """Time rows of calls on one device, without ranks."""
+    return measure_calls(Alone(device), calls, protocol, name)
 
 
 def _prepare_all(
@@ -150,7 +167,7 @@ def _check_replays(comm: Communicator, entries: Sequence[Entry], truth: Truth | 
     comm.barrier()
 
 
-def _combine(comm: Communicator, entries: Sequence[Entry]) -> None:
+def _combine(comm: Group, entries: Sequence[Entry]) -> None:
     """Make every rank's times the slowest rank's, and its wrong elements everybody's."""
     everyone = comm.all_gather_object([(e.result.times_s, e.result.issue_s, e.result.wrong) for e in entries])
     for at, entry in enumerate(entries):

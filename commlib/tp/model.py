@@ -49,10 +49,14 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
         """Return the partial result, in place of x."""
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(self.qkv(x)))
+        return self.out.partial(self.mixed(self.qkv(x), batch, rotary, cache), out=x)
+
+    def mixed(self, qkv: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what lies between the two products: the new K and V are stored, and each token looks at its own."""
+        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(qkv))
         q, k = turned(q, *rotary), turned(k, *rotary)
         store(*cache, batch.slots, k, v, unique=True)
-        return self.out.partial(attend(q, *cache, batch).flatten(1), out=x)
+        return attend(q, *cache, batch).flatten(1)
 
     def load(self, source: Source, name: str) -> None:
         """Read the four projections."""
@@ -134,7 +138,7 @@ class Llama(nn.Module):
         """Store the new tokens in the cache; return this rank's logits, [requests, part of the vocabulary]."""
         if len(batch.ids) > len(self.buffer):
             raise ValueError(f"the batch has {len(batch.ids)} new tokens, but max_tokens is {len(self.buffer)}")
-        rotary = self._rotary(batch.positions)
+        rotary = self.rotary(batch.positions)
         x, residual = self.begin(self.embed.partial(batch.ids, self.buffer[: len(batch.ids)]))
         for layer, of_layer in zip(self.layers, zip(cache.k, cache.v, strict=True), strict=True):
             x, residual = layer(x, residual, batch, rotary, of_layer)
@@ -165,7 +169,8 @@ class Llama(nn.Module):
         model.load(SafeTensors(folder))
         return model
 
-    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return by which cosines and sines the heads of tokens at these positions are turned."""
         angles = (positions.float()[:, None] * self.turns)[:, None]  # a token, its heads, a pair of features
         return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 

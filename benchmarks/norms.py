@@ -1,0 +1,188 @@
+"""Time all_reduce_rms_norm by each algorithm beside all_reduce and a norm, by commlib, NCCL or gloo, torch, FlashInfer.
+
+    commlib run -n 2 python benchmarks/norms.py -o norms.json
+    commlib run -n 2 python benchmarks/norms.py --tokens 1,16,256 --widths 8192 --quant fp8_token
+
+Every line works in place, as a model does; all take turns, in CUDA graphs on GPUs. `fused` is the plan's choice. First
+each line's values are compared with what torch makes of all ranks' rows in float64. torchrun can start it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from reduce_norm import Way, Ways, algorithms_of
+from torch import Tensor
+from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
+
+from commlib.collectives.norms import FP8, GROUP, normalised
+from commlib.communicator import Communicator
+from commlib.errors import Unsupported
+from commlib.report.figures import size_text
+from commlib.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
+
+EPS = 1e-6
+SETS = 3  # of tensors, in rotation
+BASELINES = ("unfused", "gloo", "nccl", "flashinfer", "flashinfer_early")
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
+
+
+class Rows(NamedTuple):
+    """What a call takes."""
+
+    x: Tensor
+    residual: Tensor
+    weight: Tensor
+
+
+def filled(comm: Communicator, rows: Rows, rank: int) -> Rows:
+    """Give the tensors the values that a rank has; the residual and the weight are the same on all."""
+    own, shared = (torch.Generator(comm.device).manual_seed(seed) for seed in (rank + 1, 0))
+    rows.x.normal_(generator=own)
+    rows.residual.normal_(generator=shared)
+    rows.weight.normal_(1, 0.1, generator=shared)
+    return rows
+
+
+def made(comm: Communicator, way: Way, tokens: int, width: int, dtype: torch.dtype) -> Rows:
+    """Allocate and fill what a way takes."""
+    x = way.empty(tokens * width, dtype).view(tokens, width)
+    plain = partial(torch.empty, dtype=dtype, device=comm.device)
+    return filled(comm, Rows(x, plain(tokens, width), plain(width)), comm.rank)
+
+
+def expected(comm: Communicator, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the norm and the sum with the residual, of every rank's values."""
+    plain = partial(torch.empty, dtype=dtype, device=comm.device)
+    total = torch.zeros(shape, dtype=torch.float64, device=comm.device)
+    for rank in range(comm.size):
+        rows = filled(comm, Rows(plain(shape), plain(shape), plain(shape[1])), rank)
+        total += rows.x
+    h = total.to(dtype) + rows.residual
+    return normalised(h.double(), rows.weight, EPS, 0.0, None, False), h
+
+
+def apart(found: Sequence[Tensor], truth: tuple[Tensor, Tensor]) -> float:
+    """Return how far a norm and a sum are from the truth, as a share of their size."""
+    y, h, *scales = found
+    wide = y.double()
+    if scales:
+        scale = scales[0].double()
+        wide = wide * (scale.repeat_interleave(GROUP, -1) if scale.shape[-1] > 1 else scale)
+    pairs = zip((wide, h.double()), (each.double() for each in truth), strict=True)
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+
+def check(comm: Communicator, way: Way, rows: Rows, truth: tuple[Tensor, Tensor]) -> float:
+    """Compare a call, eager and in a graph, and return how far it is from the truth; raise if it is far."""
+    way.enter()
+    called = way.run(*filled(comm, rows, comm.rank), EPS)
+    found = [apart(called, truth)]
+    far = 0.04 if called[0].dtype == FP8 else 4 * torch.finfo(rows.x.dtype).eps
+    if comm.device.type == "cuda":
+        kept: list[tuple[Tensor, ...]] = []
+        replayed = graph.capture([lambda: kept.append(way.run(*rows, EPS))])
+        filled(comm, rows, comm.rank)
+        replayed.replay()
+        found.append(apart(kept[0], truth))
+        torch.cuda.synchronize()
+        replayed.reset()
+    worst = max(comm.all_gather_object(max(found)))
+    if not worst <= far:
+        raise RuntimeError(
+            f"{way.label} of {tuple(rows.x.shape)} is {worst:.2g} of its size wrong; {far:.2g} is the most"
+        )
+    return worst
+
+
+def measure(
+    comm: Communicator, ways: Ways, shape: tuple[int, int], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Check and time all ways on rows of one shape; return a row for each."""
+    dtype, gpu = getattr(torch, options.dtype), comm.device.type == "cuda"
+    truth = expected(comm, shape, dtype)
+    calls: dict[str, list[Run]] = {}
+    wrong = {}
+    for way in ways.found:
+        sets = [made(comm, way, *shape, dtype) for _ in range(SETS)]
+        try:
+            wrong[way.label] = check(comm, way, sets[0], truth)
+        except Unsupported as error:
+            ways.missing[f"{way.label} of {shape[0]} × {shape[1]}"] = str(error)
+            continue
+        calls[way.label] = [partial(way.run, *rows, EPS) for rows in sets]
+    protocol = Protocol(blocks=(5, options.blocks), budget_s=options.time, graph=gpu)
+    found = measure_calls(comm, calls, protocol, f"{shape}", {way.label: way.enter for way in ways.found})
+    by_label = {result.label: result for result in found}
+    return [
+        {"tokens": shape[0], "width": shape[1], "bytes": shape[0] * shape[1] * dtype.itemsize, "way": result.label}
+        | {**figures(result), "apart": wrong[result.label], "over": _over(by_label, result, f"{comm.backend}_composed")}
+        for result in found
+    ]
+
+
+def _over(found: dict[str, Measurement], result: Measurement, composed: str) -> dict[str, Any]:
+    """Return how many times as fast as each baseline it is."""
+    return {name: ratio(found[name], result) for name in (composed, *BASELINES) if name in found}
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the rows of one shape as text."""
+    first = rows[0]
+    names = list(first["over"])[:3]
+    title = f"{first['tokens']} × {first['width']}, {size_text(first['bytes'])}B"
+    lines = ["", f"{title:18}{'µs':>8} " + " ".join(f"{f'× {name}':>16}" for name in names)]
+    for row in rows:
+        cells = " ".join(f"{ratio_text(row['over'][name]):>16}" for name in names)
+        lines.append(f"{row['way']:18}{row['us']:8.2f} {cells}")
+    return "\n".join(lines)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = command_line(__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="without it, GPUs where every rank has one")
+    parser.add_argument("--tokens", type=whole_numbers, default=(1, 2, 4, 16, 64, 128, 256, 2048))
+    parser.add_argument("--widths", type=whole_numbers, default=(8192, 4096, 5120, 7168))
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--quant", choices=["fp8", "fp8_token", "fp8_group"], help="commlib's lines alone")
+    parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all")
+    parser.add_argument("--norm", choices=["triton", "torch"], default="triton", help="behind others' all-reduces")
+    parser.add_argument("--time", type=float, default=1.0, help="seconds for a shape")
+    parser.add_argument("--blocks", type=int, default=25, help="of each line, at most")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure every shape, print it, and write the figures."""
+    options = arguments()
+    with joined(options.device) as comm:
+        device = comm.device.type
+        options.dtype = options.dtype or DTYPES[device]
+        names = options.algorithms.split(",") if options.algorithms else algorithms_of(comm)
+        rows: list[dict[str, Any]] = []
+        say = print if comm.rank == 0 else lambda *_, **__: None
+        stream = own_stream(comm.device) if device == "cuda" else nullcontext()
+        with stream, Ways(comm, names, options.norm, options.quant) as ways:
+            say(f"# {options.dtype}, quant {options.quant}; norms behind all-reduces: {ways.norm}", flush=True)
+            for width in options.widths:
+                for tokens in options.tokens:
+                    of_shape = measure(comm, ways, (tokens, width), options)
+                    say(page(of_shape), flush=True)
+                    rows += of_shape
+            for name, reason in ways.missing.items():
+                say(f"# not here: {name}: {reason}", flush=True)
+        if comm.rank == 0:
+            facts = {"dtype": options.dtype, "quant": options.quant, "norm": ways.norm, "missing": ways.missing}
+            document = head("norms", comm.size, comm.backend, launched=True)
+            write(options.output, {**document, **facts, "rows": rows})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""Scripts of benchmarks/ that run on ranks: every way is there and right, and what is written can be read again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS, OTHERS = {"fused", "shm_composed", "unfused"}, {"gloo"}
+
+
+def run(python: Path, folder: Path, words: str) -> tuple[str, dict[str, Any]]:
+    command = [str(python.with_name("commlib")), "run", "-n", "2", "--no-prefix", str(python)]
+    done = subprocess.run(
+        [*command, *words.split(), "--device", "cpu", "--time", "0", "-o", str(folder / "found.json")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert document["command"].startswith(f"commlib run -n 2 python {words}")
+    return done.stdout, document
+
+
+def test_a_decode_step_is_the_same_by_every_way_and_its_parts_are_timed(quick_python: Path, tmp_path: Path) -> None:
+    shape = "--layers 1 --hidden 64 --heads 4 --kv-heads 2 --intermediate 96 --vocab 130 --context 20"
+    said, found = run(quick_python, tmp_path, f"benchmarks/tp_decode.py --batches 1,3 {shape}")
+    assert found["shape"]["vocab"] == 130
+    assert set(found["missing"]) == {"symm", "flashinfer"}
+    for batch in (1, 3):
+        rows = [row for row in found["rows"] if row["batch"] == batch]
+        assert {row["way"] for row in rows if row["part"] == "step"} == {*OURS, *OTHERS, "without"}
+        assert {row["way"] for row in rows if row["part"] == "norms"} == {*OURS, *OTHERS}
+        assert {row["part"] for row in rows if not row["way"]} == {"products", "attention"}
+        assert all(row["us"] > 0 and row["blocks"] >= 5 for row in rows)
+        assert all(row["apart"] < 1e-4 for row in rows if row["way"] in OURS | OTHERS)
+        assert f"batch {batch}:" in said
+
+
+@pytest.mark.parametrize("quant", ["", " --quant fp8_group"])
+def test_the_norm_of_rows_is_right_by_every_way(quick_python: Path, tmp_path: Path, quant: str) -> None:
+    words = f"benchmarks/norms.py --tokens 1,5 --widths 128 --dtype bfloat16{quant}"
+    said, found = run(quick_python, tmp_path, words)
+    ways = {*OURS, "shm_oneshot", "shm_twoshot"} | (set() if quant else OTHERS)
+    for tokens in (1, 5):
+        rows = [row for row in found["rows"] if row["tokens"] == tokens]
+        assert {row["way"] for row in rows} == ways
+        assert all(0 < row["apart"] < 0.04 and {"shm_composed", "unfused"} < {*row["over"], ""} for row in rows)
+        assert f"{tokens} × 128" in said
+
+
+WRONG = """
+import sys
+sys.path.insert(0, {folder!r})
+import reduce_norm
+right = reduce_norm._torch
+reduce_norm._torch = lambda x, residual, weight, eps, out: (right(x, residual, weight, eps, out)[0] * 1.1, residual)
+sys.argv = [{script!r}, *{words!r}]
+import {module}
+{module}.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("norms", "--tokens 2 --widths 64"),
+        ("tp_decode", "--layers 1 --hidden 64 --intermediate 64 --vocab 64 --context 4 --batches 2"),
+    ],
+)
+def test_a_way_that_gives_other_values_is_an_error(quick_python: Path, tmp_path: Path, module: str, words: str) -> None:
+    program = tmp_path / "wrong.py"
+    given = f"{words} --device cpu --time 0".split()
+    program.write_text(WRONG.format(folder=str(ROOT / "benchmarks"), script=module, words=given, module=module))
+    command = [str(quick_python.with_name("commlib")), "run", "-n", "2", str(quick_python), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode != 0
+    assert "unfused" in done.stderr + done.stdout
+    assert "the most" in done.stderr + done.stdout
