@@ -66,25 +66,27 @@ def _width(call: Call) -> int:
     return gcd(call.count, WIDTH) or COLUMNS
 
 
-@lru_cache(maxsize=4)
-def _residual(call: Call) -> Tensor:
-    """Small odd numbers: what is made in place again and again does not shrink to nothing where there is no zero."""
-    return (torch.arange(call.count) % 6 * 2 - 5).to(call.dtype).view(-1, _width(call))
+@lru_cache(maxsize=32)
+def _given(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return residual and weight; a graph captures the call once they are there.
 
-
-def _weight(call: Call) -> Tensor:
-    return (1 + torch.arange(_width(call)) % 5 / 4).to(call.dtype)
+    The residual has small odd numbers: what is made in place again and again does not shrink to nothing where there is
+    no zero.
+    """
+    residual = (torch.arange(call.count, device=device) % 6 * 2 - 5).to(call.dtype).view(-1, _width(call))
+    return residual, (1 + torch.arange(_width(call), device=device) % 5 / 4).to(call.dtype)
 
 
 def _reference(call: Call, inputs: Sequence[Tensor], fold: Fold) -> Tensor:
-    total = fold([x.view(-1, _width(call)) for x in inputs], "sum").to(call.dtype) + _residual(call)
-    return normalised(total.double(), _weight(call), 1e-6, 0.0, None, False).to(call.dtype).view(-1)
+    residual, weight = _given(call, inputs[0].device)
+    total = fold([x.view(-1, _width(call)) for x in inputs], "sum").to(call.dtype) + residual
+    return normalised(total.double(), weight, 1e-6, 0.0, None, False).to(call.dtype).view(-1)
 
 
 def _invoke(comm: Communicator, x: Tensor, out: Tensor, call: Call) -> None:
-    rows, kept = x.view(-1, _width(call)), _residual(call).to(x.device)
-    given = kept, _weight(call).to(x.device)
-    comm.all_reduce_rms_norm(rows, *given, out=out.view_as(rows), residual_out=torch.empty_like(kept))
+    rows, (residual, weight) = x.view(-1, _width(call)), _given(call, x.device)
+    h = torch.empty_like(residual)
+    comm.all_reduce_rms_norm(rows, residual, weight, out=out.view_as(rows), residual_out=h)
 
 
 ALL_REDUCE_RMS_NORM = Collective(

@@ -12,7 +12,6 @@ from tests.gpu import one_gpu
 
 GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 MOST_RANKS = 8 if one_gpu.RANKS else 4
-CREATE = one_gpu.create if one_gpu.RANKS else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +26,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def nccl_ranks() -> Iterator[Ranks]:
-    ranks, limits = min(GPUS, MOST_RANKS), {"timeout_s": 60.0, "max_bytes": 64 << 20, "deadline_s": 100.0}
-    with Ranks(ranks, backend="nccl", create=CREATE, **limits) as ranks:
+    most = min(GPUS, MOST_RANKS)
+    with Ranks(most, backend="nccl", timeout_s=60.0, max_bytes=64 << 20, deadline_s=100.0) as ranks:
         yield ranks

@@ -16,10 +16,10 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, PeerLost
 from commlib.plan import Plan
 from commlib.testing import Ranks
+from tests.gpu.conftest import GPUS
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import Steady, capture, pinned, warm_up
 
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 NOTICE_S = 2.0  # for a death, an abort
 PATIENCE_S = 1.0  # for a rank that is late
 LATE_S = PATIENCE_S + 0.7

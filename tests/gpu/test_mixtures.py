@@ -35,9 +35,9 @@ class Mixture:
         self.graphs = {call: capture(call) for call in self.calls if most_bytes(call) <= GRAPH_BYTES}
 
     def call(self, number: int) -> Steady:
-        dtype = self.draw.choice(DTYPES)
-        elements = int(2 ** self.draw.uniform(0, LOG2_BYTES)) // dtype.itemsize
         name = self.draw.choice(NAMES)
+        dtype = self.draw.choice(DTYPES[:2] if COLLECTIVES[name].of_rows else DTYPES)
+        elements = int(2 ** self.draw.uniform(0, LOG2_BYTES)) // dtype.itemsize
         blocks = (
             self.comms[0].size if name in ("all_gather", "all_to_all", "gather", "scatter", "reduce_scatter") else 1
         )

@@ -1,6 +1,6 @@
 """Several ranks on one GPU, which NCCL refuses: commlib's kernels over memory that all ranks map.
 
-`tests/gpu/one_gpu/run N COMMAND…` starts a command whose GPU tests have N ranks, all of them on GPU 0.
+`tests/gpu/one_gpu/run N COMMAND…` starts a command whose ranks, N at most, are all on GPU 0, with this as a plugin.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from commlib import jit
 from commlib.backends import nccl
 from commlib.backends.nccl_control import capabilities
 from commlib.bootstrap.world import World
-from commlib.communicator import Communicator
-from commlib.testing.worker import create_communicator
+from commlib.errors import Unsupported
 
 RANKS = int(os.environ.get("RANKS_ON_ONE_GPU", "0"))  # 0: every rank has a GPU of its own
 SOURCE = Path(__file__).with_name("nccl.cc")
@@ -51,7 +50,13 @@ class OneGpu:
         self._exports.ncclGetVersion(ctypes.byref(version))
         self.version = version.value
 
-    create = classmethod(lambda cls, world, timeout_s: cls(world, timeout_s))
+    @classmethod
+    def create(cls, world: World, timeout_s: float) -> OneGpu:
+        return cls(world, timeout_s)
+
+    @classmethod
+    def adopt(cls, source: Any) -> OneGpu:
+        raise Unsupported("NCCL's communicators need a GPU for each rank")
 
     def features(self) -> dict[str, str]:
         return capabilities(self.version, lambda name: hasattr(self._exports, name))
@@ -63,8 +68,8 @@ class OneGpu:
     abort = destroy
 
 
-def create(world: World, **options: Any) -> Communicator:
-    """Make a rank's communicator, on the GPU of all ranks."""
+# What makes this file a plugin, which every rank of a program loads before it makes a communicator.
+ALGORITHMS: dict[str, Any] = {}
+if RANKS:
     nccl.Control = OneGpu  # type: ignore[misc,assignment]
     nccl.require_own_gpus = lambda uuids: None
-    return create_communicator(world, **options)  # type: ignore[no-any-return]
