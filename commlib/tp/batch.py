@@ -9,15 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from commlib.kernels import metadata
+from commlib.kernels import decode_attention, metadata
+
+# Keys that are added up together: with the same number always, a row's bits depend neither on the batch nor on the
+# width of the tables. Few, so that short requests keep a GPU busy, too.
+SPLIT_TOKENS = 256
 
 
 class View(NamedTuple):
-    """Requests with equally many new tokens, which read their pages together."""
+    """A request with several new tokens."""
 
     rows: slice  # of the batch's tokens
+    table: Tensor  # its pages
+    seen: Tensor  # [new tokens, pages * page_size]: which slots each new token sees
+
+
+class Single(NamedTuple):
+    """Requests with one new token each."""
+
+    rows: Tensor | None  # of the batch's tokens; None: all
     tables: Tensor  # [requests, pages]
-    seen: Tensor  # [requests, 1, new tokens, pages * page_size]: which slots each new token sees
+    lengths: Tensor  # of the requests, with the new token
 
 
 class Batch(NamedTuple):
@@ -27,7 +39,8 @@ class Batch(NamedTuple):
     positions: Tensor
     slots: Tensor  # -1: padding, stored nowhere
     last: Tensor  # the row of each request's last token
-    views: list[View]
+    single: Single | None
+    views: Sequence[View] = ()
 
 
 def decode_batch(inputs: Tensor, page_size: int) -> Batch:
@@ -39,8 +52,7 @@ def decode_batch(inputs: Tensor, page_size: int) -> Batch:
     found = metadata(1, lengths, 1)
     slots = _slots(tables, found.request_index, found.positions, page_size)
     slots = slots.masked_fill(found.expanded == 0, -1)
-    view = View(slice(None), tables, _seen(found.positions[:, None], tables, page_size))
-    return Batch(ids, found.positions, slots, found.request_index, [view])
+    return Batch(ids, found.positions, slots, found.request_index, Single(None, tables, lengths))
 
 
 def extend_batch(tokens: Sequence[Sequence[int]], starts: Sequence[int], tables: Tensor, page_size: int) -> Batch:
@@ -53,34 +65,41 @@ def extend_batch(tokens: Sequence[Sequence[int]], starts: Sequence[int], tables:
     slots = _slots(tables, found.request_index, found.positions, page_size)
     views, at = [], 0
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
-        rows, pages = slice(at, at + count), tables[row : row + 1, : -(-length // page_size)]
-        views.append(View(rows, pages, _seen(found.positions[None, rows], pages, page_size)))
+        if count > 1:
+            rows, pages = slice(at, at + count), tables[row, : -(-length // page_size)]
+            places = torch.arange(len(pages) * page_size, device=tables.device)
+            views.append(View(rows, pages, places <= found.positions[rows, None]))
         at += count
-    return Batch(ids, found.positions, slots, found.cu_seqlens[1:] - 1, views)
+    last = found.cu_seqlens[1:] - 1
+    ones = [row for row, count in enumerate(counts) if count == 1]
+    index = torch.tensor(ones, dtype=torch.int64).to(tables.device)
+    single = Single(last[index], tables[index], both[1][index]) if ones else None
+    return Batch(ids, found.positions, slots, last, single, views)
 
 
 def _slots(tables: Tensor, requests: Tensor, positions: Tensor, page_size: int) -> Tensor:
     return tables[requests, positions // page_size] * page_size + positions % page_size
 
 
-def _seen(positions: Tensor, tables: Tensor, page_size: int) -> Tensor:
-    """Return which slots of its request each token sees: its own and those before it."""
-    places = torch.arange(tables.shape[1] * page_size, device=tables.device)
-    return (places <= positions[:, :, None])[:, None]
-
-
 def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     """Return attention of each new token over its request's pages: [tokens, heads, head_dim], as q."""
-    return torch.cat([_attend(q[view.rows], k_cache, v_cache, view) for view in batch.views])
+    single, out = batch.single, torch.empty_like(q)
+    if single is not None:
+        own = q if single.rows is None else q[single.rows]
+        found = decode_attention(own, k_cache, v_cache, single.tables, single.lengths, split_tokens=SPLIT_TOKENS)
+        if single.rows is None:
+            return found
+        out[single.rows] = found
+    for view in batch.views:
+        out[view.rows] = _attend(q[view.rows], k_cache, v_cache, view)
+    return out
 
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, view: View) -> Tensor:
     """Heads that share a KV head are more queries of it: K and V are not repeated."""
-    requests, keys = len(view.tables), k_cache.shape[2]
-    k, v = (cache[view.tables].flatten(1, 2).transpose(1, 2) for cache in (k_cache, v_cache))
-    grouped = q.unflatten(0, (requests, -1)).unflatten(2, (keys, -1))  # request, token, KV head, sharing head, feature
-    count, sharing = grouped.shape[1], grouped.shape[3]
-    queries = grouped.permute(0, 2, 3, 1, 4).flatten(2, 3)
-    found = F.scaled_dot_product_attention(queries, k, v, attn_mask=view.seen.repeat(1, 1, sharing, 1))
-    whole: Tensor = found.unflatten(2, (sharing, count)).permute(0, 3, 1, 2, 4).reshape(q.shape)
+    k, v = (cache[view.table].flatten(0, 1).transpose(0, 1) for cache in (k_cache, v_cache))
+    grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # KV head, sharing head, token, feature
+    mask = view.seen.repeat(grouped.shape[1], 1)
+    found = F.scaled_dot_product_attention(grouped.flatten(1, 2)[None], k[None], v[None], attn_mask=mask)[0]
+    whole: Tensor = found.unflatten(1, grouped.shape[1:3]).permute(2, 0, 1, 3).reshape(q.shape)
     return whole

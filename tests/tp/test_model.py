@@ -149,6 +149,31 @@ def test_tokens_are_the_same_on_any_ranks_with_and_without_hits_batched_and_one_
         assert any(reused) == options.get("reuse", True)
 
 
+def logits_of_tokens(comm, reuse):
+    """Return the logits from which each new token of each prompt was chosen, and what was reused."""
+    engine = Engine(model_of(comm, max_tokens=1), pages=24, page_size=4, max_batch=1, reuse=reuse)
+    run, seen, found, reused = engine._run, [], [], 0
+
+    def watched(batch):
+        seen.append(run(batch))
+        return seen[-1]
+
+    engine._run = watched
+    for prompt in PROMPTS:
+        (one,) = engine.generate([prompt], 6)
+        reused += one.reused
+        found.append(torch.stack([logits for logits, _ in seen[-6:]]))
+    return found, reused
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_steps_of_one_token_have_the_same_bits_with_and_without_hits(shm_ranks, world):
+    (without, none), *_ = shm_ranks.run(logits_of_tokens, False, world=world)
+    (found, some), *_ = shm_ranks.run(logits_of_tokens, True, world=world)
+    assert none == 0 < some
+    assert all(torch.equal(a, b) for a, b in zip(found, without, strict=True))
+
+
 @pytest.mark.parametrize("draw", [Draw(0.9, 0, 5), Draw(1.2, 10, 6)], ids=str)
 def test_drawn_tokens_are_the_same_on_any_ranks_in_any_batch_and_with_or_without_hits(shm_ranks, draw):
     ways = [(world, one_by_one, {}) for world in (1, 2, 4) for one_by_one in (False, True)]

@@ -17,6 +17,7 @@ from commlib.report import nsight
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 POSITIVE = click.FloatRange(0, min_open=True)
+HEADS = click.IntRange(1, 1024)
 
 
 @click.group()
@@ -100,3 +101,44 @@ def radix(ctx: click.Context, seconds: float, leaves: int, seed: int, output: Pa
     check_files(output, None, "--json")
     report = RadixReport(leaves, shlex.join(["commlib", "profile", "radix", *ctx.meta["words"]]))
     ctx.exit(main(report, Output(RadixView, path=output), seconds, seed))
+
+
+@profile.command(cls=Words)
+@click.option("--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True)
+@click.option("-b", "--batch", help="Number of requests, a,b.")
+@click.option("-l", "--length", help="Tokens of each request, a,b.")
+@click.option("--heads", type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]")
+@click.option("--kv-heads", type=HEADS, help="Heads of K and V.  [default: 8; on a CPU 1]")
+@click.option("--dim", type=click.IntRange(1, 256), default=128, show_default=True, help="Features of a head.")
+@click.option("--page-size", help="Tokens of a page of the cache, a,b.  [default: 16]")
+@click.option("--dtype", help="Element types a,b (bf16, half … too).  [default: bfloat16]")
+@click.option("--fp8", is_flag=True, help="Cache of float8_e4m3fn, with scales.")
+@click.option("--ragged", is_flag=True, help="Lengths from 1 to twice --length.")
+@click.option("--sweep", is_flag=True, help="Measure many sizes, pages of 1 and 64, and an 8-bit cache.")
+@click.option(
+    "--compare", is_flag=True, help="Measure torch's backends, FlexAttention, flash-attn and FlashInfer, too."
+)
+@click.option("--tune", is_flag=True, help="Measure ours compiled and divided in other ways, the fastest first.")
+@click.option(
+    "--compile/--no-compile", "compile_", default=None, help="Measure FlexAttention in --compare.  [default: on GPUs]"
+)
+@click.option(
+    "--time",
+    "seconds",
+    type=POSITIVE,
+    help=f"Seconds to measure, approximately.  [default: {SECONDS:g}; with --sweep {SWEEP_SECONDS:g}]",
+)
+@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 …")
+@click.option("--seed", default=0, show_default=True, help="Seed of block order and intervals.")
+@click.option("-o", "--json", "output", **JSON)
+def attention(**options: Any) -> None:
+    """Time attention over a paged cache, or of whole prompts, against the ceilings of this machine."""
+    from commlib.cli.profile.attention import main
+    from commlib.cli.profile.attention_job import read_job
+    from commlib.cli.profile.attention_view import AttentionView
+    from commlib.report.run import Output
+
+    ctx = click.get_current_context()
+    options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
+    command = shlex.join(["commlib", "profile", "attention", *ctx.meta["words"]])
+    ctx.exit(main(read_job(options), Output(AttentionView, path=options["output"]), command))

@@ -82,8 +82,8 @@ def read_device(text: str) -> torch.device:
 
 def _cases(name: str, options: dict[str, Any]) -> list[Case]:
     listed, sweeps = KERNELS[name], options["sweep"]
-    dims = _numbers("--dim", options["dims"]) or (listed.sweep_dims if sweeps else listed.dims)
-    rows = _numbers("-n", options["rows"]) or (listed.sweep_rows if sweeps else listed.rows)
+    dims = numbers("--dim", options["dims"]) or (listed.sweep_dims if sweeps else listed.dims)
+    rows = numbers("-n", options["rows"]) or (listed.sweep_rows if sweeps else listed.rows)
     patterns = listed.patterns if options["compare_patterns"] else (options["pattern"] or "random",)
     heats = {None: (False, True) if sweeps else (False,), "hot": (True,), "cold": (False,)}[options["heat"]]
     every = itertools.product(_dtypes(name, options["dtype"]), dims, heats, patterns, rows)
@@ -100,7 +100,7 @@ def _dtypes(name: str, text: str | None) -> tuple[torch.dtype, ...]:
     return found
 
 
-def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+def numbers(option: str, text: str | None) -> tuple[int, ...]:
     """Return the whole numbers of a list such as 1,64,16K, each once."""
     if text is None:
         return ()

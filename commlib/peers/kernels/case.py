@@ -77,6 +77,10 @@ class Inputs(ABC):
             found = self.outputs
         return sum(map(differing, found, self.expected()))
 
+    def error(self, returned: Any) -> float | None:
+        """Return how far the values are from what they must be, where they need not be equal to the bit."""
+        return None
+
 
 @dataclass(frozen=True)
 class Candidate:

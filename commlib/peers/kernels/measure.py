@@ -51,6 +51,7 @@ class Line:
     candidate: Candidate
     runs: list[Run] = field(default_factory=list)
     wrong: int | None = None
+    error: float | None = None  # the largest that the inputs found, where they say
     skipped: str = ""
     timed: Measurement | None = None  # what its figure is of
     eager: Measurement | None = None  # calls of the host
@@ -134,6 +135,8 @@ def _check(line: Line, sets: Sequence[Inputs]) -> None:
         returned = run()
         _wait(inputs)
         line.wrong = (line.wrong or 0) + inputs.wrong(returned)
+        if (error := inputs.error(returned)) is not None:
+            line.error = max(line.error or 0.0, error)
         inputs.kept = None
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from commlib.peers.kernels.case import Candidate, Case, missing
+from commlib.peers.kernels.case import FLOOR, Candidate, Case, missing
 from commlib.peers.peer import in_turn
 from commlib.timing import Run
 
 ROW_BLOCK, SPLIT_BLOCK = 8192, 1024  # elements of a program: a row, and a part of one where rows are few
+READ_BLOCK = 8192
 Launch = Callable[[ModuleType, Any, int], Run]  # of what triton_code has, on inputs, with so many elements a program
 
 
@@ -32,6 +34,11 @@ def scatters(case: Case) -> list[Candidate]:
 def metadata(case: Case) -> list[Candidate]:
     """Return torch's cumsum and a kernel with one program for each request."""
     return [_peer("triton", _metadata, _block(case))]
+
+
+def read(label: str) -> Candidate:
+    """Return the floor that reads the source of a set, and writes next to nothing."""
+    return replace(_peer(label, _read, READ_BLOCK), role=FLOOR)
 
 
 def _block(case: Case) -> int:
@@ -73,6 +80,12 @@ def _metadata(code: ModuleType, inputs: Any, block: int) -> Run:
         partial(torch.cumsum, inputs.extend_lens, 0, dtype=torch.int32, out=ends),
         partial(code.metadata[len(ends),], *tensors, inputs.topk, BLOCK=block),
     )
+
+
+def _read(code: ModuleType, inputs: Any, block: int) -> Run:
+    words = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
+    programs = -(-len(words) // block)
+    return partial(code.read[programs,], words.new_empty(programs), words, len(words), BLOCK=block, num_warps=8)
 
 
 def _warps(block: int) -> int:

@@ -1,0 +1,106 @@
+"""How a document of `commlib profile attention` is shown: a line for each candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from commlib.peers.kernels.case import OURS
+from commlib.report.document import Row
+from commlib.report.figures import fitted, interval_text, percent_text, ratio_text
+from commlib.report.table import Column
+from commlib.report.view import View, grouped, unfinished
+
+
+class AttentionView(View):
+    """A line for each candidate that has a figure."""
+
+    def columns(self) -> Sequence[Column]:
+        """Return the columns of a row: the rate that bounds the phase first."""
+        gbps = Column("rate", lambda row: fitted(row["gbps"], 7), 7, "GB/s", spare=7)
+        tflops = Column("rate", lambda row: fitted(row["tflops"], 7), 7, "TFLOP/s", spare=7)
+        decodes = self.document["config"]["phase"] == "decode"
+        first, second = (gbps, tflops) if decodes else (tflops, gbps)
+        return [
+            Column("batch", lambda row: str(row["batch"]), 6),
+            Column("tokens", lambda row: str(row["length"]), 6),
+            Column("candidate", _label, 18, left=True),
+            Column("time", lambda row: fitted(row["time_us"]["p50"], 7), 7, "(us)"),
+            Column(first.name, first.read, first.width, first.unit),
+            Column("%ceil", lambda row: percent_text(row["of_ceiling"]), 5),
+            Column("error", _error, 7),
+            Column("ratio", _ratio, 17, "to ours", spare=4),
+            Column("host", lambda row: fitted(row["host_us"], 6), 6, "(us)", spare=6),
+            second,
+        ]
+
+    def opening(self) -> list[str]:
+        """Say what is measured, and where."""
+        config, machine = self.document["config"], self.document["fingerprint"]
+        on_gpu = config["device"] == "cuda"
+        where = machine["device"] if on_gpu else f"{machine['cpu']}, {config['threads']} thread"
+        ceiling = "a read of K and V" if config["phase"] == "decode" else "a matrix product of as many operations"
+        compares = config["phase"] == "decode" and config["beside"] == "compare"
+        calls = "a call in a replayed CUDA graph" if on_gpu else "calls back to back"
+        lines = [
+            f"commlib {machine['commlib']} profile attention, {config['phase']}: {where}",
+            f"torch {machine['torch']}, Python {machine['python']}, Linux {machine['kernel']}",
+            f"time: {calls}, median of interleaved blocks; tensors in rotation, {config['cases']} cases",
+            f"%ceil: 100 is {ceiling}, the fastest of this case; error: largest, of the largest value in float32",
+            *(["torch, FlexAttention and flash-attn read a dense copy, which is not timed"] if compares else []),
+            "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
+        ]
+        return [f"# {line}" for line in lines]
+
+    def closing(self) -> list[str]:
+        """Say who was not measured and why, and whether values are wrong."""
+        rows = self.document["rows"]
+        lines = [*self.document["notes"], *_goal(rows), *_skipped(rows)]
+        wrong = sum(row["wrong"] or 0 for row in rows)
+        lines += [f"Values too far off : {wrong} {'FAILED' if wrong else 'OK'}"]
+        return ["#", *(f"# {line}" for line in lines), *unfinished(self.document)]
+
+    def title(self, rows: Sequence[Row]) -> str:
+        """Name what the cases share."""
+        row = rows[0]
+        words = [f"attention {row['phase']}{' ragged' if row['ragged'] else ''}"]
+        words += [f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
+        words += [f"pages of {row['page_size']}"] if row["phase"] == "decode" else []
+        return ", ".join([*words, *([f"cache {row['cache']}"] if row["cache"] != row["type"] else [])])
+
+    def items(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Return whoever has a figure."""
+        return [row for row in rows if row["time_us"]]
+
+
+def _goal(rows: Sequence[Row]) -> Iterator[str]:
+    """Sum up ours: the least share of the ceiling, and the least ratio to a peer."""
+    ours = [row for row in rows if row["role"] == OURS and row["time_us"] and row["of_ceiling"] is not None]
+    if ours:
+        least = min(ours, key=lambda row: float(row["of_ceiling"]))
+        share = percent_text(least["of_ceiling"])
+        yield f"ours: at least {share} % of the ceiling, with {least['batch']} x {least['length']} tokens"
+    against = [row for row in ours if row["versus"] and row["versus"]["of"] != row["candidate"]]
+    for row in (row for row in against if row["versus"]["high"] < 1):
+        of, ratio = row["versus"]["of"], ratio_text(row["versus"]["ratio"])
+        yield f"{of} takes {ratio} of the time of {row['candidate']} with {row['batch']} x {row['length']} tokens"
+
+
+def _skipped(rows: Sequence[Row]) -> Iterator[str]:
+    left_out = [row for row in rows if row["skipped"]]
+    for same in grouped(left_out, lambda row: (row["candidate"], row["skipped"])):
+        times = f" ({len(same)} cases)" if len(same) > 1 else ""
+        yield f"skipped {same[0]['candidate']}: {same[0]['skipped']}{times}"
+
+
+def _label(row: Row) -> str:
+    return str(row["candidate"]) + ("*" if row["role"] == OURS else "")
+
+
+def _error(row: Row) -> str:
+    if row["wrong"] is None:
+        return "-"
+    return "NaN" if row["error"] is None else f"{row['error']:.1e}"
+
+
+def _ratio(row: Row) -> str:
+    return "WRONG" if row["wrong"] else interval_text(row["versus"])

@@ -1,0 +1,274 @@
+"""The Triton source of decode attention: spans of keys, then their sum; in Triton's own style."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+CHUNK = tl.constexpr(16)  # spans that are added at a time
+
+
+@triton.jit
+def _keys(lengths, starts, request_index, query, rows, width, stride_length, stride_row, PAGE: tl.constexpr):
+    """Return where the query's entries of the table begin, and how many keys it has, no more than the table holds."""
+    row = query
+    if request_index is not None:
+        row = tl.load(request_index + query).to(tl.int64)
+    known = (row >= 0) & (row < rows)
+    begin = row * stride_row
+    if starts is not None:
+        begin = tl.load(starts + row, mask=known, other=0).to(tl.int64)
+        known = known & (begin >= 0) & (begin <= width)
+        room = (width - begin) * PAGE
+    else:
+        room = tl.full([], width, tl.int64) * PAGE
+    length = tl.minimum(tl.load(lengths + query * stride_length).to(tl.int64), room)
+    length = tl.where(known, tl.maximum(length, 0), 0).to(tl.int32)
+    return begin, length
+
+
+@triton.jit
+def _span_of(length, span_tokens, splits, BLOCK: tl.constexpr):
+    """Return how many keys a span has, and how many spans a query."""
+    if span_tokens == 0:
+        span = tl.cdiv(tl.cdiv(length, splits), BLOCK) * BLOCK
+        span = tl.maximum(span, BLOCK)
+    else:
+        span = span_tokens
+    return span, tl.cdiv(length, span)
+
+
+@triton.jit
+def _attend(
+    q,
+    k_head,
+    v_head,
+    table,
+    first,
+    last,
+    pages,
+    k_stride_page,
+    k_stride_token,
+    v_stride_page,
+    v_stride_token,
+    scale,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Return sums over keys first to last: weighted values, weights, and the largest score (base 2) of each row."""
+    column = tl.arange(0, WIDTH)
+    inside = column[None, :] < DIM
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    token = first + tl.arange(0, BLOCK)
+    following = tl.load(table + token // PAGE, mask=token < last, other=-1)
+    for start in range(first, last, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        page = following.to(tl.int64)
+        seen = (page >= 0) & (page < pages)
+        # One step ahead of the keys, whose addresses wait for it.
+        following = tl.load(table + (token + BLOCK) // PAGE, mask=token + BLOCK < last, other=-1)
+        place = token % PAGE
+        loaded = seen[:, None] if DIM == WIDTH else seen[:, None] & inside
+        k_row = page * k_stride_page + place * k_stride_token
+        k = tl.load(k_head + k_row[:, None] + column[None, :], mask=loaded, other=0.0)
+        v_row = page * v_stride_page + place * v_stride_token
+        v = tl.load(v_head + v_row[:, None] + column[None, :], mask=loaded, other=0.0)
+        score = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee") * scale[:, None]
+        score = tl.where(seen[None, :], score, float("-inf"))
+        higher = tl.maximum(largest, tl.max(score, 1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(largest - finite)
+        share = tl.exp2(score - finite[:, None])
+        weight = weight * shrink + tl.sum(share, 1)
+        total = tl.dot(share.to(q.dtype), v.to(q.dtype), total * shrink[:, None], input_precision="ieee")
+        largest = higher
+    return total, weight, largest
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows",
+        "width",
+        "pages",
+        "stride_length",
+        "stride_row",
+        "span_tokens",
+        "splits",
+        "slots",
+        "k_scale_stride",
+        "v_scale_stride",
+    ]
+)
+def attend_spans(
+    out,
+    part,
+    part_log,
+    q,
+    k_cache,
+    v_cache,
+    tables,
+    lengths,
+    starts,
+    request_index,
+    k_scale,
+    v_scale,
+    rows,
+    width,
+    pages,
+    stride_length,
+    stride_row,
+    span_tokens,
+    splits,
+    slots,
+    k_scale_stride,
+    v_scale_stride,
+    scale,
+    v_factor,
+    q_stride_query,
+    q_stride_head,
+    out_stride_query,
+    out_stride_head,
+    k_stride_page,
+    k_stride_token,
+    k_stride_head,
+    v_stride_page,
+    v_stride_token,
+    v_stride_head,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Attend to spans of the keys of one query and one KV head; WHOLE: one span is all, and this is the result."""
+    head = tl.program_id(0) % KV_HEADS
+    query = (tl.program_id(0) // KV_HEADS).to(tl.int64)
+    begin, length = _keys(lengths, starts, request_index, query, rows, width, stride_length, stride_row, PAGE)
+    span, count = _span_of(length, span_tokens, splits, BLOCK)
+    column = tl.arange(0, WIDTH)
+    member = tl.arange(0, ROWS)
+    kept = (member[:, None] < GROUP) & (column[None, :] < DIM)
+    first_head = head * GROUP + member
+    q_at = q + query * q_stride_query + first_head[:, None] * q_stride_head + column[None, :]
+    queries = tl.load(q_at, mask=kept, other=0.0)
+    k_head = k_cache + head.to(tl.int64) * k_stride_head
+    v_head = v_cache + head.to(tl.int64) * v_stride_head
+    factor = tl.full([ROWS], 1.0, tl.float32) * scale
+    if queries.dtype == tl.bfloat16 and k_cache.dtype.element_ty != tl.bfloat16:
+        # 8-bit floats become float16 in one instruction, bfloat16 in several; float16 holds less than a query may have.
+        peak = tl.max(tl.abs(queries.to(tl.float32)), 1)
+        peak = tl.where(peak == 0, 1.0, peak)
+        queries = (queries.to(tl.float32) / peak[:, None]).to(tl.float16)
+        factor = factor * peak
+    grown = v_factor
+    if k_scale is not None:
+        factor = factor * tl.load(k_scale + head * k_scale_stride)
+    if v_scale is not None:
+        grown = grown * tl.load(v_scale + head * v_scale_stride)
+    if WHOLE:
+        total, weight, largest = _attend(
+            queries,
+            k_head,
+            v_head,
+            tables + begin,
+            0,
+            length,
+            pages,
+            k_stride_page,
+            k_stride_token,
+            v_stride_page,
+            v_stride_token,
+            factor,
+            PAGE,
+            DIM,
+            BLOCK,
+            ROWS,
+            WIDTH,
+        )
+        found = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
+        out_at = out + query * out_stride_query + first_head[:, None] * out_stride_head + column[None, :]
+        tl.store(out_at, found.to(out.dtype.element_ty), mask=kept)
+    else:
+        for number in range(tl.program_id(1), count, tl.num_programs(1)):
+            total, weight, largest = _attend(
+                queries,
+                k_head,
+                v_head,
+                tables + begin,
+                number * span,
+                tl.minimum(number * span + span, length),
+                pages,
+                k_stride_page,
+                k_stride_token,
+                v_stride_page,
+                v_stride_token,
+                factor,
+                PAGE,
+                DIM,
+                BLOCK,
+                ROWS,
+                WIDTH,
+            )
+            found = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
+            log = tl.where(weight == 0, float("-inf"), largest + tl.log2(tl.where(weight == 0, 1.0, weight)))
+            slot = (query * (KV_HEADS * GROUP) + first_head) * slots + number
+            tl.store(part + slot[:, None] * DIM + column[None, :], found, mask=kept)
+            tl.store(part_log + slot, log, mask=member < GROUP)
+
+
+@triton.jit(do_not_specialize=["rows", "width", "stride_length", "stride_row", "span_tokens", "splits", "slots"])
+def add_spans(
+    out,
+    part,
+    part_log,
+    lengths,
+    starts,
+    request_index,
+    rows,
+    width,
+    stride_length,
+    stride_row,
+    span_tokens,
+    splits,
+    slots,
+    out_stride_query,
+    out_stride_head,
+    HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Add the spans of one query and one head by the logarithms of their weights; no span gives zeros."""
+    head = tl.program_id(0) % HEADS
+    query = (tl.program_id(0) // HEADS).to(tl.int64)
+    _, length = _keys(lengths, starts, request_index, query, rows, width, stride_length, stride_row, PAGE)
+    _, count = _span_of(length, span_tokens, splits, BLOCK)
+    column = tl.arange(0, WIDTH)
+    base = (query * HEADS + head) * slots
+    total = tl.zeros([WIDTH], tl.float32)
+    weight = tl.full([], 0.0, tl.float32)
+    largest = tl.full([], float("-inf"), tl.float32)
+    for start in range(0, count, CHUNK):
+        number = start + tl.arange(0, CHUNK)
+        log = tl.load(part_log + base + number, mask=number < count, other=float("-inf"))
+        there = (log[:, None] > float("-inf")) & (column[None, :] < DIM)
+        found = tl.load(part + (base + number)[:, None] * DIM + column[None, :], mask=there, other=0.0)
+        higher = tl.maximum(largest, tl.max(log, 0))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp2(largest - finite)
+        share = tl.exp2(log - finite)
+        total = total * shrink + tl.sum(found * share[:, None], 0)
+        weight = weight * shrink + tl.sum(share, 0)
+        largest = higher
+    result = total / tl.where(weight == 0, 1.0, weight)
+    out_at = out + query * out_stride_query + head * out_stride_head + column
+    tl.store(out_at, result.to(out.dtype.element_ty), mask=column < DIM)

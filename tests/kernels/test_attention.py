@@ -1,0 +1,164 @@
+"""decode_attention on the CPU, and how it divides its work on a GPU, against a loop in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from commlib.kernels import decode_attention, metadata, store
+from commlib.kernels.attention_gpu import spans_for
+from tests.kernels.attention_problem import LAYOUTS, TYPES, random_problem
+
+NEAR = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+
+
+def near(problem, found):
+    assert (found.shape, found.dtype) == (problem.q.shape, problem.q.dtype)
+    assert problem.error(found) <= NEAR[problem.q.dtype], problem
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("fp8", [False, True])
+def test_it_is_the_softmax_over_the_keys_of_the_pages(dtype, layout, fp8):
+    for seed in range(5):
+        problem = random_problem(seed, 70, dtype=dtype, layout=layout, fp8=fp8)
+        near(problem, problem.call())
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+@pytest.mark.parametrize("group", [1, 8, 16])
+def test_any_page_and_any_group_of_heads(page, group):
+    problem = random_problem(page + group, 130, layout="NHD", page=page, group=group)
+    near(problem, problem.call())
+
+
+def test_no_key_gives_zeros():
+    problem = random_problem(1, queries=4, holes=False, indexed=False)
+    problem.lengths[:] = torch.tensor([0, 5, -3, 0])
+    out = torch.full_like(problem.q, 7)
+    assert problem.call(out=out) is out
+    assert [bool((row == 0).all()) for row in out] == [True, False, True, True]
+
+
+def test_it_reads_what_store_and_metadata_write():
+    size, dim = 4, 16
+    k_cache, v_cache = torch.full((2, 12, size, 2, dim), float("nan"))
+    tables = torch.tensor([[7, 3, 9], [1, 0, 11]], dtype=torch.int32)
+    k, v = torch.randn(2, 2, 10, 2, dim)  # of each request
+    seq = torch.tensor([10, 6], dtype=torch.int32)
+    for request in (0, 1):
+        tokens = torch.arange(int(seq[request]))
+        slots = tables[request, tokens // size] * size + tokens % size
+        store(k_cache, v_cache, slots, k[request, tokens], v[request, tokens])
+    new = metadata(torch.tensor([3, 1], dtype=torch.int32), seq, 1)
+    q = torch.randn(4, 4, dim)
+    found = decode_attention(q, k_cache, v_cache, tables, new.expanded, request_index=new.request_index)
+    for query, (request, sees) in enumerate(zip(new.request_index.tolist(), new.expanded.tolist(), strict=True)):
+        whole = (x[request, :sees].repeat_interleave(2, 1).transpose(0, 1) for x in (k, v))
+        expected = torch.nn.functional.scaled_dot_product_attention(q[query, :, None], *whole)[:, 0]
+        torch.testing.assert_close(found[query], expected)
+
+
+def test_flat_indices_are_pages_of_one_token():
+    lengths = torch.tensor([5, 0, 3])
+    starts, slots = torch.tensor([0, 5, 5]), torch.tensor([9, 2, 30, 4, 5, 1, 0, 7])
+    k_cache, v_cache = torch.randn(2, 31, 2, 8)
+    q = torch.randn(3, 2, 8)
+    tables = torch.full((3, 5), -1)
+    tables[0], tables[2, :3] = slots[:5], slots[5:]
+    flat = decode_attention(q, k_cache, v_cache, slots, lengths, starts=starts)
+    assert torch.equal(flat, decode_attention(q, k_cache, v_cache, tables, lengths))
+
+
+def test_a_row_depends_neither_on_the_batch_nor_on_the_width_of_the_tables():
+    problem = random_problem(3, 90, dtype=torch.bfloat16, layout="NHD", queries=7, indexed=False, started=False)
+    together = problem.call(split_tokens=32)
+    wide = torch.nn.functional.pad(problem.tables, (0, 9), value=0)
+    for at in range(7):
+        part = slice(at, at + 1)
+        tensors = (problem.q[part], problem.k_cache, problem.v_cache, wide[part], problem.lengths[part])
+        assert torch.equal(decode_attention(*tensors, split_tokens=32, **problem.options), together[part])
+
+
+def test_strided_queries_and_lengths_and_an_out_of_their_own():
+    problem = random_problem(5, 40, dtype=torch.float32, queries=4, layout="NHD", indexed=False, started=False)
+    expected = problem.call()
+    heads = problem.q.shape[1]
+    qkv = torch.cat([problem.q, torch.zeros_like(problem.q)], 1)
+    out = torch.empty(problem.q.shape[1], 4, problem.q.shape[2]).transpose(0, 1)
+    both = torch.stack([problem.lengths, problem.lengths], 1)
+    tensors = (qkv[:, :heads], problem.k_cache, problem.v_cache, problem.tables, both[:, 0])
+    assert torch.equal(decode_attention(*tensors, out=out, **problem.options), expected)
+
+
+def test_torch_compile_takes_it_whole():
+    problem = random_problem(7, 40, dtype=torch.float32, queries=4, fp8=True)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def doubled(q):
+        tensors = (q, problem.k_cache, problem.v_cache, problem.tables, problem.lengths)
+        return decode_attention(*tensors, **problem.options) * 2
+
+    assert torch.equal(doubled(problem.q), problem.call() * 2)
+
+
+def wrong(**changed):
+    """Return a call whose named arguments are replaced."""
+    given = {
+        "q": torch.zeros(2, 4, 8),
+        "k_cache": torch.zeros(6, 4, 2, 8),
+        "v_cache": torch.zeros(6, 4, 2, 8),
+        "tables": torch.zeros(2, 3, dtype=torch.int32),
+        "lengths": torch.zeros(2, dtype=torch.int32),
+    }
+    return {**given, **changed}
+
+
+REFUSED = [
+    ({"q": torch.zeros(2, 8)}, "q has 2 dimensions, but must have 3"),
+    ({"q": torch.zeros(2, 4, 8, dtype=torch.float64)}, r"q is torch\.float64, but must be bfloat16"),
+    ({"q": torch.zeros(2, 4, 512)}, "head_dim is 512, but must be from 1 to 256"),
+    ({"q": torch.zeros(2, 4, 16)[..., ::2]}, "the last dimension of q is not contiguous"),
+    ({"q": torch.zeros(2, 3, 8)}, "q has 3 heads and the caches 2"),
+    ({"k_cache": torch.zeros(6, 4, 2, 16)}, r"k_cache has shape \(6, 4, 2, 16\).*q has head_dim 8"),
+    ({"k_cache": torch.zeros(6, 4, 2, 8, dtype=torch.float16)}, r"k_cache is torch\.float16, but must be of q's type"),
+    ({"v_cache": torch.zeros(7, 4, 2, 8)}, r"k_cache is torch\.float32 \(6, .*, but v_cache torch\.float32 \(7"),
+    ({"tables": torch.zeros(6, dtype=torch.int32)}, "tables has 1 dimensions, but must have 2"),
+    ({"tables": torch.zeros(1, 3, dtype=torch.int32)}, "tables has 1 rows, but q has 2 queries; pass request_index="),
+    ({"tables": torch.zeros(2, 3)}, r"tables is torch\.float32, but must be int32 or int64"),
+    ({"starts": torch.zeros(2, dtype=torch.int32)}, "tables has 2 dimensions, but must have 1"),
+    ({"lengths": torch.zeros(3, dtype=torch.int32)}, r"lengths has shape \(3,\), but q has 2 queries"),
+    ({"request_index": torch.zeros(3, dtype=torch.int32)}, r"request_index has shape \(3,\)"),
+    ({"out": torch.zeros(2, 4, 9)}, "out is .*; they must be equal"),
+    ({"k_scale": torch.ones(3)}, "k_scale is .* with 1 or 2 elements"),
+    ({"v_scale": torch.ones(2, dtype=torch.float64)}, "v_scale is .*, but must be a number, or float32"),
+    ({"layout": "NDH"}, "layout is 'NDH', but must be one of NHD, HND"),
+    ({"split_tokens": 0}, "split_tokens is 0, but must be above 0"),
+    ({"split_tokens": 40}, "split_tokens is 40, but must be a multiple of 16"),
+    ({"lengths": torch.zeros(2, dtype=torch.int32, device="meta")}, "lengths is on meta, but q on cpu"),
+    ({"q": torch.zeros(2, 4, 8, requires_grad=True)}, "q or a cache requires a gradient"),
+]
+
+
+@pytest.mark.parametrize(("changed", "said"), REFUSED)
+def test_what_does_not_fit_is_refused(changed, said):
+    with pytest.raises(ValueError, match=said):
+        decode_attention(**wrong(**changed))
+
+
+def test_what_is_no_tensor_is_refused():
+    with pytest.raises(TypeError, match="lengths of decode_attention is a list"):
+        decode_attention(**wrong(lengths=[1, 2]))
+
+
+def test_on_meta_tensors_it_has_a_shape():
+    given = {name: x.to("meta") for name, x in wrong().items()}
+    assert decode_attention(**given).shape == (2, 4, 8)
+
+
+def test_few_queries_are_divided_until_the_gpu_is_busy_and_many_are_not():
+    assert spans_for(8, 100, 264) == 1
+    assert spans_for(8, 8192, 264) >= 32
+    assert spans_for(1024, 4096, 264) <= 4
+    assert [spans_for(programs, 4096, 264) for programs in (1, 100_000)] == [32, 1]
