@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
+    from commlib.epilogues import epilogue
     from commlib.fusion import fuse, inductor
     from commlib.plan import Plan
     from commlib.radix import RadixCache
@@ -29,6 +30,7 @@ __all__ = [
     "Unsupported",
     "Work",
     "__version__",
+    "epilogue",
     "fuse",
     "inductor",
     "init",
@@ -40,6 +42,7 @@ _LAZY = {
     "Plan": "commlib.plan",
     "RadixCache": "commlib.radix",
     "Work": "commlib.work",
+    "epilogue": "commlib.epilogues",
     "fuse": "commlib.fusion",
     "inductor": "commlib.fusion",
     "init": "commlib.communicator",

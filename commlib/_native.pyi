@@ -50,6 +50,16 @@ class Calls:
         /,
     ) -> None:
         """csrc/collectives/all_reduce_rms_norm/entry.cc: all_reduce_rms_norm"""
+    def all_reduce_epilogue(
+        self,
+        epilogue: Epilogue,
+        x: Tensor,
+        tensors: Sequence[Tensor | None],
+        numbers: Sequence[float],
+        sums: Tensor | None,
+        /,
+    ) -> None:
+        """csrc/collectives/all_reduce_epilogue/entry.cc: all_reduce_epilogue"""
     def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, /) -> None:
         """csrc/collectives/reduce/entry.cc: reduce"""
     def broadcast(self, x: Tensor, src: int, /) -> None:
@@ -85,6 +95,23 @@ class Calls:
 
 def open_checks(rank: int, world: int, gpu: int, /) -> Calls:
     """csrc/binding/checks.cc: open_checks"""
+
+class Epilogue:
+    """What is declared of an epilogue; csrc/collectives/all_reduce_epilogue/entry.cc has it."""
+
+def open_epilogue(
+    name: str,
+    tensors: str,
+    kinds: Sequence[int],
+    dtypes: Sequence[int],
+    inputs: int,
+    numbers: str,
+    digest: int,
+    symbol: str,
+    source: str,
+    /,
+) -> Epilogue:
+    """csrc/collectives/all_reduce_epilogue/entry.cc: open_epilogue"""
 
 def check_tensor(given: object, argument: str, function: str, /) -> None:
     """csrc/binding/checks.cc: check_tensor"""
@@ -129,7 +156,7 @@ class NcclGroup:
 
     def set_up(self, step: str, nonce: int, /) -> None: ...
     def without_arena(self, why: str, /) -> None: ...
-    def start(self, pids: Sequence[int], build: Callable[[str, str, str, str], tuple[bytes, str]], /) -> None: ...
+    def start(self, pids: Sequence[int], build: Callable[[str, str, str, str, str], tuple[bytes, str]], /) -> None: ...
     def learn(self, rows: str, /) -> None: ...
     def set_plan(self, plan: str, /) -> None: ...
     def choice(self, op: str, dtype: str, redop: str, num_bytes: int, symmetric: bool, graph: bool, /) -> str: ...

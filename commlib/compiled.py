@@ -41,10 +41,12 @@ def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
     name = f"commlib-{next(_NUMBERS)}"
     _COMMUNICATORS[name] = comm
     _KNOWN[id(calls)] = name, comm.rank
+    comm._graph_name = name
     return finalize(comm, _KNOWN.pop, id(calls))
 
 
-def _communicator(name: str) -> Communicator:
+def communicator(name: str) -> Communicator:
+    """Return the communicator that a graph knows by this name."""
     found = _COMMUNICATORS.get(name)
     if found is None:
         raise Closed("the communicator of this compiled graph is gone; keep it as long as the graph is used")
@@ -55,6 +57,8 @@ def _communicator(name: str) -> Communicator:
 
 _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
 _DEFINED: list[str] = []
+_ORDERED: set[str] = set()  # what Dynamo was told of
+_RUNS: dict[str, Callable[..., Any]] = {}
 # What stands between (Tensor out, Tensor x, …) and the communicator's name.
 _WITH_OUT = {
     "all_reduce": "Tensor x, str op",
@@ -77,36 +81,47 @@ def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[...,
     _DEFINED.append(name)
 
 
+def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define an operator that makes a call, and return it; one that is there already runs this from now on."""
+    known = name in _RUNS
+    _RUNS[name] = run
+    if not known:
+        _define(name, schema, lambda *given: _RUNS[name](*given), fake)  # noqa: PLW0108 - as it is then
+        if _ORDERED:
+            _order(name)
+    return getattr(_OPS, name)
+
+
 def _with_out(name: str) -> Callable[..., Tensor]:
     def run(out: Tensor, *given: Any) -> Tensor:
         *arguments, comm = given
         made = torch.empty_like(out)
-        getattr(_communicator(comm)._calls, name)(made, *arguments)
+        getattr(communicator(comm)._calls, name)(made, *arguments)
         return made
 
     return run
 
 
 def _run_all_reduce(out: Tensor, x: Tensor, op: str, comm: str) -> Tensor:
-    return _communicator(comm)._calls.all_reduce(x, op, torch.empty_like(out))
+    return communicator(comm)._calls.all_reduce(x, op, torch.empty_like(out))
 
 
 def _run_broadcast(x: Tensor, src: int, comm: str) -> Tensor:
     made = x.clone()
-    _communicator(comm)._calls.broadcast(made, src)
+    communicator(comm)._calls.broadcast(made, src)
     return made
 
 
 def _run_recv(x: Tensor, src: int, comm: str) -> Tensor:
-    return _communicator(comm).recv(torch.empty_like(x), src)
+    return communicator(comm).recv(torch.empty_like(x), src)
 
 
 def _run_send(x: Tensor, dst: int, comm: str) -> None:
-    _communicator(comm).send(x, dst)
+    communicator(comm).send(x, dst)
 
 
 def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Tensor:
-    return _communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
+    return communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
 
 
 # What all_reduce_rms_norm is given before the communicator's name.
@@ -118,7 +133,7 @@ def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
     *tensors, eps, weight_bias, center, quant, comm = given
     results = _norm_results(x, quant)
     out, residual_out, scale_out = (*results, None)[:3]
-    call: Any = _communicator(comm)._calls.all_reduce_rms_norm
+    call: Any = communicator(comm)._calls.all_reduce_rms_norm
     call(x, *tensors, out, residual_out, scale_out, eps, weight_bias, center, quant)
     return results
 
@@ -149,7 +164,7 @@ def _define_all() -> None:
         _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-2]))
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     _define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *given: _norm_results(x, None))
-    _define("barrier", "(str comm) -> ()", lambda comm: _communicator(comm).barrier(), lambda comm: None)
+    _define("barrier", "(str comm) -> ()", lambda comm: communicator(comm).barrier(), lambda comm: None)
 
 
 _define_all()
@@ -308,14 +323,19 @@ def _teach_dynamo() -> None:
 
 
 def _substitute_and_order() -> None:
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-
     for original, traced in _TRACED:
         torch.compiler.substitute_in_graph(original, skip_signature_check=True)(traced)
     if torch.__version__ < "2.13":
         _substitute_methods()
     for name in _DEFINED:
-        _register_effectful_op(getattr(_OPS, name).default, _EffectType.ORDERED)
+        _order(name)
+
+
+def _order(name: str) -> None:
+    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+
+    _register_effectful_op(getattr(_OPS, name).default, _EffectType.ORDERED)
+    _ORDERED.add(name)
 
 
 class _WhenDynamoComes(MetaPathFinder, Loader):

@@ -31,11 +31,15 @@ QUANTS = ("none", "fp8", "fp8_token", "fp8_group")  # by their codes in csrc/dev
 
 
 def row_expression(algorithm: str, dtype: str, form: str) -> str:
-    """Return the instance of a kernel that ends with a norm; the form is told as by csrc/nccl/kernels.cc."""
+    """Return the instance of a kernel that ends with an epilogue; the form is told as by csrc/nccl/kernels.cc."""
     told = dict(word.split("=") for word in form.split())
-    center = "true" if told["center"] == "yes" else "false"
-    norm = f"commlib::RmsNorm<{ELEMENTS[told['weight']]}, {center}, {QUANTS.index(told['quant'])}>"
-    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {norm}, {told['world']}, {told['pairs']}>"
+    if "epilogue" in told:
+        types = ", ".join(ELEMENTS[name] for name in told["types"].split(",") if name)
+        end = f"commlib::{told['epilogue']}<{types}>"
+    else:
+        center = "true" if told["center"] == "yes" else "false"
+        end = f"commlib::RmsNorm<{ELEMENTS[told['weight']]}, {center}, {QUANTS.index(told['quant'])}>"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {end}, {told['world']}, {told['pairs']}>"
 
 
 def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:

@@ -40,11 +40,12 @@ class Kernel:
 
 
 class Request(NamedTuple):
-    """What to compile: a file below csrc, one kernel of it with its template arguments, an architecture."""
+    """What to compile: the arguments of compile_kernel."""
 
     source: str
     expression: str
     arch: str
+    more: str = ""
 
 
 class Compiler(NamedTuple):
@@ -54,19 +55,26 @@ class Compiler(NamedTuple):
     run: Callable[[str, list[str]], tuple[bytes, str]]
 
 
-def compile_kernel(source: str | Path, expression: str, arch: str) -> Kernel:
-    """Return one instance of a kernel, such as "commlib::lsa_oneshot<float, commlib::Sum, 4>" for "sm_90"."""
+def compile_kernel(source: str | Path, expression: str, arch: str, more: str = "") -> Kernel:
+    """Return one instance of a kernel, such as "commlib::lsa_oneshot<float, commlib::Sum, 4>" for "sm_90".
+
+    Args:
+        source: The file, below csrc.
+        expression: The kernel with its template arguments.
+        arch: The GPU.
+        more: What the expression names and the file does not have.
+    """
     root = csrc()
     path = root / source
     if not path.is_file():
         raise BuildFailed(f"there is no {path}; reinstall commlib, or run `make setup`")
     tool = compiler()
-    place = entry(key(path, root, [tool.name, arch, expression, *OPTIONS]), "kernel")
+    place = entry(key(path, root, [tool.name, arch, expression, more, *OPTIONS]), "kernel")
     kernel = _load(place) if place else None
     if kernel is not None:
         return kernel
     # Taking its address instantiates a kernel, whatever its parameters are.
-    text = f'#include "{path}"\nstatic_assert(&{expression} != nullptr);\n'
+    text = f'#include "{path}"\n{more}static_assert(&{expression} != nullptr);\n'
     includes = [f"--include-path={folder}" for folder in include_folders(root)]
     code, log = tool.run(text, [*OPTIONS, f"--gpu-architecture={arch}", *includes])
     if not code:

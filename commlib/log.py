@@ -59,6 +59,8 @@ class _FirstCalls:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         run = getattr(self._calls, name)
         op = {"send": "send_recv", "recv": "send_recv", "enqueue_barrier": "barrier"}.get(name, name)
+        if op == "all_reduce_epilogue":
+            op = "all_reduce_rms_norm" if self._comm.backend == "nccl" else "all_reduce"
 
         def call(*given: Any) -> Any:
             if not torch.compiler.is_dynamo_compiling():

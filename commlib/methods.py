@@ -39,6 +39,7 @@ class Collectives(Messages):
     device: torch.device
     _backend: Backend
     _calls: Calls  # behind asynchronous calls, while there are any
+    _graph_name: str  # by which compiled graphs know it
 
     # --- reductions ---------------------------------------------------------------------------------------------
 

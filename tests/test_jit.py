@@ -77,6 +77,14 @@ def test_expression_and_architecture_and_compiler_are_part_of_the_key(source, co
     assert len(compiled) == 4
 
 
+def test_what_is_given_besides_the_file_is_compiled_and_part_of_the_key(source, compiled):
+    for more in ("struct A {};\n", "struct B {};\n", "struct A {};\n"):
+        jit.compile_kernel(source, "commlib::scale<A>", "sm_90", more)
+    assert len(compiled) == 2
+    (first, _), _ = compiled
+    assert first.splitlines()[1:] == ["struct A {};", "static_assert(&commlib::scale<A> != nullptr);"]
+
+
 def test_a_changed_header_is_noticed_whatever_its_time(source, compiled):
     header = source.with_name("factor.cuh")
     times = header.stat().st_atime_ns, header.stat().st_mtime_ns

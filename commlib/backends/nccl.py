@@ -102,12 +102,12 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         """The shipped plan that fits: without symmetric memory NCCL's own algorithms are all there is."""
         return "nccl_direct" if self.no_arena else "nccl"
 
-    def _build(self, source: str, algorithm: str, dtype: str, form: str) -> tuple[bytes, str]:
+    def _build(self, source: str, algorithm: str, dtype: str, form: str, epilogue: str) -> tuple[bytes, str]:
         if "=" in form:
             instance = device.row_expression(algorithm, dtype, form)
         else:
             instance = device.expression(algorithm, self.size, dtype, form)
-        kernel = jit.compile_kernel(source, instance, self._arch)
+        kernel = jit.compile_kernel(source, instance, self._arch, epilogue)
         return kernel.code, kernel.symbol
 
     @contextmanager

@@ -23,11 +23,12 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
     index = -1 if backend.device.type == "cpu" else backend.device.index
     checks = library.open_checks(backend.rank, backend.size, index)
     halves = {name: _half(backend, collective) for name, collective in collectives.items()}
-    message = halves.pop("send_recv")
+    message, reduce = halves.pop("send_recv"), halves["all_reduce"]
     halves |= {
         "send": lambda x, dst: message(x, dst, None, -1),
         "recv": lambda x, src: message(None, -1, x, src),
         "send_recv": message,
+        "all_reduce_epilogue": lambda epilogue, x, tensors, numbers, sums: reduce(sums, "sum", None),
     }
     calls = {name: _call(backend, name, half, checks) for name, half in halves.items()}
     return cast("Calls", SimpleNamespace(**calls, checks=checks, enqueue_barrier=calls["barrier"]))

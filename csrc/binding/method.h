@@ -100,6 +100,16 @@ struct Instance {
 };
 template <class T>
 Object* class_of = nullptr;
+template <class T>
+struct From<const T*> {
+  static std::string name() { return T::kName; }
+  static const T* take(Object* object, const Argument& argument) {
+    if (object->type != class_of<T>)
+      fail("TypeError", argument.name(), " is of type ", python::type_of(object), ", but must be ",
+           T::kName);
+    return reinterpret_cast<Instance<T>*>(object)->value;
+  }
+};
 
 // `make` gives a new reference.
 template <class T>

@@ -43,16 +43,17 @@ class NcclGroup {
   }
   void without_arena(const std::string& why) { target_->group->without_arena(why); }
 
-  // `build(source, algorithm, dtype, form)` returns (cubin, symbol) of a kernel.
+  // `build(source, algorithm, dtype, form, epilogue)` returns (cubin, symbol) of a kernel.
   void start(const std::vector<int64_t>& pids, Object* build) {
     const python::Callback callback(build);
     const Unlocked unlocked;
-    target_->group->start(
-        {pids.begin(), pids.end()},
-        [callback](const nccl::Kernel& kernel, const char* dtype, const std::string& form) {
-          const auto [code, symbol] = callback({kernel.source, kernel.name, dtype, form});
-          return Cubin{code, symbol};
-        });
+    target_->group->start({pids.begin(), pids.end()},
+                          [callback](const nccl::Kernel& kernel, const char* dtype,
+                                     const std::string& form, const std::string& epilogue) {
+                            const auto [code, symbol] =
+                                callback({kernel.source, kernel.name, dtype, form, epilogue});
+                            return Cubin{code, symbol};
+                          });
   }
 
   // Every algorithm of this backend, as its row says it; then the plan that chooses among them.

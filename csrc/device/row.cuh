@@ -30,12 +30,14 @@
 // Every binding stands before take(): what it loads is on its way while the block waits for peers.
 // `late_input` is an input that is seldom there: it is loaded when asked for, and takes no
 // registers before. The middle runs on all kRowThreads threads alike: sum(), max() of a row and
-// max_of_groups() need them all, so no thread may pass one by, or return before the end.
+// those of groups need them all, so no thread may pass one by, or return before the end.
 //
 //   Row x Row, Row x number   + - * /  min(a, b)  max(a, b)
 //   of each element           -row  abs(row)  map(row, f)  map(a, b, f)  round(row): to T and back
 //   of the row                sum(row)  max(row)
-//   of each 128 columns       max_of_groups<128>(row): a Row that has it in every element
+//   of each 128 columns       sum_of_groups<128>(row), max_of_groups<128>(row): a Row that has it
+//   in
+//                             every element
 //   fields                    has(field)  load(input): 0 where it is not given
 //                             store(output, row): rounded, or saturated; nothing if not given
 //                             set(output, number)  set_groups<128>(output, row)
@@ -46,7 +48,8 @@
 // by halves, then the lanes by halves, then the warps by halves; whatever lies beyond the width
 // adds nothing. `max` has no order; NaN wins in it.
 //
-// In place is fine, since the thread that writes an element of a row is the one that has read it.
+// In place is fine, since the thread that writes an element of a row is the one that has read it;
+// an epilogue loads what an output replaces before it stores that output.
 #pragma once
 
 #include "device/row_fields.cuh"

@@ -94,8 +94,8 @@ __device__ __forceinline__ float min(float a, float b) { return fminf(a, b); }
 __device__ __forceinline__ float abs(float a) { return fabsf(a); }
 
 // Columns that share a number: as many neighbouring threads hold them.
-template <int kColumns, class T, int kPairs>
-__device__ __forceinline__ Row<T, kPairs> max_of_groups(const Row<T, kPairs>& a) {
+template <class Op, int kColumns, class T, int kPairs>
+__device__ __forceinline__ Row<T, kPairs> across_groups(const Row<T, kPairs>& a) {
   constexpr int kElements = Row<T, kPairs>::kElements, kLanes = kColumns / kElements;
   static_assert(kLanes > 0 && kLanes <= 32 && (kLanes & (kLanes - 1)) == 0, "lanes of one warp");
   Row<T, kPairs> result(a.block);
@@ -103,12 +103,20 @@ __device__ __forceinline__ Row<T, kPairs> max_of_groups(const Row<T, kPairs>& a)
   for (int k = 0; k < kPairs; ++k) {
     float each[kElements];
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) each[e] = a.block->has_pair(k) ? a.v[k][e] : Most::none();
-    const float most = of_lanes<Most, kLanes>(by_halves<Most>(each));
+    for (int e = 0; e < kElements; ++e) each[e] = a.block->has_pair(k) ? a.v[k][e] : Op::none();
+    const float all = of_lanes<Op, kLanes>(by_halves<Op>(each));
 #pragma unroll
-    for (int e = 0; e < kElements; ++e) result.v[k][e] = most;
+    for (int e = 0; e < kElements; ++e) result.v[k][e] = all;
   }
   return result;
+}
+template <int kColumns, class T, int kPairs>
+__device__ __forceinline__ Row<T, kPairs> sum_of_groups(const Row<T, kPairs>& a) {
+  return across_groups<Added, kColumns>(a);
+}
+template <int kColumns, class T, int kPairs>
+__device__ __forceinline__ Row<T, kPairs> max_of_groups(const Row<T, kPairs>& a) {
+  return across_groups<Most, kColumns>(a);
 }
 
 }  // namespace commlib

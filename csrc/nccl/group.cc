@@ -119,7 +119,8 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   fault_.alive();
   if (plan_bytes == 0 && call.op != Op::barrier) return;
   if (world_ == 1 && call.rows)
-    return finish_rows(call, call.in, call.rows->rows.in_stride_bytes, stream);
+    return finish_rows(call, own_rows_kernel(call), call.in, call.rows->rows.in_stride_bytes,
+                       stream);
   if (world_ == 1) {
     if (call.out == call.in || call.bytes() == 0) return;
     return check(cuda().cuMemcpyDtoDAsync(device_pointer(call.out), device_pointer(call.in),

@@ -101,8 +101,9 @@ class Group {
   // behind it; of this rank alone, whose sums lie at `in`.
   void run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   void compose_rows(const Call& call, CUstream stream);
-  void finish_rows(const Call& call, const unsigned char* in, int64_t stride_bytes,
-                   CUstream stream);
+  const Kernels::Instance& own_rows_kernel(const Call& call);
+  void finish_rows(const Call& call, const Kernels::Instance& kernel, const unsigned char* in,
+                   int64_t stride_bytes, CUstream stream);
   static void copy_rows(unsigned char* to, const Call& call, CUstream stream);
   void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, uint64_t capture);
   // Lets what comes next on the stream begin only when what was ahead can be read.

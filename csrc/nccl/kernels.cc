@@ -14,8 +14,10 @@ int Kernels::add(Kernel kernel) {
   return static_cast<int>(entries_.size()) - 1;
 }
 
-void Kernels::load(const Kernel& kernel, DType dtype, const std::string& form, Instance* instance) {
-  const Cubin cubin = builder_(kernel, kernel.reduces ? name_of(dtype) : "", form);
+void Kernels::load(const Kernel& kernel, DType dtype, const EpilogueText& form,
+                   Instance* instance) {
+  const Cubin cubin =
+      builder_(kernel, kernel.reduces ? name_of(dtype) : "", form.words, form.source);
   *instance = load_function(name_of(kernel.op), cubin, kSlotBytes);
 }
 
@@ -23,16 +25,13 @@ const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world
   Entry& entry = entries_[static_cast<size_t>(index)];
   const RowCall& row = *call.rows;
   const int pairs = row_pairs(row.rows.width * static_cast<u32>(call.element()));
-  uint64_t key = 0;
-  for (const int part : {static_cast<int>(call.dtype), static_cast<int>(row.weight),
-                         int{row.center}, static_cast<int>(row.quant), pairs, world})
-    key = key << 8 | static_cast<uint64_t>(part);
-  Instance& instance = entry.rows[key];
+  const uint64_t form = static_cast<uint64_t>(call.dtype) << 16 |
+                        static_cast<uint64_t>(pairs) << 8 | static_cast<uint64_t>(world);
+  Instance& instance = entry.rows[{row.epilogue, row.types, form}];
   if (!instance.handle) {
-    load(entry.kernel, call.dtype,
-         text("world=", world, " pairs=", pairs, " weight=", name_of(row.weight),
-              " center=", row.center ? "yes" : "no", " quant=", name_of(row.quant)),
-         &instance);
+    EpilogueText told = row.told();
+    told.words = text("world=", world, " pairs=", pairs, " ", told.words);
+    load(entry.kernel, call.dtype, told, &instance);
   }
   return instance;
 }

@@ -1,6 +1,7 @@
 // Kernels of this library on one GPU: compiled by Python when first needed, loaded, launched.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <string>
@@ -33,7 +34,9 @@ struct Kernel {
 
 // Compiles a kernel for an element type and a form, by their words ("" where it has none): the
 // reduction, or what it does with rows, "world=2 pairs=1 weight=bfloat16 center=no quant=none".
-using Builder = std::function<Cubin(const Kernel&, const char* dtype, const std::string& form)>;
+// `source` is the text of an epilogue of the user's.
+using Builder = std::function<Cubin(const Kernel&, const char* dtype, const std::string& form,
+                                    const std::string& source)>;
 
 class Kernels {
  public:
@@ -48,7 +51,7 @@ class Kernels {
                              ? entry.instances[static_cast<int>(dtype)][redop != RedOp::sum]
                              : entry.instances[0][0];
     if (!instance.handle)
-      load(entry.kernel, dtype, entry.kernel.reduces ? name_of(redop) : "", &instance);
+      load(entry.kernel, dtype, {entry.kernel.reduces ? name_of(redop) : "", ""}, &instance);
     return instance;
   }
   // That for rows of a call over so many ranks.
@@ -62,9 +65,9 @@ class Kernels {
   struct Entry {
     Kernel kernel;
     Instance instances[kDTypes][2];  // by element type; the sum, any reduction
-    std::map<uint64_t, Instance> rows;
+    std::map<std::array<uint64_t, 3>, Instance> rows;
   };
-  void load(const Kernel& kernel, DType dtype, const std::string& form, Instance* instance);
+  void load(const Kernel& kernel, DType dtype, const EpilogueText& form, Instance* instance);
 
   std::vector<Entry> entries_;
   Builder builder_;

@@ -39,22 +39,15 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
                   capture);
 }
 
-// The sums lie in y, or in the field of the sum with the residual, where they fit there.
 void Group::compose_rows(const Call& call, CUstream stream) {
   const RowCall& row = *call.rows;
+  const auto& last = own_rows_kernel(call);  // what cannot be compiled leaves all as it is
   const auto row_bytes = static_cast<int64_t>(row.rows.width * call.element());
-  const Field &y = row.rows.fields[kY], &sum = row.rows.fields[kSum];
   Call part{Op::all_reduce, call.dtype};
   part.count = call.count;
-  part.detail = call.detail;  // the width, which ranks compare
+  part.detail = call.detail;  // which ranks compare
   part.in = call.in;
-  if (row.quant == Quant::none && y.stride_bytes == row_bytes) {
-    part.out = y.data;
-  } else if (sum.stride_bytes == row_bytes && sum.data != row.rows.fields[kResidual].data) {
-    part.out = sum.data;
-  } else {
-    part.out = row.scratch(call.bytes());
-  }
+  part.out = row.room ? row.room : row.scratch(call.bytes());
   if (row.rows.in_stride_bytes != row_bytes && row.rows.rows > 1) {
     copy_rows(part.out, call, stream);
     part.in = part.out;
@@ -67,7 +60,7 @@ void Group::compose_rows(const Call& call, CUstream stream) {
     throw;
   }
   inner_ = inner;
-  finish_rows(call, part.out, row_bytes, stream);
+  finish_rows(call, last, part.out, row_bytes, stream);
 }
 
 void Group::copy_rows(unsigned char* to, const Call& call, CUstream stream) {
@@ -82,17 +75,20 @@ void Group::copy_rows(unsigned char* to, const Call& call, CUstream stream) {
   check(cuda().cuMemcpy2DAsync(&copy, stream), "cuMemcpy2DAsync");
 }
 
-void Group::finish_rows(const Call& call, const unsigned char* in, int64_t stride_bytes,
-                        CUstream stream) {
+const Kernels::Instance& Group::own_rows_kernel(const Call& call) {
   const int composed = plan_.find_row(Op::all_reduce_rms_norm, "nccl_composed");
-  const auto& instance = kernels_.get_row(natives_[static_cast<size_t>(composed)].kernel, call, 1);
+  return kernels_.get_row(natives_[static_cast<size_t>(composed)].kernel, call, 1);
+}
+
+void Group::finish_rows(const Call& call, const Kernels::Instance& kernel, const unsigned char* in,
+                        int64_t stride_bytes, CUstream stream) {
   Rows rows = call.rows->rows;
   rows.in_stride_bytes = stride_bytes;
   Job job = job_;
   job.in = in;
   job.bytes = call.bytes();
   const u64 blocks = std::min<u64>(rows.rows, u64{kResidentRows} * job_.tile_blocks);
-  Kernels::launch(instance, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
+  Kernels::launch(kernel, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
                   stream);
 }
 

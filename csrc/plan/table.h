@@ -60,7 +60,7 @@ class PlanTable {
 
   // Null: the plan has nothing for such a call.
   const Choice* find(Mode mode, bool symmetric, const Call& call, size_t bytes) const {
-    const size_t kind = kind_of(call.op, symmetric, mode) * kReductions;
+    const size_t kind = kind_of(planned_as(call.op), symmetric, mode) * kReductions;
     const uint32_t list = compiled_.index[kind + reduction(call.dtype, call.redop)];
     for (const Choice& choice : compiled_.lists[list]) {
       if (choice.has(bytes)) return choice.algorithm == Choice::kNone ? nullptr : &choice;
@@ -70,7 +70,7 @@ class PlanTable {
 
   // Whether some algorithm reduces so.
   bool reduces(DType dtype, RedOp redop) const { return reduces_[reduction(dtype, redop)]; }
-  bool reduces(Op op) const { return ops_[static_cast<size_t>(op)].reduces; }
+  bool reduces(Op op) const { return ops_[static_cast<size_t>(planned_as(op))].reduces; }
   bool is_rooted(Op op) const { return ops_[static_cast<size_t>(op)].rooted; }
 
  private:

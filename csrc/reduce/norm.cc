@@ -8,9 +8,9 @@
 
 namespace {
 
+using commlib::NormCall;
 using commlib::NormField;
 using commlib::Quant;
-using commlib::RowCall;
 
 constexpr size_t kLanes = 64;
 constexpr float kMostE4M3 = 448.f;
@@ -48,7 +48,7 @@ void each_block(size_t width, Visit visit) {
 
 // h = sum + residual, rounded, to its field and as floats.
 template <class T>
-void add_residual(const RowCall& call, size_t row, const void* sum, size_t bytes, float* h) {
+void add_residual(const NormCall& call, size_t row, const void* sum, size_t bytes, float* h) {
   const auto* from = static_cast<const unsigned char*>(sum);
   const unsigned char* residual = call.field(NormField::kResidual, row);
   unsigned char* to = call.field(NormField::kSum, row);
@@ -67,7 +67,7 @@ void add_residual(const RowCall& call, size_t row, const void* sum, size_t bytes
 
 // In place: y, of h.
 template <class W>
-void normalise(const RowCall& call, size_t bytes, float* h) {
+void normalise(const NormCall& call, size_t bytes, float* h) {
   const size_t width = call.rows.width;
   const float all = static_cast<float>(width),
               weight_bias = call.rows.numbers[commlib::kWeightBias];
@@ -104,7 +104,7 @@ float found_scale(const float* y, size_t count, unsigned char* to) {
   return scale;
 }
 
-void store_narrow(const RowCall& call, size_t row, const float* y) {
+void store_narrow(const NormCall& call, size_t row, const float* y) {
   const size_t width = call.rows.width;
   unsigned char* to = call.field(NormField::kY, row);
   if (call.quant == Quant::fp8) {
@@ -119,7 +119,7 @@ void store_narrow(const RowCall& call, size_t row, const float* y) {
 }
 
 template <class T, class W>
-void norm_row(const RowCall& call, size_t row, const void* sum, float* wide, size_t bytes,
+void norm_row(const NormCall& call, size_t row, const void* sum, float* wide, size_t bytes,
               size_t weight_bytes) {
   add_residual<T>(call, row, sum, bytes, wide);
   normalise<W>(call, weight_bytes, wide);
@@ -130,11 +130,11 @@ void norm_row(const RowCall& call, size_t row, const void* sum, float* wide, siz
   });
 }
 
-void norm_floats(const RowCall& call, size_t row, const void* sum, float* wide) {
+void norm_floats(const NormCall& call, size_t row, const void* sum, float* wide) {
   norm_row<BlocksOfFloat, BlocksOfFloat>(call, row, sum, wide, 4, 4);
 }
 template <class T>
-void norm_halves(const RowCall& call, size_t row, const void* sum, float* wide) {
+void norm_halves(const NormCall& call, size_t row, const void* sum, float* wide) {
   if (call.weight == DType::f32) return norm_row<T, BlocksOfFloat>(call, row, sum, wide, 2, 4);
   norm_row<T, T>(call, row, sum, wide, 2, 2);
 }

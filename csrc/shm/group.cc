@@ -69,9 +69,9 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
 }
 
 void Group::run_alone(const Call& call) {
-  if (call.rows) {
+  if (call.op == Op::all_reduce_rms_norm) {
     Norms norms(*this, call);
-    for (size_t row = 0; row < call.rows->rows.rows; ++row) norms.run(row, norms.in(row));
+    for (size_t row = 0; row < norms.rows(); ++row) norms.run(row, norms.in(row));
   } else if (call.out != call.in && call.bytes() > 0) {
     std::memcpy(call.out, call.in, call.bytes());
   }
@@ -102,17 +102,22 @@ const Choice& Group::plain_choice(const Call& call) const {
        " bytes on shm");
 }
 
-// What ranks compare: one number of both.
-static uint64_t rows_and_width(const Rows& rows) { return rows.rows << kWidthBits | rows.width; }
+// What ranks compare of rows, in one number: how many and how wide, or, with an epilogue of the
+// user's, how many elements in all, and a digest.
+static uint64_t count_of(const RowCall& call, uint64_t digest) {
+  if (call.op == Op::all_reduce_rms_norm) return call.rows.rows << kWidthBits | call.rows.width;
+  const uint64_t bits = (digest ^ digest >> 16 ^ digest >> 32 ^ digest >> 48) & 0xffff;
+  return bits << kElementBits | (call.rows.rows * call.rows.width & ((1u << kElementBits) - 1));
+}
 
 Descriptor Group::descriptor(const Call& call) const {
   Descriptor what{};
-  what.op = static_cast<uint64_t>(call.rows ? Op::all_reduce_rms_norm : call.op);
+  what.op = static_cast<uint64_t>(call.rows ? call.rows->op : call.op);
   what.dtype = static_cast<uint64_t>(call.dtype);
   what.redop = plan_.reduces(call.op) ? static_cast<uint64_t>(call.redop) : kNoRedop;
   what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;
   what.inner = inner_ || call.inner;
-  what.count = call.rows ? rows_and_width(call.rows->rows) : call.count;
+  what.count = call.rows ? count_of(*call.rows, call.detail) : call.count;
   return what;
 }
 

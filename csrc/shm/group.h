@@ -121,10 +121,8 @@ class COMMLIB_API Group {
     reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
                                                                             count);
   }
-  // The norm of a row, from its sum to its fields.
-  void norm(const Call& call, size_t row, const void* sum, float* wide) const {
-    reduce_->norm[static_cast<int>(call.dtype)](*call.rows, row, sum, wide);
-  }
+  // What takes the norm of a row.
+  NormFn norms(DType dtype) const { return reduce_->norm[static_cast<int>(dtype)]; }
   bool reduces(DType dtype, RedOp redop) const { return plan_.reduces(dtype, redop); }
   // As the plan has it, else as the row of the plain algorithm.
   size_t chunk_bytes() const {

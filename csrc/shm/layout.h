@@ -51,11 +51,13 @@ struct Descriptor {
   uint64_t root : 7;
   uint64_t source : 2;
   uint64_t inner : 1;   // part of another call: an exchange of splits, of lengths, of objects
-  uint64_t count : 40;  // elements; all_reduce_rms_norm: rows and, in kWidthBits, their width
+  uint64_t count : 40;  // elements; with rows: see kWidthBits, kElementBits
 };
 // In a Descriptor: the operation does not reduce, has no root.
 constexpr uint64_t kNoRedop = 15, kNoRoot = 127;
-constexpr int kWidthBits = 16;
+// Its `count` for all_reduce_rms_norm: rows, and in so many bits their width. For
+// all_reduce_epilogue: a digest of 16 bits, and in so many the elements.
+constexpr int kWidthBits = 16, kElementBits = 24;
 static_assert(sizeof(Descriptor) == 8);
 
 // The announcement of one operation by one rank; ready when `seq` has the operation's number.

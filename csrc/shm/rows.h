@@ -12,23 +12,28 @@ namespace commlib::shm {
 class Norms {
  public:
   Norms(const Group& group, const Call& call)
-      : group_(group), call_(call), wide_(new float[call.rows->rows.width]) {}
+      : group_(group),
+        call_(call),
+        norm_(static_cast<const NormCall&>(*call.rows)),
+        wide_(new float[norm_.rows.width]) {}
 
-  size_t rows() const { return call_.rows->rows.rows; }
-  size_t row_bytes() const { return call_.rows->rows.width * call_.element(); }
+  const NormCall& norm() const { return norm_; }
+  size_t rows() const { return norm_.rows.rows; }
+  size_t row_bytes() const { return norm_.rows.width * call_.element(); }
   // This rank's row.
   const unsigned char* in(size_t row) const {
-    return call_.in + static_cast<int64_t>(row) * call_.rows->rows.in_stride_bytes;
+    return call_.in + static_cast<int64_t>(row) * norm_.rows.in_stride_bytes;
   }
   void copy_in(unsigned char* to, size_t row, size_t count) const {
     for (size_t i = 0; i < count; ++i) std::memcpy(to + i * row_bytes(), in(row + i), row_bytes());
   }
   // From the sum of a row over all ranks to its fields.
-  void run(size_t row, const void* sum) { group_.norm(call_, row, sum, wide_.get()); }
+  void run(size_t row, const void* sum) { group_.norms(call_.dtype)(norm_, row, sum, wide_.get()); }
 
  private:
   const Group& group_;
   const Call& call_;
+  const NormCall& norm_;
   std::unique_ptr<float[]> wide_;
 };
 

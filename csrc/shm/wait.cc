@@ -69,9 +69,15 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   std::string out = text(name_of(op), " #", seq);
   if (op == Op::barrier) return out;
   out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ");
-  if (op == Op::all_reduce_rms_norm) out += text(what.count >> kWidthBits, " rows of ");
-  out += text(op == Op::all_reduce_rms_norm ? what.count & ((1u << kWidthBits) - 1) : what.count,
-              " elements");
+  if (op == Op::all_reduce_rms_norm) {
+    out += text(what.count >> kWidthBits, " rows of ", what.count & ((1u << kWidthBits) - 1));
+  } else if (op == Op::all_reduce_epilogue) {
+    out += text("digest ", what.count >> kElementBits, " of epilogue, types and width, ",
+                what.count & ((1u << kElementBits) - 1));
+  } else {
+    out += text(what.count);
+  }
+  out += " elements";
   if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
   if (what.root != kNoRoot) out += text(", root ", int(what.root));
   if (what.inner) out += ", made inside another call";

@@ -8,7 +8,9 @@ import pytest
 
 from commlib import env, jit
 from commlib.collectives.device import ELEMENTS, kernels
+from commlib.device import row_expression
 from commlib.kernels import device
+from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED
 
 HERE, *OTHERS = "sm_90", "sm_80", "sm_100"  # what the figures are of, and older and newer GPUs
 COMMON = ("float32", "bfloat16")
@@ -26,19 +28,35 @@ ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words i
 TILES = ("lsa_oneshot", "lsa_twoshot")  # whose rows are at most a tile
 
 
+def row_sources(dtype, world):
+    """Yield (source, algorithm, ranks, pairs) of kernels of rows, up to the longest rows that each has."""
+    for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
+        longest = 2 if path.stem in TILES else 8 if dtype == "float32" else 4
+        ranks = 1 if path.stem == "nccl_composed" else world
+        source = path.relative_to(jit.csrc()).as_posix()
+        yield from ((source, path.stem, ranks, pairs) for pairs in (1, 2, 4, 8) if pairs <= longest)
+
+
 def row_kernels(world, dtypes, norms):
     """(source, expression) of kernels whose rows end with a norm; `norms`: type of the weight, center, quant."""
     found = []
-    for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
-        ranks = 1 if path.stem == "nccl_composed" else world
-        for dtype in dtypes:
-            longest = 2 if path.stem in TILES else 8 if dtype == "float32" else 4
-            for pairs in (pairs for pairs in (1, 2, 4, 8) if pairs <= longest):
-                for weight, center, quant in norms:
-                    norm = f"commlib::RmsNorm<{ELEMENTS[weight or dtype]}, {center}, {quant}>"
-                    expression = f"commlib::{path.stem}<{ELEMENTS[dtype]}, {norm}, {ranks}, {pairs}>"
-                    found.append((path.relative_to(jit.csrc()).as_posix(), expression))
+    for dtype in dtypes:
+        for source, name, ranks, pairs in row_sources(dtype, world):
+            for weight, center, quant in norms:
+                norm = f"commlib::RmsNorm<{ELEMENTS[weight or dtype]}, {center}, {quant}>"
+                found.append((source, f"commlib::{name}<{ELEMENTS[dtype]}, {norm}, {ranks}, {pairs}>"))
     return found
+
+
+def epilogue_kernels(world, dtype, epilogues, arch=HERE, most_pairs=8):
+    """Requests of kernels whose rows end with an epilogue of the user's, for inputs of these types."""
+    return [
+        jit.Request(source, row_expression(name, dtype, form), arch, epilogue.text)
+        for epilogue, types in epilogues.items()
+        for source, name, ranks, pairs in row_sources(dtype, world)
+        if pairs <= most_pairs
+        for form in [f"world={ranks} pairs={pairs} epilogue={epilogue.symbol} types={types}"]
+    ]
 
 
 PLAIN, WIDEST = ("", "false", 0), ("float32", "true", 3)  # the norm of most models, and what takes most registers
@@ -56,6 +74,18 @@ REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MOR
 REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, ["bfloat16"], [PLAIN, WIDEST])]
+# An input of 8 bits, one that differs from x, and those of most models.
+SHOWN = {SCALED: "bfloat16,float32,float32", QK_NORM: "bfloat16,bfloat16", INT8: ""}
+OF_USERS = {SCALED: "float8_e4m3fn,float32,float16", QK_NORM: "int8,float32", INT8: ""}
+OF_USERS |= {RMS_NORM: "bfloat16,bfloat16", FP8_GROUPS: "bfloat16,bfloat16"}
+SOON += epilogue_kernels(2, "bfloat16", SHOWN, most_pairs=1)
+REST += [
+    *epilogue_kernels(2, "bfloat16", SHOWN | OF_USERS),
+    *epilogue_kernels(4, "bfloat16", OF_USERS),
+    *epilogue_kernels(2, "float16", OF_USERS),
+    *epilogue_kernels(2, "float32", OF_USERS),
+    *(request for arch in OTHERS for request in epilogue_kernels(2, "bfloat16", SHOWN, arch)),
+]
 # Known to spill: a mend has to take them off this list.
 FITS = ("half, false, 0>", "half, false, 1>", "half, false, 3>", "half, true, 0>", "half, true, 1>", "half, true, 3>")
 SPILLING = {jit.Request(*k, HERE) for k in HALF_ON_EIGHT if not any(f"commlib::{norm}" in k[1] for norm in FITS)}

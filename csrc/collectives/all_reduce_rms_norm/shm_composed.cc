@@ -9,8 +9,8 @@ namespace commlib::shm {
 void run_composed(Group& group, const Call& call) {
   Norms norms(group, call);
   const Field& y = call.rows->rows.fields[kY];
-  const bool in_y =
-      call.rows->quant == Quant::none && y.stride_bytes == static_cast<int64_t>(norms.row_bytes());
+  const bool in_y = norms.norm().quant == Quant::none &&
+                    y.stride_bytes == static_cast<int64_t>(norms.row_bytes());
   const std::unique_ptr<unsigned char[]> own(in_y ? nullptr : new unsigned char[call.bytes()]);
   unsigned char* sums = in_y ? y.data : own.get();
   if (sums != call.in) norms.copy_in(sums, 0, norms.rows());

@@ -48,9 +48,9 @@ class TwoShot {
   };
   // What a result has of each row.
   std::array<Piece, 3> pieces() const {
-    const RowCall& rows = *call_.rows;
+    const NormCall& norm = norms_.norm();
     return {
-        {{kSum, row_bytes_}, {kY, rows.y_bytes(call_.dtype)}, {kFoundScale, rows.scale_bytes()}}};
+        {{kSum, row_bytes_}, {kY, norm.y_bytes(call_.dtype)}, {kFoundScale, norm.scale_bytes()}}};
   }
   size_t result_bytes() const {
     size_t bytes = 0;

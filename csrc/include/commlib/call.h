@@ -18,6 +18,7 @@ constexpr int kMaxRanks = 64;  // of a communicator with native entry points
 #define COMMLIB_OPS(X) \
   X(all_reduce)        \
   X(all_reduce_rms_norm) \
+  X(all_reduce_epilogue) \
   X(all_gather)        \
   X(all_gatherv)       \
   X(reduce_scatter)    \
@@ -39,6 +40,11 @@ constexpr int kOps = static_cast<int>(Op::count);
 constexpr const char* kOpNames[] = {COMMLIB_OPS(COMMLIB_NAME)};
 
 inline const char* name_of(Op op) { return kOpNames[static_cast<int>(op)]; }
+
+// The operation whose rules of a plan it goes by: an epilogue of the user's is like that of a norm.
+constexpr Op planned_as(Op op) {
+  return op == Op::all_reduce_epilogue ? Op::all_reduce_rms_norm : op;
+}
 
 inline Op op_named(const std::string& name) {
   for (int op = 0; op < kOps; ++op) {
@@ -62,7 +68,7 @@ struct Call {
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
   int source = 0;                       // send_recv: who sends to this rank
-  const RowCall* rows = nullptr;        // all_reduce_rms_norm: what is done with each row
+  const RowCall* rows = nullptr;        // what is done with each row, here or in the call of a part
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
 

@@ -18,10 +18,10 @@ using ReduceFn = void (*)(void* out, const void* const* sources, int num_sources
 // rounded to nearest even; NaN stays NaN.
 using NarrowFn = void (*)(void* out, const void* in, size_t count, float factor);
 
-struct RowCall;
+struct NormCall;
 // The norm of one row: from its sum over all ranks to the row's fields. `wide` has room for a row
 // of floats. The bits depend on the row alone.
-using NormFn = void (*)(const RowCall& call, size_t row, const void* sum, float* wide);
+using NormFn = void (*)(const NormCall& call, size_t row, const void* sum, float* wide);
 
 struct ReduceTable {
   const char* isa;

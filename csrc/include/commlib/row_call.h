@@ -1,14 +1,44 @@
-// What all_reduce_rms_norm does with each row of the sum: the fields and numbers of Rows, and how.
+// What a call does with each row of the sum: the fields and numbers of Rows, and the epilogue that
+// knows what they mean.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 
-#include "commlib/dtype.h"
+#include "commlib/call.h"
 #include "commlib/rows.h"
 
 namespace commlib {
+
+constexpr int64_t kMostColumns = 1 << 14;  // of a row
+constexpr size_t kGroupColumns = 128;      // that share a number
+
+// An epilogue for its compiler: which it is, in words, and the text of one that is the user's.
+struct EpilogueText {
+  std::string words;
+  std::string source;
+};
+
+struct RowCall {
+  Op op;  // of which this is the end
+  Rows rows;
+  // Kernels are compiled for an epilogue, and for the element types of its fields: a byte each.
+  uint64_t epilogue;
+  uint64_t types;
+  std::function<EpilogueText()> told;  // of both; asked for what was not compiled yet
+  // Whole rows of the type of x, one behind the other, that the epilogue writes and does not read:
+  // the sums may lie there meanwhile. Null: there are none.
+  unsigned char* room;
+  // Memory for `bytes` of sums until the call is on the stream; GPUs alone ask for it.
+  std::function<unsigned char*(size_t bytes)> scratch;
+
+  unsigned char* field(int which, size_t row) const {
+    const Field& field = rows.fields[which];
+    return field.data ? field.data + static_cast<int64_t>(row) * field.stride_bytes : nullptr;
+  }
+};
 
 // As device/rms_norm.cuh reads them.
 enum NormField { kResidual, kWeight, kBias, kScale, kY, kSum, kFoundScale };
@@ -18,21 +48,13 @@ inline const char* name_of(Quant quant) {
   constexpr const char* names[] = {"none", "fp8", "fp8_token", "fp8_group"};
   return names[static_cast<int>(quant)];
 }
-constexpr int64_t kMostColumns = 1 << 14;  // of a row
-constexpr size_t kGroupColumns = 128;      // of fp8_group, that share a scale
 
-struct RowCall {
-  Rows rows;
+// all_reduce_rms_norm.
+struct NormCall : RowCall {
   DType weight;  // of weight and bias
   bool center;
   Quant quant;
-  // Memory for `bytes` of sums until the call is on the stream; GPUs alone ask for it.
-  std::function<unsigned char*(size_t bytes)> scratch;
 
-  unsigned char* field(NormField which, size_t row) const {
-    const Field& field = rows.fields[which];
-    return field.data ? field.data + static_cast<int64_t>(row) * field.stride_bytes : nullptr;
-  }
   // Bytes that a row of y and of found scales take.
   size_t y_bytes(DType sum) const {
     return rows.width * (quant == Quant::none ? size_of(sum) : size_of(DType::f8e4m3));

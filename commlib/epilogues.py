@@ -1,0 +1,302 @@
+"""`commlib.epilogue`: what is done to each row of an all-reduce, in a few lines of CUDA of the user's."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import keyword
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commlib import compiled, jit
+from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
+from commlib.communicator import Communicator
+from commlib.device import ELEMENTS, row_expression
+from commlib.native import library
+from commlib.redops import DTYPES
+
+KINDS = ("row", "columns", "number", "groups")  # by their codes in csrc/collectives/all_reduce_epilogue/entry.cc
+INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
+GROUP = 128  # columns that share a number
+MOST = 8  # fields, and numbers: csrc/include/commlib/rows.h
+TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_of_groups".split()
+RESERVED = frozenset([*FUNCTIONS, "x", "width", "block", "Block", "Row", "T", "comm"])
+
+Kinds = Mapping[str, str]
+Results = Mapping[str, tuple[str, torch.dtype | None]]
+Tensors = tuple[Tensor | None, ...]
+
+
+def epilogue(
+    source: str,
+    *,
+    outputs: Results,
+    reference: Callable[..., Tensor | tuple[Tensor, ...]],
+    inputs: Kinds | None = None,
+    numbers: Sequence[str] = (),
+    name: str = "epilogue",
+) -> Epilogue:
+    """Declare what is done to each row of a sum over all ranks; call what is returned: `scaled(comm, x, …)`.
+
+    On GPUs of one host the source becomes part of the kernel that adds up the rows, which is compiled at the first call
+    with such types and kept; the plan chooses as for all_reduce_rms_norm. Elsewhere `all_reduce` and the reference run.
+
+    Args:
+        source: Statements of CUDA on a row in registers, as csrc/device/row.cuh has them. They have the row `x`, the
+            type `Row`, the float `width`, and every input, output and number by its name.
+        outputs: What is written, by name: ("row", a type), ("number", a type) for one of each row, or ("groups", a
+            type) for one of each 128 columns. None is the type of x.
+        reference: The same in torch's operations on whole tensors. It is given the sum, rounded to its type, the
+            inputs and the numbers by their names, and returns the outputs in their order; they are then rounded.
+        inputs: What is read, by name: "row" is a tensor like x, "columns" has one element for each column, "number" has
+            one for each row, or one for all. Their types are those of the tensors at the call.
+        numbers: The names of floats.
+        name: A name for errors, an identifier.
+
+    Returns:
+        A function of a communicator, x, and by name the inputs and numbers; by name also tensors for outputs. It
+        returns the output, or a tuple of them.
+
+    Example:
+        >>> half = commlib.epilogue(
+        ...     "store(out, x * 0.5f);", outputs={"out": ("row", None)}, reference=lambda x: x * 0.5
+        ... )
+        >>> half(comm, torch.ones(8))  # on two ranks
+        tensor([1., 1., 1., 1., 1., 1., 1., 1.])
+    """
+    declared = Declaration(name, inspect.cleandoc(source), dict(inputs or {}), dict(outputs), tuple(numbers))
+    declared.check()
+    return Epilogue(declared, reference)
+
+
+class Declaration:
+    """What is known of an epilogue before any call."""
+
+    def __init__(self, name: str, source: str, inputs: Kinds, outputs: Results, numbers: tuple[str, ...]) -> None:
+        self.name, self.source = name, source
+        self.inputs, self.outputs, self.numbers = inputs, outputs, numbers
+        what = source, list(inputs.items()), [(key, str(value)) for key, value in outputs.items()], numbers
+        self.digest = sha256(json.dumps(what).encode()).digest()[:8]
+
+    @property
+    def symbol(self) -> str:
+        """The name of its struct in device code: another one for each epilogue."""
+        return f"{self.name}_{self.digest.hex()}"
+
+    def check(self) -> None:
+        """Raise for what no call could be made of."""
+        named = (*self.inputs, *self.outputs, *self.numbers)
+        for name in (self.name, *named):
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
+                raise ValueError(f"{name!r} is no name that Python and CUDA can use")
+        for at, name in enumerate(named):
+            if name in RESERVED or name in named[:at]:
+                raise ValueError(f"{self.name}: {name!r} means something else already; use another name")
+        for name, kind in self.inputs.items():
+            self._one_of(name, kind, INPUTS)
+        for name, given in self.outputs.items():
+            self._check_output(name, given)
+        if not self.outputs or len(self.inputs) + len(self.outputs) > MOST or len(self.numbers) > MOST:
+            raise ValueError(f"{self.name} needs an output, and may have {MOST} tensors in all and {MOST} numbers")
+
+    def _check_output(self, name: str, given: tuple[str, torch.dtype | None]) -> None:
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise TypeError(f"{self.name}: output {name!r} is {given!r}, but must be (a kind, a type or None)")
+        kind, dtype = given
+        self._one_of(name, kind, OUTPUTS)
+        if dtype is not None and dtype not in TYPES:
+            raise ValueError(f"{self.name}: output {name!r} is of {dtype}, but must be None or {_words(TYPES)}")
+        if not re.search(rf"\b{name}\b", self.source):
+            raise ValueError(f"{self.name}: the source does not write output {name!r}")
+
+    def _one_of(self, name: str, kind: str, kinds: tuple[str, ...]) -> None:
+        if kind not in kinds:
+            raise ValueError(f"{self.name}: {name!r} is {kind!r}, but must be one of {', '.join(kinds)}")
+
+    @property
+    def text(self) -> str:
+        """The struct of csrc/device/row.cuh, whose middle is the user's."""
+        types = ", ".join(f"class E{i}" for i in range(len(self.inputs))) or "class..."
+        lines = ["namespace commlib {", f"template <{types}>", f"struct {self.symbol} {{", "template <class Block>"]
+        lines += ["static __device__ __forceinline__ void run(Block& block) {"]
+        lines += ["using T = typename Block::Element;", "using Row = typename Block::Row;"]
+        fields = [("value" if kind == "number" else "input", f"E{i}") for i, kind in enumerate(self.inputs.values())]
+        fields += [("output", _element(dtype)) for _, dtype in self.outputs.values()]
+        bindings = {
+            name: f"block.template {kind}<{element}>({at})"
+            for at, (name, (kind, element)) in enumerate(zip((*self.inputs, *self.outputs), fields, strict=True))
+        }
+        bindings |= {name: f"block.number({at})" for at, name in enumerate(self.numbers)}
+        bindings |= {"width": "block.width()", "x": "block.take()"}  # the last one waits for the peers
+        lines += [f"[[maybe_unused]] const auto {name} = {bound};" for name, bound in bindings.items()]
+        lines += ["{", f'#line 1 "epilogue {self.name}"', self.source, f'#line 1 "behind epilogue {self.name}"']
+        return "\n".join([*lines, "}", "}", "};", "}", ""])
+
+
+def _element(dtype: torch.dtype | None) -> str:
+    return "T" if dtype is None else ELEMENTS[_name(dtype)]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _words(dtypes: Sequence[torch.dtype]) -> str:
+    *most, last = map(_name, dtypes)
+    return f"{', '.join(most)} or {last}"
+
+
+class Epilogue:
+    """What `commlib.epilogue` returns: `text` is its device code, `reference` the function it was given."""
+
+    def __init__(self, declared: Declaration, reference: Callable[..., Any]) -> None:
+        self.name, self.symbol, self.text, self.reference = declared.name, declared.symbol, declared.text, reference
+        self._inputs, self._outputs = tuple(declared.inputs), tuple(declared.outputs)
+        self._numbers, self._made = declared.numbers, tuple(declared.outputs.values())
+        names = (*self._inputs, *self._outputs, *self._numbers)
+        self._read, self._written = len(self._inputs), len(self._inputs) + len(self._outputs)
+        self._ungiven = dict.fromkeys(self._outputs)
+        self._in_order: Callable[[dict[str, Any]], tuple[Any, ...]] = (
+            itemgetter(*names) if len(names) > 1 else lambda given: (given[names[0]],)
+        )
+        kinds = [*declared.inputs.values(), *(kind for kind, _ in self._made)]
+        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in self._made]
+        self._native = library.open_epilogue(
+            self.name,
+            ", ".join((*self._inputs, *self._outputs)),
+            [KINDS.index(kind) for kind in kinds],
+            [-1] * len(self._inputs) + dtypes,
+            len(self._inputs),
+            ", ".join(self._numbers),
+            int.from_bytes(declared.digest, "big", signed=True),
+            self.symbol,
+            self.text,
+        )
+        self._operator = self._define()
+
+    def __call__(self, comm: Communicator, x: Tensor, /, **given: Any) -> Any:
+        """Add up all ranks' `x` and do this to each row."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._traced(comm, x, given)
+        named = {**self._ungiven, **given}
+        try:
+            found = self._in_order(named)
+        except KeyError:
+            found = ()
+        if len(named) != len(found) or not isinstance(comm, Communicator):
+            self._refuse(comm, named)
+        inputs, outs, numbers = found[: self._read], found[self._read : self._written], found[self._written :]
+        if comm.backend == "nccl":
+            made = self._outs(x, outs)
+            comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, None)
+        else:
+            made = self._refer(comm, x, inputs, outs, numbers)
+        return made[0] if len(made) == 1 else made
+
+    def check(self, dtype: torch.dtype = torch.bfloat16, arch: str = "sm_90", **types: torch.dtype) -> None:
+        """Compile it, also where there is no GPU: so a test finds a mistake before a call does.
+
+        Args:
+            dtype: The type of x, and of inputs that are not in `types`.
+            arch: The kind of GPU.
+            types: The types of inputs, by name.
+
+        Raises:
+            BuildFailed: With the line of the source, and what the compiler says; or there is no compiler.
+        """
+        told = ",".join(_name(types.get(name, dtype)) for name in self._inputs)
+        kernel = ALL_REDUCE_RMS_NORM.algorithm("nccl_composed")
+        form = f"world=1 pairs=1 epilogue={self.symbol} types={told}"
+        jit.compile_kernel(kernel.source, row_expression(kernel.name, _name(dtype), form), arch, self.text)
+
+    def __repr__(self) -> str:
+        """Return how it is called."""
+        return f"<epilogue {self.name}(comm, x, {', '.join(f'{name}=' for name in (*self._inputs, *self._numbers))})>"
+
+    def _refuse(self, comm: object, named: dict[str, Any]) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm of {self.name} is of type {type(comm).__name__}, but must be a commlib.Communicator")
+        needed, known = (*self._inputs, *self._numbers), (*self._inputs, *self._numbers, *self._outputs)
+        wrong = [f"needs {name}=" for name in needed if name not in named]
+        wrong += [f"knows no {name}=" for name in named if name not in known]
+        raise TypeError(f"{self.name} {wrong[0]}; it takes {', '.join(f'{name}=' for name in known)}")
+
+    def _outs(self, x: Tensor, outs: Tensors) -> tuple[Tensor, ...]:
+        """Return where the outputs go: new tensors for those that are not given."""
+        given = [out for out in outs if out is not None]
+        if len(given) == len(outs):
+            return tuple(given)
+        library.check_tensor(x, "x", self.name)
+        pairs = zip(outs, self._made, strict=True)
+        return tuple(_like(x, kind, dtype) if out is None else out for out, (kind, dtype) in pairs)
+
+    @torch.no_grad()
+    def _refer(self, comm: Communicator, x: Tensor, inputs: Tensors, outs: Tensors, numbers: Any) -> tuple[Tensor, ...]:
+        """Sum, and do it in torch's operations."""
+        library.check_tensor(x, "x", self.name)
+        sums, made = x.clone(memory_format=torch.contiguous_format), self._outs(x, outs)
+        comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, sums)
+        given = (*inputs, *numbers)
+        results = self.reference(sums, **dict(zip((*self._inputs, *self._numbers), given, strict=True)))
+        results = results if isinstance(results, tuple) else (results,)
+        shapes = [tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__ for result in results]
+        wanted = [tuple(out.shape) for out in made]
+        if shapes != wanted:
+            raise ValueError(f"the reference of {self.name} returned {shapes}, but its outputs have shapes {wanted}")
+        for out, result in zip(made, results, strict=True):
+            out.copy_(_narrowed(result, out.dtype))
+        return made
+
+    # --- in torch.compile: an operator that returns new tensors
+
+    def _define(self) -> Any:
+        tensors = [f"Tensor? {name}" for name in self._inputs]
+        schema = ", ".join(["Tensor x", *tensors, *(f"float {name}" for name in self._numbers), "str comm"])
+        results = ", ".join(["Tensor"] * len(self._outputs))
+        names = (*self._inputs, *self._numbers)
+
+        def run(x: Tensor, *given: Any) -> Any:
+            *values, comm = given
+            return self(compiled.communicator(comm), x, **dict(zip(names, values, strict=True)))
+
+        def fake(x: Tensor, *given: Any) -> Any:
+            made = tuple(_like(x, kind, dtype) for kind, dtype in self._made)
+            return made[0] if len(made) == 1 else made
+
+        return compiled.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
+
+    def _traced(self, comm: Communicator, x: Tensor, given: dict[str, Any]) -> Any:
+        names = (*self._inputs, *self._numbers)
+        if given.keys() - self._ungiven.keys() != set(names) or not isinstance(comm, Communicator):
+            self._refuse(comm, given)
+        results = self._operator(x, *[given[name] for name in names], comm._graph_name)
+        if len(self._outputs) == 1:
+            results = (results,)
+        outs = [given.get(name) for name in self._outputs]
+        made = [result if out is None else out.copy_(result) for out, result in zip(outs, results, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+def _like(x: Tensor, kind: str, dtype: torch.dtype | None) -> Tensor:
+    """Return an output."""
+    if kind == "row":
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    last = (1 if kind == "number" else width // GROUP for width in x.shape[-1:])
+    return x.new_empty((*x.shape[:-1], *last), dtype=dtype)
+
+
+def _narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round as device code does: what is too large for 8 bits becomes the largest, and NaN as int8 0."""
+    if x.dtype == dtype or dtype.itemsize > 1:
+        return x
+    if dtype == torch.int8:
+        return x.nan_to_num(0.0).round().clamp(-128, 127)
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most)

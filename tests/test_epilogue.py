@@ -1,0 +1,362 @@
+"""Epilogues of the user's: what runs without a GPU, what is refused, and what torch.compile makes of a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import commlib
+from commlib import compiled
+from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
+from commlib.epilogues import Epilogue
+from commlib.errors import BuildFailed, CommError
+from commlib.testing import Ranks
+from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+WIDTH = 256
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def given_to(epilogue: Epilogue, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Return inputs and numbers, some of them of other types than x."""
+    residual, weight = drawn(100, rows, WIDTH, dtype=dtype), drawn(101, WIDTH)
+    each = {
+        SCALED: {"residual": residual, "weight": weight, "limit": drawn(102, rows, 1), "eps": 1e-6},
+        QK_NORM: {"residual": residual, "weight": weight.to(torch.float16), "eps": 1e-5},
+        INT8: {},
+        RMS_NORM: {"residual": None, "weight": weight, "eps": 1e-5, "weight_bias": 1.0},
+        FP8_GROUPS: {"residual": residual, "weight": weight.to(torch.bfloat16), "eps": 1e-5, "weight_bias": 0.0},
+    }
+    return each[epilogue]
+
+
+def rounded(result: Tensor, like: Tensor) -> Tensor:
+    """As device code does it, in float64."""
+    wide = result.double()
+    if like.dtype == torch.int8:
+        wide = wide.round().clamp(-128, 127)
+    return (wide.clamp(-448, 448) if like.dtype.itemsize == 1 else wide).float().to(like.dtype)
+
+
+def one(comm: Communicator, epilogue: Epilogue, rows: int, dtype: torch.dtype) -> list[str]:
+    inputs = [drawn(rank, rows, WIDTH, dtype=dtype) for rank in range(comm.size)]
+    given, x = given_to(epilogue, rows, dtype), inputs[comm.rank].clone()
+    kept = {name: value.clone() for name, value in given.items() if isinstance(value, Tensor)}
+    found = epilogue(comm, x, **given)
+    wanted = epilogue.reference(ordered(inputs, "sum"), **given)
+    said = [f"{at}: other values" for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if a.shape != b.shape]
+    if comm.backend == "shm":  # torch's engines have another order
+        said += [f"{at}: other bits" for at, (a, b) in enumerate(zip(found, wanted, strict=True)) if differ(a, b)]
+    said += [name for name, value in kept.items() if not torch.equal(given[name], value)]
+    return said + ["x has changed"] * (not torch.equal(x, inputs[comm.rank]))
+
+
+def differ(found: Tensor, wanted: Tensor) -> bool:
+    bits = [value.contiguous().view(-1).view(torch.uint8) for value in (found, rounded(wanted, found))]
+    return not torch.equal(*bits)
+
+
+def every_call(comm: Communicator) -> list[Any]:
+    cases = [
+        (epilogue, rows, dtype)
+        for epilogue in (SCALED, QK_NORM, INT8, RMS_NORM, FP8_GROUPS)
+        for rows in (0, 1, 7)
+        for dtype in TYPES
+    ]
+    return [
+        (epilogue.name, rows, dtype, said)
+        for epilogue, rows, dtype in cases
+        if (said := one(comm, epilogue, rows, dtype))
+    ]
+
+
+@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_without_a_gpu_the_reference_works_on_the_sums(
+    request: pytest.FixtureRequest, backend: str, world: int
+) -> None:
+    ranks: Ranks = request.getfixturevalue(backend)
+    assert ranks.run(every_call, world=world) == [[]] * world
+
+
+def outputs_given(comm: Communicator) -> list[bool]:
+    """In place of x, of the residual, in strided rows, and beside them an output that is made."""
+    x = torch.full((2, 3, 2 * WIDTH), 1.0 + comm.rank)[..., :WIDTH]
+    residual, weight = torch.full((2, 3, WIDTH), 3.0), torch.ones(WIDTH)
+    total = comm.size * (comm.size + 1) / 2 + 3
+    limit = torch.tensor([2.0])
+    out, largest = SCALED(comm, x, residual=residual, weight=weight, limit=limit, eps=0, out=x, largest=None)
+    same = [out is x, bool((x == 2).all()), bool((largest == total).all()), tuple(largest.shape) == (2, 3, 1)]
+    y, h = RMS_NORM(comm, residual, residual=x, weight=weight, eps=0.0, weight_bias=0.0, residual_out=x)
+    return [*same, h is x, y is not residual, bool((x == 3 * comm.size + 2).all()), bool((residual == 3).all())]
+
+
+def test_an_output_may_take_the_place_of_an_input(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(outputs_given, world=2) == [[True] * 8] * 2
+
+
+def test_what_an_epilogue_returns_is_one_tensor_if_it_has_one_output(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(halved, world=2) == [[1.0] * 8] * 2
+
+
+def halved(comm: Communicator) -> list[float]:
+    half = commlib.epilogue("store(out, x * 0.5f);", outputs={"out": ("row", None)}, reference=lambda x: x * 0.5)
+    found: list[float] = half(comm, torch.ones(8)).tolist()
+    return found
+
+
+# --- what ranks disagree on
+
+
+def other(comm: Communicator, how: str) -> str:
+    width = 128 if how == "width" and comm.rank else 64
+    x = torch.ones(4 * 64 // width, width)
+    call: Callable[[], object] = partial(INT8, comm, x)
+    if comm.rank and how == "epilogue":
+        call = partial(SCALED, comm, x, residual=x, weight=x[0], limit=torch.ones(()), eps=0.0)
+    elif comm.rank and how == "a type of an input":
+        call = partial(QK_NORM, comm, x, residual=None, weight=x[0].half(), eps=0.0)
+    elif how == "a type of an input":
+        call = partial(QK_NORM, comm, x, residual=None, weight=x[0], eps=0.0)
+    elif comm.rank and how == "norm":
+        call = partial(comm.all_reduce_rms_norm, x, None, torch.ones(64))
+    elif comm.rank and how == "all_reduce":
+        call = partial(comm.all_reduce, x)
+    with pytest.raises(CommError) as raised:
+        call()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("how", ["epilogue", "width", "a type of an input", "norm", "all_reduce"])
+def test_ranks_with_different_epilogues_are_told(how: str) -> None:
+    with Ranks(2, backend="shm", timeout_s=30.0) as ranks:
+        for said in ranks.run(other, how):
+            assert "all_reduce_epilogue #1 (float32, digest " in said
+            assert said.count("256 elements") == (1 if how == "norm" else 2)
+
+
+# --- what is refused
+
+
+DECLARED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("'1st' is no name that Python and CUDA can use", {"inputs": {"1st": "row"}}),
+    ("'for' is no name", {"numbers": ("for",)}),
+    ("'my name' is no name", {"name": "my name"}),
+    ("mine: 'x' means something else already; use another name", {"inputs": {"x": "row"}}),
+    ("mine: 'load' means something else already", {"numbers": ("load",)}),
+    ("mine: 'out' means something else already", {"inputs": {"out": "row"}}),
+    ("mine: 'a' is 'rows', but must be one of row, columns, number", {"inputs": {"a": "rows"}}),
+    ("mine: 'out' is 'columns', but must be one of row, number, groups", {"outputs": {"out": ("columns", None)}}),
+    (
+        "output 'out' is of torch.int64, but must be None or float32, float16,",
+        {"outputs": {"out": ("row", torch.long)}},
+    ),
+    ("output 'out' is 'row', but must be (a kind, a type or None)", {"outputs": {"out": "row"}}),
+    ("mine: the source does not write output 'more'", {"outputs": {"out": ("row", None), "more": ("row", None)}}),
+    ("mine needs an output, and may have 8 tensors in all and 8 numbers", {"outputs": {}}),
+    ("mine needs an output, and may have 8 tensors", {"inputs": {f"a{i}": "row" for i in range(8)}}),
+    ("mine needs an output, and may have 8 tensors", {"numbers": tuple(f"a{i}" for i in range(9))}),
+)
+
+
+@pytest.mark.parametrize(("told", "changed"), DECLARED, ids=[told[:40] for told, _ in DECLARED])
+def test_a_declaration_that_no_call_could_be_made_of_is_refused(told: str, changed: dict[str, Any]) -> None:
+    declared = {"outputs": {"out": ("row", None)}, "name": "mine", "reference": lambda x: x}
+    with pytest.raises((ValueError, TypeError), match=re.escape(told)):
+        commlib.epilogue("store(out, x);", **{**declared, **changed})
+
+
+def arguments(**changed: Any) -> dict[str, Any]:
+    made = {"residual": torch.ones(2, 64), "weight": torch.ones(64), "limit": torch.ones(2, 1), "eps": 0.5}
+    return {name: value for name, value in {**made, **changed}.items() if value is not ...}
+
+
+BOTH = torch.ones(2, 128)
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("scaled needs limit=; it takes residual=, weight=, limit=, eps=, out=, largest=", {"limit": ...}),
+    ("scaled needs eps=", {"eps": ...}),
+    ("scaled knows no bias=; it takes residual=, weight=", {"bias": torch.ones(64)}),
+    ("x of scaled is a list, but must be a torch.Tensor", {"x": [1.0]}),
+    ("x is float64, but must be float32, float16 or bfloat16", {"x": torch.ones(2, 64, dtype=torch.float64)}),
+    ("x has rows of 63, but must have a multiple of 8 up to 16384", {"x": torch.ones(2, 63)}),
+    ("x has no dimension, but must have rows", {"x": torch.ones(())}),
+    ("residual has shape (3, 64), but x has (2, 64)", {"residual": torch.ones(3, 64)}),
+    ("residual of scaled is a list, but must be a torch.Tensor", {"residual": [1.0]}),
+    (
+        "residual is int64, but must be float32, float16, bfloat16, float8_e4m3fn,",
+        {"residual": torch.ones(2, 64).long()},
+    ),
+    ("residual has rows that are not contiguous", {"residual": torch.ones(64, 2).t()}),
+    ("residual is a tensor without plain memory", {"residual": torch.ones(2, 64, device="meta")}),
+    ("weight has shape (2, 32), but x has rows of 64", {"weight": torch.ones(2, 32)}),
+    ("limit has shape (2), but needs one number for each row of x, (2, 64): a last dim", {"limit": torch.ones(2)}),
+    ("largest has shape (2), but needs one number for each row", {"largest": torch.ones(2)}),
+    ("largest is float16, but must be float32", {"largest": torch.ones(2, 1).half()}),
+    ("out is float16, but must be float32", {"out": torch.ones(2, 64).half()}),
+    ("out of scaled is a list, but must be a torch.Tensor", {"out": [1.0]}),
+    ("eps is of type str, but must be a number", {"eps": "small"}),
+    (
+        "out and residual share memory; pass the same tensor or separate tensors",
+        {"residual": BOTH[:, :64], "out": BOTH[:, 8:72]},
+    ),
+    (
+        "largest and weight share memory; pass separate tensors",
+        {"weight": BOTH[0, :64], "largest": BOTH[0, 8:10].view(2, 1)},
+    ),
+)
+
+
+@pytest.mark.parametrize("backend", ["shm", "torch"])
+@pytest.mark.parametrize(("told", "changed"), REFUSED, ids=[told[:40] for told, _ in REFUSED])
+def test_a_wrong_argument_is_told_with_both_sides(told: str, changed: dict[str, Any], backend: str) -> None:
+    with commlib.init(backend=backend, bootstrap="single") as comm:
+        given = arguments(**changed)
+        x = given.pop("x", torch.ones(2, 64))
+        with pytest.raises((ValueError, TypeError), match=re.escape(told)):
+            SCALED(comm, x, **given)
+
+
+def test_what_is_no_communicator_is_named() -> None:
+    with pytest.raises(TypeError, match=re.escape("comm of int8_token is of type str, but must be a commlib.Comm")):
+        INT8("comm", torch.ones(8))  # type: ignore[arg-type]
+
+
+def test_groups_need_rows_of_whole_groups() -> None:
+    with commlib.init(backend="shm", bootstrap="single") as comm, pytest.raises(ValueError, match="multiple of 128"):
+        FP8_GROUPS(comm, torch.ones(2, 64), residual=None, weight=torch.ones(64), eps=0.0, weight_bias=0.0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        (lambda x: x[:, :4], "the reference of wrong returned [(2, 4)], but its outputs have shapes [(2, 8)]"),
+        (lambda x: (x, x), "returned [(2, 8), (2, 8)], but its outputs have shapes [(2, 8)]"),
+        (lambda x: None, "returned ['NoneType'], but"),
+    ],
+)
+def test_a_reference_that_returns_something_else_is_told(reference: Callable[..., Any], told: str) -> None:
+    wrong = commlib.epilogue("store(out, x);", outputs={"out": ("row", None)}, reference=reference, name="wrong")
+    with commlib.init(backend="shm", bootstrap="single") as comm, pytest.raises(ValueError, match=re.escape(told)):
+        wrong(comm, torch.ones(2, 8))
+
+
+def test_results_are_rounded_as_device_code_does() -> None:
+    values = torch.tensor([0.5, 1.5, -2.5, 300.0, -300.0, float("nan"), float("inf"), -0.4])
+    outputs = {"small": ("row", torch.int8), "tiny": ("row", torch.float8_e4m3fn)}
+    both = commlib.epilogue("store(small, x); store(tiny, x);", outputs=outputs, reference=lambda x: (x, x * 2))
+    with commlib.init(backend="shm", bootstrap="single") as comm:
+        small, tiny = both(comm, values)
+    assert small.tolist() == [0, 2, -2, 127, -128, 0, 127, 0]
+    assert tiny.float().tolist()[:5] == [1.0, 3.0, -5.0, 448.0, -448.0]
+    assert torch.isnan(tiny.float()[5]) and tiny.float()[6] == 448.0
+
+
+# --- device code
+
+
+def test_a_mistake_in_the_source_is_told_by_its_line() -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    source = """
+        const Row h = x;
+        store(out, h * wieght);
+    """
+    wrong = commlib.epilogue(source, outputs={"out": ("row", None)}, reference=lambda x: x, name="wrong")
+    with pytest.raises(BuildFailed, match=r'(?s)cannot compile.*epilogue wrong\(2\): error: identifier "wieght"'):
+        wrong.check()
+
+
+@pytest.mark.parametrize("epilogue", [SCALED, QK_NORM, INT8, RMS_NORM, FP8_GROUPS], ids=lambda each: each.name)
+def test_a_check_compiles_for_the_types_it_is_given(
+    epilogue: Epilogue, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv("COMMLIB_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    types = {"weight": torch.float32} if "weight" in repr(epilogue) else {}
+    epilogue.check(torch.float16, **types)
+
+
+def test_another_source_is_another_kernel() -> None:
+    made = [
+        commlib.epilogue(f"store(out, x * {factor});", outputs={"out": ("row", None)}, reference=lambda x: x)
+        for factor in ("2.f", "3.f", "3.f")
+    ]
+    assert made[0].symbol != made[1].symbol == made[2].symbol
+    assert made[0].symbol in made[0].text
+
+
+# --- torch.compile
+
+
+def program(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
+    weight, residual = x.new_ones(WIDTH), x * 3
+    y, most = SCALED(comm, x + 1, residual=residual, weight=weight, limit=x.new_tensor(2.0), eps=1e-6)
+    z, h = RMS_NORM(comm, y * (comm.rank + 1), residual=None, weight=weight, eps=1e-5, weight_bias=1.0)
+    q, scale = INT8(comm, z * 2, out=torch.empty_like(z, dtype=torch.int8))
+    h2 = x * 2
+    SCALED(comm, z, residual=h2, weight=weight, limit=most, eps=0.5, out=h2)
+    return y * 2, most, h + z, q.float() * scale, h2
+
+
+def in_place(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
+    weight = x.new_ones(WIDTH)
+    y, _ = RMS_NORM(comm, x, residual=None, weight=weight, eps=1e-5, weight_bias=1.0, out=x)
+    assert y is x
+    return x + 1, y
+
+
+def compile_and_run(comm: Communicator, name: str, backend: str) -> list[bool]:
+    torch._dynamo.reset()
+    run = {"program": program, "in_place": in_place}[name]
+    graph = torch.compile(run, fullgraph=True, backend=backend)
+    agree = []
+    for step in range(3):
+        x = drawn(step + comm.rank, 4, WIDTH)
+        eager, mine = x.clone(), x.clone()
+        expected, found = run(comm, eager), graph(comm, mine)
+        agree += [torch.equal(a, b) for a, b in zip((*expected, eager), (*found, mine), strict=True)]
+    return agree
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["program", "in_place"])
+def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks: Ranks, name: str, backend: str) -> None:
+    for agree in shm_ranks.run(compile_and_run, name, backend, world=2):
+        assert all(agree)
+
+
+def test_a_compiled_program_works_over_torch_distributed(torch_ranks: Ranks) -> None:
+    for agree in torch_ranks.run(compile_and_run, "program", "aot_eager", world=2):
+        assert all(agree)
+
+
+def of_two_communicators(comm: Communicator) -> list[float]:
+    graph = torch.compile(lambda comm, x: INT8(comm, x)[1], fullgraph=True, backend="aot_eager")
+    with comm.split(comm.rank) or comm as alone:
+        return [float(graph(made, torch.full((1, 8), 127.0))) for made in (comm, alone, comm)]
+
+
+def test_a_compiled_call_runs_on_the_communicator_it_is_given(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(of_two_communicators, world=2) == [[2.0, 1.0, 2.0]] * 2
+
+
+def test_an_epilogue_declared_after_dynamo_was_loaded_is_ordered_too() -> None:
+    import torch._dynamo
+
+    late = commlib.epilogue(
+        "store(out, x - 1.f);", outputs={"out": ("row", None)}, reference=lambda x: x - 1, name="late"
+    )
+    assert f"epilogue_{late.symbol}" in compiled._ORDERED
+    with commlib.init(backend="shm", bootstrap="single") as comm:
+        graph = torch.compile(lambda x: late(comm, x) * 2, fullgraph=True, backend="aot_eager")
+        assert graph(torch.ones(8)).tolist() == [0.0] * 8
