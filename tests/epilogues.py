@@ -130,3 +130,14 @@ FP8_GROUPS = commlib.epilogue(
     reference=_grouped,
     name="fp8_groups",
 )
+
+
+def has_other_bits(found: Tensor, wanted: Tensor) -> bool:
+    """Whether an output is not this result of a reference, rounded as device code does."""
+    wide = wanted.double()
+    if found.dtype == torch.int8:
+        wide = wide.round().clamp(-128, 127)
+    elif found.dtype.itemsize == 1:
+        wide = wide.clamp(-FP8_MOST, FP8_MOST)
+    bits = [value.contiguous().view(-1).view(torch.uint8) for value in (found.cpu(), wide.float().to(found.dtype))]
+    return found.shape != wanted.shape or not torch.equal(*bits)

@@ -1,0 +1,266 @@
+"""Epilogues of the user's on GPUs: every algorithm against the references, to the bit; places, graphs, mistakes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import commlib
+from commlib.collectives.reference import ordered
+from commlib.collectives.told import plan_text
+from commlib.communicator import Communicator
+from commlib.epilogues import Epilogue
+from commlib.errors import BuildFailed, CommError
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
+from tests.gpu.fresh import fresh
+from tests.gpu.rows import drawn, of_ranks
+from tests.gpu.steady import pinned
+from tests.gpu.test_fused import ALGORITHMS, OP, TYPES, placed
+
+EPILOGUES = (SCALED, QK_NORM, INT8, RMS_NORM, FP8_GROUPS)
+WIDTHS = (128, 2944, 8192, 16384)
+PATIENCE_S = 5.0
+
+
+class Case:
+    """A call, and what it must return."""
+
+    def __init__(self, comm: Communicator, epilogue: Epilogue, rows: int, width: int, dtype: torch.dtype) -> None:
+        self.comm, self.epilogue = comm, epilogue
+        inputs = of_ranks(comm.size, rows, width, dtype)
+        residual, weight = drawn(100, rows, width, dtype=dtype), drawn(101, width, dtype=dtype)
+        given: dict[str, Any] = {"residual": residual, "weight": weight, "limit": drawn(102, rows, 1, dtype=dtype)}
+        given |= {"eps": 1e-5, "weight_bias": 1.0}
+        given = {name: value for name, value in given.items() if f"{name}=" in repr(epilogue)}
+        self.wanted = epilogue.reference(ordered(inputs, "sum"), **given)
+        self.x = inputs[comm.rank].to(comm.device)
+        self.given = {name: v.to(comm.device) if isinstance(v, Tensor) else v for name, v in given.items()}
+
+    def call(self, x: Tensor | None = None, **changed: Any) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = self.epilogue(self.comm, self.x if x is None else x, **{**self.given, **changed})
+        return found
+
+    def differs(self, found: tuple[Tensor, ...]) -> list[int]:
+        return [at for at, (a, b) in enumerate(zip(found, self.wanted, strict=True)) if has_other_bits(a, b)]
+
+
+def every_epilogue(comm: Communicator, algorithm: str, dtype: torch.dtype) -> list[Any]:
+    found = []
+    with pinned(comm, OP, algorithm):
+        for epilogue, rows, width in itertools.product(EPILOGUES, (1, 3, 300), WIDTHS):
+            case = Case(comm, epilogue, rows, width, dtype)
+            kept = case.x.clone()
+            if (said := case.differs(case.call())) or not torch.equal(case.x, kept):
+                found.append((epilogue.name, rows, width, said))
+    return found
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_epilogue_has_the_bits_of_its_reference(nccl_ranks: Ranks, algorithm: str, dtype: torch.dtype) -> None:
+    assert [found for found in nccl_ranks.run(every_epilogue, algorithm, dtype) if found] == []
+
+
+def as_the_built_in(comm: Communicator, algorithm: str) -> list[Any]:
+    found = []
+    with pinned(comm, OP, algorithm):
+        for rows, width, dtype in itertools.product((1, 40), (128, 2944, 8192), TYPES):
+            for epilogue, quant in ((RMS_NORM, None), (FP8_GROUPS, "fp8_group")):
+                case = Case(comm, epilogue, rows, width, dtype)
+                outs = {"residual_out": torch.empty_like(case.x)} | ({} if quant else {"out": torch.empty_like(case.x)})
+                given = dict(case.given)
+                tensors = given.pop("residual"), given.pop("weight")
+                built = comm.all_reduce_rms_norm(case.x, *tensors, **given, quant=quant, **outs)
+                pairs = zip(case.call(), built, strict=True)
+                if not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
+                    found.append((rows, width, dtype, quant))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_norm_written_as_an_epilogue_has_the_bits_of_the_built_in(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert [found for found in nccl_ranks.run(as_the_built_in, algorithm) if found] == []
+
+
+def every_place(comm: Communicator, algorithm: str) -> list[Any]:
+    """In place of x, of the residual, strided, at odd addresses, and each rank otherwise than the one before."""
+    found = []
+    shifts = ((0, 0), (0, 8), (1, 0), (3, 8), (0, 5))
+    with pinned(comm, OP, algorithm):
+        for dtype, rows, turn in itertools.product(TYPES, (1, 19, 300), range(len(shifts))):
+            case = Case(comm, QK_NORM, rows, 2944, dtype)
+            shift, gap = shifts[(turn + comm.rank) % len(shifts)]
+            x, residual = placed(case.x, shift, gap), placed(case.given["residual"], gap, shift)
+            weight = placed(case.given["weight"][None], shift, 0)[0]
+            outs = [{}, {"out": x}, {"residual_out": residual}, {"out": x, "residual_out": residual}]
+            y, h = case.call(x, residual=residual, weight=weight, **outs[(turn + comm.rank) % 4])
+            if said := case.differs((y.contiguous(), h.contiguous())):
+                found.append((dtype, rows, shift, gap, said))
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_tensors_may_lie_anywhere_and_outputs_take_the_place_of_inputs(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert [found for found in nccl_ranks.run(every_place, algorithm) if found] == []
+
+
+def in_a_graph(comm: Communicator, algorithm: str) -> list[Any]:
+    """Replays take new values, and calls stand right behind each other."""
+    cases = [Case(comm, epilogue, 5, 4096, torch.bfloat16) for epilogue in EPILOGUES]
+    given = [case.x.clone() for case in cases]
+    with pinned(comm, OP, algorithm):
+        for case in cases:
+            case.call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [case.call() for case in cases]
+    found = []
+    for step in range(3):
+        for case, x in zip(cases, given, strict=True):
+            case.x.copy_(x if step else torch.zeros_like(x))
+        graph.replay()
+        torch.cuda.synchronize()
+        if step:
+            found += [case.epilogue.name for case, made in zip(cases, results, strict=True) if case.differs(made)]
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_graph_holds_calls_of_epilogues(nccl_ranks: Ranks, algorithm: str) -> None:
+    assert [found for found in nccl_ranks.run(in_a_graph, algorithm) if found] == []
+
+
+def program(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
+    weight = torch.full_like(x[0], 2.0)
+    y, most = SCALED(comm, x * 2, residual=x, weight=weight, limit=x.new_tensor(3.0), eps=1e-6)
+    q, scale = INT8(comm, y + comm.rank)
+    h = torch.ones_like(x)
+    z, h = RMS_NORM(comm, y * 2, residual=h, weight=weight, eps=1e-6, weight_bias=1.0, residual_out=h)
+    return y, most, q.float() * scale, z, h
+
+
+def reduce_overhead(comm: Communicator) -> list[bool]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    graph = torch.compile(program, fullgraph=True, mode="reduce-overhead")
+    agree = []
+    for step in range(5):
+        x = (torch.arange(3 * 4096, device=comm.device) % 7 + step + comm.rank).to(torch.bfloat16).view(3, 4096)
+        torch.compiler.cudagraph_mark_step_begin()
+        found = [value.clone() for value in graph(comm, x)]
+        agree += [torch.equal(a, b) for a, b in zip(found, program(comm, x), strict=True)]
+    torch.cuda.synchronize()
+    torch._dynamo.reset()
+    return agree
+
+
+def test_a_compiled_program_computes_what_the_eager_one_does(nccl_ranks: Ranks) -> None:
+    assert all(all(agree) for agree in nccl_ranks.run(reduce_overhead))
+
+
+def alone(comm: Communicator) -> list[Any]:
+    made = comm.split(comm.rank)
+    assert made is not None
+    with made:
+        cases = [Case(made, epilogue, 5, 896, dtype) for epilogue in EPILOGUES for dtype in TYPES]
+        return [(case.epilogue.name, said) for case in cases if (said := case.differs(case.call()))]
+
+
+def test_one_rank_alone_runs_the_epilogue_on_its_own_rows(nccl_ranks: Ranks) -> None:
+    assert [found for found in nccl_ranks.run(alone) if found] == []
+
+
+# --- mistakes
+
+
+def mistaken(comm: Communicator, algorithm: str) -> tuple[str, bool, list[int]]:
+    wrong = commlib.epilogue(
+        "const Row h = x;\nstore(out, h * wieght);",
+        outputs={"out": ("row", None)},
+        reference=lambda x: x,
+        name="wrong",
+    )
+    case = Case(comm, INT8, 3, 128, torch.float32)
+    kept = case.x.clone()
+    with pinned(comm, OP, algorithm):
+        with pytest.raises(BuildFailed) as raised:
+            wrong(comm, case.x, out=case.x)
+        return str(raised.value), torch.equal(case.x, kept), case.differs(case.call())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_mistake_in_the_source_is_told_by_its_line_and_nothing_has_started(nccl_ranks: Ranks, algorithm: str) -> None:
+    for told, as_it_was, differs in nccl_ranks.run(mistaken, algorithm):
+        assert 'epilogue wrong(2): error: identifier "wieght" is undefined' in told
+        assert as_it_was
+        assert differs == []
+
+
+def refused(comm: Communicator) -> list[str]:
+    x, weight = torch.ones(2, 128, device=comm.device), torch.ones(128, device=comm.device)
+    calls: list[Callable[[], object]] = [
+        partial(QK_NORM, comm, x, residual=None, weight=weight.cpu(), eps=0.0),
+        partial(QK_NORM, comm, x, residual=x, weight=weight[:64], eps=0.0),
+        partial(QK_NORM, comm, x, residual=x.double(), weight=weight, eps=0.0),
+        partial(QK_NORM, comm, x, residual=None, weight=weight, eps=0.0, out=x[:, :64]),
+    ]
+    said = []
+    for call in calls:
+        with pytest.raises(ValueError) as raised:
+            call()
+        said.append(str(raised.value))
+    return said
+
+
+def test_a_wrong_argument_is_refused_before_anything_is_launched(nccl_ranks: Ranks) -> None:
+    for rank, (device, width, dtype, shape) in enumerate(nccl_ranks.run(refused)):
+        assert f"weight is on the CPU, but rank {rank}'s communicator is on cuda:" in device
+        assert width == "weight has shape (64), but x has rows of 128"
+        assert dtype.startswith("residual is float64, but must be float32, float16, bfloat16, ")
+        assert shape == "out has shape (2, 64), but x has (2, 128)"
+
+
+def disagree(comm: Communicator, algorithm: str, how: str) -> str:
+    """The last rank makes another call than the others."""
+    x, weight = torch.ones(4, 256, device=comm.device), torch.ones(256, device=comm.device)
+    calls: dict[str, Callable[[Communicator], object]] = {
+        "ours": lambda on: INT8(on, x),
+        "epilogue": lambda on: QK_NORM(on, x, residual=None, weight=weight, eps=0.0),
+        "width": lambda on: INT8(on, x.view(8, 128)),
+        "norm": lambda on: on.all_reduce_rms_norm(x.clone(), None, weight),
+    }
+    for made in (comm, odd := fresh(comm, patience_s=PATIENCE_S)):
+        with pinned(made, OP, algorithm):
+            for call in calls.values():  # compiled before
+                call(made)
+    torch.cuda.synchronize()
+    group = odd._backend.native_group
+    group.set_plan(plan_text(Plan.only({OP: algorithm}, base=odd.plan), odd.size, "nccl"))
+    comm.barrier()
+    try:
+        calls[how if odd.rank == odd.size - 1 else "ours"](odd)
+        torch.cuda.synchronize()
+        odd.check()
+    except CommError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        odd.close()
+    return ""
+
+
+@pytest.mark.parametrize("how", ["epilogue", "width", "norm"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name.startswith("lsa_")])
+def test_ranks_with_different_epilogues_are_told(nccl_ranks: Ranks, algorithm: str, how: str) -> None:
+    answers = nccl_ranks.run(disagree, algorithm, how)
+    assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
+    assert any(f"all_reduce_epilogue float32 sum by {algorithm}" in answer for answer in answers), answers
