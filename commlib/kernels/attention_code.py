@@ -39,6 +39,17 @@ def _span_of(length, span_tokens, splits, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _pages(table, start, last, step, PAGE: tl.constexpr, WITHIN: tl.constexpr):
+    """Return the entry of each key of a step; WITHIN: one for all, as a step is within a page."""
+    if WITHIN:
+        page = tl.load(table + start // PAGE, mask=start < last, other=-1)
+    else:
+        token = start + step
+        page = tl.load(table + token.to(tl.uint32) // PAGE, mask=token < last, other=-1)
+    return page
+
+
+@triton.jit
 def _attend(
     q,
     k_head,
@@ -53,6 +64,7 @@ def _attend(
     v_stride_token,
     scale,
     PAGE: tl.constexpr,
+    WITHIN: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -64,15 +76,17 @@ def _attend(
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
-    token = first + tl.arange(0, BLOCK)
-    following = tl.load(table + token // PAGE, mask=token < last, other=-1)
+    step = tl.arange(0, BLOCK)
+    following = _pages(table, first, last, step, PAGE, WITHIN)
     for start in range(first, last, BLOCK):
-        token = start + tl.arange(0, BLOCK)
+        token = start + step
         page = following.to(tl.int64)
         seen = (page >= 0) & (page < pages)
+        if WITHIN:
+            seen = seen & (token < last)
         # One step ahead of the keys, whose addresses wait for it.
-        following = tl.load(table + (token + BLOCK) // PAGE, mask=token + BLOCK < last, other=-1)
-        place = token % PAGE
+        following = _pages(table, start + BLOCK, last, step, PAGE, WITHIN)
+        place = start % PAGE + step if WITHIN else (token.to(tl.uint32) % PAGE).to(tl.int32)
         loaded = seen[:, None] if DIM == WIDTH else seen[:, None] & inside
         k_row = page * k_stride_page + place * k_stride_token
         k = tl.load(k_head + k_row[:, None] + column[None, :], mask=loaded, other=0.0)
@@ -142,6 +156,7 @@ def attend_spans(
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
+    WITHIN: tl.constexpr,
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
@@ -188,6 +203,7 @@ def attend_spans(
             v_stride_token,
             factor,
             PAGE,
+            WITHIN,
             DIM,
             BLOCK,
             ROWS,
@@ -212,6 +228,7 @@ def attend_spans(
                 v_stride_token,
                 factor,
                 PAGE,
+                WITHIN,
                 DIM,
                 BLOCK,
                 ROWS,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commlib.errors import Unsupported
-from commlib.kernels.attention_call import Call, Scale
+from commlib.kernels.attention_call import FP8, Call, Scale
 
 LEAST_ROWS = 16  # of a product on tensor cores
 LEAST_SPAN = 128  # keys: shorter spans cost more to add up than they save
@@ -33,13 +33,15 @@ class Tuning(NamedTuple):
 
 
 def tuning_of(call: Call) -> Tuning:
-    """Return what suits the type and the bytes of a key: steps of 16 KiB of K, two of them loaded ahead."""
+    """Return what suits the type and the features of a key: steps of about 16 KiB of K, two of them loaded ahead."""
     if call.q.dtype == torch.float32:
         return Tuning(32, 4, 2)
     if call.group > LEAST_ROWS:
         return Tuning(32, 8, 2)
-    row_bytes = _width(call) * call.k_cache.element_size()
-    return Tuning(128 if row_bytes <= 128 else 64 if row_bytes <= 256 else 32, 4, 3)
+    width = _width(call)
+    if call.k_cache.dtype == FP8:
+        return Tuning(64 if width <= 128 else 32, 4, 3)
+    return Tuning(128 if width <= 64 else 64 if width <= 128 else 32, 4, 3)
 
 
 def launch(call: Call, tuning: Tuning | None = None) -> None:
@@ -69,6 +71,7 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
             KV_HEADS=call.k_cache.shape[2],
             GROUP=call.group,
             ROWS=max(LEAST_ROWS, _power(call.group)),
+            WITHIN=call.page_size % tuning.block == 0 and call.span_tokens % tuning.block == 0,
             WHOLE=whole,
             **shape,
             num_warps=tuning.warps,
