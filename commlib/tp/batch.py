@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ class View(NamedTuple):
 
     rows: slice  # of the batch's tokens
     table: Tensor  # its pages
-    seen: Tensor  # [new tokens, pages * page_size]: which slots each new token sees
+    seen: Tensor | None  # [new tokens, pages * page_size]: which slots each new token sees; None: those before it alone
 
 
 class Single(NamedTuple):
@@ -68,7 +68,8 @@ def extend_batch(tokens: Sequence[Sequence[int]], starts: Sequence[int], tables:
         if count > 1:
             rows, pages = slice(at, at + count), tables[row, : -(-length // page_size)]
             places = torch.arange(len(pages) * page_size, device=tables.device)
-            views.append(View(rows, pages, places <= found.positions[rows, None]))
+            seen = places <= found.positions[rows, None] if length > count else None
+            views.append(View(rows, pages, seen))
         at += count
     last = found.cu_seqlens[1:] - 1
     ones = [row for row, count in enumerate(counts) if count == 1]
@@ -96,10 +97,21 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
 
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, view: View) -> Tensor:
-    """Heads that share a KV head are more queries of it: K and V are not repeated."""
     k, v = (cache[view.table].flatten(0, 1).transpose(0, 1) for cache in (k_cache, v_cache))
+    return _from_the_first(q, k, v) if view.seen is None else _masked(q, k, v, view.seen)
+
+
+def _from_the_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend to a request whose tokens are all new."""
+    k, v = (x[None, :, : len(q)] for x in (k, v))
+    options: Any = {"is_causal": True, "enable_gqa": q.shape[1] != k.shape[1]}
+    return F.scaled_dot_product_attention(q.transpose(0, 1)[None], k, v, **options)[0].transpose(0, 1)
+
+
+def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Heads that share a KV head are more queries of it: K and V are not repeated."""
     grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # KV head, sharing head, token, feature
-    mask = view.seen.repeat(grouped.shape[1], 1)
+    mask = seen.repeat(grouped.shape[1], 1)
     found = F.scaled_dot_product_attention(grouped.flatten(1, 2)[None], k[None], v[None], attn_mask=mask)[0]
     whole: Tensor = found.unflatten(1, grouped.shape[1:3]).permute(2, 0, 1, 3).reshape(q.shape)
     return whole

@@ -10,6 +10,8 @@ from commlib.report.figures import fitted, interval_text, percent_text, ratio_te
 from commlib.report.table import Column
 from commlib.report.view import View, grouped, unfinished
 
+LARGE = 256 << 10  # tokens: from here on, reading them is all that counts
+
 
 class AttentionView(View):
     """A line for each candidate that has a figure."""
@@ -54,7 +56,7 @@ class AttentionView(View):
     def closing(self) -> list[str]:
         """Say who was not measured and why, and whether values are wrong."""
         rows = self.document["rows"]
-        lines = [*self.document["notes"], *_goal(rows), *_skipped(rows)]
+        lines = [*self.document["notes"], *_ours(rows), *_skipped(rows)]
         wrong = sum(row["wrong"] or 0 for row in rows)
         lines += [f"Values too far off : {wrong} {'FAILED' if wrong else 'OK'}"]
         return ["#", *(f"# {line}" for line in lines), *unfinished(self.document)]
@@ -72,17 +74,24 @@ class AttentionView(View):
         return [row for row in rows if row["time_us"]]
 
 
-def _goal(rows: Sequence[Row]) -> Iterator[str]:
-    """Sum up ours: the least share of the ceiling, and the least ratio to a peer."""
-    ours = [row for row in rows if row["role"] == OURS and row["time_us"] and row["of_ceiling"] is not None]
-    if ours:
-        least = min(ours, key=lambda row: float(row["of_ceiling"]))
-        share = percent_text(least["of_ceiling"])
-        yield f"ours: at least {share} % of the ceiling, with {least['batch']} x {least['length']} tokens"
-    against = [row for row in ours if row["versus"] and row["versus"]["of"] != row["candidate"]]
-    for row in (row for row in against if row["versus"]["high"] < 1):
-        of, ratio = row["versus"]["of"], ratio_text(row["versus"]["ratio"])
-        yield f"{of} takes {ratio} of the time of {row['candidate']} with {row['batch']} x {row['length']} tokens"
+def _ours(rows: Sequence[Row]) -> Iterator[str]:
+    """Say where ours is farthest from the ceiling, where there is enough to read, and who is faster beyond doubt."""
+    timed = [row for row in rows if row["role"] == OURS and row["time_us"]]
+    measured = [row for row in timed if row["of_ceiling"] is not None]
+    large = [row for row in measured if row["batch"] * row["length"] >= LARGE]
+    if measured:
+        least = min(large or measured, key=lambda row: float(row["of_ceiling"]))
+        where = f", of {LARGE >> 10}K tokens or more" if large else ""
+        share = f"{percent_text(least['of_ceiling'])} % of the ceiling"
+        yield f"{least['candidate']} reaches at least {share} ({_size(least)}{where})"
+    for row in timed:
+        versus = row["versus"]
+        if versus and versus["of"] != row["candidate"] and versus["high"] < 1:
+            yield f"{versus['of']} takes {ratio_text(versus['ratio'])} of the time of {row['candidate']} ({_size(row)})"
+
+
+def _size(row: Row) -> str:
+    return f"{row['batch']} x {row['length']} tokens"
 
 
 def _skipped(rows: Sequence[Row]) -> Iterator[str]:
