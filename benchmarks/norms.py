@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from reduce_norm import Way, Ways, algorithms_of
+from reduce_norm import EPILOGUE, Way, Ways, algorithms_of
 from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
@@ -152,7 +152,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--widths", type=whole_numbers, default=(8192, 4096, 5120, 7168))
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--quant", choices=["fp8", "fp8_token", "fp8_group"], help="commlib's lines alone")
-    parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all")
+    parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all, and epilogue")
     parser.add_argument("--norm", choices=["triton", "torch"], default="triton", help="behind others' all-reduces")
     parser.add_argument("--time", type=float, default=1.0, help="seconds for a shape")
     parser.add_argument("--blocks", type=int, default=25, help="of each line, at most")
@@ -165,7 +165,8 @@ def main() -> None:
     with joined(options.device) as comm:
         device = comm.device.type
         options.dtype = options.dtype or DTYPES[device]
-        names = options.algorithms.split(",") if options.algorithms else algorithms_of(comm)
+        every = [*algorithms_of(comm), *([] if options.quant else [EPILOGUE])]
+        names = options.algorithms.split(",") if options.algorithms else every
         rows: list[dict[str, Any]] = []
         say = print if comm.rank == 0 else lambda *_, **__: None
         stream = own_stream(comm.device) if device == "cuda" else nullcontext()

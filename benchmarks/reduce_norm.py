@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from peers.flashinfer import FlashInfer
 from torch import Tensor
 
+import commlib
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.norms import normalised, quantised
 from commlib.communicator import Communicator
@@ -27,7 +28,7 @@ from commlib.peers.symm import DTYPES, Symm, group_name
 from commlib.plan import Plan
 from commlib.timing import Empty, Run, plain_on
 
-OP = "all_reduce_rms_norm"
+OP, EPILOGUE = "all_reduce_rms_norm", "epilogue"
 Norms = Callable[[Tensor, "Tensor | None", Tensor, float], "tuple[Tensor, ...]"]
 """Of x, the residual, the weight and eps: the norm, the sum with the residual, and scales if there are any."""
 AddNorm = Callable[[Tensor, "Tensor | None", Tensor, float, Tensor], "tuple[Tensor, ...]"]
@@ -75,9 +76,13 @@ class Ways:
     def _ours(self, algorithms: Sequence[str]) -> list[Way]:
         """Return the call by the plan, by each algorithm, and all_reduce with a norm behind it."""
         plain = plain_on(self.comm.device)
-        plans = {"fused": self._plan} | {name: Plan.only({OP: name}, base=self._plan) for name in algorithms}
+        plans = {"fused": self._plan} | {
+            name: Plan.only({OP: name}, base=self._plan) for name in algorithms if name != EPILOGUE
+        }
         fused = partial(self.comm.all_reduce_rms_norm, **self._fused)
         found = [Way(label, fused, plain, True, partial(self._use, plan)) for label, plan in plans.items()]
+        if EPILOGUE in algorithms:
+            found.append(Way(EPILOGUE, partial(_epilogue, self.comm), plain, True, partial(self._use, self._plan)))
         unfused = partial(_behind, self.comm.all_reduce, self._add_norm)
         return [*found, Way("unfused", unfused, plain, True, partial(self._use, self._plan))]
 
@@ -106,6 +111,32 @@ class Ways:
     def _use(self, plan: Plan) -> None:
         if self.comm.plan is not plan:
             self.comm.use(plan)
+
+
+def _reference(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    h = x if residual is None else x + residual
+    return normalised(h, weight, eps, 0.0, None, False), h
+
+
+RMS_NORM = commlib.epilogue(
+    """
+    const Row h = has(residual) ? round(x + load(residual)) : x;
+    store(residual_out, h);
+    store(out, h * (1.f / sqrtf(sum(h * h) / width + eps)) * load(weight));
+    """,
+    inputs={"residual": "row", "weight": "columns"},
+    outputs={"out": ("row", None), "residual_out": ("row", None)},
+    numbers=("eps",),
+    reference=_reference,
+    name="rms_norm",
+)
+
+
+def _epilogue(comm: Communicator, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = RMS_NORM(
+        comm, x, residual=residual, weight=weight, eps=eps, out=x, residual_out=residual
+    )
+    return found
 
 
 def algorithms_of(comm: Communicator) -> list[str]:

@@ -220,6 +220,10 @@ class Epilogue:
         """Return how it is called."""
         return f"<epilogue {self.name}(comm, x, {', '.join(f'{name}=' for name in (*self._inputs, *self._numbers))})>"
 
+    def __deepcopy__(self, memo: object) -> Epilogue:
+        """It never changes: a copy of a model has the same."""
+        return self
+
     def _refuse(self, comm: object, named: dict[str, Any]) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm of {self.name} is of type {type(comm).__name__}, but must be a commlib.Communicator")

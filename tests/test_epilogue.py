@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
 import re
 from collections.abc import Callable
@@ -286,6 +287,10 @@ def test_another_source_is_another_kernel() -> None:
     ]
     assert made[0].symbol != made[1].symbol == made[2].symbol
     assert made[0].symbol in made[0].text
+
+
+def test_a_copy_of_what_holds_an_epilogue_holds_the_same() -> None:
+    assert copy.deepcopy({"norm": INT8})["norm"] is INT8
 
 
 # --- torch.compile

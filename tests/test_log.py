@@ -12,6 +12,7 @@ import torch
 
 import commlib
 from commlib import env, log
+from tests.epilogues import INT8
 
 PROGRAM = """
 import logging, sys, torch
@@ -109,6 +110,7 @@ def first_calls(comm):
             for _ in range(2):
                 part.all_reduce(x, "max")
                 part.all_reduce(arena)
+                INT8(part, x[:512].view(4, 128))
                 part.gather(x, 0)
                 part.send(x, 1 - part.rank)
                 part.recv(x, 1 - part.rank)
@@ -126,6 +128,7 @@ def test_calls_are_told_by_size_type_reduction_and_placement(shm_ranks):
         assert list(found) == [
             "all_reduce of 4000 B of float32 by max",
             "all_reduce of 4000 B of float32 by sum",
+            "all_reduce of 2K of float32 by sum",
             "gather of 8000 B of float32",
             "send_recv of 4000 B of float32",
             "barrier of 0 B of uint8",

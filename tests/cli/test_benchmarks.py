@@ -48,7 +48,7 @@ def test_a_decode_step_is_the_same_by_every_way_and_its_parts_are_timed(quick_py
 def test_the_norm_of_rows_is_right_by_every_way(quick_python: Path, tmp_path: Path, quant: str) -> None:
     words = f"benchmarks/norms.py --tokens 1,5 --widths 128 --dtype bfloat16{quant}"
     said, found = run(quick_python, tmp_path, words)
-    ways = {*OURS, "shm_oneshot", "shm_twoshot"} | (set() if quant else OTHERS)
+    ways = {*OURS, "shm_oneshot", "shm_twoshot"} | (set() if quant else {*OTHERS, "epilogue"})
     for tokens in (1, 5):
         rows = [row for row in found["rows"] if row["tokens"] == tokens]
         assert {row["way"] for row in rows} == ways
