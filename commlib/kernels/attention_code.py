@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 CHUNK = tl.constexpr(16)  # spans that are added at a time
 
@@ -162,8 +163,11 @@ def attend_spans(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     WHOLE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Attend to spans of the keys of one query and one KV head; WHOLE: one span is all, and this is the result."""
+    if EARLY:
+        gdc_launch_dependents()
     head = tl.program_id(0) % KV_HEADS
     query = (tl.program_id(0) // KV_HEADS).to(tl.int64)
     begin, length = _keys(lengths, starts, request_index, query, rows, width, stride_length, stride_row, PAGE)
@@ -263,6 +267,7 @@ def add_spans(
     DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Add the spans of one query and one head by the logarithms of their weights; no span gives zeros."""
     head = tl.program_id(0) % HEADS
@@ -271,6 +276,8 @@ def add_spans(
     _, count = _span_of(length, span_tokens, splits, BLOCK)
     column = tl.arange(0, WIDTH)
     base = (query * HEADS + head) * slots
+    if EARLY:
+        gdc_wait()
     total = tl.zeros([WIDTH], tl.float32)
     weight = tl.full([], 0.0, tl.float32)
     largest = tl.full([], float("-inf"), tl.float32)

@@ -30,6 +30,7 @@ class Tuning(NamedTuple):
     stages: int  # of the loop over steps: how far ahead it loads
     resident: int = 2  # programs of a multiprocessor at once
     spans: int = 0  # 0: as many as keep the GPU busy
+    early: bool = False  # what adds the spans up starts while the last ones are computed; sm_90 and later
 
 
 def tuning_of(call: Call) -> Tuning:
@@ -73,6 +74,7 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
             ROWS=max(LEAST_ROWS, _power(call.group)),
             WITHIN=call.page_size % tuning.block == 0 and call.span_tokens % tuning.block == 0,
             WHOLE=whole,
+            EARLY=tuning.early and not whole,
             **shape,
             num_warps=tuning.warps,
             num_stages=tuning.stages,
@@ -83,7 +85,9 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
                 *(*place, *lengths, slots, *call.out.stride()[:2]),
                 HEADS=heads,
                 **shape,
+                EARLY=tuning.early,
                 num_warps=4,
+                launch_pdl=tuning.early,
             )
 
 

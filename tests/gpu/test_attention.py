@@ -10,6 +10,7 @@ import torch
 from commlib.kernels import decode_attention, store
 from commlib.kernels.attention_call import Call, in_pages
 from commlib.kernels.attention_gpu import Tuning, launch
+from tests.gpu.conftest import GPUS
 from tests.kernels.attention_problem import TYPES, random_problem
 
 NEEDS_GPUS = 1
@@ -49,20 +50,41 @@ def test_every_group_of_heads(group):
     near(problem, problem.call(DEVICE, split_tokens=128))
 
 
+def on_gpu(problem):
+    """Return a call of the problem without its options."""
+    tensors = (problem.q, problem.k_cache, problem.v_cache, problem.tables, problem.lengths)
+    q, k, v, tables, lengths = (x.to(DEVICE) for x in tensors)
+    dim = q.shape[2]
+    caches = (in_pages(k, dim, False), in_pages(v, dim, False))
+    return Call(torch.empty_like(q), q, *caches, tables, lengths, None, None, dim**-0.5)
+
+
+PLAIN = {"dtype": torch.float16, "layout": "NHD", "fp8": False, "dim": 128, "indexed": False, "started": False}
+
+
 @pytest.mark.parametrize("spans", [1, 2, 7, 40])
 @pytest.mark.parametrize(("block", "warps", "stages"), [(32, 4, 3), (64, 4, 2), (64, 8, 3), (128, 8, 2)])
 def test_every_way_to_divide_the_work(block, warps, stages, spans):
-    problem = random_problem(spans, 900, dtype=torch.float16, layout="NHD", fp8=False, dim=128, indexed=False)
-    problem.options.pop("starts", None)
-    tables = problem.tables.view(len(problem.q), -1)
-    q, k, v, tables, lengths = (
-        x.to(DEVICE) for x in (problem.q, problem.k_cache, problem.v_cache, tables, problem.lengths)
-    )
-    problem.tables = tables.cpu()
-    out = torch.empty_like(q)
-    call = Call(out, q, in_pages(k, 128, False), in_pages(v, 128, False), tables, lengths, None, None, 128**-0.5)
+    problem = random_problem(spans, 900, **PLAIN)
+    call = on_gpu(problem)
     launch(call, Tuning(block, warps, stages, spans=spans))
-    near(problem, out)
+    near(problem, call.out)
+
+
+@pytest.mark.skipif(GPUS > 0 and torch.cuda.get_device_capability() < (9, 0), reason="needs sm_90")
+def test_spans_that_are_added_up_early_are_all_there():
+    problem = random_problem(3, 900, **PLAIN, queries=7)
+    call, early = on_gpu(problem), Tuning(64, 4, 3, spans=16, early=True)
+    launch(call, early)
+    near(problem, call.out)
+    expected, graph = call.out.clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            launch(call, early)
+    for _ in range(50):
+        call.out.zero_()
+        graph.replay()
+        assert torch.equal(call.out, expected)
 
 
 def test_no_query_and_no_key():

@@ -17,7 +17,7 @@ from commlib.kernels.attention import decode_attention
 from commlib.kernels.attention_call import FP8, Call
 from commlib.kernels.attention_gpu import Tuning, launch, tuning_of
 from commlib.peers.kernels import attention_peers, triton
-from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, missing
+from commlib.peers.kernels.case import FLOOR, OURS, Candidate, Case, Inputs, missing
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.sets import SEED
 from commlib.timing import Run
@@ -236,17 +236,15 @@ def _tunings(case: AttentionCase) -> list[Candidate]:
     if not torch.cuda.is_available():
         return [missing("tunings", "they are of the GPU's kernel")]
     shapes = [Tuning(*each) for each in product(BLOCKS, WARPS, STAGES)]
-    return [*map(_tuned, shapes), *(Candidate(f"spans {n}", partial(_with_spans, spans=n)) for n in SPANS)]
+    named = {f"block {each.block} w{each.warps} s{each.stages}": each._asdict() for each in shapes}
+    named |= {f"spans {spans}": {"spans": spans} for spans in SPANS} | {"early": {"early": True}}
+    return [Candidate(label, partial(_changed, changes=changes)) for label, changes in named.items()]
 
 
-def _tuned(tuning: Tuning) -> Candidate:
-    label = f"block {tuning.block} w{tuning.warps} s{tuning.stages}"
-    return Candidate(label, lambda inputs: partial(launch, _call(inputs), tuning), PEER)
-
-
-def _with_spans(inputs: Decoding, spans: int) -> Run:
+def _changed(inputs: Decoding, changes: dict[str, Any]) -> Run:
+    """Return ours with other numbers than it chooses."""
     call = _call(inputs)
-    return partial(launch, call, tuning_of(call)._replace(spans=spans))
+    return partial(launch, call, tuning_of(call)._replace(**changes))
 
 
 def _call(inputs: Decoding) -> Call:
