@@ -147,6 +147,7 @@ DECLARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("'my name' is no name", {"name": "my name"}),
     ("mine: 'x' means something else already; use another name", {"inputs": {"x": "row"}}),
     ("mine: 'load' means something else already", {"numbers": ("load",)}),
+    ("mine: 'float' means something else already", {"numbers": ("float",)}),
     ("mine: 'out' means something else already", {"inputs": {"out": "row"}}),
     ("mine: 'a' is 'rows', but must be one of row, columns, number", {"inputs": {"a": "rows"}}),
     ("mine: 'out' is 'columns', but must be one of row, number, groups", {"outputs": {"out": ("columns", None)}}),
