@@ -76,6 +76,10 @@ def epilogue(
         >>> half(comm, torch.ones(8))  # on two ranks
         tensor([1., 1., 1., 1., 1., 1., 1., 1.])
     """
+    if isinstance(numbers, str):
+        raise TypeError(f"numbers is {numbers!r}, but must be names, as ({numbers!r},)")
+    if not callable(reference):
+        raise TypeError(f"reference is of type {type(reference).__name__}, but must be a function")
     declared = Declaration(name, inspect.cleandoc(source), dict(inputs or {}), dict(outputs), tuple(numbers))
     declared.check()
     return Epilogue(declared, reference)
@@ -87,8 +91,13 @@ class Declaration:
     def __init__(self, name: str, source: str, inputs: Kinds, outputs: Results, numbers: tuple[str, ...]) -> None:
         self.name, self.source = name, source
         self.inputs, self.outputs, self.numbers = inputs, outputs, numbers
-        what = source, list(inputs.items()), [(key, str(value)) for key, value in outputs.items()], numbers
-        self.digest = sha256(json.dumps(what).encode()).digest()[:8]
+
+    @property
+    def digest(self) -> bytes:
+        """What ranks must agree on, in 8 bytes."""
+        outputs = [(name, str(given)) for name, given in self.outputs.items()]
+        what = self.source, list(self.inputs.items()), outputs, self.numbers
+        return sha256(json.dumps(what).encode()).digest()[:8]
 
     @property
     def symbol(self) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import commlib
 from commlib.collectives.reference import ordered
-from commlib.collectives.told import plan_text
 from commlib.communicator import Communicator
 from commlib.epilogues import Epilogue
 from commlib.errors import BuildFailed, CommError
@@ -244,8 +243,7 @@ def disagree(comm: Communicator, algorithm: str, how: str) -> str:
             for call in calls.values():  # compiled before
                 call(made)
     torch.cuda.synchronize()
-    group = odd._backend.native_group
-    group.set_plan(plan_text(Plan.only({OP: algorithm}, base=odd.plan), odd.size, "nccl"))
+    odd.use(Plan.only({OP: algorithm}, base=odd.plan))
     comm.barrier()
     try:
         calls[how if odd.rank == odd.size - 1 else "ours"](odd)
