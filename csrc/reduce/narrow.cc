@@ -12,14 +12,19 @@ struct SaturatedE5M2 : E5M2 {
   }
 };
 
+constexpr size_t kWideBlock = 256;  // elements as floats in L1
+
 template <class From, class To>
-void narrow_all(void* out, const void* in, size_t element_bytes, size_t count, float factor) {
+void narrow(void* out, const void* in, size_t count, float factor) {
   auto* to = static_cast<unsigned char*>(out);
   const auto* from = static_cast<const unsigned char*>(in);
-  float wide[kBlockFloats];
-  for (size_t first = 0; first < count; first += kBlockFloats) {
-    const size_t n = count - first < kBlockFloats ? count - first : kBlockFloats;
-    From::widen(wide, from + first * element_bytes, n);
+  float wide[kWideBlock];
+  for (size_t first = 0; first < count; first += kWideBlock) {
+    const size_t n = count - first < kWideBlock ? count - first : kWideBlock;
+    for (size_t i = 0; i < n; i += kFloats) {
+      const Floats some = read_wide<From>(from, first + i, n - i < kFloats ? n - i : kFloats);
+      memcpy(wide + i, &some, sizeof(some));
+    }
     unsigned char* block = to + first;
 #pragma GCC ivdep
     for (size_t i = 0; i < n; ++i) block[i] = To::store(wide[i] * factor);
@@ -27,23 +32,10 @@ void narrow_all(void* out, const void* in, size_t element_bytes, size_t count, f
 }
 
 template <class To>
-void narrow_floats(void* out, const void* in, size_t count, float factor) {
-  narrow_all<BlocksOfFloat, To>(out, in, 4, count, factor);
-}
-template <class To>
-void narrow_float16(void* out, const void* in, size_t count, float factor) {
-  narrow_all<BlocksOfFloat16, To>(out, in, 2, count, factor);
-}
-template <class To>
-void narrow_bfloat16(void* out, const void* in, size_t count, float factor) {
-  narrow_all<BlocksOfBFloat16, To>(out, in, 2, count, factor);
-}
-
-template <class To>
-void fill_to(commlib::NarrowFn* narrow) {
-  narrow[static_cast<int>(DType::f32)] = narrow_floats<To>;
-  narrow[static_cast<int>(DType::f16)] = narrow_float16<To>;
-  narrow[static_cast<int>(DType::bf16)] = narrow_bfloat16<To>;
+void fill_to(commlib::NarrowFn* narrows) {
+  narrows[static_cast<int>(DType::f32)] = narrow<OfFloat, To>;
+  narrows[static_cast<int>(DType::f16)] = narrow<OfFloat16, To>;
+  narrows[static_cast<int>(DType::bf16)] = narrow<OfBFloat16, To>;
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The norm of a row: add the residual | mean and mean square | scale | quantise.
+// The norm of a row, in two passes: add up the sources and the residual, with the sum of squares |
+// scale, and quantise.
 //
 // Sums go through kLanes partial sums, element i to sum i % kLanes, which are then added up by
 // halves: the order follows from the width alone, and every x86-64 level has the same.
@@ -11,23 +12,95 @@ namespace {
 using commlib::NormCall;
 using commlib::NormField;
 using commlib::Quant;
+using commlib::RowNorm;
 
 constexpr size_t kLanes = 64;
+constexpr size_t kSums = kLanes / kFloats;
 constexpr float kMostE4M3 = 448.f;
 
-// The sum of f(x) over a row. Its width is a multiple of 8.
-template <class F>
-float sum_of(const float* x, size_t width, F f) {
-  float sums[kLanes] = {};
+// Calls visit(first element, which of the sums, count) for each vector of a row. Its width is a
+// multiple of 8, so only the last vector may have a count below kFloats.
+template <class Visit>
+inline void each_vector(size_t width, Visit visit) {
   size_t i = 0;
   for (; i + kLanes <= width; i += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += f(x[i + lane]);
+#pragma GCC unroll 16
+    for (size_t k = 0; k < kSums; ++k) visit(i + k * kFloats, k, kFloats);
   }
-  for (size_t lane = 0; i + lane < width; ++lane) sums[lane] += f(x[i + lane]);
-  for (size_t half = kLanes / 2; half > 0; half /= 2) {
-    for (size_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+#pragma GCC unroll 16
+  for (size_t k = 0; k < kSums; ++k, i += kFloats) {
+    if (i < width) visit(i, k, width - i < kFloats ? width - i : kFloats);
   }
-  return sums[0];
+}
+
+// Partial sums in registers.
+struct Sums {
+  Floats of[kSums] = {};
+
+  float all() const {
+    float lanes[kLanes];
+    memcpy(lanes, of, sizeof(lanes));
+    for (size_t half = kLanes / 2; half > 0; half /= 2) {
+      for (size_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+    }
+    return lanes[0];
+  }
+};
+
+#define COMMLIB_INLINE __attribute__((always_inline))
+
+// The sum over all ranks, rounded, as a reduction in the order of the sources has it.
+template <class T, int kSources>
+inline Floats sum_of(const void* const* sources, int num_sources, size_t i, size_t count) {
+  const int number = kSources > 0 ? kSources : num_sources;
+  const auto at = [&](int r) {
+    return read_wide<T>(static_cast<const unsigned char*>(sources[r]), i, count);
+  };
+  Floats sum = at(0);
+  for (int r = 1; r < number; ++r) sum += at(r);
+  typename T::Narrow unused;
+  return number == 1 ? sum : T::round(sum, unused);
+}
+
+template <class T, int kSources, bool kCenter>
+RowNorm add(const NormCall& call, size_t row, const void* const* sources, int num_sources,
+            unsigned char* h) {
+  const size_t width = call.rows.width;
+  const float all = static_cast<float>(width);
+  const unsigned char* residual = call.field(NormField::kResidual, row);
+  Sums plain, squares;
+  each_vector(width, [&](size_t i, size_t k, size_t count) COMMLIB_INLINE {
+    Floats x = sum_of<T, kSources>(sources, num_sources, i, count);
+    if (residual) x += read_wide<T>(residual, i, count);
+    typename T::Narrow narrow;
+    x = T::round(x, narrow);
+    write(h + i * bytes_of<T>(), narrow, count);
+    if (kCenter) {
+      plain.of[k] += x;
+    } else {
+      squares.of[k] += x * x;
+    }
+  });
+  float mean = 0.f;
+  if (kCenter) {
+    mean = plain.all() / all;
+    each_vector(width, [&](size_t i, size_t k, size_t count) COMMLIB_INLINE {
+      const Floats x = read_wide<T>(h, i, count) - mean;
+      const Floats kept = count == kFloats ? x : read<Floats>(&x, count);
+      squares.of[k] += kept * kept;
+    });
+  }
+  const float mean_square = squares.all() / all;
+  return {mean, 1.f / __builtin_sqrtf(mean_square + call.rows.numbers[commlib::kEps])};
+}
+
+template <class T>
+RowNorm add_sources(const NormCall& call, size_t row, const void* const* sources, int num_sources,
+                    unsigned char* h) {
+  if (call.center) return add<T, 0, true>(call, row, sources, num_sources, h);
+  if (num_sources == 1) return add<T, 1, false>(call, row, sources, 1, h);
+  if (num_sources == 2) return add<T, 2, false>(call, row, sources, 2, h);
+  return add<T, 0, false>(call, row, sources, num_sources, h);
 }
 
 // NaN wins.
@@ -38,56 +111,6 @@ float most_of(const float* x, size_t count) {
     most = magnitude > most ? magnitude : most;
   }
   return float_of(most);
-}
-
-template <class Visit>
-void each_block(size_t width, Visit visit) {
-  for (size_t first = 0; first < width; first += kBlockFloats)
-    visit(first, width - first < kBlockFloats ? width - first : kBlockFloats);
-}
-
-// h = sum + residual, rounded, to its field and as floats.
-template <class T>
-void add_residual(const NormCall& call, size_t row, const void* sum, size_t bytes, float* h) {
-  const auto* from = static_cast<const unsigned char*>(sum);
-  const unsigned char* residual = call.field(NormField::kResidual, row);
-  unsigned char* to = call.field(NormField::kSum, row);
-  each_block(call.rows.width, [&](size_t first, size_t count) {
-    T::widen(h + first, from + first * bytes, count);
-    if (residual) {
-      float more[kBlockFloats];
-      T::widen(more, residual + first * bytes, count);
-      float* at = h + first;
-      for (size_t i = 0; i < count; ++i) at[i] += more[i];
-    }
-    T::round(to + first * bytes, h + first, count);
-    if (residual) T::widen(h + first, to + first * bytes, count);
-  });
-}
-
-// In place: y, of h.
-template <class W>
-void normalise(const NormCall& call, size_t bytes, float* h) {
-  const size_t width = call.rows.width;
-  const float all = static_cast<float>(width),
-              weight_bias = call.rows.numbers[commlib::kWeightBias];
-  if (call.center) {
-    const float mean = sum_of(h, width, [](float x) { return x; }) / all;
-    for (size_t i = 0; i < width; ++i) h[i] -= mean;
-  }
-  const float mean_square = sum_of(h, width, [](float x) { return x * x; }) / all;
-  const float factor = 1.f / __builtin_sqrtf(mean_square + call.rows.numbers[commlib::kEps]);
-  const unsigned char* weight = call.field(NormField::kWeight, 0);
-  const unsigned char* bias = call.field(NormField::kBias, 0);
-  each_block(width, [&](size_t first, size_t count) {
-    float of_columns[kBlockFloats];
-    W::widen(of_columns, weight + first * bytes, count);
-    float* y = h + first;
-    for (size_t i = 0; i < count; ++i) y[i] = y[i] * factor * (of_columns[i] + weight_bias);
-    if (!bias) return;
-    W::widen(of_columns, bias + first * bytes, count);
-    for (size_t i = 0; i < count; ++i) y[i] += of_columns[i];
-  });
 }
 
 float inverse(float scale) { return scale > 0.f ? 1.f / scale : 0.f; }
@@ -118,31 +141,61 @@ void store_narrow(const NormCall& call, size_t row, const float* y) {
     quantise(y + at, group, found_scale(y + at, group, scales), to + at);
 }
 
-template <class T, class W>
-void norm_row(const NormCall& call, size_t row, const void* sum, float* wide, size_t bytes,
-              size_t weight_bytes) {
-  add_residual<T>(call, row, sum, bytes, wide);
-  normalise<W>(call, weight_bytes, wide);
-  if (call.quant != Quant::none) return store_narrow(call, row, wide);
-  unsigned char* to = call.field(NormField::kY, row);
-  each_block(call.rows.width, [&](size_t first, size_t count) {
-    T::round(to + first * bytes, wide + first, count);
+// Calls store(first element, y, count) for each vector of the norm of h, whose weight is of type W;
+// copies h to its field.
+template <class T, class W, class Store>
+inline void normalise(const NormCall& call, size_t row, const unsigned char* h, RowNorm norm,
+                      Store store) {
+  const float weight_bias = call.rows.numbers[commlib::kWeightBias];
+  const unsigned char* weight = call.field(NormField::kWeight, 0);
+  const unsigned char* bias = call.field(NormField::kBias, 0);
+  unsigned char* sum = call.field(NormField::kSum, row);
+  each_vector(call.rows.width, [&](size_t i, size_t, size_t count) COMMLIB_INLINE {
+    const Floats factors = read_wide<W>(weight, i, count) + weight_bias;
+    const auto x = read<typename T::Narrow>(h + i * bytes_of<T>(), count);
+    if (sum != h) write(sum + i * bytes_of<T>(), x, count);
+    Floats y = (T::widen(x) - norm.mean) * norm.factor * factors;
+    if (bias) y += read_wide<W>(bias, i, count);
+    store(i, y, count);
   });
 }
 
-void norm_floats(const NormCall& call, size_t row, const void* sum, float* wide) {
-  norm_row<BlocksOfFloat, BlocksOfFloat>(call, row, sum, wide, 4, 4);
+template <class T, class W>
+void norm_row(const NormCall& call, size_t row, const unsigned char* h, RowNorm norm, float* wide) {
+  if (call.quant == Quant::none) {
+    unsigned char* to = call.field(NormField::kY, row);
+    normalise<T, W>(call, row, h, norm,
+                    [&](size_t i, const Floats& y, size_t count) COMMLIB_INLINE {
+                      typename T::Narrow narrow;
+                      T::round(y, narrow);
+                      write(to + i * bytes_of<T>(), narrow, count);
+                    });
+    return;
+  }
+  auto* to = reinterpret_cast<unsigned char*>(wide);
+  normalise<T, W>(call, row, h, norm, [&](size_t i, const Floats& y, size_t count) COMMLIB_INLINE {
+    write(to + i * sizeof(float), y, count);
+  });
+  store_narrow(call, row, wide);
 }
+
 template <class T>
-void norm_halves(const NormCall& call, size_t row, const void* sum, float* wide) {
-  if (call.weight == DType::f32) return norm_row<T, BlocksOfFloat>(call, row, sum, wide, 2, 4);
-  norm_row<T, T>(call, row, sum, wide, 2, 2);
+void norm_halves(const NormCall& call, size_t row, const unsigned char* h, RowNorm norm,
+                 float* wide) {
+  if (call.weight == DType::f32) return norm_row<T, OfFloat>(call, row, h, norm, wide);
+  norm_row<T, T>(call, row, h, norm, wide);
+}
+
+template <class T>
+void fill(ReduceTable* table, DType dtype, commlib::NormFn norm) {
+  table->add[static_cast<int>(dtype)] = add_sources<T>;
+  table->norm[static_cast<int>(dtype)] = norm;
 }
 
 }  // namespace
 
 void COMMLIB_LEVEL(fill_norm)(ReduceTable* table) {
-  table->norm[static_cast<int>(DType::f32)] = norm_floats;
-  table->norm[static_cast<int>(DType::f16)] = norm_halves<BlocksOfFloat16>;
-  table->norm[static_cast<int>(DType::bf16)] = norm_halves<BlocksOfBFloat16>;
+  fill<OfFloat>(table, DType::f32, norm_row<OfFloat, OfFloat>);
+  fill<OfFloat16>(table, DType::f16, norm_halves<OfFloat16>);
+  fill<OfBFloat16>(table, DType::bf16, norm_halves<OfBFloat16>);
 }

@@ -121,7 +121,8 @@ class COMMLIB_API Group {
     reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
                                                                             count);
   }
-  // What takes the norm of a row.
+  // The two halves of a row's norm.
+  AddFn add_rows(DType dtype) const { return reduce_->add[static_cast<int>(dtype)]; }
   NormFn norms(DType dtype) const { return reduce_->norm[static_cast<int>(dtype)]; }
   bool reduces(DType dtype, RedOp redop) const { return plan_.reduces(dtype, redop); }
   // As the plan has it, else as the row of the plain algorithm.

@@ -27,8 +27,20 @@ class Norms {
   void copy_in(unsigned char* to, size_t row, size_t count) const {
     for (size_t i = 0; i < count; ++i) std::memcpy(to + i * row_bytes(), in(row + i), row_bytes());
   }
-  // From the sum of a row over all ranks to its fields.
-  void run(size_t row, const void* sum) { group_.norms(call_.dtype)(norm_, row, sum, wide_.get()); }
+
+  // The two halves: the sum of the sources with the residual, to h; from there to the row's fields.
+  RowNorm add(size_t row, const void* const* sources, int count, unsigned char* h) const {
+    return group_.add_rows(call_.dtype)(norm_, row, sources, count, h);
+  }
+  void finish(size_t row, const unsigned char* h, RowNorm found) {
+    group_.norms(call_.dtype)(norm_, row, h, found, wide_.get());
+  }
+  // Both.
+  void run(size_t row, const void* const* sources, int count) {
+    unsigned char* h = norm_.field(NormField::kSum, row);
+    finish(row, h, add(row, sources, count, h));
+  }
+  void run(size_t row, const void* sum) { run(row, &sum, 1); }
 
  private:
   const Group& group_;
@@ -37,7 +49,7 @@ class Norms {
   std::unique_ptr<float[]> wide_;
 };
 
-// The algorithm shm_composed, also for what the others have no room for.
+// The algorithm shm_composed, also for what others have no room or too few rows for.
 void run_composed(Group& group, const Call& call);
 
 }  // namespace commlib::shm

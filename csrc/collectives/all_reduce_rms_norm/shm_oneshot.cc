@@ -1,4 +1,4 @@
-// stage my rows | reduce everyone's row in rank order and take its norm, row by row
+// stage my rows | add up everyone's row in rank order and take its norm, row by row
 //
 // Layout: a chunk is as many whole rows as fit. Requirements: none. Cost per rank: write n, read n
 // from each peer, the norm of every row; one hand-over. Best where a hand-over costs more than
@@ -16,7 +16,6 @@ void oneshot(Group& group, const Call& call) {
   const size_t most = std::max<size_t>(1, group.chunk_bytes() / row_bytes);
   const size_t rows = std::min(most, norms.rows());  // of a chunk
   const auto count = [&](uint64_t step) { return std::min(rows, norms.rows() - step * rows); };
-  const std::unique_ptr<unsigned char[]> sum(new unsigned char[row_bytes]);
   run_staged(
       group, call, {steps_for(norms.rows(), rows), rows * row_bytes, true, true, false, true},
       [&](uint64_t step, unsigned char* slot) { norms.copy_in(slot, step * rows, count(step)); },
@@ -31,8 +30,7 @@ void oneshot(Group& group, const Call& call) {
           for_each_peer(group, [&](int r) {
             sources[r] = static_cast<const unsigned char*>(theirs[r]) + i * row_bytes;
           });
-          group.reduce(call, sum.get(), sources, row_bytes / call.element());
-          norms.run(row, sum.get());
+          norms.run(row, sources, group.world());
         }
       });
 }

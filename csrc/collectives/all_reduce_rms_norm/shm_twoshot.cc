@@ -1,12 +1,10 @@
-// stage the rows that others own | reduce my rows of everyone's chunk and take their norm | copy
-// the results of the others
+// stage the rows that others own | add up my rows of everyone's chunk | take the norm of all rows
 //
 // Layout: a chunk has as many rows of each rank's own; steps alternate between inputs (A) and
 // results (B) as in all_reduce's shm_twoshot: A0 A1 B0 A2 B1 … B(n-1). A result is the rows of the
-// sum with the residual, those of y, and found scales. Requirements: none. Cost per rank: write n,
-// the norm of n/W, read inputs of n(W-1)/W and results of as many rows; two hand-overs.
-#include <array>
-
+// sum with the residual, and what the norm of each subtracts and multiplies by: from these, each
+// rank computes y itself, which is less to move than y. Requirements: none. Cost per rank: write n,
+// read inputs of n(W-1)/W and results of as much; two hand-overs.
 #include "shm/algorithm.h"
 #include "shm/rows.h"
 #include "shm/staged.h"
@@ -22,15 +20,16 @@ class TwoShot {
         norms_(group, call),
         world_(group.world()),
         me_(group.rank()),
-        row_bytes_(norms_.row_bytes()),
-        sum_(new unsigned char[row_bytes_]) {
+        row_bytes_(norms_.row_bytes()) {
     const size_t of_rank = (norms_.rows() + world_ - 1) / world_;
     part_ = std::clamp<size_t>(group.chunk_bytes() / world_ / row_bytes_, 1, of_rank);
     chunks_ = steps_for(of_rank, part_);
   }
 
   void run() {
-    if (slot_bytes() > kMaxChunkBytes) return run_composed(group_, call_);  // wide rows, many ranks
+    // Fewer rows than ranks leave some without work; wide rows of many ranks do not fit a slot.
+    if (norms_.rows() < static_cast<size_t>(world_) || slot_bytes() > kMaxChunkBytes)
+      return run_composed(group_, call_);
     group_.begin(call_);
     group_.reserve_chunks(2 * chunks_, slot_bytes(), true);
     for (uint64_t k = 0; k < chunks_ + 2; ++k) {
@@ -42,22 +41,8 @@ class TwoShot {
   }
 
  private:
-  struct Piece {
-    NormField field;
-    size_t bytes;  // of a row
-  };
-  // What a result has of each row.
-  std::array<Piece, 3> pieces() const {
-    const NormCall& norm = norms_.norm();
-    return {
-        {{kSum, row_bytes_}, {kY, norm.y_bytes(call_.dtype)}, {kFoundScale, norm.scale_bytes()}}};
-  }
-  size_t result_bytes() const {
-    size_t bytes = 0;
-    for (const Piece& piece : pieces()) bytes += piece.bytes;
-    return bytes;
-  }
-  size_t slot_bytes() const { return part_ * std::max(world_ * row_bytes_, result_bytes()); }
+  // Of inputs; a result takes no more: its rows are at least as long as what is found of them.
+  size_t slot_bytes() const { return part_ * world_ * row_bytes_; }
   uint64_t input_step(uint64_t k) const { return k == 0 ? 0 : 2 * k - 1; }
   uint64_t result_step(uint64_t k) const { return k + 1 < chunks_ ? 2 * k + 2 : 2 * k + 1; }
   size_t first(uint64_t k, int r) const { return (k * world_ + static_cast<size_t>(r)) * part_; }
@@ -79,39 +64,28 @@ class TwoShot {
       theirs[r] = group_.await_step(r, input_step(k)) + me_ * part_ * row_bytes_;
     });
     unsigned char* slot = group_.slot_to_fill(result_step(k));
+    auto* found = reinterpret_cast<RowNorm*>(slot + part_ * row_bytes_);  // behind the rows
     for (size_t i = 0; i < count(k, me_); ++i) {
       const size_t row = first(k, me_) + i;
       const void* sources[kMaxRanks];
       sources[me_] = norms_.in(row);
       for_each_peer(group_, [&](int r) { sources[r] = theirs[r] + i * row_bytes_; });
-      group_.reduce(call_, sum_.get(), sources, row_bytes_ / call_.element());
-      norms_.run(row, sum_.get());
+      found[i] = norms_.add(row, sources, world_, slot + i * row_bytes_);
     }
-    each_row(k, me_, [&](unsigned char* field, size_t at, size_t bytes) {
-      std::memcpy(slot + at, field, bytes);
-    });
     group_.consume(input_step(k));
     group_.post(result_step(k));
+    finish(k, me_, slot);
   }
 
   void gather(uint64_t k) {
-    for_each_peer(group_, [&](int r) {
-      const unsigned char* slot = group_.await_step(r, result_step(k));
-      each_row(k, r, [&](unsigned char* field, size_t at, size_t bytes) {
-        std::memcpy(field, slot + at, bytes);
-      });
-    });
+    for_each_peer(group_, [&](int r) { finish(k, r, group_.await_step(r, result_step(k))); });
     group_.consume(result_step(k));
   }
 
-  // Calls visit(field of the row, where a result has it, bytes) for the rows of rank r in chunk k.
-  template <class Visit>
-  void each_row(uint64_t k, int r, Visit visit) const {
-    size_t at = 0;
-    for (const Piece& piece : pieces()) {
-      for (size_t i = 0; i < count(k, r) && piece.bytes > 0; ++i, at += piece.bytes)
-        visit(call_.rows->field(piece.field, first(k, r) + i), at, piece.bytes);
-    }
+  void finish(uint64_t k, int r, const unsigned char* slot) {
+    const auto* found = reinterpret_cast<const RowNorm*>(slot + part_ * row_bytes_);
+    for (size_t i = 0; i < count(k, r); ++i)
+      norms_.finish(first(k, r) + i, slot + i * row_bytes_, found[i]);
   }
 
   Group& group_;
@@ -120,7 +94,6 @@ class TwoShot {
   int world_;
   int me_;
   size_t row_bytes_;
-  std::unique_ptr<unsigned char[]> sum_;
   size_t part_;  // rows of each rank in a chunk
   uint64_t chunks_;
 };

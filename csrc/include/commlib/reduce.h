@@ -19,16 +19,27 @@ using ReduceFn = void (*)(void* out, const void* const* sources, int num_sources
 using NarrowFn = void (*)(void* out, const void* in, size_t count, float factor);
 
 struct NormCall;
-// The norm of one row: from its sum over all ranks to the row's fields. `wide` has room for a row
-// of floats. The bits depend on the row alone.
-using NormFn = void (*)(const NormCall& call, size_t row, const void* sum, float* wide);
+// What the norm of a row h subtracts from it, and multiplies the difference by.
+struct RowNorm {
+  float mean;
+  float factor;
+};
+// The first half of the norm of a row: adds up the sources and the residual, writes them to `h` and
+// returns what the second half needs. The bits depend on the row alone.
+using AddFn = RowNorm (*)(const NormCall& call, size_t row, const void* const* sources,
+                          int num_sources, unsigned char* h);
+// The second half: from h to the row's fields, h itself among them. `wide` has room for a row of
+// floats.
+using NormFn = void (*)(const NormCall& call, size_t row, const unsigned char* h, RowNorm norm,
+                        float* wide);
 
 struct ReduceTable {
   const char* isa;
   ReduceFn fn[kDTypes][kRedOps];  // null: this reduction does not exist for this element type
   NarrowFn to_e4m3[kDTypes];      // f32, f16, bf16
   NarrowFn to_e5m2[kDTypes];
-  NormFn norm[kDTypes];  // f32, f16, bf16
+  AddFn add[kDTypes];  // f32, f16, bf16, as the next
+  NormFn norm[kDTypes];
 };
 
 // The kernels for the best x86-64 level of this CPU, or for the one named ("v2", "v3", "v4").
