@@ -15,6 +15,7 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.plan import Plan
 from commlib.testing import Ranks
+from commlib.timing import differing
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS = (0, 1, 5, 64)
@@ -156,3 +157,33 @@ def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place
             comm.all_reduce_rms_norm(torch.ones(2, 64), both[:, 64:], weight, out=both[:, 64:])
         with pytest.raises(ValueError, match="out and x share memory; pass the same tensor or separate tensors"):
             comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])
+
+
+def called(comm: Communicator, rows: int, dtype: torch.dtype, width: int, form: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the first rows of 40 by the plan in force."""
+    x, residual = (drawn(seed, 40, width, dtype=dtype)[:rows] for seed in (comm.rank, 100))
+    weight = drawn(101, width, dtype=torch.float32 if form.get("quant") else dtype)
+    return list(comm.all_reduce_rms_norm(x, residual, weight, **form))
+
+
+def rows_that_differ(comm: Communicator) -> list[str]:
+    base, wrong = comm.plan, []
+    names = ("shm_composed", "shm_oneshot", "shm_twoshot")
+    plans = {name: Plan.only({"all_reduce_rms_norm": name}, base=base) for name in names}
+    chunks = Plan.only({"all_reduce_rms_norm": "shm_twoshot"}, base=base, params={"chunk_bytes": 4096})
+    forms: tuple[dict[str, Any], ...] = ({}, {"center": True}, {"quant": "fp8_token"}, {"quant": "fp8_group"})
+    for dtype, width, form in itertools.product(TYPES, (128, 2944), forms):
+        comm.use(plans["shm_composed"])
+        whole = called(comm, 40, dtype, width, form)
+        for (name, plan), rows in itertools.product([*plans.items(), ("chunks", chunks)], (1, 3, 7, 40)):
+            comm.use(plan)
+            found = called(comm, rows, dtype, width, form)
+            if any(differing(a, b[:rows]) for a, b in zip(found, whole, strict=True)):
+                wrong.append(f"{name} {rows} x {width} {dtype} {form}")
+    comm.use(base)
+    return wrong
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_rows_bits_depend_on_that_row_alone_by_every_algorithm(shm_ranks: Ranks, world: int) -> None:
+    assert shm_ranks.run(rows_that_differ, world=world) == [[]] * world

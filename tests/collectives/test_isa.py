@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import platform
 import zlib
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from commlib.collectives.all_reduce_rms_norm import TYPES
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
@@ -41,6 +44,22 @@ def reduce_patterns(comm: Communicator) -> tuple[list[str], dict[str, int]]:
     return wrong, sums
 
 
+def norms(comm: Communicator) -> dict[str, int]:
+    """Return checksums of norms of rows, some of them of a width that no vector divides."""
+    sums = {}
+    forms: tuple[dict[str, Any], ...] = ({}, {"center": True}, {"quant": "fp8_token"}, {"quant": "fp8_group"})
+    for dtype, width, form in product(TYPES, (24, 1000, 2944), forms):
+        if width % 128 and form.get("quant") == "fp8_group":
+            continue
+        x, residual, weight = (
+            torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+            for seed, shape in ((comm.rank, (5, width)), (100, (5, width)), (101, (width,)))
+        )
+        found = comm.all_reduce_rms_norm(x * 10.0 ** torch.arange(-4, 1)[:, None].to(dtype), residual, weight, **form)
+        sums[f"{dtype} {width} {form}"] = zlib.crc32(b"".join(y.view(torch.uint8).numpy().tobytes() for y in found))
+    return sums
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="levels are an x86-64 matter")
 def test_every_level_gives_the_reference_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
@@ -53,5 +72,6 @@ def test_every_level_gives_the_reference_to_the_bit(monkeypatch: pytest.MonkeyPa
             for wrong, sums in ranks.run(reduce_patterns):
                 assert wrong == [], level
                 seen[level] = sums
+            seen[level] |= ranks.run(norms)[0]
     assert len(seen) >= 1
     assert all(sums == seen["v2"] for sums in seen.values())

@@ -55,10 +55,7 @@ struct NormCall : RowCall {
   bool center;
   Quant quant;
 
-  // Bytes that a row of y and of found scales take.
-  size_t y_bytes(DType sum) const {
-    return rows.width * (quant == Quant::none ? size_of(sum) : size_of(DType::f8e4m3));
-  }
+  // Bytes that the found scales of a row take.
   size_t scale_bytes() const {
     const size_t scales = quant == Quant::fp8_token   ? 1
                           : quant == Quant::fp8_group ? rows.width / kGroupColumns
