@@ -131,10 +131,10 @@ class Rank {
     group_.plan().set(plan, true);
   }
 
-  // Any but that of rows, which needs more than numbers of elements: tests in Python make it.
+  // Any but those of rows, which need more than numbers of elements: tests in Python make them.
   Op drawn_op() {
     Op op = Op::all_reduce_rms_norm;
-    while (op == Op::all_reduce_rms_norm) op = static_cast<Op>(draw(shared_, kOps));
+    while (planned_as(op) == Op::all_reduce_rms_norm) op = static_cast<Op>(draw(shared_, kOps));
     return op;
   }
   // What Python tells of the rows, in short: what is written here is all that these tests need.

@@ -41,8 +41,14 @@ std::unique_ptr<Epilogue> open_epilogue(const std::string& name, const std::stri
                                         const std::vector<int64_t>& dtypes, int64_t inputs,
                                         const std::string& numbers, int64_t digest,
                                         const std::string& symbol, const std::string& source) {
-  return std::make_unique<Epilogue>(Epilogue{name, tensors, numbers, split(tensors), kinds, dtypes,
-                                             static_cast<size_t>(inputs), split(numbers).size(),
+  return std::make_unique<Epilogue>(Epilogue{name,
+                                             tensors,
+                                             numbers,
+                                             split(tensors),
+                                             kinds,
+                                             dtypes,
+                                             static_cast<size_t>(inputs),
+                                             split(numbers).size(),
                                              static_cast<uint64_t>(digest),
                                              {"epilogue=" + symbol, source}});
 }
