@@ -32,7 +32,7 @@ class Fused(Collectives):
 
         Per row: h = all_reduce(x) + residual; y = h / sqrt(mean(h²) + eps) * (weight + weight_bias) + bias. Sums are
         rounded to the type of `x` as all_reduce and an addition would; the rest is float32, rounded once. A row's bits
-        depend on that row alone.
+        depend on that row alone. For anything else that is done to each row there is `commlib.epilogue`.
 
         Args:
             x: Rows in the last dimension, of float32, float16 or bfloat16; rows may be strided. Without `out`, y takes

@@ -7,6 +7,7 @@ import pathlib
 import re
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import commlib
 from commlib import compiled, env
+from commlib.backends.nccl import NcclBackend
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.epilogues import Epilogue
@@ -282,6 +284,20 @@ def test_a_check_compiles_for_the_types_it_is_given(monkeypatch: pytest.MonkeyPa
     shown["int8_token"].check(torch.float16, residual=torch.float8_e5m2)
     SCALED.check(torch.float32, "sm_100", residual=torch.int8)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_native_code_tells_the_builder_of_kernels_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
+    rank: Any = SimpleNamespace(_arch="sm_90", size=2)
+    for epilogue, types in ((SCALED, "bfloat16,float32,float16"), (INT8, "")):
+        told = f"world=2 pairs=1 epilogue={epilogue.symbol} types={types}"
+        source = "collectives/all_reduce_rms_norm/lsa_ll128_oneshot.cu"
+        code, symbol = NcclBackend._build(rank, source, "lsa_ll128_oneshot", "bfloat16", told, epilogue.text)
+        assert code.startswith(b"\x7fELF")
+        assert epilogue.symbol in symbol
 
 
 def test_another_source_is_another_kernel() -> None:

@@ -44,6 +44,9 @@ assert_type(comm.explain("all_reduce", 8, torch.float32).algorithm, str)
 assert_type(comm.split(0), Communicator | None)
 with comm as same:
     assert_type(same, Communicator)
+half = commlib.epilogue("store(out, x * 0.5f);", outputs={"out": ("row", None)}, reference=lambda x: x * 0.5)
+half.check(torch.float16, arch="sm_100")
+half(comm, x, out=out)
 assert_type(RadixCache(page_size=16).match(torch.arange(3)).length, int)
 try:
     comm.barrier()
@@ -58,4 +61,7 @@ comm.all_gatherv(out, x, 4)  # error: no sizes
 comm.all_reduce(x, async_op=True).add_(1)  # error: a Work is no tensor
 comm.gather(x, 0).add_(1)  # error: None on other ranks
 commlib.init("shm")  # error: by name only
+half("comm", x)  # error: no communicator
+half(comm, [1, 2])  # error: no tensor
+commlib.epilogue("store(out, x);", outputs={"out": "row"}, reference=lambda x: x)  # error: no type
 comm.abandon()  # error: not public
