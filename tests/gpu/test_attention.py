@@ -15,7 +15,7 @@ from tests.kernels.attention_problem import TYPES, random_problem
 
 NEEDS_GPUS = 1
 DEVICE = "cuda:0"
-NEAR = {torch.bfloat16: 1e-2, torch.float16: 3e-3, torch.float32: 2e-5}
+NEAR = {torch.bfloat16: 1.5e-2, torch.float16: 3e-3, torch.float32: 2e-5}  # of the largest value
 
 
 def near(problem, found):
