@@ -75,7 +75,7 @@ def _attend(
     column = tl.arange(0, WIDTH)
     inside = column[None, :] < DIM
     total = tl.zeros([ROWS, WIDTH], tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
+    weight = tl.zeros([ROWS, BLOCK], tl.float32)  # added up in the end: warps need not wait for each other
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     step = tl.arange(0, BLOCK)
     following = _pages(table, first, last, step, PAGE, WITHIN)
@@ -99,10 +99,10 @@ def _attend(
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(largest - finite)
         share = tl.exp2(score - finite[:, None])
-        weight = weight * shrink + tl.sum(share, 1)
+        weight = weight * shrink[:, None] + share
         total = tl.dot(share.to(q.dtype), v.to(q.dtype), total * shrink[:, None], input_precision="ieee")
         largest = higher
-    return total, weight, largest
+    return total, tl.sum(weight, 1), largest
 
 
 @triton.jit(

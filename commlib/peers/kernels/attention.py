@@ -29,7 +29,7 @@ FAR = 1e-2  # of the largest value; what is farther off is wrong
 SPLIT_TOKENS = 256
 K_SCALE, V_SCALE = 0.5, 0.25
 MATMUL_WIDTH = {"cuda": 4096, "cpu": 512}
-BLOCKS, WARPS, STAGES, SPANS = (32, 64, 128), (4, 8), (2, 3, 4), (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+BLOCKS, WARPS, STAGES, SPANS = (32, 64, 128), (2, 4, 8), (2, 3, 4), (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 
 
 @dataclass(frozen=True)
