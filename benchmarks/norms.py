@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -21,15 +22,14 @@ from reduce_norm import EPILOGUE, Way, Ways, algorithms_of
 from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
-from commlib.collectives.norms import FP8, GROUP, normalised
+from commlib.collectives.norms import GROUP, normalised
 from commlib.communicator import Communicator
-from commlib.errors import Unsupported
 from commlib.report.figures import size_text
-from commlib.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
+from commlib.timing import Protocol, Run, graph, measure_calls, own_stream
 
 EPS = 1e-6
 SETS = 3  # of tensors, in rotation
-BASELINES = ("unfused", "gloo", "nccl", "flashinfer", "flashinfer_early")
+BASELINES = ("flashinfer_early", "nccl", "gloo", "unfused", "flashinfer")  # the first two there are in the table
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
@@ -80,11 +80,9 @@ def apart(found: Sequence[Tensor], truth: tuple[Tensor, Tensor]) -> float:
 
 
 def check(comm: Communicator, way: Way, rows: Rows, truth: tuple[Tensor, Tensor]) -> float:
-    """Compare a call, eager and in a graph, and return how far it is from the truth; raise if it is far."""
+    """Return how far a call, eager and in a graph, is from the truth."""
     way.enter()
-    called = way.run(*filled(comm, rows, comm.rank), EPS)
-    found = [apart(called, truth)]
-    far = 0.04 if called[0].dtype == FP8 else 4 * torch.finfo(rows.x.dtype).eps
+    found = [apart(way.run(*filled(comm, rows, comm.rank), EPS), truth)]
     if comm.device.type == "cuda":
         kept: list[tuple[Tensor, ...]] = []
         replayed = graph.capture([lambda: kept.append(way.run(*rows, EPS))])
@@ -93,12 +91,7 @@ def check(comm: Communicator, way: Way, rows: Rows, truth: tuple[Tensor, Tensor]
         found.append(apart(kept[0], truth))
         torch.cuda.synchronize()
         replayed.reset()
-    worst = max(comm.all_gather_object(max(found)))
-    if not worst <= far:
-        raise RuntimeError(
-            f"{way.label} of {tuple(rows.x.shape)} is {worst:.2g} of its size wrong; {far:.2g} is the most"
-        )
-    return worst
+    return max(found)
 
 
 def measure(
@@ -106,30 +99,27 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Check and time all ways on rows of one shape; return a row for each."""
     dtype, gpu = getattr(torch, options.dtype), comm.device.type == "cuda"
-    truth = expected(comm, shape, dtype)
+    truth, said = expected(comm, shape, dtype), f"{shape[0]} × {shape[1]}"
+    far = 0.04 if options.quant else 4 * torch.finfo(dtype).eps
     calls: dict[str, list[Run]] = {}
-    wrong = {}
+    off = {}
     for way in ways.found:
         sets = [made(comm, way, *shape, dtype) for _ in range(SETS)]
-        try:
-            wrong[way.label] = check(comm, way, sets[0], truth)
-        except Unsupported as error:
-            ways.missing[f"{way.label} of {shape[0]} × {shape[1]}"] = str(error)
-            continue
-        calls[way.label] = [partial(way.run, *rows, EPS) for rows in sets]
+        label = f"{way.label} of {said}"
+        found = ways.tried(label, partial(check, comm, way, sets[0], truth), far)
+        if found is not None:
+            off[label] = found
+            calls[label] = [partial(way.run, *rows, EPS) for rows in sets]
+    enters = {f"{way.label} of {said}": way.enter for way in ways.found}
     protocol = Protocol(blocks=(5, options.blocks), budget_s=options.time, graph=gpu)
-    found = measure_calls(comm, calls, protocol, f"{shape}", {way.label: way.enter for way in ways.found})
-    by_label = {result.label: result for result in found}
+    timed = {result.label: result for result in ways.timed(measure_calls(comm, calls, protocol, said, enters))}
+    baselines = {name: timed.get(f"{name} of {said}") for name in (f"{comm.backend}_composed", *BASELINES)}
     return [
-        {"tokens": shape[0], "width": shape[1], "bytes": shape[0] * shape[1] * dtype.itemsize, "way": result.label}
-        | {**figures(result), "apart": wrong[result.label], "over": _over(by_label, result, f"{comm.backend}_composed")}
-        for result in found
+        {"tokens": shape[0], "width": shape[1], "bytes": shape[0] * shape[1] * dtype.itemsize}
+        | {"way": label.partition(" of ")[0], **figures(result), "apart": off[label]}
+        | {"over": {name: ratio(theirs, result) for name, theirs in baselines.items() if theirs is not None}}
+        for label, result in timed.items()
     ]
-
-
-def _over(found: dict[str, Measurement], result: Measurement, composed: str) -> dict[str, Any]:
-    """Return how many times as fast as each baseline it is."""
-    return {name: ratio(found[name], result) for name in (composed, *BASELINES) if name in found}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -159,8 +149,8 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    """Measure every shape, print it, and write the figures."""
+def main() -> int:
+    """Measure every shape, print it, and write the figures after each."""
     options = arguments()
     with joined(options.device) as comm:
         device = comm.device.type
@@ -172,17 +162,17 @@ def main() -> None:
         stream = own_stream(comm.device) if device == "cuda" else nullcontext()
         with stream, Ways(comm, names, options.norm, options.quant) as ways:
             say(f"# {options.dtype}, quant {options.quant}; norms behind all-reduces: {ways.norm}", flush=True)
-            for width in options.widths:
-                for tokens in options.tokens:
-                    of_shape = measure(comm, ways, (tokens, width), options)
-                    say(page(of_shape), flush=True)
-                    rows += of_shape
-            for name, reason in ways.missing.items():
-                say(f"# not here: {name}: {reason}", flush=True)
-        if comm.rank == 0:
-            facts = {"dtype": options.dtype, "quant": options.quant, "norm": ways.norm, "missing": ways.missing}
-            document = head("norms", comm.size, comm.backend, launched=True)
-            write(options.output, {**document, **facts, "rows": rows})
+            for width, tokens in product(options.widths, options.tokens):
+                of_shape = measure(comm, ways, (tokens, width), options)
+                say(page(of_shape), flush=True)
+                rows += of_shape
+                facts = {"dtype": options.dtype, "quant": options.quant, "norm": ways.norm, "missing": ways.missing}
+                document = head("norms", comm.size, comm.backend, launched=True)
+                write(
+                    options.output if comm.rank == 0 else None, {**document, **facts, "wrong": ways.wrong, "rows": rows}
+                )
+            say(ways.said(), flush=True)
+    return int(bool(ways.wrong))
 
 
 if __name__ == "__main__":

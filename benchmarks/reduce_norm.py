@@ -6,9 +6,10 @@ Each works in place: the sum with the residual replaces the residual, and where 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +27,7 @@ from commlib.errors import Unsupported
 from commlib.peers import load
 from commlib.peers.symm import DTYPES, Symm, group_name
 from commlib.plan import Plan
-from commlib.timing import Empty, Run, plain_on
+from commlib.timing import Empty, Measurement, Run, plain_on
 
 OP, EPILOGUE = "all_reduce_rms_norm", "epilogue"
 Norms = Callable[[Tensor, "Tensor | None", Tensor, float], "tuple[Tensor, ...]"]
@@ -47,10 +48,13 @@ class Way:
 
 
 class Ways:
-    """All ways that there are on the ranks of a communicator; `missing` has the reasons of the others."""
+    """All ways that there are on the ranks of a communicator.
+
+    `missing` says why others are not there, and what could not be measured; `wrong` which values were wrong.
+    """
 
     def __init__(self, comm: Communicator, algorithms: Sequence[str], norm: str, quant: str | None = None) -> None:
-        self.comm, self.missing = comm, dict[str, str]()
+        self.comm, self.missing, self.wrong = comm, dict[str, str](), dict[str, str]()
         self._gpu = comm.device.type == "cuda"
         self._plan, self._peers = comm.plan, [load("torch"), load("symm"), FlashInfer()]
         scale = torch.ones(1, device=comm.device) if quant == "fp8" else None
@@ -72,6 +76,36 @@ class Ways:
             self.comm.use(self._plan)
             for peer in self._peers:
                 peer.stop()
+
+    def tried(self, label: str, attempt: Callable[[], float], far: float) -> float | None:
+        """Return how far its values are from what they should be, on the worst rank; None if they are far or it fails.
+
+        A call of commlib's that fails is an error at once.
+        """
+        try:
+            apart, reason = attempt(), ""
+        except Unsupported as error:
+            apart, reason = 0.0, str(error)
+        found = self.comm.all_gather_object((apart, reason))
+        if reason := next((said for _, said in found if said), ""):
+            self.missing[label] = reason
+            return None
+        apart = max((each for each, _ in found), key=lambda each: (isnan(each), each))
+        if not apart <= far:
+            self.wrong[label] = f"values are {apart:.2g} of their size away; {far:.2g} is the most"
+            return None
+        return apart
+
+    def timed(self, found: Iterable[Measurement]) -> list[Measurement]:
+        """Return those that could be timed."""
+        found = list(found)
+        self.missing |= {result.label: result.skipped for result in found if result.skipped}
+        return [result for result in found if not result.skipped]
+
+    def said(self) -> str:
+        """Return what is missing and wrong, a line for each."""
+        lines = [f"# not here: {label}: {reason}" for label, reason in self.missing.items()]
+        return "\n".join([*lines, *(f"# WRONG: {label}: {how}" for label, how in self.wrong.items())])
 
     def _ours(self, algorithms: Sequence[str]) -> list[Way]:
         """Return the call by the plan, by each algorithm, and all_reduce with a norm behind it."""

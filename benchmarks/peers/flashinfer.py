@@ -95,7 +95,7 @@ class FlashInfer(Symm):
         pointers = [Pointer(tensor.data_ptr()) for tensor in tensors]
         flags = ctypes.c_int(1), ctypes.c_int(early)
         if code := self._norm(*numbers, *pointers, ctypes.c_float(eps), *flags, stream()):
-            raise RuntimeError(f"FlashInfer's all-reduce with a norm failed with CUDA error {code}")
+            raise Unsupported(f"its all-reduce with a norm failed with CUDA error {code}")
 
 
 def _handle(tensor: torch.Tensor) -> dist._symmetric_memory._SymmetricMemory:
