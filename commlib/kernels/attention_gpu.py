@@ -41,7 +41,7 @@ def tuning_of(call: Call) -> Tuning:
         return Tuning(32, 8, 2)
     width = _width(call)
     if call.k_cache.dtype == FP8:
-        return Tuning(64 if width <= 128 else 32, 4, 3)
+        return Tuning(128 if width <= 128 else 64, 4, 3)
     return Tuning(128 if width <= 64 else 64 if width <= 128 else 32, 4, 3)
 
 

@@ -51,10 +51,10 @@ class Line:
     candidate: Candidate
     runs: list[Run] = field(default_factory=list)
     wrong: int | None = None
-    error: float | None = None  # the largest that the inputs found, where they say
     skipped: str = ""
     timed: Measurement | None = None  # what its figure is of
     eager: Measurement | None = None  # calls of the host
+    error: float | None = None  # the largest that the inputs found, where they say
 
 
 @dataclass
