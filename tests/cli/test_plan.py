@@ -178,7 +178,7 @@ def test_export_to_open_mpi_gives_rules_that_it_can_read(run):
     assert found[2] == {0: [(0, 0, 0, 0)], 3: [(0, 3, 0, 0), (4097, 5, 0, 262144)], 4: [(0, 0, 0, 0)]}
     assert {rules[0][0] for sizes in found.values() for rules in sizes.values()} == {0}
     messages = (f"send_recv {sizes} by shm_mailbox" for sizes in ("up to 64K", "above 64K, up to 2M", "above 2M"))
-    norms = ("up to 16K by shm_composed", "above 16K by shm_twoshot")
+    norms = ("up to 4K by shm_composed", "above 4K by shm_twoshot")
     left = [*messages, *(f"all_reduce_rms_norm {how}" for how in norms)]
     assert error.splitlines() == [f"commlib: left out, because ompi cannot express it: {what}" for what in left]
 
