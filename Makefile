@@ -1,12 +1,12 @@
 # Each target installs what it needs into .venv first; `make help` lists them.
-N ?= 2          # ranks of `make bench` and `make test-torch`
+N ?= 2          # ranks of `make bench`, `make test-one-gpu` and `make test-torch`
 ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test ARGS="-k conformance"
 MODE ?=         # --cpu or --gpu; found out when empty
 
 bin := .venv/bin
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test test-torch sanitize lint format docs clean
+.PHONY: help setup build bench test test-one-gpu test-torch sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ bench: setup ## time every collective of this machine beside MPI and torch, or N
 
 test: setup ## run the tests
 	$(bin)/python -m pytest $(ARGS)
+
+test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most
+	tests/gpu/one_gpu/run $(strip $(N)) $(bin)/python -m pytest tests/gpu $(ARGS)
 
 test-torch: setup ## run PyTorch's own distributed tests on this backend and on gloo: ARGS="--device cuda" beside NCCL
 	$(bin)/python -m tests.torch_suite -n $(strip $(N)) $(ARGS)

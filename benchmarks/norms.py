@@ -142,6 +142,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--widths", type=whole_numbers, default=(8192, 4096, 5120, 7168))
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--quant", choices=["fp8", "fp8_token", "fp8_group"], help="commlib's lines alone")
+    parser.add_argument("--alone", action="store_true", help="commlib's lines alone")
     parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all, and epilogue")
     parser.add_argument("--norm", choices=["triton", "torch"], default="triton", help="behind others' all-reduces")
     parser.add_argument("--time", type=float, default=1.0, help="seconds for a shape")
@@ -160,7 +161,7 @@ def main() -> int:
         rows: list[dict[str, Any]] = []
         say = print if comm.rank == 0 else lambda *_, **__: None
         stream = own_stream(comm.device) if device == "cuda" else nullcontext()
-        with stream, Ways(comm, names, options.norm, options.quant) as ways:
+        with stream, Ways(comm, names, options.norm, options.quant, options.alone) as ways:
             say(f"# {options.dtype}, quant {options.quant}; norms behind all-reduces: {ways.norm}", flush=True)
             for width, tokens in product(options.widths, options.tokens):
                 of_shape = measure(comm, ways, (tokens, width), options)

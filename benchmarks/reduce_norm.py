@@ -53,16 +53,18 @@ class Ways:
     `missing` says why others are not there, and what could not be measured; `wrong` which values were wrong.
     """
 
-    def __init__(self, comm: Communicator, algorithms: Sequence[str], norm: str, quant: str | None = None) -> None:
+    def __init__(
+        self, comm: Communicator, algorithms: Sequence[str], norm: str, quant: str | None = None, alone: bool = False
+    ) -> None:
         self.comm, self.missing, self.wrong = comm, dict[str, str](), dict[str, str]()
         self._gpu = comm.device.type == "cuda"
         self._plan, self._peers = comm.plan, [load("torch"), load("symm"), FlashInfer()]
         scale = torch.ones(1, device=comm.device) if quant == "fp8" else None
         self._fused = {"quant": quant, "scale": scale}
         self._add_norm, self.norm = _add_norm(norm, quant, scale)
-        self.found = [*self._ours(algorithms), *(() if quant else self._theirs())]
-        if quant:
-            self.missing["others"] = "they are measured without quant"
+        self.found = [*self._ours(algorithms), *(() if quant or alone else self._theirs())]
+        if quant or alone:
+            self.missing["others"] = "they are measured without quant" if quant else "left out"
 
     def __enter__(self) -> Ways:
         """Start nothing: that is done."""

@@ -15,7 +15,7 @@ from commlib.collectives.all_reduce import ALL_REDUCE
 from commlib.collectives.norms import normalised, quantised
 from commlib.collectives.params import CHUNKS, ROW_TILES, ROWS
 from commlib.collectives.spec import Algorithm, Call, Collective, Fold
-from commlib.collectives.variants import chunks, row_tiles, rows
+from commlib.collectives.variants import chunks, clusters, row_tiles, rows
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -108,6 +108,9 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, refuses=refuses),
         Algorithm(
             "lsa_ll128_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
+        ),
+        Algorithm(
+            "lsa_ll128_cluster", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=clusters
         ),
         Algorithm(
             "lsa_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles

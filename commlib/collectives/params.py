@@ -25,7 +25,7 @@ PACKETS = (_BLOCKS, Param("threads", 256, 32, 512, 32), _GRAIN_BYTES)
 """Of a kernel: at most so many blocks, of so many threads, and each thread's least share."""
 
 ROWS = (Param("blocks", 128, 1, 128),)
-"""Of a kernel that gives each block rows: at most so many blocks, 16 warps each."""
+"""Of a kernel that gives rows to each block, or cluster of blocks: at most so many of them, 16 warps each."""
 
 TILES = (
     _BLOCKS,

@@ -55,6 +55,11 @@ def tiles(num_bytes: int) -> Variants:
     return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
 
 
+def clusters(num_bytes: int) -> Variants:
+    """Clusters of blocks that own rows of packets: one for each row, while rows are few."""
+    return () if num_bytes > 1 * _M else ({"blocks": 128},)
+
+
 def rows(num_bytes: int) -> Variants:
     """Blocks that own rows of packets: as many as there are multiprocessors, or half of them."""
     return () if num_bytes > 16 * _M else ({"blocks": 64}, {"blocks": 128})

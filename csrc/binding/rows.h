@@ -112,6 +112,7 @@ inline Rows rows_of(const RowsOf& x) {
   rows.rows = static_cast<u64>(x.rows);
   rows.width = static_cast<u32>(x.width);
   rows.in_stride_bytes = x.stride_bytes;
+  rows.aligned = true;
   return rows;
 }
 

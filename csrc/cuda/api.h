@@ -47,7 +47,11 @@ enum CUpointerAttribute : int {
   kPointerRangeSize = 12,
 };
 enum CUmemoryType : unsigned { kMemoryHost = 1, kMemoryDevice = 2, kMemoryUnified = 4 };
-enum CUfunctionAttribute : int { kFunctionMaxThreads = 0, kFunctionMaxDynamicSharedBytes = 8 };
+enum CUfunctionAttribute : int {
+  kFunctionMaxThreads = 0,
+  kFunctionMaxDynamicSharedBytes = 8,
+  kFunctionClusterBlocks = 11,
+};
 enum CUcaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 enum CUcaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 

@@ -1,5 +1,6 @@
 #include "cuda/module.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -23,10 +24,13 @@ Function load(const Cubin& cubin, size_t tile_bytes) {
   check(cuda().cuModuleLoadData(&module, cubin.code.data()), "cuModuleLoadData");
   check(cuda().cuModuleGetFunction(&function.handle, module, cubin.symbol.c_str()),
         "cuModuleGetFunction");
-  int max_threads = 0;
-  check(cuda().cuFuncGetAttribute(&max_threads, kFunctionMaxThreads, function.handle),
-        "cuFuncGetAttribute");
-  function.max_threads = static_cast<unsigned>(max_threads);
+  const auto attribute = [&](CUfunctionAttribute which) {
+    int value = 0;
+    check(cuda().cuFuncGetAttribute(&value, which, function.handle), "cuFuncGetAttribute");
+    return static_cast<unsigned>(value);
+  };
+  function.max_threads = attribute(kFunctionMaxThreads);
+  function.cluster_blocks = std::max(attribute(kFunctionClusterBlocks), 1u);
   CUdeviceptr unused = 0;
   size_t tiles = 0;      // told by the size of a variable: nothing has to be copied
   if (tile_bytes > 0 &&  // asking for what is not there is an error to memory checkers

@@ -16,7 +16,8 @@ struct Cubin {
 struct Function {
   CUfunction handle = nullptr;
   unsigned max_threads = 0;
-  unsigned shared_tiles = 0;  // of shared memory, for a kernel that stages tiles there
+  unsigned shared_tiles = 0;    // of shared memory, for a kernel that stages tiles there
+  unsigned cluster_blocks = 1;  // a grid has whole clusters
 };
 
 // The kernel of `cubin` in the current context. `name` sets kernels of one symbol apart. What was

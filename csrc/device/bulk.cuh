@@ -11,6 +11,7 @@
 // s - kDepth - 1.
 #pragma once
 
+#include "device/barrier.cuh"
 #include "device/tiles.cuh"
 
 namespace commlib {
@@ -29,22 +30,9 @@ constexpr bool kHasBulk = false;
 
 // --- the instructions
 
-__device__ __forceinline__ u32 shared_address(const void* p) {
-  return static_cast<u32>(__cvta_generic_to_shared(p));
-}
-
 #if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void barrier_init(u64* barrier) {
-  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-}
 __device__ __forceinline__ void fence_shared_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-// So many bytes will come, in any number of copies.
-__device__ __forceinline__ void bulk_expect(u32 bytes, u64* barrier) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
 }
 __device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
   asm volatile(
@@ -52,17 +40,6 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 bytes,
           "r"(shared_address(to)),
       "l"(from), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
-}
-__device__ __forceinline__ void await_load(u64* barrier, u32 phase) {
-  u32 done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-        "p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(phase)
-        : "memory");
-  }
 }
 __device__ __forceinline__ void bulk_store(void* to, const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
@@ -82,11 +59,8 @@ __device__ __forceinline__ void await_written() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory");
 }
 #else
-__device__ __forceinline__ void barrier_init(u64*) {}
 __device__ __forceinline__ void fence_shared_async() {}
-__device__ __forceinline__ void bulk_expect(u32, u64*) {}
 __device__ __forceinline__ void bulk_copy(void*, const void*, u32, u64*) {}
-__device__ __forceinline__ void await_load(u64*, u32) {}
 __device__ __forceinline__ void bulk_store(void*, const void*, u32) {}
 __device__ __forceinline__ void bulk_commit() {}
 template <int n>
@@ -96,7 +70,7 @@ __device__ __forceinline__ void await_written() {}
 #endif
 
 __device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
-  bulk_expect(bytes, barrier);
+  expect_bytes(bytes, barrier);
   bulk_copy(to, from, bytes, barrier);
 }
 
@@ -270,7 +244,7 @@ class Bulk {
     }
   }
   __device__ __forceinline__ void await_item(u64 q) const {
-    await_load(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
+    await_bytes(&board_->full[q % kRing], static_cast<u32>(q / kRing & 1));
   }
   __device__ __forceinline__ void arrive(u32* counter) const {
     __threadfence_block();

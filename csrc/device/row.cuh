@@ -1,9 +1,10 @@
 // Rows in registers, and the epilogues that work on them.
 //
 // A block of kRowThreads threads holds a row: thread t has its pairs of words t, t + kRowThreads,
-// …, as float. An epilogue gets the sum of all ranks' rows, rounded to their type T, and reads and
-// writes fields of Rows, each bound to its type and index. It is a struct of this form, whose
-// middle is the epilogue proper; here h = x + residual, out = h * weight / largest |h|:
+// …, as float. Or the blocks of a cluster hold it, so many threads together. An epilogue gets the
+// sum of all ranks' rows, rounded to their type T, and reads and writes fields of Rows, each bound
+// to its type and index. It is a struct of this form, whose middle is the epilogue proper; here h =
+// x + residual, out = h * weight / largest |h|:
 //
 //   struct Scaled {
 //     template <class Block>
@@ -62,10 +63,18 @@ class RowBlock {
  public:
   using Element = T;
   using Row = commlib::Row<T, kPairs>;
-  static constexpr int kElements = Row::kElements;
+  static constexpr int kOfPairs = kPairs, kElements = Row::kElements;
 
-  __device__ __forceinline__ RowBlock(const Job& job, const Rows& rows, RowBoard* board)
-      : job_(job), rows_(rows), board_(board), pairs_(rows.width / kElements) {}
+  // `aligned`: as Rows::aligned has it. `blocks` of a cluster hold a row.
+  __device__ __forceinline__ RowBlock(const Job& job, const Rows& rows, RowBoard* board,
+                                      bool aligned, u32 blocks = 1)
+      : job_(job),
+        rows_(rows),
+        aligned_(aligned),
+        blocks_(blocks),
+        before_(blocks > 1 ? rank_in_cluster() * (kRowThreads / blocks) : 0),
+        board_(board),
+        pairs_(rows.width / kElements) {}
 
   // --- for epilogues
   template <class E>
@@ -94,23 +103,27 @@ class RowBlock {
     const Field& at = rows_.fields[field];
     return at.data + static_cast<i64>(row_) * at.stride_bytes;
   }
+  // Of the threads that hold a row.
+  __device__ __forceinline__ u32 thread() const { return threadIdx.x + before_; }
   // This thread's k-th pair of a row, and whether the row is so long.
-  __device__ __forceinline__ u32 pair(int k) const { return threadIdx.x + k * kRowThreads; }
+  __device__ __forceinline__ u32 pair(int k) const { return thread() + k * kRowThreads; }
   // Where it begins, with `kBytes` for a pair: a sum of which one part is known when this is
   // compiled, and takes no registers.
   template <u32 kBytes>
-  __device__ __forceinline__ static u64 place(int k) {
-    return u64{threadIdx.x} * kBytes + u64{kRowThreads} * kBytes * k;
+  __device__ __forceinline__ u64 place(int k) const {
+    return u64{thread()} * kBytes + u64{kRowThreads} * kBytes * k;
   }
   __device__ __forceinline__ bool is_pair(u32 pair) const { return pair < pairs_; }
   // As pair(k) < pairs_, with what is the same for all threads on one side.
   __device__ __forceinline__ bool has_pair(int k) const {
-    return static_cast<int>(threadIdx.x) < static_cast<int>(pairs_ - k * kRowThreads);
+    return static_cast<int>(thread()) < static_cast<int>(pairs_ - k * kRowThreads);
   }
   // Whether any thread of this warp has a k-th pair.
   __device__ __forceinline__ bool warp_has_pair(int k) const {
-    return static_cast<int>(threadIdx.x & ~31u) < static_cast<int>(pairs_ - k * kRowThreads);
+    return static_cast<int>(thread() & ~31u) < static_cast<int>(pairs_ - k * kRowThreads);
   }
+  // Whether what is stored is written: not when the call has failed.
+  __device__ __forceinline__ bool writes() const { return !failed_; }
 
   // This thread's words of a row, of kWords for a pair; 0 beyond its end.
   template <int kWords>
@@ -119,7 +132,7 @@ class RowBlock {
     for (int k = 0; k < kPairs; ++k)
 #pragma unroll
       for (int i = 0; i < kWords; ++i) words[k][i] = 0;
-    if (aligned_for<kWords>(row)) {
+    if (aligned_ || aligned_for<kWords>(row)) {
 #pragma unroll
       for (int k = 0; k < kPairs; ++k)
         if (has_pair(k)) ld_words(row + place<4 * kWords>(k), words[k]);
@@ -131,7 +144,8 @@ class RowBlock {
   }
   template <int kWords>
   __device__ __forceinline__ void store_words(u8* row, const u32 (&words)[kPairs][kWords]) const {
-    if (aligned_for<kWords>(row)) {
+    if (!writes()) return;
+    if (aligned_ || aligned_for<kWords>(row)) {
 #pragma unroll
       for (int k = 0; k < kPairs; ++k)
         if (has_pair(k)) st_words(row + place<4 * kWords>(k), words[k]);
@@ -154,10 +168,9 @@ class RowBlock {
         if (has_pair(k)) a[e] = Op::of(a[e], row.v[k][e]);
     }
     const float mine = of_lanes<Op, 32>(by_halves<Op>(a));
-    float* parts = board_->parts[turn_];
-    turn_ ^= 1;
-    if ((threadIdx.x & 31) == 0) parts[threadIdx.x / 32] = mine;
-    sync_row();
+    const float (&parts)[kRowWarps] = board_->parts[turn_ & 1];
+    exchange(mine);
+    ++turn_;
     float all[kRowWarps];
 #pragma unroll
     for (int w = 0; w < kRowWarps; w += 4) {
@@ -197,12 +210,47 @@ class RowBlock {
 
   const Job& job_;
   const Rows& rows_;
-  u64 row_ = 0;  // that is worked on
+  const bool aligned_;
+  const u32 blocks_, before_;  // threads of the blocks before this one
+  u64 row_ = 0;                // that is worked on
+  bool failed_ = false;        // the call, in a block that stays for the others of its cluster
 
  private:
+  // What each warp has goes to its place in every block that holds the row, and is there now.
+  __device__ __forceinline__ void exchange(float of_warp) const {
+    float* place = &board_->parts[turn_ & 1][thread() / 32];
+    const u32 lane = threadIdx.x & 31;
+    if (blocks_ == 1) {
+      if (lane == 0) *place = of_warp;
+      return sync_row(kRowThreads);
+    }
+    u64* came = &board_->came[turn_ & 1];
+    if (threadIdx.x == 0) expect_bytes(sizeof(board_->parts[0]), came);
+    if (lane < blocks_) send_in_cluster(lane, place, came, of_warp);
+    await_bytes(came, turn_ >> 1 & 1);
+  }
+
   RowBoard* board_;
   u32 pairs_;
   mutable u32 turn_ = 0;
 };
+
+// What a kernel of `AllRows`, a RowBlock, does. Rows that are aligned have code of their own where
+// there are registers for it; both in one function would take more.
+template <class AllRows, class Epilogue>
+__device__ __noinline__ void run_unaligned(const Job& job, const Rows& rows, RowBoard* board) {
+  AllRows(job, rows, board, false).template run<Epilogue>();
+}
+template <class AllRows, class Epilogue>
+__device__ __forceinline__ void run_rows(const Job& job, const Rows& rows) {
+  __shared__ RowBoard board;
+  if constexpr (AllRows::kOfPairs > 2) {
+    AllRows(job, rows, &board, false).template run<Epilogue>();
+  } else if (rows.aligned) {
+    AllRows(job, rows, &board, true).template run<Epilogue>();
+  } else {
+    run_unaligned<AllRows, Epilogue>(job, rows, &board);
+  }
+}
 
 }  // namespace commlib

@@ -26,7 +26,7 @@ struct Input {
   // To L2: the first thread of those that share a line asks for it.
   __device__ __forceinline__ void bring_near() const {
     constexpr u32 kLine = 128, kPair = 4 * kWords, kThreads = kPair < kLine ? kLine / kPair : 1;
-    if (!block->has(field) || threadIdx.x % kThreads != 0) return;
+    if (!block->has(field) || block->thread() % kThreads != 0) return;
     const u8* data = block->of_row(field);
 #pragma unroll
     for (int k = 0; k < kPairs; ++k)
@@ -84,7 +84,8 @@ struct Output {
     output.block->store_words(output.block->of_row(output.field), words);
   }
   friend __device__ __forceinline__ void set(const Output& output, float x) {
-    if (has(output) && threadIdx.x == 0) narrow_to(output.numbers(), x);
+    if (has(output) && output.block->thread() == 0 && output.block->writes())
+      narrow_to(output.numbers(), x);
   }
 };
 
@@ -93,7 +94,7 @@ template <int kColumns, class E, class T, int kPairs>
 __device__ __forceinline__ void set_groups(const Output<E, T, kPairs>& output,
                                            const Row<T, kPairs>& row) {
   constexpr u32 kLanes = kColumns / Row<T, kPairs>::kElements;
-  if (!has(output)) return;
+  if (!has(output) || !row.block->writes()) return;
 #pragma unroll
   for (int k = 0; k < kPairs; ++k) {
     const u32 pair = row.block->pair(k);

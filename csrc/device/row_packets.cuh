@@ -1,5 +1,6 @@
 // Rows that come in packets: a block pushes a row to all | takes everyone's | sums them in rank
-// order | runs the epilogue. It owns every gridDim-th row, from that of its number on.
+// order | runs the epilogue. It owns every gridDim-th row, from that of its number on. The blocks
+// of a cluster do so together: each sends and polls less, which counts where rows are few.
 //
 // Each warp is a channel, and its packets carry what its threads hold (device/row.cuh): step k of a
 // row is the k-th pair of each lane, but the last of each eight lanes has the line's flag in place
@@ -14,7 +15,8 @@
 // those of its steps without what is left out: before the last step alone, so its number is at most
 // its place, and the rule holds for it all the more.
 //
-// A warp whose wait fails tells the block before anything of the row is written, and all leave.
+// A warp whose wait fails tells the block before anything of the row is written, and all leave; a
+// block of a cluster stays, and neither waits nor writes any more: the others need its memory.
 #pragma once
 
 #include "device/oneshot.cuh"
@@ -22,7 +24,7 @@
 
 namespace commlib {
 
-template <class T, int N, int kPairs>
+template <class T, int N, int kPairs, int kBlocks = 1>
 class PacketRows : public RowBlock<T, kPairs> {
   using Base = RowBlock<T, kPairs>;
   static constexpr int kSteps = kPairs + 1;
@@ -32,11 +34,17 @@ class PacketRows : public RowBlock<T, kPairs> {
   static_assert(kAtOnce <= kAhead, "more are not sent");
   // Whether a row's first steps go ahead of the epilogue of the row before.
   static constexpr bool kGoesAhead = kPairs <= 4;
+  static constexpr u32 kThreads = kRowThreads / kBlocks;
 
  public:
-  __device__ __forceinline__ PacketRows(const Job& job, const Rows& rows, RowBoard* board)
-      : Base(job, rows, board), channel_(job), lane_(threadIdx.x & 31) {
-    if (gridDim.x <= kEarlyRowBlocks) let_next_start();
+  __device__ __forceinline__ PacketRows(const Job& job, const Rows& rows, RowBoard* board,
+                                        bool aligned)
+      : Base(job, rows, board, aligned, kBlocks), channel_(job), lane_(threadIdx.x & 31) {
+    if (kBlocks > 1) {
+      if (threadIdx.x < 2) barrier_init(&board->came[threadIdx.x]);
+      arrive_at_cluster();
+    }
+    if (kThreads > kSmallBlock && gridDim.x <= kEarlyRowBlocks) let_next_start();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) pair_steps_ += this->warp_has_pair(k);
   }
@@ -44,23 +52,29 @@ class PacketRows : public RowBlock<T, kPairs> {
   template <class Epilogue>
   __device__ __forceinline__ void run() {
     const u64 rows = this->rows_.rows;
-    if (blockIdx.x >= rows) return;
-    if (kGoesAhead) send<0, kAhead>(blockIdx.x);
+    u64 row = blockIdx.x / kBlocks;
+    if (kGoesAhead && row < rows) send<0, kAhead>(row);
+    if (kBlocks > 1) wait_for_cluster();  // all its blocks are there
+    if (row >= rows) return;
 #pragma unroll 1
-    for (u64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (; row < rows; row += gridDim.x / kBlocks) {
       if (!kGoesAhead) send<0, kAhead>(row);
       this->begin(row);
       Epilogue::run(*this);
     }
-    channel_.close(next_number_);
+    if (!this->failed_) channel_.close(next_number_);
   }
 
   __device__ __forceinline__ typename Base::Row take() {
     Pair total[kSteps] = {};
-    leave_if(pair_steps_ > 0 && !take_from<0>(total));
+    const bool failed = !this->failed_ && pair_steps_ > 0 && !take_from<0>(total);
+    if (kBlocks == 1)
+      leave_if(failed);
+    else
+      this->failed_ |= any_of_row(failed, kThreads);
     next_number_ += pair_steps_ + (pair_steps_ > 0);
-    const u64 next = this->row_ + gridDim.x;
-    if (kGoesAhead && next < this->rows_.rows) send<0, kAhead>(next);
+    const u64 next = this->row_ + gridDim.x / kBlocks;
+    if (kGoesAhead && !this->failed_ && next < this->rows_.rows) send<0, kAhead>(next);
     Pair sums[kPairs];
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
@@ -85,7 +99,7 @@ class PacketRows : public RowBlock<T, kPairs> {
   template <int kFrom, int kCount>
   __device__ __forceinline__ void load_steps(u64 row, Words<Ll128> (&words)[kCount]) const {
     const u8* from = this->own_row(row);
-    if (aligned_for<4>(from)) {
+    if (this->aligned_ || aligned_for<4>(from)) {
       load_steps_at<true, kFrom>(from, words);
     } else {
       load_steps_at<false, kFrom>(from, words);

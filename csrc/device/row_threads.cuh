@@ -2,30 +2,32 @@
 #pragma once
 
 #include "commlib/rows.h"
+#include "device/cluster.cuh"
 
 namespace commlib {
 
 constexpr int kRowWarps = kRowThreads / 32;
 
-__device__ __forceinline__ void sync_row() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kRowThreads) : "memory");
+// Of this block: kRowThreads, or its part of them.
+__device__ __forceinline__ void sync_row(u32 threads) {
+  asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory");
 }
 // Whether any thread says so.
-__device__ __forceinline__ bool any_of_row(bool says) {
+__device__ __forceinline__ bool any_of_row(bool says, u32 threads) {
   u32 any;
   __syncwarp();
   asm volatile(
       "{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, 1, %2, p;\nselp.u32 %0, 1, "
       "0, q;\n}"
       : "=r"(any)
-      : "r"(u32{says}), "n"(kRowThreads)
+      : "r"(u32{says}), "r"(threads)
       : "memory");
   return any != 0;
 }
 
 // All leave together if the wait of any of them failed: nobody is left at a later barrier.
 __device__ __forceinline__ void leave_if(bool failed) {
-  if (!any_of_row(failed)) return;
+  if (!any_of_row(failed, kRowThreads)) return;
   asm volatile("exit;");
   __builtin_unreachable();
 }
@@ -34,6 +36,7 @@ __device__ __forceinline__ void leave_if(bool failed) {
 // barrier, which no thread reaches before it has read.
 struct RowBoard {
   alignas(16) float parts[2][kRowWarps];
+  u64 came[2];  // of them, where other blocks send theirs
 };
 
 struct Added {

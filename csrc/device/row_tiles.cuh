@@ -33,7 +33,7 @@ struct RowsAt {
   u32 row_bytes;
 };
 __device__ __forceinline__ void bulk_load(u8* to, const RowsAt& from, u32 bytes, u64* barrier) {
-  bulk_expect(bytes, barrier);
+  expect_bytes(bytes, barrier);
   if (bytes <= from.row_bytes || from.stride_bytes == from.row_bytes)
     return bulk_copy(to, from.data, bytes, barrier);
   for (u32 at = 0, row = 0; at < bytes; at += from.row_bytes, ++row)
@@ -90,7 +90,7 @@ class TileRows : public RowBlock<T, kPairs> {
   __device__ __forceinline__ TileRows(const Job& job, const Rows& rows, RowBoard* board,
                                       const TileChannel<N>& channel, const RowTiles& tiles,
                                       const Bulk<N, true>* bulk)
-      : Base(job, rows, board), channel_(channel), tiles_(tiles), bulk_(bulk) {}
+      : Base(job, rows, board, kByBulk), channel_(channel), tiles_(tiles), bulk_(bulk) {}
 
   // It is brought near while peers are waited for; registers would not do.
   template <class E>
@@ -263,7 +263,7 @@ __device__ __forceinline__ void run_row_tiles(const Job& job, const Rows& rows) 
   const RowTiles tiles(job, rows, rows.width * u32{sizeof(T)}, ByBulk::kOwners);
   const u32 steps = tiles.steps();
   if (steps == 0) return;
-  if (kHasBulk && ((reinterpret_cast<u64>(job.in) | rows.in_stride_bytes) & 15) == 0) {
+  if (kHasBulk && rows.aligned) {
     Bulk<N, true> bulk(channel, job, &bulk_board, shared);
     const auto owner = [&](int after) { return kStages == 1 ? 0 : (job.rank + after) % N; };
     const auto from = [&](u64 i, int after) { return tiles.from(i, owner(after)); };

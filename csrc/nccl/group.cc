@@ -191,7 +191,8 @@ void Group::launch_in_order(const Kernels::Instance& instance, const Job& job, c
                             uint64_t capture) {
   const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
   order_.before(stream, capture,
-                {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start});
+                {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,
+                 instance.cluster_blocks});
   Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
 }

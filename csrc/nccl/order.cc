@@ -88,7 +88,9 @@ Footprint Order::footprint_of(const Launch& launch) {
           "cuOccupancyMaxActiveBlocksPerMultiprocessor");
     fraction = 1.0 / std::max(blocks, 1);
   }
-  return {launch.blocks * (launch.lets_next_start ? 2 : 1), fraction};
+  // A cluster counts as one block: where that finds a multiprocessor, all of the cluster do.
+  const unsigned clusters = launch.blocks / launch.cluster_blocks;
+  return {clusters * (launch.lets_next_start ? 2 : 1), fraction * launch.cluster_blocks};
 }
 
 // Whether eager calls that were large are over by now.

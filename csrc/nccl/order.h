@@ -51,6 +51,7 @@ struct Launch {
   unsigned threads = 0;
   unsigned shared_bytes = 0;
   bool lets_next_start = false;  // so that two of a stream hold their places at once
+  unsigned cluster_blocks = 1;   // which find their places together
 };
 
 // Where one communicator stands. Made and used by the threads that make calls.

@@ -11,6 +11,15 @@ namespace {
 
 constexpr unsigned kResidentRows = 2;  // on a multiprocessor, where nobody waits for peers
 
+// What a kernel is told of rows of x that lie at `in`.
+Rows told_of(const Rows& rows, const unsigned char* in, int64_t stride_bytes) {
+  Rows told = rows;
+  told.in_stride_bytes = stride_bytes;
+  const u64 place = reinterpret_cast<u64>(in) | static_cast<u64>(stride_bytes);
+  told.aligned = rows.aligned && place % 16 == 0;
+  return told;
+}
+
 }  // namespace
 
 void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
@@ -30,13 +39,15 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u64 of_unit = in_tiles ? job.tile_bytes / row_bytes : 1;
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
   // All blocks must be on the GPU at once: they wait for peers.
-  const auto blocks = static_cast<unsigned>(std::min<u64>({units, shape.blocks, job_.tile_blocks}));
-  const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads;
+  const unsigned of_cluster = instance.cluster_blocks;
+  const u64 at_once = std::min<u64>({units, shape.blocks, job_.tile_blocks});
+  const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
+  const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
-  const bool lets_next_start = !in_tiles && blocks <= kEarlyRowBlocks;
-  launch_in_order(instance, job, &call.rows->rows, {blocks, threads}, lets_next_start, stream,
-                  capture);
+  const bool lets_next_start = !in_tiles && (blocks <= kEarlyRowBlocks || threads <= kSmallBlock);
+  const Rows rows = told_of(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);
+  launch_in_order(instance, job, &rows, {blocks, threads}, lets_next_start, stream, capture);
 }
 
 void Group::compose_rows(const Call& call, CUstream stream) {
@@ -82,8 +93,7 @@ const Kernels::Instance& Group::own_rows_kernel(const Call& call) {
 
 void Group::finish_rows(const Call& call, const Kernels::Instance& kernel, const unsigned char* in,
                         int64_t stride_bytes, CUstream stream) {
-  Rows rows = call.rows->rows;
-  rows.in_stride_bytes = stride_bytes;
+  const Rows rows = told_of(call.rows->rows, in, stride_bytes);
   Job job = job_;
   job.in = in;
   job.bytes = call.bytes();

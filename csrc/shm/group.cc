@@ -118,6 +118,8 @@ Descriptor Group::descriptor(const Call& call) const {
   what.root = plan_.is_rooted(call.op) ? static_cast<uint64_t>(call.root) : kNoRoot;
   what.inner = inner_ || call.inner;
   what.count = call.rows ? count_of(*call.rows, call.detail) : call.count;
+  if (call.rows && call.rows->op == Op::all_reduce_rms_norm)
+    what.root = static_cast<const NormCall*>(call.rows)->form();
   return what;
 }
 

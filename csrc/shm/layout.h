@@ -53,7 +53,8 @@ struct Descriptor {
   uint64_t inner : 1;   // part of another call: an exchange of splits, of lengths, of objects
   uint64_t count : 40;  // elements; with rows: see kWidthBits, kElementBits
 };
-// In a Descriptor: the operation does not reduce, has no root.
+// In a Descriptor: the operation does not reduce, has no root. all_reduce_rms_norm has its form in
+// the root's place (commlib/row_call.h).
 constexpr uint64_t kNoRedop = 15, kNoRoot = 127;
 // Its `count` for all_reduce_rms_norm: rows, and in so many bits their width. For
 // all_reduce_epilogue: a digest of 16 bits, and in so many the elements.

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "commlib/check.h"
+#include "commlib/row_call.h"
 #include "shm/pull.h"
 
 namespace commlib::shm {
@@ -79,7 +80,10 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   }
   out += " elements";
   if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
-  if (what.root != kNoRoot) out += text(", root ", int(what.root));
+  if (op == Op::all_reduce_rms_norm)
+    out += ", " + NormCall::words_of(what.root);
+  else if (what.root != kNoRoot)
+    out += text(", root ", int(what.root));
   if (what.inner) out += ", made inside another call";
   return out + ")";
 }

@@ -110,21 +110,25 @@ def test_quantised_rows_times_their_scales_are_the_norm(request: pytest.FixtureR
     assert request.getfixturevalue(backend).run(quantised, world=2) == [[], []]
 
 
-def other_width(comm: Communicator, algorithm: str) -> str:
-    """Rank 1 has rows of half the width, twice as many."""
+def disagree(comm: Communicator, algorithm: str, rows: int, width: int, form: dict[str, Any]) -> str:
+    """Rank 1 has other rows, or another form."""
     comm.use(Plan.only({"all_reduce_rms_norm": algorithm}, base=comm.plan))
-    rows, width = (4, 64) if comm.rank == 0 else (8, 32)
+    rows, width, form = (rows, width, form) if comm.rank == 1 else (4, 64, {})
     with pytest.raises(CommError) as raised:
-        comm.all_reduce_rms_norm(torch.ones(rows, width), None, torch.ones(width))
+        comm.all_reduce_rms_norm(torch.ones(rows, width), None, torch.ones(width), **form)
     return str(raised.value)
 
 
 @pytest.mark.parametrize("algorithm", ["shm_composed", "shm_oneshot", "shm_twoshot"])
-def test_ranks_that_disagree_on_the_width_are_told_both(algorithm: str) -> None:
+def test_ranks_that_disagree_on_rows_or_form_are_told_both(algorithm: str) -> None:
     with Ranks(2, backend="shm", timeout_s=30.0) as ranks:
-        for said in ranks.run(other_width, algorithm):
+        for said in ranks.run(disagree, algorithm, 8, 32, {}):
             assert "4 rows of 64 elements" in said
             assert "8 rows of 32 elements" in said
+    with Ranks(2, backend="shm", timeout_s=30.0) as ranks:
+        for said in ranks.run(disagree, algorithm, 4, 64, {"quant": "fp8_token", "center": True}):
+            assert "quant none, weight float32" in said
+            assert "quant fp8_token, center=True, weight float32" in said
 
 
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (

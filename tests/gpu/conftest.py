@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,9 @@ from tests.gpu import one_gpu
 
 GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 MOST_RANKS = 8 if one_gpu.RANKS else 4
+# Of modules whose ranks may share a GPU; there, what is NCCL's own is left out.
+SHARING = ("compiled_graphs", "epilogue", "fused", "mixtures", "nccl_conformance", "tp")
+OF_NCCL = re.compile(r"nccl_direct|nccl_staged|nccl_symmetric|\[nccl\]")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,6 +26,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if needed > GPUS:
                 words = {1: "a GPU", 2: "two GPUs"}[needed]
                 item.add_marker(pytest.mark.skip(reason=f"needs {words}, found {GPUS}"))
+            elif one_gpu.RANKS and (item.path.stem.removeprefix("test_") not in SHARING or OF_NCCL.search(item.name)):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU for each rank"))
 
 
 @pytest.fixture(scope="session")

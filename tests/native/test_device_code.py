@@ -26,6 +26,7 @@ ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words i
 
 
 TILES = ("lsa_oneshot", "lsa_twoshot")  # whose rows are at most a tile
+CLUSTER = "lsa_ll128_cluster"  # lsa_ll128_oneshot but for how a sum crosses blocks: few of its forms will do
 
 
 def row_sources(dtype, world):
@@ -54,7 +55,7 @@ def epilogue_kernels(world, dtype, epilogues, arch=HERE, most_pairs=8):
         jit.Request(source, row_expression(name, dtype, form), arch, epilogue.text)
         for epilogue, types in epilogues.items()
         for source, name, ranks, pairs in row_sources(dtype, world)
-        if pairs <= most_pairs
+        if pairs <= most_pairs and name != CLUSTER
         for form in [f"world={ranks} pairs={pairs} epilogue={epilogue.symbol} types={types}"]
     ]
 
@@ -62,7 +63,7 @@ def epilogue_kernels(world, dtype, epilogues, arch=HERE, most_pairs=8):
 PLAIN, WIDEST = ("", "false", 0), ("float32", "true", 3)  # the norm of most models, and what takes most registers
 NORMS = [(weight, center, quant) for weight in ("", "float32") for center in ("false", "true") for quant in range(4)]
 ROWS_FOR_TWO = row_kernels(2, COMMON, [PLAIN, WIDEST]) + row_kernels(2, ["float16"], [PLAIN])
-ROWS_FOR_TWO += [row for row in row_kernels(2, ["bfloat16"], NORMS) if row[1].endswith("2>")]
+ROWS_FOR_TWO += [row for row in row_kernels(2, ["bfloat16"], NORMS) if row[1].endswith("2>") and CLUSTER not in row[1]]
 ROWS_FOR_MORE = [row for world in (3, 4) for row in row_kernels(world, ["bfloat16"], [WIDEST])]
 ROWS_FOR_MORE += row_kernels(8, COMMON, [PLAIN, WIDEST])
 HALF_ON_EIGHT = [row for row in row_kernels(8, ["float16"], NORMS) if "lsa_twoshot" in row[1] and row[1].endswith("2>")]
@@ -87,13 +88,15 @@ REST += [
     *(request for arch in OTHERS for request in epilogue_kernels(2, "bfloat16", SHOWN, arch)),
 ]
 # Known to spill: a mend has to take them off this list.
-FITS = ("half, false, 0>", "half, false, 1>", "half, false, 3>", "half, true, 0>", "half, true, 1>", "half, true, 3>")
-SPILLING = {jit.Request(*k, HERE) for k in HALF_ON_EIGHT if not any(f"commlib::{norm}" in k[1] for norm in FITS)}
-SPILLING -= {request for request in SPILLING if "RmsNorm<float, false, 0>" in request.expression}
-SPILLING |= {
+SPILLING = {
     jit.Request(*kernel, "sm_100")
     for kernel in EVERYWHERE
     if kernel[1] == "commlib::lsa_ll128_oneshot<float, commlib::RmsNorm<float, false, 0>, 8, 8>"
+}
+SPILLING |= {
+    request
+    for request in epilogue_kernels(2, "float32", {SCALED: OF_USERS[SCALED]})
+    if request.source.endswith("nccl_composed.cu") and request.expression.endswith(", 1, 4>")
 }
 
 
@@ -104,7 +107,7 @@ def with_marks(request):
 
 REQUESTS = [*SOON, *(with_marks(request) for request in dict.fromkeys(REST) if request not in set(SOON))]
 
-pytestmark = pytest.mark.timeout(600)  # of the first test, in which all are compiled
+pytestmark = pytest.mark.timeout(1200)  # of the first test, in which all are compiled
 
 
 def name_of(request):

@@ -74,7 +74,11 @@ class Fields {
     const Tensor tensor(
         given, {epilogue_.tensors.c_str(), static_cast<int>(at), epilogue_.function.c_str()});
     const RowsOf& rows = rows_.emplace_back(target_, tensor, epilogue_.names[at].c_str());
-    row.rows.fields[at] = {rows.data, expect_kind(at, tensor, rows)};
+    const Field field{rows.data, expect_kind(at, tensor, rows)};
+    if (epilogue_.kinds[at] == kRow || epilogue_.kinds[at] == kColumns)
+      row.set_elements(static_cast<int>(at), field, size_of(rows.dtype), size_of(x_.dtype));
+    else
+      row.rows.fields[at] = field;
     if (is_input) {
       expect_element(rows);
       add_type(at, rows.dtype);

@@ -50,12 +50,15 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
   const RowsOf weight = of_columns(target, given.weight, "weight", x);
   const RowsOf out(target, given.out, "out"), sum(target, given.residual_out, "residual_out");
   std::optional<RowsOf> residual, bias;
+  const auto set = [&](NormField which, const RowsOf& rows, int64_t stride_bytes) {
+    row.set_elements(which, {rows.data, stride_bytes}, size_of(rows.dtype), size_of(x.dtype));
+  };
   std::vector<const RowsOf*> read = {&x, &weight};
   if (given.residual) {
     read.push_back(&residual.emplace(target, *given.residual, "residual"));
     expect_shape_of_x(*given.residual, *residual, x_given);
     expect_dtype(*residual, x.dtype);
-    row.rows.fields[kResidual] = residual->field();
+    set(kResidual, *residual, residual->stride_bytes);
   }
   expect_shape_of_x(given.out, out, x_given);
   expect_dtype(out, row.quant == Quant::none ? x.dtype : DType::f8e4m3);
@@ -66,7 +69,7 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
     if (bias->dtype != weight.dtype)
       fail("ValueError", "bias is ", name_of(bias->dtype), ", but weight is ",
            name_of(weight.dtype));
-    row.rows.fields[kBias] = {bias->data, 0};
+    set(kBias, *bias, 0);
   }
   if (x.rows > 0) {
     for (const RowsOf* each : read) expect_apart(out, *each, each == &x);
@@ -74,9 +77,9 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
     for (const RowsOf* each : read) expect_apart(sum, *each, residual && each == &*residual);
   }
   row.weight = weight.dtype;
-  row.rows.fields[kWeight] = {weight.data, 0};
-  row.rows.fields[kY] = out.field();
-  row.rows.fields[kSum] = sum.field();
+  set(kWeight, weight, 0);
+  set(kY, out, out.stride_bytes);
+  set(kSum, sum, sum.stride_bytes);
   if (row.quant == Quant::none && out.stride_bytes == x.row_bytes()) {
     row.room = out.data;
   } else if (sum.stride_bytes == x.row_bytes() && !(residual && residual->data == sum.data)) {
@@ -116,7 +119,7 @@ void all_reduce_rms_norm(Target& target, const Tensor& x_given,
                              " quant=", name_of(row.quant)),
                         ""};
   };
-  run_rows(target, x_given, x, row, row.rows.width);
+  run_rows(target, x_given, x, row, row.rows.width | uint64_t{row.form()} << 32);
 }
 
 COMMLIB_CALL(all_reduce_rms_norm,

@@ -8,8 +8,7 @@ namespace commlib {
 template <class T, class Epilogue, int N, int kPairs>
 __global__ void __launch_bounds__(kRowThreads, 1)
     lsa_ll128_oneshot(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
-  __shared__ RowBoard board;
-  PacketRows<T, N, kPairs>(job, rows, &board).template run<Epilogue>();
+  run_rows<PacketRows<T, N, kPairs>, Epilogue>(job, rows);
 }
 
 }  // namespace commlib

@@ -34,10 +34,10 @@ template <class T, class Epilogue, int N, int kPairs>
 __global__ void __launch_bounds__(kRowThreads, kPairs * 16 / sizeof(T) > 16 ? 1 : 2)
     nccl_composed(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
   static_assert(N == 1, "one rank's rows");
-  __shared__ RowBoard board;
   wait_for_stream();
   let_next_start();
-  OwnRows<T, kPairs>(job, rows, &board).template run<Epilogue>();
+  __shared__ RowBoard board;
+  OwnRows<T, kPairs>(job, rows, &board, false).template run<Epilogue>();
 }
 
 }  // namespace commlib

@@ -2,12 +2,14 @@
 // knows what they mean.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 
 #include "commlib/call.h"
+#include "commlib/check.h"
 #include "commlib/rows.h"
 
 namespace commlib {
@@ -34,6 +36,13 @@ struct RowCall {
   // Memory for `bytes` of sums until the call is on the stream; GPUs alone ask for it.
   std::function<unsigned char*(size_t bytes)> scratch;
 
+  // A field with an element for each one of x, which has `x_element` bytes.
+  void set_elements(int which, const Field& field, size_t element, size_t x_element) {
+    const u64 of_thread = std::min<u64>(16, 16 / x_element * element);
+    const u64 place = reinterpret_cast<u64>(field.data) | static_cast<u64>(field.stride_bytes);
+    rows.fields[which] = field;
+    rows.aligned = rows.aligned && place % of_thread == 0;
+  }
   unsigned char* field(int which, size_t row) const {
     const Field& field = rows.fields[which];
     return field.data ? field.data + static_cast<int64_t>(row) * field.stride_bytes : nullptr;
@@ -54,6 +63,17 @@ struct NormCall : RowCall {
   DType weight;  // of weight and bias
   bool center;
   Quant quant;
+
+  // In four bits: what ranks compare besides the rows.
+  unsigned form() const {
+    return static_cast<unsigned>(quant) | unsigned{center} << 2 |
+           unsigned{weight == DType::f32} << 3;
+  }
+  static std::string words_of(unsigned form) {
+    return text("quant ", name_of(static_cast<Quant>(form & 3)),
+                form >> 2 & 1 ? ", center=True" : "",
+                form >> 3 & 1 ? ", weight float32" : ", weight as x");
+  }
 
   // Bytes that the found scales of a row take.
   size_t scale_bytes() const {

@@ -26,6 +26,9 @@ struct Field {
 struct Rows {
   u64 rows;
   u32 width;  // elements of a row: a multiple of 8
+  // Whether each thread finds its 16 bytes of x at an aligned address, and what goes with them in
+  // fields of elements; not so, a kernel looks at each.
+  u32 aligned;
   i64 in_stride_bytes;
   Field fields[kMaxFields];
   float numbers[kMaxNumbers];
