@@ -45,8 +45,9 @@ format: setup ## rewrite the sources in the project's format
 	$(bin)/ruff format .
 	$(bin)/clang-format -i $(native)
 
-docs: setup ## write the generated pages: docs/cli.md, docs/environment.md, docs/files.md
+docs: setup ## write the generated pages, and of all pages a site with a search: build/site/index.html
 	$(bin)/python docs/generate.py
+	$(bin)/python -m sphinx -q -W --keep-going -c docs -d build/site-cache . build/site
 
 clean: ## remove what was built and cached; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .venv/commlib-setup.sha256

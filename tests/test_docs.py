@@ -134,6 +134,14 @@ def test_every_kind_of_error_is_explained():
     assert [kind.__name__ for kind in KINDS if f"| `{kind.__name__}` |" not in table] == []
 
 
+def test_the_index_leads_each_reader_along_a_short_path_and_lists_every_page():
+    paths = re.findall(r"^\*\*You .*:\n\n((?:\d\. \[.*\n)+)", text_of("index"), re.MULTILINE)
+    assert len(paths) == 5
+    assert [path for path in paths if not 3 <= path.count("\n") <= 6] == []
+    listed = set(re.findall(r"^\| \[.*?\]\((\w+\.md)\) \|", text_of("index"), re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_a_page_names_exist(page):
     text = text_of(page)
