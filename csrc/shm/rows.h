@@ -49,7 +49,9 @@ class Norms {
   std::unique_ptr<float[]> wide_;
 };
 
-// The algorithm shm_composed, also for what others have no room or too few rows for.
+// The algorithms shm_composed and shm_oneshot, also for what others have no room or too few rows
+// for.
 void run_composed(Group& group, const Call& call);
+void run_oneshot(Group& group, const Call& call);
 
 }  // namespace commlib::shm

@@ -8,9 +8,8 @@
 #include "shm/staged.h"
 
 namespace commlib::shm {
-namespace {
 
-void oneshot(Group& group, const Call& call) {
+void run_oneshot(Group& group, const Call& call) {
   Norms norms(group, call);
   const size_t row_bytes = norms.row_bytes();
   const size_t most = std::max<size_t>(1, group.chunk_bytes() / row_bytes);
@@ -35,7 +34,6 @@ void oneshot(Group& group, const Call& call) {
       });
 }
 
-COMMLIB_SHM_ALGORITHM(all_reduce_rms_norm, shm_oneshot, oneshot);
+COMMLIB_SHM_ALGORITHM(all_reduce_rms_norm, shm_oneshot, run_oneshot);
 
-}  // namespace
 }  // namespace commlib::shm

@@ -27,9 +27,9 @@ class TwoShot {
   }
 
   void run() {
-    // Fewer rows than ranks leave some without work; wide rows of many ranks do not fit a slot.
-    if (norms_.rows() < static_cast<size_t>(world_) || slot_bytes() > kMaxChunkBytes)
-      return run_composed(group_, call_);
+    const bool few = norms_.rows() < static_cast<size_t>(world_);  // some would have no work
+    if (few && world_ == 2) return run_oneshot(group_, call_);     // which moves no more there
+    if (few || slot_bytes() > kMaxChunkBytes) return run_composed(group_, call_);
     group_.begin(call_);
     group_.reserve_chunks(2 * chunks_, slot_bytes(), true);
     for (uint64_t k = 0; k < chunks_ + 2; ++k) {
