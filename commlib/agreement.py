@@ -65,6 +65,7 @@ def agree(world: World, options: Options, backend: str) -> None:
         "backend": backend,
         "max_bytes": options.max_bytes,
         "checked mode": options.checked,
+        env.GUARD.name: env.GUARD.get(),
     }
     plugins = {
         "faults": COLLECTIVES.faults,

@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
-from commlib import backends, compiled, env, lifetime, log, objects
+from commlib import backends, compiled, env, guard, lifetime, log, objects
 from commlib.agreement import agree, choose_plan, pin, settings, teach, teach_inside
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -123,7 +123,7 @@ class Communicator(Fused):
         self._closed = False
         calls = calls_of(backend)
         self._leave_graphs = compiled.register(self, getattr(calls, "checks", calls))
-        self._calls = self._unordered = log.watched(calls, self)
+        self._calls = self._unordered = guard.watched(log.watched(calls, self), self)
         self.use(plan)
         lifetime.watch(self)
         world.when_mixed(self._mixed)

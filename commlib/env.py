@@ -135,6 +135,12 @@ TIMEOUT_S = Variable("COMMLIB_TIMEOUT_S", _seconds, 300.0, "deadline of every wa
 CHECK = Variable(
     "COMMLIB_CHECK", _flag, False, "1: compare operation, dtype, count and root on all ranks before each call"
 )
+GUARD = Variable(
+    "COMMLIB_GUARD",
+    _one_of("off", "nan", "crc"),
+    "off",
+    "nan: the first call whose tensors hold NaN is an error; crc: that whose result differs between ranks; slow",
+)
 PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file that rank 0 loads instead of searching for one")
 ALGORITHM = Variable(
     "COMMLIB_ALGORITHM",

@@ -1,0 +1,159 @@
+"""COMMLIB_GUARD names the first call with NaN, or with results that differ, on every rank; healthy calls pass."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.collectives.spec import Call
+from commlib.communicator import Communicator
+from commlib.errors import CommError
+from commlib.testing import RankError, Ranks
+
+WORLD = 3
+NAN = float("nan")
+
+
+@contextmanager
+def guarded(mode: str, backend: str) -> Iterator[Ranks]:
+    with mock.patch.dict(os.environ, {"COMMLIB_GUARD": mode}), Ranks(WORLD, backend=backend, timeout_s=30.0) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module", params=["shm", "torch"])
+def nan_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    with guarded("nan", request.param) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def crc_ranks() -> Iterator[Ranks]:
+    with guarded("crc", "shm") as ranks:
+        yield ranks
+
+
+def said(call: Callable[[], object]) -> str:
+    with pytest.raises(CommError) as raised:
+        call()
+    return str(raised.value)
+
+
+def input_of_rank_1(comm: Communicator, name: str) -> str:
+    x = torch.zeros(4 * WORLD)
+    if comm.rank == 1:
+        x[5] = NAN
+    calls = {
+        "all_reduce": lambda: comm.all_reduce(x),
+        "reduce": lambda: comm.reduce(x, 0),
+        "broadcast": lambda: comm.broadcast(x, 1),
+        "all_gather": lambda: comm.all_gather_into_tensor(torch.empty(WORLD * len(x)), x),
+        "reduce_scatter": lambda: comm.reduce_scatter_tensor(torch.empty(4), x),
+        "all_to_all": lambda: comm.all_to_all_single(torch.empty(4 * WORLD), x),
+        "gather": lambda: comm.gather(x, 0),
+        "all_reduce_rms_norm": lambda: comm.all_reduce_rms_norm(x[:8].view(1, 8), None, torch.ones(8)),
+        "async": lambda: comm.all_reduce(x, async_op=True).wait(),
+    }
+    found = said(calls[name])
+    comm.barrier()  # the communicator goes on
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    "all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather all_reduce_rms_norm async".split(),
+)
+def test_nan_in_an_input_is_told_on_every_rank(nan_ranks: Ranks, name: str) -> None:
+    op = "all_reduce" if name == "async" else name
+    for text in nan_ranks.run(input_of_rank_1, name):
+        assert text.startswith(f"{op} #")
+        assert "x of rank 1 holds NaN at element 5 (COMMLIB_GUARD=nan)" in text
+        assert name == "async" or "test_guard.py:" in text
+
+
+def made_by_the_call(comm: Communicator) -> str:
+    infinite = torch.tensor([0.0, float("inf") if comm.rank == 0 else -float("inf")])
+    return said(lambda: comm.all_reduce(infinite))
+
+
+def test_nan_that_the_call_makes_is_told_as_such(nan_ranks: Ranks) -> None:
+    for text in nan_ranks.run(made_by_the_call):
+        assert "the result x of rank 0 holds NaN at element 1, and no rank's input did" in text
+
+
+def message(comm: Communicator) -> str:
+    x = torch.tensor([0.0, NAN])
+    if comm.rank == 0:
+        return said(lambda: comm.send(x, 1))
+    return said(lambda: comm.recv(x, 0)) if comm.rank == 1 else ""
+
+
+def test_messages_are_looked_at_where_they_are(nan_ranks: Ranks) -> None:
+    sent, received, _ = nan_ranks.run(message)
+    assert "x of rank 0 holds NaN at element 1" in sent
+    assert "the result x of rank 1 holds NaN at element 1" in received
+
+
+def every_call(comm: Communicator) -> None:
+    for name, spec in COLLECTIVES.items():
+        if name in ("barrier", "send_recv"):
+            continue
+        call = Call(comm.rank, comm.size, spec.whole(24), torch.float32, root=1 if spec.rooted else 0)
+        elements = spec.shapes(call)
+        x, out = torch.ones(elements[0]), torch.full((elements[1],), NAN)  # nobody reads what is written
+        if name == "broadcast" and comm.rank == call.root:
+            out.fill_(1.0)
+        for _ in range(2):
+            spec.invoke(comm, x, out, call)
+    comm.send_recv(torch.ones(3), (comm.rank + 1) % WORLD, torch.full((3,), NAN), (comm.rank - 1) % WORLD)
+    comm.all_reduce(torch.ones(5), out=torch.full((5,), NAN))
+    comm.all_reduce(torch.ones(5, dtype=torch.int32))
+    comm.all_reduce(torch.full((4,), float(comm.rank)), out=torch.empty(4))
+    assert comm.all_gather_object(comm.rank) == list(range(WORLD))
+    comm.barrier()
+
+
+def test_calls_without_a_fault_pass(nan_ranks: Ranks, crc_ranks: Ranks) -> None:
+    nan_ranks.run(every_call)
+    crc_ranks.run(every_call)
+
+
+def other_bits(comm: Communicator) -> str:
+    """Rank 2's result has one bit more, as from a broken link."""
+    raw = comm._calls._calls  # type: ignore[attr-defined]
+
+    class Broken:
+        def all_reduce(self, x: torch.Tensor, op: str, out: torch.Tensor | None) -> torch.Tensor:
+            result: torch.Tensor = raw.all_reduce(x, op, out)
+            if comm.rank == 2:
+                result.view(torch.int32)[1] ^= 1
+            return result
+
+        all_gather = raw.all_gather
+
+    with mock.patch.object(comm._calls, "_calls", Broken()):
+        found = said(lambda: comm.all_reduce(torch.ones(4)))
+    comm.all_reduce(torch.ones(4))
+    return found
+
+
+def test_results_that_differ_are_told_with_their_checksums(crc_ranks: Ranks) -> None:
+    for text in crc_ranks.run(other_bits):
+        assert "the ranks' results differ; their checksums: rank 0 " in text
+        assert "test_guard.py:" in text
+
+
+def create(world: Any, **options: Any) -> Communicator:
+    with mock.patch.dict(os.environ, {"COMMLIB_GUARD": "nan" if world.rank == 0 else "crc"}):
+        return Communicator._create(world, timeout_s=30.0, backend="shm", **options)
+
+
+def test_ranks_agree_on_the_guard() -> None:
+    with pytest.raises(RankError, match="COMMLIB_GUARD"), Ranks(2, create=create):
+        pass
