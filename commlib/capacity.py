@@ -62,7 +62,7 @@ def _started() -> Iterator[Limit]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY:
         yield (files - FILES) // FILES_RANK, f"a process may open {files} files (ulimit -n)"
-    for group in _groups("pids"):
+    for group in groups("pids"):
         most, now = _number(group / "pids.max"), _number(group / "pids.current")
         if most is not None and now is not None:
             yield (most - now) // TASKS_RANK, f"the container may have {most} processes and threads, and has {now}"
@@ -73,7 +73,7 @@ def free_memory() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     found = [int(fields["MemAvailable"].split()[0]) << 10]
-    for group in _groups("memory"):
+    for group in groups("memory"):
         for most, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, now = _number(group / most), _number(group / used)
             if limit is not None and now is not None:
@@ -87,7 +87,7 @@ def _cached(group: Path) -> int:
     return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
 
 
-def _groups(controller: str) -> Iterator[Path]:
+def groups(controller: str) -> Iterator[Path]:
     """Yield the folders of the control groups that hold this process, of either version of them."""
     for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
         _, names, path = line.split(":", 2)

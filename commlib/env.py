@@ -197,6 +197,11 @@ def foreign(name: str) -> str:
     return os.environ.get(name, "")
 
 
+def hides_gpus() -> bool:
+    """Say whether CUDA_VISIBLE_DEVICES leaves this process no GPU."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+
+
 def unknown() -> list[str]:
     """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
     known = {variable.name for variable in VARIABLES}

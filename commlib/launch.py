@@ -14,12 +14,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from commlib import env
+from commlib import env, failure
 from commlib.bootstrap.hub import Hub
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
@@ -51,7 +52,10 @@ def launch(
         except OSError as error:
             job.say(f"cannot start {command[0]!r}: {error.strerror}")
             return 127 if isinstance(error, FileNotFoundError) else 126
-        return job.run(signals)
+        code = job.run(signals)
+        if job.failed:
+            failure.keep(command, n, *job.failed)
+        return code
 
 
 def end_with(pipe_fd: int, owner: int) -> None:
@@ -83,6 +87,7 @@ class _Stream:
     def __init__(self, source: BinaryIO, sink: BinaryIO, rank: int) -> None:
         self.source, self.sink, self.label = source, sink, b"[%d] " % rank
         self.held = b""
+        self.last: deque[bytes] = deque(maxlen=failure.LINES)
         os.set_blocking(source.fileno(), False)
 
     def pump(self) -> bool:
@@ -103,6 +108,7 @@ class _Stream:
         self.source.close()
 
     def _write(self, lines: list[bytes]) -> None:
+        self.last.extend(lines)
         with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the ranks go on
             self.sink.write(b"".join(self.label + line + b"\n" for line in lines))
             self.sink.flush()
@@ -141,6 +147,7 @@ class _Job:
         self.size, self.sinks, self.prefix = size, sinks, prefix
         self.alive: dict[int, _Rank] = {}
         self.code = 0
+        self.failed: tuple[str, Sequence[bytes]] | None = None  # how the first rank failed, and its last errors
         self.kill_at: float | None = None
         self.hub = Hub(size)
         self.selector = selectors.DefaultSelector()
@@ -235,6 +242,7 @@ class _Job:
             self.code = code if code > 0 else 128 - code
             if self.code != UNREAD:
                 self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
+                self.failed = f"rank {rank.number} {how}", rank.streams[1].last if rank.streams else ()
             self._end_all(signal.SIGTERM)
 
     def _interrupted(self, signals: socket.socket) -> None:

@@ -86,7 +86,7 @@ def test_the_memory_that_is_free_is_that_of_the_container(
     (tmp_path / most).write_text(f"{100 * MIB}\n")
     (tmp_path / used).write_text(f"{60 * MIB}\n")
     (tmp_path / "memory.stat").write_text(f"anon 1\n{cache} {20 * MIB}\n")
-    monkeypatch.setattr(capacity, "_groups", lambda name: iter([tmp_path] if name == "memory" else []))
+    monkeypatch.setattr(capacity, "groups", lambda name: iter([tmp_path] if name == "memory" else []))
     assert capacity.free_memory() == 60 * MIB
     (tmp_path / most).write_text("max\n")
     assert capacity.free_memory() > 60 * MIB

@@ -213,7 +213,7 @@ def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index()
     ("extra", "file"),
     [
         ("gpu", "backends/nccl_control.py"),
-        ("mpi", "cli/checks.py"),
+        ("mpi", "cli/doctor/mpi.py"),
         ("plot", "report/plot.py"),
         ("tp", "tp/weights.py"),
     ],

@@ -17,7 +17,7 @@ from commlib.errors import CommError
 COMMANDS = {
     "bench": ("commlib.cli.bench.command:bench", "Time collectives and algorithms beside other libraries."),
     "build": ("commlib.cli.build:build", "Compile the GPU kernels ahead of their first use."),
-    "doctor": ("commlib.cli.doctor:doctor", "Say what is here, what works, and why something does not."),
+    "doctor": ("commlib.cli.doctor.command:doctor", "Say what is here, what works, and why something does not."),
     "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
     "profile": ("commlib.cli.profile.command:profile", "Time a kernel beside torch, torch.compile and Triton."),
     "radix": ("commlib.cli.radix.command:radix", "Play traces of requests on a radix cache, and make them."),

@@ -74,11 +74,16 @@ def test_an_example_runs_on_two_gpus(example: str) -> None:
     assert (done.returncode, done.stdout.count("all_reduce of")) == (0, 2), done.stdout + done.stderr
 
 
-def test_doctor_says_what_the_gpu_backend_has() -> None:
-    findings = json.loads(commlib("doctor", "--json").stdout)
-    (backend,) = [finding for finding in findings if finding["topic"] == "gpu backend"]
-    assert backend["state"] == "ok", backend
-    assert "nccl4py" in backend["detail"]
+def test_doctor_tries_the_gpus_and_finds_that_the_job_will_run() -> None:
+    done = commlib("doctor", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert (found["job"], found["runs"]) == ("nccl", True)
+    states = {finding["topic"]: finding["state"] for finding in found["findings"]}
+    works = ("driver", "gpu", "compiler", "nccl", "nccl4py", "peer access", "gpu ranks", "symmetric memory")
+    assert {topic: states[topic] for topic in works} == dict.fromkeys(works, "ok"), done.stdout
+    assert states["clocks"] in ("ok", "warning")
+    assert states["topology"] in ("ok", "warning")
 
 
 def test_build_takes_the_architecture_of_the_gpus_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
