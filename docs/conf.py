@@ -7,7 +7,7 @@ from typing import Any
 
 # Heading → pages, in reading order; a page that is missing here is an error.
 CONTENTS = {
-    "Start": ("quickstart", "operations"),
+    "Start": ("quickstart", "operations", "troubleshooting"),
     "Collectives": ("plans", "tuning", "hosts", "torch_distributed", "from_torch_and_vllm"),
     "Inference": ("tensor_parallel", "kernels", "radix", "from_sglang_radix_cache"),
     "Measure": ("benchmarks", "profiling", "from_nccl_tests_and_osu"),
@@ -24,6 +24,7 @@ myst_heading_anchors = 4  # down to ####; they are those of a forge
 suppress_warnings = ["misc.highlighting_failure"]  # an example may have … in it
 
 html_theme = "furo"
+html_static_path, html_css_files = ["style"], ["site.css"]
 html_theme_options = {
     name: {"code-font-size": "var(--font-size--small--3)"}  # 100 columns fit: the help of a command
     for name in ("light_css_variables", "dark_css_variables")

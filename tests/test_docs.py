@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import commlib
+from commlib import env
 from commlib.errors import KINDS
 from commlib.plan import Plan
 from commlib.testing import Ranks
@@ -32,6 +33,7 @@ PAGES = (
     "kernels",
     "plans",
     "operations",
+    "troubleshooting",
     "benchmarks",
     "from_nccl_tests_and_osu",
     "from_torch_and_vllm",
@@ -140,6 +142,15 @@ def test_the_index_leads_each_reader_along_a_short_path_and_lists_every_page():
     assert [path for path in paths if not 3 <= path.count("\n") <= 6] == []
     listed = set(re.findall(r"^\| \[.*?\]\((\w+\.md)\) \|", text_of("index"), re.MULTILINE))
     assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "extending"])  # it adds one
+def test_variables_that_a_page_names_exist(page):
+    macros = (
+        re.findall(r"#define (COMMLIB_\w+)", path.read_text(encoding="utf-8")) for path in ROOT.glob("csrc/**/*.h")
+    )
+    known = {variable.name for variable in env.VARIABLES}.union(*macros)
+    assert set(re.findall(r"\bCOMMLIB_[A-Z_]+\b", text_of(page))) - known == set()
 
 
 @pytest.mark.parametrize("page", PAGES)

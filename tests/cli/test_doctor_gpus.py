@@ -118,22 +118,16 @@ def test_a_gpu_with_a_cpu_build_of_torch_keeps_the_job_from_running(box):
     assert "torch is a CPU build" in found.detail
 
 
-@pytest.mark.parametrize(("said", "remedy"), [
-    ("The NVIDIA driver on your system is too old (found version 12080).", "update the driver"),
-    ("Error 802: system not yet initialized", "nvidia-fabricmanager"),
-    ("CUDA unknown error", "`nvidia-smi` must work"),
-])  # fmt: skip
-def test_a_gpu_that_torch_cannot_use_says_torch_s_reason(box, monkeypatch, said, remedy):
+def test_a_gpu_that_torch_cannot_use_says_torch_s_reason(box, monkeypatch):
     box(2)
 
     def init():
-        raise RuntimeError(said)
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12080).")
 
     monkeypatch.setattr(torch.cuda, "init", init)
     found = gpus.gpu()
     assert found.state == "broken"
-    assert said in found.detail
-    assert remedy in found.remedy
+    assert "too old (found version 12080)" in found.detail
 
 
 @pytest.mark.parametrize(("cuda", "variables", "detail", "remedy"), [
