@@ -118,16 +118,22 @@ def test_a_gpu_with_a_cpu_build_of_torch_keeps_the_job_from_running(box):
     assert "torch is a CPU build" in found.detail
 
 
-def test_a_gpu_that_torch_cannot_use_says_torch_s_reason(box, monkeypatch):
+@pytest.mark.parametrize(("said", "remedy"), [
+    ("The NVIDIA driver on your system is too old (found version 12080).", "update the driver"),
+    ("Error 802: system not yet initialized", "nvidia-fabricmanager"),
+    ("CUDA unknown error", "`nvidia-smi` must work"),
+])  # fmt: skip
+def test_a_gpu_that_torch_cannot_use_says_torch_s_reason(box, monkeypatch, said, remedy):
     box(2)
 
     def init():
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12080).")
+        raise RuntimeError(said)
 
     monkeypatch.setattr(torch.cuda, "init", init)
     found = gpus.gpu()
     assert found.state == "broken"
-    assert "too old (found version 12080)" in found.detail
+    assert said in found.detail
+    assert remedy in found.remedy
 
 
 @pytest.mark.parametrize(("cuda", "variables", "detail", "remedy"), [

@@ -108,7 +108,7 @@ def test_the_launcher_keeps_the_errors_of_the_rank_that_failed_first_for_its_use
     assert (found["ranks"], found["said"], found["stderr"]) == (2, "rank 1 exited with code 1", ["no luck"])
     assert stat.S_IMODE(failure.path().stat().st_mode) == 0o600
     told = kept.last_failure()
-    assert told.state == "ok"
+    assert told.state == "warning"
     assert told.detail.startswith("less than a minute ago: ")
     assert told.detail.endswith("… on 2 ranks, rank 1 exited with code 1: no luck")
     assert str(failure.path()) in told.remedy

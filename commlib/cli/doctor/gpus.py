@@ -33,6 +33,12 @@ REASONS = {
     0x80: ("power brake", "the machine's power supply asked for it: check the supply"),
     0x100: ("display clocks", ""),
 }
+# What torch says where it cannot start CUDA, and what to do.
+STARTS = {
+    "not yet initialized": "start nvidia-fabricmanager, of the driver's own version: the links between GPUs need it",
+    "too old": "update the driver, or install a torch for an older CUDA",
+    "": "see the driver above; `nvidia-smi` must work too",
+}
 LINKS = {
     "NV": "NV18: 18 NVLinks",
     "PIX": "PIX: one PCIe switch",
@@ -86,9 +92,8 @@ def gpu() -> Finding:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        return broken(
-            f"torch cannot use the GPU: {one_line(error)}", "see the driver above; `nvidia-smi` must work too"
-        )
+        remedy = next(remedy for said, remedy in STARTS.items() if said in str(error))
+        return broken(f"torch cannot use the GPU: {one_line(error)}", remedy)
     count = torch.cuda.device_count()
     names = sorted({torch.cuda.get_device_name(device) for device in range(count)})
     memory = [torch.cuda.mem_get_info(device) for device in range(count)]

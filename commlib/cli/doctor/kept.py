@@ -87,7 +87,7 @@ def last_failure() -> Finding:
     command = command if len(command) <= 60 else f"{command[:59]}…"
     reason = f": {lines[-1].strip()}" if lines else ""
     detail = f"{_age(time.time() - found['time'])} ago: {command} on {found['ranks']} ranks, {found['said']}{reason}"
-    return ok(detail, f"{failure.path()} has the last lines of its stderr; delete it when it is dealt with")
+    return warning(detail, f"{failure.path()} has the last lines of its stderr; delete it when it is dealt with")
 
 
 def _age(seconds: float) -> str:

@@ -12,7 +12,7 @@ from commlib.cli.doctor.finding import Finding, broken, missing, ok
 
 INSTALL = "pip install mpi4py mpich"
 REMEDY = "use the mpirun of the MPI that mpi4py loads"
-TRIAL_S = 20.0
+TRIAL_S = 30.0
 ONLY = "needed only to start ranks through MPI, or to measure beside it"
 # What a launcher's --version and a library's version text have in them, by vendor.
 VENDORS = {
@@ -34,11 +34,12 @@ def launcher_and_library() -> Finding:
     code, said = _ran(sys.executable, "-c", LIBRARY)
     if code:
         return broken(
-            f"mpi4py is here, but cannot load an MPI library: {said[-1]}", f"{INSTALL}, or MPI4PY_LIBMPI=FILE"
+            f"mpi4py is here, but cannot load an MPI library: {said[-1]}",
+            f"{INSTALL}, or add the folder of libmpi to LD_LIBRARY_PATH",
         )
     library, launcher = _vendor(said[0]), _vendor(" ".join(_ran(mpirun, "--version")[1]))
     if library != launcher:
-        detail = f"mismatched: mpirun is {launcher}'s ({mpirun}), but mpi4py loads {library} ({said[0]})"
+        detail = f"mismatched: mpirun is {launcher}'s ({mpirun}), but mpi4py loads {_named(said[0])}"
         return broken(detail, f"put the mpirun of {library} first on PATH, or install one MPI alone: {INSTALL}")
     return _two_ranks(mpirun, launcher)
 
@@ -55,6 +56,11 @@ def _two_ranks(mpirun: str, vendor: str) -> Finding:
 
 def _vendor(text: str) -> str:
     return next((name for name, words in VENDORS.items() if any(word in text.lower() for word in words)), "another MPI")
+
+
+def _named(version: str) -> str:
+    """Return the name and number that a library's version begins with."""
+    return " ".join(version.partition(",")[0].replace("Version:", "").split())
 
 
 def _ran(*command: str) -> tuple[int, list[str]]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from commlib.cli.doctor import GROUPS, QUICK
 from commlib.cli.doctor.finding import Check, Finding, as_json, from_json, main_job
 
-# A first import of torch from a cold disk takes many seconds; a probe that is longer than this hangs.
-PROBE_TIMEOUT_S = 60.0
+# A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
+PROBE_TIMEOUT_S = 120.0
 
 
 def report(name: str) -> None:

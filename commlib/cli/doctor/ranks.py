@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from commlib.communicator import Communicator
 
-TIMEOUT_S = 40.0
+TIMEOUT_S, CALL_S = 60.0, 100.0  # of a wait, and of starting the ranks or one call on them
 ELEMENTS = 1000
 Sums = tuple[float, float | str]  # of a plain tensor, and of a symmetric one or why there is none
 
@@ -24,10 +24,10 @@ def two_ranks() -> Finding:
     from commlib.testing import Ranks
 
     start = time.perf_counter()
-    with Ranks(2, timeout_s=TIMEOUT_S, backend="shm") as ranks:
+    with Ranks(2, timeout_s=TIMEOUT_S, deadline_s=CALL_S, backend="shm") as ranks:
         totals = ranks.run(sum_of_ranks)
     _compare(totals, 2)
-    return ok(f"started, summed over shared memory and closed in {time.perf_counter() - start:.1f} s")
+    return ok(f"started, summed over shared memory, closed in {time.perf_counter() - start:.1f} s")
 
 
 def gpu_ranks() -> Finding:
@@ -62,7 +62,8 @@ def _on_gpus() -> list[Sums] | str:
     if not torch.cuda.is_available():
         return "not tried: torch has no GPU"
     try:
-        with Ranks(min(torch.cuda.device_count(), MAX_WORLD), timeout_s=TIMEOUT_S, backend="nccl") as ranks:
+        count = min(torch.cuda.device_count(), MAX_WORLD)
+        with Ranks(count, timeout_s=TIMEOUT_S, deadline_s=CALL_S, backend="nccl") as ranks:
             return ranks.run(sums_on_gpu)
     except RuntimeError as error:  # of one rank or several: the last line is the reason
         return one_line(error) if isinstance(error, CommError) else str(error).strip().splitlines()[-1]
