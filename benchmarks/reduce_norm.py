@@ -158,7 +158,7 @@ RMS_NORM = commlib.epilogue(
     """
     const Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
-    store(out, h * (1.f / sqrtf(sum(h * h) / width + eps)) * load(weight));
+    store(out, h * load(weight) * (1.f / sqrtf(sum(h * h) / width + eps)));
     """,
     inputs={"residual": "row", "weight": "columns"},
     outputs={"out": ("row", None), "residual_out": ("row", None)},

@@ -26,7 +26,7 @@ INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
 GROUP = 128  # columns that share a number
 MOST = 8  # fields, and numbers: csrc/include/commlib/rows.h
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_of_groups".split()
+FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_and_max sum_of_groups".split()
 WORDS = (
     "auto bool case catch char const default delete do double enum explicit export extern float friend goto inline int "
     "long mutable namespace new operator private protected public register short signed sizeof static struct switch "

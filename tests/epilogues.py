@@ -85,14 +85,14 @@ def _norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight
     square = sum_of_rows((rows * rows).flatten(0, -2), x.dtype)
     mean_square = quotient(square, x.shape[-1]).view(*x.shape[:-1], 1)
     factor = quotient(1.0, root(mean_square + torch.tensor(eps)))
-    return rows * factor * (weight.float() + torch.tensor(weight_bias)), h
+    return rows * (weight.float() + torch.tensor(weight_bias)) * factor, h
 
 
 RMS_NORM = commlib.epilogue(
     """
     const Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
-    store(out, h * (1.f / sqrtf(sum(h * h) / width + eps)) * (load(weight) + weight_bias));
+    store(out, h * (load(weight) + weight_bias) * (1.f / sqrtf(sum(h * h) / width + eps)));
     """,
     inputs={"residual": "row", "weight": "columns"},
     outputs={"out": ("row", None), "residual_out": ("row", None)},
@@ -115,7 +115,7 @@ FP8_GROUPS = commlib.epilogue(
     """
     const Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
-    const Row y = h * (1.f / sqrtf(sum(h * h) / width + eps)) * (load(weight) + weight_bias);
+    const Row y = h * (load(weight) + weight_bias) * (1.f / sqrtf(sum(h * h) / width + eps));
     const Row found = max_of_groups<128>(abs(y)) / 448.f;
     set_groups<128>(scale, found);
     store(out, y * map(found, [](float each) { return each > 0.f ? 1.f / each : 0.f; }));

@@ -1,5 +1,5 @@
-// The epilogue of all_reduce_rms_norm: h = x + residual; y = h / sqrt(mean(h²) + eps) * (weight +
-// weight_bias) + bias; y as 8-bit floats with a scale.
+// The epilogue of all_reduce_rms_norm: h = x + residual; y = h * (weight + weight_bias) /
+// sqrt(mean(h²) + eps) + bias; y as 8-bit floats with a scale.
 //
 //   fields   0 residual   1 weight   2 bias   3 scale, given   4 y   5 h   6 scale, found
 //   numbers  0 eps   1 weight_bias
@@ -30,6 +30,9 @@ __device__ __forceinline__ float inverse(float scale) { return scale > 0.f ? 1.f
 // W: the type of weight and bias. kCenter: the row's mean is subtracted first.
 template <class W, bool kCenter, int kQuant>
 struct RmsNorm {
+  // A row's sum and its maximum are found together; with a mean before them, registers are few.
+  static constexpr bool kAtOnce = kQuant == kFp8Token && !kCenter;
+
   template <class Block>
   static __device__ __forceinline__ void run(Block& block) {
     using T = typename Block::Element;
@@ -48,11 +51,19 @@ struct RmsNorm {
     Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
     if constexpr (kCenter) h = h - sum(h) / width;
-    Row y = h * (1.f / sqrtf(sum(h * h) / width + eps)) * (load(weight) + weight_bias);
+    Row y = h * (load(weight) + weight_bias);  // but for the row's factor, which takes all of it
+    SumAndMax all{};
+    if constexpr (kAtOnce)
+      all = sum_and_max(h * h, abs(y));
+    else
+      all.sum = sum(h * h);
+    const float factor = 1.f / sqrtf(all.sum / width + eps);
+    y = y * factor;
     if (has(bias)) y = y + load(bias);
     if constexpr (kQuant == kFp8) y = y * inverse(scale);
     if constexpr (kQuant == kFp8Token) {
-      const float found = max(abs(y)) / 448.f;
+      const float most = kAtOnce && !has(bias) ? all.max * factor : max(abs(y));  // rounded alike
+      const float found = most / 448.f;
       set(scale_out, found);
       y = y * inverse(found);
     }

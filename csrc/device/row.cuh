@@ -35,9 +35,9 @@
 //
 //   Row x Row, Row x number   + - * /  min(a, b)  max(a, b)
 //   of each element           -row  abs(row)  map(row, f)  map(a, b, f)  round(row): to T and back
-//   of the row                sum(row)  max(row)
-//   of each 128 columns       sum_of_groups<128>(row), max_of_groups<128>(row): a Row that has it
-//   in
+//   of the row                sum(row)  max(row)  sum_and_max(a, b): .sum of a and .max of b at
+//   once of each 128 columns       sum_of_groups<128>(row), max_of_groups<128>(row): a Row that has
+//   it in
 //                             every element
 //   fields                    has(field)  load(input): 0 where it is not given
 //                             store(output, row): rounded, or saturated; nothing if not given
@@ -159,25 +159,13 @@ class RowBlock {
   // Of all elements, in the order above.
   template <class Op>
   __device__ __forceinline__ float across(const Row& row) const {
-    float a[kElements];
-#pragma unroll
-    for (int e = 0; e < kElements; ++e) {
-      a[e] = Op::none();
-#pragma unroll
-      for (int k = 0; k < kPairs; ++k)
-        if (has_pair(k)) a[e] = Op::of(a[e], row.v[k][e]);
-    }
-    const float mine = of_lanes<Op, 32>(by_halves<Op>(a));
-    const float (&parts)[kRowWarps] = board_->parts[turn_ & 1];
-    exchange(mine);
-    ++turn_;
-    float all[kRowWarps];
-#pragma unroll
-    for (int w = 0; w < kRowWarps; w += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(&parts[w]);
-      all[w] = four.x, all[w + 1] = four.y, all[w + 2] = four.z, all[w + 3] = four.w;
-    }
-    return by_halves<Op>(all);
+    const float mine[] = {of_warp<Op>(row)};
+    return of_warps<Op>(exchange(mine)[0]);
+  }
+  __device__ __forceinline__ SumAndMax sum_and_max(const Row& a, const Row& b) const {
+    const float mine[] = {of_warp<Added>(a), of_warp<Most>(b)};
+    const auto& parts = exchange(mine);
+    return {of_warps<Added>(parts[0]), of_warps<Most>(parts[1])};
   }
 
  protected:
@@ -216,18 +204,46 @@ class RowBlock {
   bool failed_ = false;        // the call, in a block that stays for the others of its cluster
 
  private:
-  // What each warp has goes to its place in every block that holds the row, and is there now.
-  __device__ __forceinline__ void exchange(float of_warp) const {
-    float* place = &board_->parts[turn_ & 1][thread() / 32];
-    const u32 lane = threadIdx.x & 31;
-    if (blocks_ == 1) {
-      if (lane == 0) *place = of_warp;
-      return sync_row(kRowThreads);
+  template <class Op>
+  __device__ __forceinline__ float of_warp(const Row& row) const {
+    float a[kElements];
+#pragma unroll
+    for (int e = 0; e < kElements; ++e) {
+      a[e] = Op::none();
+#pragma unroll
+      for (int k = 0; k < kPairs; ++k)
+        if (has_pair(k)) a[e] = Op::of(a[e], row.v[k][e]);
     }
+    return of_lanes<Op, 32>(by_halves<Op>(a));
+  }
+  template <class Op>
+  __device__ __forceinline__ static float of_warps(const float (&parts)[kRowWarps]) {
+    float all[kRowWarps];
+#pragma unroll
+    for (int w = 0; w < kRowWarps; w += 4) {
+      const float4 four = *reinterpret_cast<const float4*>(&parts[w]);
+      all[w] = four.x, all[w + 1] = four.y, all[w + 2] = four.z, all[w + 3] = four.w;
+    }
+    return by_halves<Op>(all);
+  }
+  // What each warp has goes to its places in every block that holds the row; all are there now.
+  template <int kValues>
+  __device__ __forceinline__ const RowParts& exchange(const float (&of_warp)[kValues]) const {
+    RowParts& parts = board_->parts[turn_ & 1];
     u64* came = &board_->came[turn_ & 1];
-    if (threadIdx.x == 0) expect_bytes(sizeof(board_->parts[0]), came);
-    if (lane < blocks_) send_in_cluster(lane, place, came, of_warp);
-    await_bytes(came, turn_ >> 1 & 1);
+    const u32 lane = threadIdx.x & 31, warp = thread() / 32;
+    if (blocks_ > 1 && threadIdx.x == 0) expect_bytes(kValues * sizeof(parts[0]), came);
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (blocks_ > 1 && lane < blocks_) send_in_cluster(lane, &parts[i][warp], came, of_warp[i]);
+      if (blocks_ == 1 && lane == 0) parts[i][warp] = of_warp[i];
+    }
+    if (blocks_ > 1)
+      await_bytes(came, turn_ >> 1 & 1);
+    else
+      sync_row(kRowThreads);
+    ++turn_;
+    return parts;
   }
 
   RowBoard* board_;

@@ -87,6 +87,9 @@ struct Row {
   friend __device__ __forceinline__ float max(const Row& a) {
     return a.block->template across<Most>(a);
   }
+  friend __device__ __forceinline__ SumAndMax sum_and_max(const Row& a, const Row& b) {
+    return a.block->sum_and_max(a, b);
+  }
 };
 // A number is a number inside an epilogue too, where the names above hide CUDA's.
 __device__ __forceinline__ float max(float a, float b) { return fmaxf(a, b); }

@@ -34,9 +34,14 @@ __device__ __forceinline__ void leave_if(bool failed) {
 
 // What each warp has, in two places by turns: who writes one of them again has passed a later
 // barrier, which no thread reaches before it has read.
+using RowParts = float[2][kRowWarps];  // of up to two numbers
 struct RowBoard {
-  alignas(16) float parts[2][kRowWarps];
+  alignas(16) RowParts parts[2];
   u64 came[2];  // of them, where other blocks send theirs
+};
+
+struct SumAndMax {
+  float sum, max;
 };
 
 struct Added {

@@ -58,7 +58,7 @@ def norm_of(h: Tensor, weight: Tensor, form: dict[str, Any], bias: Tensor | None
         rows = rows - quotient(sum_of_rows(rows, h.dtype), width)[:, None]
     square = quotient(sum_of_rows(rows * rows, h.dtype), width)
     factor = quotient(1.0, root(square + torch.tensor(form.get("eps", 1e-6))))
-    y = rows * factor[:, None] * (weight.float() + torch.tensor(form.get("weight_bias", 0.0)))
+    y = rows * (weight.float() + torch.tensor(form.get("weight_bias", 0.0))) * factor[:, None]
     return y if bias is None else y + bias.float()
 
 
