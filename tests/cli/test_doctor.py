@@ -15,6 +15,7 @@ from commlib.cli.doctor import GROUPS, QUICK, finding, machine, probes
 from commlib.cli.doctor.command import verdict
 from commlib.cli.doctor.finding import Check, Finding, broken, from_json, main_job, missing, ok, warning
 from commlib.cli.doctor.probes import Probe
+from tests.pages import blocks_of
 
 SCHEMA = json.loads((resources.files("commlib.cli.doctor") / "schema.json").read_text(encoding="utf-8"))
 
@@ -74,6 +75,11 @@ class Ended:
 
     def poll(self):
         return 0
+
+
+def test_the_document_of_the_docs_follows_the_schema():
+    (block,) = [block for block in blocks_of("docs/operations.md") if "commlib.doctor" in block.text]
+    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(block.text))
 
 
 # What is needed, by the main job.

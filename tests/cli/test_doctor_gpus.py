@@ -192,8 +192,8 @@ def test_clocks_are_read_by_the_name_that_the_driver_knows(smi, knows):
     found = gpus.clocks()
     assert found.state == "ok"
     assert [line.split() for line in found.table[1:]] == [
-        ["0", "1980", "1980", "34", "118", "700", "idle"],
-        ["1", "345", "1980", "31", "[N/A]", "700", "power", "limit"],
+        ["0", "1980/1980", "34", "118/700", "idle"],
+        ["1", "345/1980", "31", "[N/A]/700", "power", "limit"],
     ]
 
 
@@ -218,8 +218,18 @@ def test_copies_between_gpus_are_judged_by_their_data_first(direct, right, state
     found = gpus.judged([Copy(0, 1, direct, right, 391.2), Copy(1, 0, direct, right, 12.4)])
     assert (found.state, said in found.detail) == (state, True)
     assert [line.split() for line in found.table] == [
-        ["from\\to", "GPU0", "GPU1", "GB/s"], ["GPU0", "-", "391"], ["GPU1", "12", "-"],
+        ["GB/s", "to", "GPU0", "GPU1"], ["GPU0", "-", "391"], ["GPU1", "12", "-"],
     ]  # fmt: skip
+
+
+def test_the_matrices_of_eight_gpus_fit_80_columns(smi):
+    pairs = [(source, target) for source in range(8) for target in range(8)]
+    cells = {(source, target): " X " if source == target else "NV18" for source, target in pairs}
+    rows = [[f"GPU{source}", *(cells[source, target] for target in range(8)), "0-47"] for source in range(8)]
+    smi("\n".join("\t".join(row) for row in [["", *(row[0] for row in rows), "CPU Affinity"], *rows]))
+    for found in (gpus.topology(), gpus.judged([Copy(*pair, True, True, 391.0) for pair in pairs if len({*pair}) > 1])):
+        assert len(found.table) == 9
+        assert [line[25:] for line in found.lines(80) if line[25:] in found.table] == list(found.table)
 
 
 # Ranks on the GPUs.

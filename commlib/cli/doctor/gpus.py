@@ -117,7 +117,7 @@ def clocks() -> Finding:
         rows = _clock_rows()
     except Unsupported as error:
         return warning(f"cannot be read: {error}", "a GPU that is held back is then only seen in its figures")
-    table = ["gpu    MHz  of max   °C     W  of limit  held back by", *(row.line() for row in rows)]
+    table = ["gpu   MHz/max   °C   W/limit  held back by", *(row.line() for row in rows)]
     faults = {f"GPU {row.gpu} is held back: {reason}": remedy for row in rows for reason, remedy in row.faults()}
     if faults:
         return warning("; ".join(faults), "; ".join(dict.fromkeys(faults.values())), tuple(table))
@@ -146,7 +146,7 @@ class _Clocks(NamedTuple):
         """Return the row of the table."""
         watts, most = self.watts.partition(".")[0], self.most_watts.partition(".")[0]
         why = ", ".join(reason for reason, _ in self.reasons()) or "-"
-        return f"{self.gpu:>3} {self.mhz:>6} {self.most_mhz:>7} {self.celsius:>4} {watts:>5} {most:>9}  {why}"
+        return f"{self.gpu:>3} {f'{self.mhz}/{self.most_mhz}':>9} {self.celsius:>4} {f'{watts}/{most}':>9}  {why}"
 
 
 def _clock_rows() -> list[_Clocks]:
@@ -225,7 +225,7 @@ def judged(copies: Sequence[Copy]) -> Finding:
     """Say what the copies show."""
     count = 1 + max(copy.source for copy in copies)
     speeds = {(copy.source, copy.target): f"{copy.gbps:.0f}" for copy in copies}
-    table = ["from\\to" + "".join(f" {f'GPU{target}':>5}" for target in range(count)) + "   GB/s"]
+    table = ["GB/s to" + "".join(f" {f'GPU{target}':>5}" for target in range(count))]
     for source in range(count):
         table.append(f"GPU{source:<4}" + "".join(f" {speeds.get((source, to), '-'):>5}" for to in range(count)))
     if wrong := [f"{copy.source} → {copy.target}" for copy in copies if not copy.right]:
