@@ -251,6 +251,14 @@ def test_live_ranks_on_gpus_must_sum_plain_and_symmetric_tensors(box, monkeypatc
 # Libraries and their known faults.
 
 
+def test_nccl_tells_its_version_and_the_variables_that_change_it(monkeypatch):
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+    monkeypatch.setattr(libraries, "version_of_nccl", lambda path: "2.28.9" if path == "libnccl.so.2" else "")
+    assert libraries.nccl().detail == "2.28.9 (libnccl.so.2); NCCL_P2P_DISABLE=1"
+    monkeypatch.setattr(libraries, "version_of_nccl", lambda path: "")
+    assert libraries.nccl().state == "missing"
+
+
 @pytest.mark.parametrize(("off", "state"), [("", "ok"), ("NCCL_CUMEM_ENABLE=0 turned it off; unset it", "warning")])
 def test_nccl_without_symmetric_memory_is_a_warning_with_its_reason(monkeypatch, off, state):
     features = {"split": "", "grow": "needs NCCL 2.29.2", "peer_pointers": off, "symmetric_windows": off}

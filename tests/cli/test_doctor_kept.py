@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commlib import failure
+from commlib import failure, jit
 from commlib.cli.doctor import kept
 from commlib.launch import launch
 from commlib.plan import shipped_plan, user_path
@@ -48,6 +48,15 @@ def test_a_cache_that_cannot_be_written_is_a_warning_with_the_variable(monkeypat
     assert found.state == "warning"
     assert f"{folder} cannot be written" in found.detail
     assert "COMMLIB_CACHE_DIR=FOLDER" in found.remedy
+
+
+def test_a_user_without_a_home_has_no_cache_and_is_told(monkeypatch):
+    def cache_dir():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(jit, "cache_dir", cache_dir)
+    found = kept.cache()
+    assert (found.state, found.detail) == ("warning", "no folder: Could not determine home directory.")
 
 
 # The plan.

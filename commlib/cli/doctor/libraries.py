@@ -53,10 +53,13 @@ def compilers() -> Finding:
 
 
 def nccl() -> Finding:
-    """Return the NCCL that torch loads, by asking the file itself."""
+    """Return the NCCL that torch loads, by asking the file itself, and its variables that are set."""
+    from commlib.timing import environment
+
+    variables = [f"{name}={value}" for name, value in environment().items() if name.startswith("NCCL_")]
     for path in _places_of_nccl():
         if version := version_of_nccl(path):
-            return ok(f"{version} ({path})")
+            return ok("; ".join([f"{version} ({path})", *variables]))
     return missing("no libnccl.so.2", "install a CUDA build of torch, which brings NCCL along")
 
 
