@@ -48,6 +48,7 @@ format: setup ## rewrite the sources in the project's format
 docs: setup ## write the generated pages, and of all pages a site with a search: build/site/index.html
 	$(bin)/python docs/generate.py
 	$(bin)/python -m sphinx -q -W --keep-going -c docs -d build/site-cache . build/site
+	@echo wrote build/site/index.html
 
 clean: ## remove what was built and cached; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .venv/commlib-setup.sha256
