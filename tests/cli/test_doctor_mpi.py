@@ -78,6 +78,7 @@ def test_an_mpi4py_without_a_library_is_broken(box):
 
 @pytest.mark.parametrize(("says", "code", "said"), [
     ("there are not enough slots", 16, "cannot start 2 ranks: there are not enough slots"),
+    ("TERMINATED WITH THE EXIT STRING: Bus error\nsee the FAQ", 7, "2 ranks: TERMINATED WITH THE EXIT STRING: Bus"),
     ("Hello, World! I am process 0 of 1.", 0, "started 2 ranks that do not see each other"),
 ])  # fmt: skip
 def test_a_launcher_that_starts_no_ranks_or_strangers_is_broken(box, says, code, said):

@@ -48,7 +48,7 @@ def _two_ranks(mpirun: str, vendor: str) -> Finding:
     flags = ["--oversubscribe", "--allow-run-as-root"] if vendor == "Open MPI" else []
     code, said = _ran(mpirun, *flags, "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld")
     if code:
-        return broken(f"{vendor} ({mpirun}) cannot start 2 ranks: {said[-1]}", REMEDY)
+        return broken(f"{vendor} ({mpirun}) cannot start 2 ranks: {_reason(said)}", REMEDY)
     if sum(" of 2 " in line for line in said) != 2:
         return broken(f"{vendor} ({mpirun}) started 2 ranks that do not see each other: {said[0]}", REMEDY)
     return ok(f"{vendor} ({mpirun}): 2 ranks see each other")
@@ -61,6 +61,11 @@ def _vendor(text: str) -> str:
 def _named(version: str) -> str:
     """Return the name and number that a library's version begins with."""
     return " ".join(version.partition(",")[0].replace("Version:", "").split())
+
+
+def _reason(said: list[str]) -> str:
+    """Return the line of a launcher's complaint that says what happened; Hydra's is followed by advice."""
+    return next((line for line in said if "EXIT STRING" in line), said[-1])
 
 
 def _ran(*command: str) -> tuple[int, list[str]]:
