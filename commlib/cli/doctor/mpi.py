@@ -13,6 +13,7 @@ from commlib.cli.doctor.finding import Finding, broken, missing, ok
 INSTALL = "pip install mpi4py mpich"
 REMEDY = "use the mpirun of the MPI that mpi4py loads"
 TRIAL_S = 30.0
+TRIES = 2  # MPICH's launcher fails now and then where it is started several times at once
 ONLY = "needed only to start ranks through MPI, or to measure beside it"
 # What a launcher's --version and a library's version text have in them, by vendor.
 VENDORS = {
@@ -46,7 +47,10 @@ def launcher_and_library() -> Finding:
 
 def _two_ranks(mpirun: str, vendor: str) -> Finding:
     flags = ["--oversubscribe", "--allow-run-as-root"] if vendor == "Open MPI" else []
-    code, said = _ran(mpirun, *flags, "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld")
+    for _ in range(TRIES):
+        code, said = _ran(mpirun, *flags, "-n", "2", sys.executable, "-m", "mpi4py.bench", "helloworld")
+        if not code:
+            break
     if code:
         return broken(f"{vendor} ({mpirun}) cannot start 2 ranks: {_reason(said)}", REMEDY)
     if sum(" of 2 " in line for line in said) != 2:
