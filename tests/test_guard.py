@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
+from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
@@ -21,21 +22,21 @@ WORLD = 3
 NAN = float("nan")
 
 
-@contextmanager
-def guarded(mode: str, backend: str) -> Iterator[Ranks]:
-    with mock.patch.dict(os.environ, {"COMMLIB_GUARD": mode}), Ranks(WORLD, backend=backend, timeout_s=30.0) as ranks:
-        yield ranks
+def guarded(mode: str, world: World, **options: Any) -> Communicator:
+    """Make a rank's communicator; the mode is in the environment for so long alone."""
+    with mock.patch.dict(os.environ, {"COMMLIB_GUARD": mode}):
+        return Communicator._create(world, timeout_s=30.0, **options)
 
 
 @pytest.fixture(scope="module", params=["shm", "torch"])
 def nan_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    with guarded("nan", request.param) as ranks:
+    with Ranks(WORLD, backend=request.param, create=partial(guarded, "nan")) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
 def crc_ranks() -> Iterator[Ranks]:
-    with guarded("crc", "shm") as ranks:
+    with Ranks(WORLD, backend="shm", create=partial(guarded, "crc")) as ranks:
         yield ranks
 
 
@@ -149,11 +150,10 @@ def test_results_that_differ_are_told_with_their_checksums(crc_ranks: Ranks) -> 
         assert "test_guard.py:" in text
 
 
-def create(world: Any, **options: Any) -> Communicator:
-    with mock.patch.dict(os.environ, {"COMMLIB_GUARD": "nan" if world.rank == 0 else "crc"}):
-        return Communicator._create(world, timeout_s=30.0, backend="shm", **options)
+def otherwise(world: World, **options: Any) -> Communicator:
+    return guarded("nan" if world.rank == 0 else "crc", world, **options)
 
 
 def test_ranks_agree_on_the_guard() -> None:
-    with pytest.raises(RankError, match="COMMLIB_GUARD"), Ranks(2, create=create):
+    with pytest.raises(RankError, match="COMMLIB_GUARD"), Ranks(2, backend="shm", create=otherwise):
         pass
