@@ -51,12 +51,11 @@ struct RmsNorm {
     Row h = has(residual) ? round(x + load(residual)) : x;
     store(residual_out, h);
     if constexpr (kCenter) h = h - sum(h) / width;
-    Row y = h * (load(weight) + weight_bias);  // but for the row's factor, which takes all of it
+    Row y = h;
     SumAndMax all{};
-    if constexpr (kAtOnce)
-      all = sum_and_max(h * h, abs(y));
-    else
-      all.sum = sum(h * h);
+    if constexpr (!kAtOnce) all.sum = sum(h * h);
+    y = y * (load(weight) + weight_bias);
+    if constexpr (kAtOnce) all = sum_and_max(h * h, abs(y));
     const float factor = 1.f / sqrtf(all.sum / width + eps);
     y = y * factor;
     if (has(bias)) y = y + load(bias);
