@@ -20,6 +20,7 @@ from commlib.errors import BuildFailed
 
 # Understood by NVRTC and nvcc alike. Contraction would round a*b+c once where the CPU kernels round twice.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
+MARKED = "--define-macro=COMMLIB_MARKS"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _CHECKSUM_BYTES = 32
 _NVRTC_CACHES = (12, 9)  # from this version on
@@ -46,6 +47,7 @@ class Request(NamedTuple):
     expression: str
     arch: str
     more: str = ""
+    marked: bool = False
 
 
 class Compiler(NamedTuple):
@@ -55,7 +57,7 @@ class Compiler(NamedTuple):
     run: Callable[[str, list[str]], tuple[bytes, str]]
 
 
-def compile_kernel(source: str | Path, expression: str, arch: str, more: str = "") -> Kernel:
+def compile_kernel(source: str | Path, expression: str, arch: str, more: str = "", marked: bool = False) -> Kernel:
     """Return one instance of a kernel, such as "commlib::lsa_oneshot<float, commlib::Sum, 4>" for "sm_90".
 
     Args:
@@ -63,20 +65,22 @@ def compile_kernel(source: str | Path, expression: str, arch: str, more: str = "
         expression: The kernel with its template arguments.
         arch: The GPU.
         more: What the expression names and the file does not have.
+        marked: Whether it says when its blocks turn to another phase (csrc/device/marks.cuh).
     """
     root = csrc()
     path = root / source
     if not path.is_file():
         raise BuildFailed(f"there is no {path}; reinstall commlib, or run `make setup`")
     tool = compiler()
-    place = entry(key(path, root, [tool.name, arch, expression, more, *OPTIONS]), "kernel")
+    chosen = [*OPTIONS, *([MARKED] if marked else [])]
+    place = entry(key(path, root, [tool.name, arch, expression, more, *chosen]), "kernel")
     kernel = _load(place) if place else None
     if kernel is not None:
         return kernel
     # Taking its address instantiates a kernel, whatever its parameters are.
     text = f'#include "{path}"\n{more}static_assert(&{expression} != nullptr);\n'
     includes = [f"--include-path={folder}" for folder in include_folders(root)]
-    code, log = tool.run(text, [*OPTIONS, f"--gpu-architecture={arch}", *includes])
+    code, log = tool.run(text, [*chosen, f"--gpu-architecture={arch}", *includes])
     if not code:
         raise BuildFailed(f"{tool.name} cannot compile {expression} of {source} for {arch}:\n{log}")
     kernel = _kernel(code, log)

@@ -68,6 +68,10 @@ class Backend(ABC):
         """Return the collectives of a native backend; they keep what it holds."""
         raise Unsupported(f"the {self.name} backend has no native code")
 
+    def stamp(self, room: int) -> torch.Tensor | None:
+        """Stamp calls from now on, in the tensor that is returned, or no longer if there is room for none."""
+        raise Unsupported(f"calls are stamped by native code, which the {self.name} backend has not; use shm or nccl")
+
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Run the Python half of a collective; a backend whose engine has errors of its own makes them ours."""
         return call()

@@ -23,7 +23,7 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
 
     native = True
     _group: GroupT | None = None  # None again once closed
-    _inner = False
+    _inner = _stamped = False
 
     @property
     def native_group(self) -> GroupT:
@@ -41,6 +41,11 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
     ) -> str:
         """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
         return self.native_group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
+
+    def stamp(self, room: int) -> torch.Tensor | None:
+        """Let the group stamp calls (csrc/include/commlib/stamps.h); on GPUs their kernels then have marks, too."""
+        self._stamped = room > 0
+        return self.native_group.stamp(room)
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Return bytes of this rank's arena; the tensor keeps them alive, also past close()."""

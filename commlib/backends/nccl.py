@@ -107,7 +107,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
             instance = device.row_expression(algorithm, dtype, form)
         else:
             instance = device.expression(algorithm, self.size, dtype, form)
-        kernel = jit.compile_kernel(source, instance, self._arch, epilogue)
+        kernel = jit.compile_kernel(source, instance, self._arch, epilogue, self._stamped)
         return kernel.code, kernel.symbol
 
     @contextmanager

@@ -19,7 +19,7 @@ COMMANDS = {
     "build": ("commlib.cli.build:build", "Compile the GPU kernels ahead of their first use."),
     "doctor": ("commlib.cli.doctor.command:doctor", "Say what is here, what works, and why something does not."),
     "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
-    "profile": ("commlib.cli.profile.command:profile", "Time a kernel beside torch, torch.compile and Triton."),
+    "profile": ("commlib.cli.profile.command:profile", "Time a kernel; show where the time of a collective goes."),
     "radix": ("commlib.cli.radix.command:radix", "Play traces of requests on a radix cache, and make them."),
     "run": ("commlib.cli.run:run", "Start a command on several ranks of this machine."),
     "tune": ("commlib.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),

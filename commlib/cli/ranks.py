@@ -20,6 +20,11 @@ class Words(click.Command):
         return super().parse_args(ctx, args)
 
 
+def _names(ctx: click.Context) -> list[str]:
+    """Return the names by which a command is called, such as profile comm."""
+    return [] if ctx.parent is None else [*_names(ctx.parent), str(ctx.info_name)]
+
+
 def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[[int], int]) -> int | None:
     """Run the command on so many ranks and return the exit code; None on the ranks themselves, and without -n.
 
@@ -35,7 +40,7 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     from commlib.launch import launch
 
     capacity.check(ranks, ctx.params["backend"], buffers)
-    words = [sys.executable, "-m", "commlib", str(ctx.info_name), *ctx.meta["words"]]
+    words = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
         shared = f"{cores} cores" if cores > 1 else "one core"

@@ -34,14 +34,25 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A stretch of time in a lane; what has one label has one colour."""
+
+    lane: str
+    label: str
+    start: float
+    width: float
+
+
+@dataclass(frozen=True)
 class Panel:
-    """One axis with a logarithm of sizes below; or bars, where there are no sizes."""
+    """One axis with a logarithm of sizes below; or bars, where there are no sizes; or lanes of a timeline."""
 
     title: str
     xlabel: str = ""
     ylabel: str = ""
     lines: Sequence[Line] = ()
     bars: Mapping[str, float] = field(default_factory=dict)  # by label, in place of lines
+    timeline: Sequence[Bar] = ()  # in place of lines: lanes below each other
     ticks: Mapping[float, str] = field(default_factory=dict)  # sizes that are written below the axis
     log_y: bool = False
     y_range: tuple[float | None, float | None] = (None, None)
@@ -100,7 +111,7 @@ def draw(path: Path, caption: str, grid: Sequence[Sequence[Panel]]) -> None:
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for panel, axis in zip(panels, axes, strict=False):
-            (_bars if panel.bars else _curves)(panel, axis)
+            (_bars if panel.bars else _timeline if panel.timeline else _curves)(panel, axis)
         _legend(panels, axes)
     try:
         figure.savefig(path)
@@ -144,6 +155,18 @@ def _bars(panel: Panel, axis: Axes) -> None:
     axis.xaxis.set_major_locator(LogLocator(numticks=FEW_TICKS))
     axis.xaxis.set_major_formatter(_number)
     axis.set_yticks([])
+    axis.invert_yaxis()
+    axis.set_xlabel(panel.xlabel)
+    axis.set_title(panel.title, fontsize=10)
+
+
+def _timeline(panel: Panel, axis: Axes) -> None:
+    lanes = list(dict.fromkeys(bar.lane for bar in panel.timeline))
+    for at, bars in enumerate(grouped(panel.timeline, lambda bar: bar.label)):
+        places = [lanes.index(bar.lane) for bar in bars]
+        widths, starts = [bar.width for bar in bars], [bar.start for bar in bars]
+        axis.barh(places, widths, left=starts, height=0.7, color=f"C{at % 10}", label=bars[0].label)
+    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel(panel.xlabel)
     axis.set_title(panel.title, fontsize=10)

@@ -36,6 +36,14 @@ bool may_name_redop(Object* object) {
        " or a torch.distributed.ReduceOp");
 }
 
+// The names of a Phase's codes, one word each.
+std::string phases() {
+  std::string names;
+#define COMMLIB_PHASE_NAME(phase) names += (names.empty() ? "" : " ") + std::string(#phase);
+  COMMLIB_PHASES(COMMLIB_PHASE_NAME)
+  return names;
+}
+
 }  // namespace
 
 RegisteredCall::RegisteredCall(PyMethodDef method) { registered_calls().push_back(method); }
@@ -55,6 +63,7 @@ void reducible(const Target& target, const Buffer& x, RedOp redop) {
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("set_redops", set_redops, "codes, torch_type")});
+  module.add({COMMLIB_METHOD("phases", phases, "")});
   module.add_class<Calls>(registered_calls());
 }
 

@@ -48,6 +48,7 @@ template <class Here, class R, class... Args>
 PyMethodDef call_of(R (*)(Target&, Args...)) {
   const auto call = [](Object* self, Object* const* given, Size count) {
     Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
+    const During inside(target.stamps, Phase::native);
     return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
       return Here::target()(target, arguments...);
     });

@@ -96,6 +96,20 @@ class NcclGroup {
     return target_->group->has_arena() && target_->group->arena().offset_of(x.data(), bytes) >= 0;
   }
 
+  // Stamps the calls from now on: a tensor of what Stamps keeps. Room for none: no longer.
+  Object* stamp(int64_t room) {
+    target_->open();
+    return stamped(*target_, room);
+  }
+  // What the kernel of the last call has marked, where the device writes it; None without marks.
+  Object* marks() {
+    const Function& kernel = target_->group->stamped();
+    if (!kernel.marks) return python::none();
+    const auto words = static_cast<int64_t>(kernel.mark_bytes / sizeof(int64_t));
+    return tensor_over(reinterpret_cast<void*>(kernel.marks), words, {kInt, 64, 1},
+                       target_->device(), [] {});  // modules stay
+  }
+
   void check() {
     target_->open();
     const Unlocked unlocked;
@@ -151,6 +165,8 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("empty", NcclGroup::empty, "num_bytes"),
       COMMLIB_METHOD("holds", NcclGroup::holds, "x"),
       COMMLIB_METHOD("serve_pool", NcclGroup::serve_pool, "on"),
+      COMMLIB_METHOD("stamp", NcclGroup::stamp, "room"),
+      COMMLIB_METHOD("marks", NcclGroup::marks, ""),
       COMMLIB_METHOD("check", NcclGroup::check, ""),
       COMMLIB_METHOD("abort", NcclGroup::abort, "why"),
       COMMLIB_METHOD("abandon", NcclGroup::abandon, ""),

@@ -22,6 +22,11 @@ class NcclTarget final : public Target {
     world_ = world;
     device_ = {kCuda, device};
   }
+  void stamp(const std::shared_ptr<Stamps>& kept) {
+    kept_ = kept;
+    stamps = kept.get();
+    group->stamp(stamps);
+  }
   Device device() const { return device_; }
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
@@ -75,6 +80,8 @@ class NcclTarget final : public Target {
     call.count = x.count;
     return call;
   }
+
+  std::shared_ptr<Stamps> kept_;
 };
 using NcclTargetPtr = std::shared_ptr<NcclTarget>;
 

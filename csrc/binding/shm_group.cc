@@ -25,6 +25,10 @@ class ShmTarget final : public Target {
     rank_ = rank;
     world_ = world;
   }
+  void stamp(const std::shared_ptr<Stamps>& kept) {
+    kept_ = kept;
+    stamps = group->waiter().stamps = kept.get();
+  }
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
 
@@ -45,14 +49,17 @@ class ShmTarget final : public Target {
     return true;
   }
   void send(const Buffer& x, int to) override {
+    const During copying(stamps, Phase::copy);
     const InterpreterLock lock(x.bytes());
     mailbox->send(message_of(x), to);
   }
   void receive(const Buffer& x, int from) override {
+    const During copying(stamps, Phase::copy);
     const InterpreterLock lock(x.bytes());
     mailbox->receive(message_of(x), from);
   }
   void send_receive(const Buffer& x, int to, const Buffer& out, int from) override {
+    const During copying(stamps, Phase::copy);
     const InterpreterLock lock(std::max(x.bytes(), out.bytes()));
     Call call{Op::send_recv, x.dtype};
     call.count = x.count;
@@ -79,6 +86,8 @@ class ShmTarget final : public Target {
     what.count = x.count;
     return {x.data, x.bytes(), what};
   }
+
+  std::shared_ptr<Stamps> kept_;
 };
 using ShmTargetPtr = std::shared_ptr<ShmTarget>;
 
@@ -145,6 +154,12 @@ class ShmGroup {
     return target_->group->arena().offset_of(x.data(), bytes) >= 0;
   }
 
+  // Stamps the calls from now on: a tensor of what Stamps keeps. Room for none: no longer.
+  Object* stamp(int64_t room) {
+    target_->open();
+    return stamped(*target_, room);
+  }
+
   // Whether a message of that rank waits to be received.
   bool has_message(int64_t src) {
     target_->open();
@@ -202,6 +217,7 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("calls", ShmGroup::calls, ""),
       COMMLIB_METHOD("empty", ShmGroup::empty, "num_bytes"),
       COMMLIB_METHOD("holds", ShmGroup::holds, "x"),
+      COMMLIB_METHOD("stamp", ShmGroup::stamp, "room"),
       COMMLIB_METHOD("has_message", ShmGroup::has_message, "src"),
       COMMLIB_METHOD("check", ShmGroup::check, ""),
       COMMLIB_METHOD("abort", ShmGroup::abort, "why"),

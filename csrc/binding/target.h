@@ -7,6 +7,7 @@
 
 #include "binding/tensor.h"
 #include "commlib/call.h"
+#include "commlib/stamps.h"
 
 namespace commlib::binding {
 
@@ -30,6 +31,8 @@ class Target {
 
   int rank() const { return rank_; }
   int world() const { return world_; }
+
+  Stamps* stamps = nullptr;  // of this rank's calls, while somebody wants them
 
   void open() const {
     if (closed_) fail("Closed", "this communicator is closed; call commlib.init() for a new one");
@@ -64,6 +67,18 @@ class Target {
   bool closed_ = false;
 };
 using TargetPtr = std::shared_ptr<Target>;
+
+// Lets a target stamp its calls, or no longer, if there is room for none; the tensor has the stamps
+// and keeps them.
+template <class T>
+python::Object* stamped(T& target, int64_t room) {
+  const auto kept = room > 0 ? std::make_shared<Stamps>(static_cast<size_t>(room)) : nullptr;
+  target.stamp(kept);
+  if (!kept) return python::none();
+  auto& words = kept->words();
+  return tensor_over(words.data(), static_cast<int64_t>(words.size()), {kInt, 64, 1}, {kCpu, 0},
+                     [kept] {});
+}
 
 // A tensor of bytes in the arena of the target's group; it keeps what the rank holds alive.
 template <class T>

@@ -17,7 +17,7 @@ Loaded& loaded() {
   return *kept;
 }
 
-Function load(const Cubin& cubin, size_t tile_bytes) {
+Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
   const Relaxed relaxed;
   Function function;
   CUmodule module = nullptr;
@@ -40,19 +40,25 @@ Function load(const Cubin& cubin, size_t tile_bytes) {
                                     static_cast<int>(tiles * tile_bytes)),
           "cuFuncSetAttribute");
   }
+  if (marked) {
+    check(cuda().cuModuleGetGlobal(&function.marks, &function.mark_bytes, module, "commlib_marks"),
+          "cuModuleGetGlobal");
+  }
   return function;
 }
 
 }  // namespace
 
-Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes) {
+Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes,
+                       bool marked) {
   CUcontext context = nullptr;
   check(cuda().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
   Loaded& kept = loaded();
   const std::lock_guard<std::mutex> lock(kept.mutex);
-  const auto key = std::make_pair(context, name + " " + cubin.symbol);
+  const auto key = std::make_pair(context, name + (marked ? " marked " : " ") + cubin.symbol);
   auto it = kept.functions.find(key);
-  if (it == kept.functions.end()) it = kept.functions.emplace(key, load(cubin, tile_bytes)).first;
+  if (it == kept.functions.end())
+    it = kept.functions.emplace(key, load(cubin, tile_bytes, marked)).first;
   return it->second;
 }
 

@@ -123,6 +123,7 @@ class Bulk {
   template <int kItems, class From, class Bytes>
   __device__ __forceinline__ void send_all(u64 steps, From from, Bytes bytes) {
     if ((threadIdx.x & 31) != 0) return;
+    mark<kSender>(Phase::publish);
     const u64 items = steps * kItems;
     u64 step = 0, written = 0;
     int k = 0;
@@ -138,7 +139,9 @@ class Bulk {
       if (k == 0 && step > kDepth) {
         u32* turn = &board_->turns[(step - kDepth - 1) % kPosts];
         if (written < step && !counted(turn)) publish_written<0>(kScatter, written = step);
+        mark<kSender>(Phase::wait);
         if (!await_count(turn)) break;
+        mark<kSender>(Phase::publish);
       }
       await_item(q);
       if (k == kItems - 1) publish(&board_->loaded, step + 1);
@@ -167,6 +170,7 @@ class Bulk {
     for (; q < asked; ++q) await_item(q);
     if (written < step) publish_written<0>(kScatter, step);
     await_written<0>();
+    mark<kSender>(Phase::over);
   }
 
   // Sends the movers' results to all peers.
@@ -256,10 +260,12 @@ class Bulk {
     *const_cast<volatile u32*>(word) = static_cast<u32>(value);
   }
   __device__ __forceinline__ bool await_above(const u32* word, u64 value) const {
+    mark(Phase::wait);
     while (*const_cast<const volatile u32*>(word) <= value) {
       if (channel_.over()) return false;
     }
     __threadfence_block();
+    mark(Phase::copy);
     return true;
   }
   // Until all movers' warps have arrived; the counter is then free for a later one.
@@ -291,7 +297,7 @@ __device__ __forceinline__ void run_tiles(const Job& job, u64 steps, int stages,
   __shared__ TileBoard board;
   __shared__ BulkBoard bulk_board;
   TileChannel<N> channel(job, &board);
-  if (steps == 0) return;
+  if (steps == 0) return mark(Phase::over);
   if (kHasBulk && plain) {
     Bulk<N, kHasPoster> bulk(channel, job, &bulk_board, shared);
     by_bulk(channel, bulk);

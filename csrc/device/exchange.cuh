@@ -19,6 +19,7 @@ __device__ __forceinline__ Steps exchange_steps(const Channel<P, N>& channel, co
 template <class P, int N>
 __device__ __forceinline__ void push_step(const Channel<P, N>& channel, const Job& job,
                                           const Moves& moves, int k, u32 step) {
+  mark(Phase::publish);
 #pragma unroll
   for (int i = 1; i < N; ++i) {
     const int peer = channel.after(i);

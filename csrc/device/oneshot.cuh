@@ -37,7 +37,9 @@ __device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, in
   const Words<P> mine = Words<P>::load(own, step);
   Words<P> theirs[kPeers<N>];
   if (!channel.receive(i, theirs)) return false;
+  mark(Phase::reduce);
   result = fold_words<T, Op, P, N>(mine, theirs, channel.rank(), redop);
+  mark(Phase::copy);
   return true;
 }
 

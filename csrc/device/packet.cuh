@@ -143,7 +143,7 @@ class Channel {
         id_((threadIdx.x >> 5) * gridDim.x + blockIdx.x),
         lane_(threadIdx.x & 31),
         next_(0) {
-    wait_for_stream();
+    begin_marked();
     if (blockDim.x <= kSmallBlock) let_next_start();
     next_ = P::numbers(control_of(job, job.rank))[id_] + 1;
   }
@@ -161,6 +161,7 @@ class Channel {
   __device__ void close(int n) {
     if (lane_ == 0) P::numbers(control_of(job_, job_.rank))[id_] = next_ + n - 1;
     if (threadIdx.x == 0) count_call(job_);
+    mark(Phase::over);
   }
 
   // `i` counts the numbers of this call.
@@ -169,6 +170,7 @@ class Channel {
                    P::pack(words.w, flag_of(i), lane_));
   }
   __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
+    mark(Phase::publish);
 #pragma unroll
     for (int p = 1; p < N; ++p) send(after(p), i, words);
   }
@@ -177,6 +179,7 @@ class Channel {
   // False: the call is over.
   template <class Sent>
   __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>], Sent sent) const {
+    mark(Phase::wait);
     const u64 expected = flag_of(i);
     Pair got[kPeers<N>];
     Patience patience;
@@ -201,6 +204,7 @@ class Channel {
 #pragma unroll
     for (int p = 0; p < N - 1; ++p)
       if (sent(p)) P::unpack(got[p], words[p].w);
+    mark(Phase::copy);
     return true;
   }
   __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kPeers<N>]) const {

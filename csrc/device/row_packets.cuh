@@ -165,6 +165,7 @@ class PacketRows : public RowBlock<T, kPairs> {
 
   template <int kFrom, int kCount>
   __device__ __forceinline__ bool receive(Pair (&got)[kCount][kPeers<N>]) const {
+    mark(Phase::wait);
     Patience patience;
     while (true) {
 #pragma unroll
@@ -180,7 +181,7 @@ class PacketRows : public RowBlock<T, kPairs> {
         for (int p = 0; p < N - 1; ++p)
           ready &= !has(kFrom + c) || Ll128::ready(got[c][p], expected, lane_);
       }
-      if (__all_sync(kAll, ready)) return true;
+      if (__all_sync(kAll, ready)) return mark(Phase::reduce), true;
       if (patience.runs_out() && gives_up<kFrom>(patience, got)) return false;
     }
   }

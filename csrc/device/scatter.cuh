@@ -17,6 +17,7 @@ class Scatter {
   }
   // Step k as number i; every step in turn.
   __device__ __forceinline__ void send(int i, int k) {
+    mark(Phase::publish);
 #pragma unroll
     for (int p = 0; p < N - 1; ++p) channel_.send(channel_.after(p + 1), i, next_[p]);
     load(k + 1);

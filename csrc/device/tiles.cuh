@@ -34,7 +34,7 @@ template <int N>
 class TileChannel {
  public:
   __device__ TileChannel(const Job& job, TileBoard* board) : job_(job), board_(board), step_(0) {
-    wait_for_stream();
+    begin_marked();
     step_ = block_of(job_.rank)->step + 1;
     if (threadIdx.x < sizeof(TileBoard) / sizeof(u32))
       reinterpret_cast<u32*>(board)[threadIdx.x] = 0;
@@ -49,6 +49,7 @@ class TileChannel {
   __device__ __forceinline__ void run(u64 steps, int stages, Move move, Help help) const {
     if (threadIdx.x < movers()) {
       move();
+      mark(Phase::over);
     } else if (threadIdx.x < movers() + 32) {
       watch(steps, stages);
     } else {
@@ -96,11 +97,13 @@ class TileChannel {
   }
   // Movers: every peer's tile of step i is here. False: the call has failed.
   __device__ __forceinline__ bool await(Stage stage, u64 i) const {
+    mark(Phase::wait);
     const volatile u32* arrived = &board_->arrived[stage];
     while (*arrived <= i) {
       if (over()) return false;
     }
     __threadfence_block();
+    mark(Phase::copy);
     return true;
   }
 
@@ -246,6 +249,7 @@ __device__ __forceinline__ void push(const TileChannel<N>& channel, const Job& j
   constexpr int kBatch = batch_of<kPlain, N>();
   constexpr int kGroup = group_of<kPlain, N>();
   const u32 stride = channel.movers();
+  mark(Phase::publish);
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
 #pragma unroll 1
     for (int group = 1; group < N; group += kGroup) {
@@ -271,6 +275,7 @@ __device__ __forceinline__ void push(const TileChannel<N>& channel, const Job& j
 template <bool kPlain, int N>
 __device__ __forceinline__ void push_one(const TileChannel<N>& channel, const Job& job, u64 step,
                                          u32 pairs, const Span& mine, const Span& own) {
+  mark(Phase::publish);
   constexpr int kBatch = batch_of<kPlain, N>();
   const u32 stride = channel.movers();
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
@@ -307,6 +312,7 @@ __device__ __forceinline__ void reduce_tile(const TileChannel<N>& channel, const
   const u32 stride = channel.movers();
   // Eight elements in a word take many registers.
   constexpr int kMost = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMost > 2 ? 2 : kMost;
+  mark(Phase::reduce);
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
     Pair v[kBatch][N];
 #pragma unroll
@@ -328,6 +334,7 @@ __device__ __forceinline__ void reduce_tile(const TileChannel<N>& channel, const
       if (first + b * stride < pairs) take(first + b * stride, result);
     }
   });
+  mark(Phase::copy);
 }
 
 // Copies the tiles of the peers out of their slots: `to(r)` is the place of rank r's.

@@ -8,7 +8,7 @@
 // wait on this GPU asks, every kAskNs, and tells the others by `ended`.
 #pragma once
 
-#include "device/memory.cuh"
+#include "device/marks.cuh"
 
 namespace commlib {
 

@@ -115,7 +115,14 @@ std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmet
   return found ? plan_.row(found->algorithm).name : "";
 }
 
+void Group::stamp(Stamps* stamps) {
+  stamps_ = stamps;
+  stamped_ = Function();
+  kernels_.set_marked(stamps != nullptr);
+}
+
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
+  const During planning(stamps_, Phase::plan);
   fault_.alive();
   if (plan_bytes == 0 && call.op != Op::barrier) return;
   if (world_ == 1 && call.rows)
@@ -131,6 +138,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   const Mode mode = capture ? Mode::graph : Mode::eager;
   const Choice* choice = plan_.find(mode, symmetric, call, plan_bytes);
   if (!choice) fail_unplanned(call, plan_bytes);
+  enter(stamps_, Phase::launch);
   if (call.rows) {
     run_rows(call, *choice, stream, capture);
   } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
@@ -195,6 +203,7 @@ void Group::launch_in_order(const Kernels::Instance& instance, const Job& job, c
                  instance.cluster_blocks});
   Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
+  if (stamps_) stamped_ = instance;
 }
 
 void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, uint64_t capture) {

@@ -11,6 +11,7 @@
 
 #include "commlib/call.h"
 #include "commlib/job.h"
+#include "commlib/stamps.h"
 #include "nccl/algorithm.h"
 #include "nccl/arena.h"
 #include "nccl/deadline.h"
@@ -51,6 +52,11 @@ class Group {
   PlanTable& plan() { return plan_; }
   // The algorithm that would run such a call; empty: none.
   std::string choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const;
+  // Stamps calls from now on, and lets their kernels mark their phases; null: no longer.
+  void stamp(Stamps* stamps);
+  Stamps* stamps() const { return stamps_; }
+  // The kernel of the last call that was stamped; its marks are the device's to write.
+  const Function& stamped() const { return stamped_; }
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { inner_ = inner; }
 
@@ -134,6 +140,8 @@ class Group {
   std::unique_ptr<Watch> watch_, ticks_;  // one that never asks the driver, one that does
   CUstream own_stream_ = nullptr;         // for words between host and arena
   Job job_{};                             // what no call changes
+  Stamps* stamps_ = nullptr;
+  Function stamped_;
 };
 
 }  // namespace commlib::nccl

@@ -14,11 +14,17 @@ int Kernels::add(Kernel kernel) {
   return static_cast<int>(entries_.size()) - 1;
 }
 
+void Kernels::set_marked(bool marked) {
+  if (marked == marked_) return;
+  marked_ = marked;
+  for (Entry& entry : entries_) entry = {std::move(entry.kernel), {}, {}};
+}
+
 void Kernels::load(const Kernel& kernel, DType dtype, const EpilogueText& form,
                    Instance* instance) {
   const Cubin cubin =
       builder_(kernel, kernel.reduces ? name_of(dtype) : "", form.words, form.source);
-  *instance = load_function(name_of(kernel.op), cubin, kSlotBytes);
+  *instance = load_function(name_of(kernel.op), cubin, kSlotBytes, marked_);
 }
 
 const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world) {

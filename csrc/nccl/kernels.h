@@ -42,6 +42,8 @@ class Kernels {
  public:
   void set_builder(Builder builder) { builder_ = std::move(builder); }
   int add(Kernel kernel);
+  // From now on kernels have marks (device/marks.cuh), or none; the builder knows it too.
+  void set_marked(bool marked);
 
   using Instance = Function;
   // The instance for such elements, compiled and loaded now if this is its first use.
@@ -70,6 +72,7 @@ class Kernels {
   void load(const Kernel& kernel, DType dtype, const EpilogueText& form, Instance* instance);
 
   std::vector<Entry> entries_;
+  bool marked_ = false;
   Builder builder_;
 };
 

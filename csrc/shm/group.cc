@@ -61,6 +61,7 @@ std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) c
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Exclusive exclusive(busy_, name_of(call.op), "a collective");
+  const During planning(stamps(), Phase::plan);
   waiter_.check_alive();
   if (world_ == 1) return run_alone(call);
   if (checked_) check_agreement(call);
@@ -124,6 +125,7 @@ Descriptor Group::descriptor(const Call& call) const {
 }
 
 void Group::begin(const Call& call) {
+  enter(stamps(), Phase::publish);
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
@@ -153,9 +155,11 @@ void Group::publish(Source source) {
   line.seq.store(seq_, std::memory_order_release);
   late_ = source == Source::hoping;
   waiter_.ring();
+  enter(stamps(), Phase::copy);
 }
 
 unsigned char* Group::slot_to_fill(uint64_t step) {
+  enter(stamps(), Phase::publish);
   unsigned char* slot = segment_->staging(rank_) + offset_of(step);
   if (hot_) {
     await_done(hot_used_[hot_slot_]);
@@ -181,6 +185,7 @@ void Group::post(uint64_t step) {
   if (step == 0 && !late_) return publish();
   me_->posted.store(end_of(step), std::memory_order_release);
   waiter_.ring();
+  enter(stamps(), Phase::copy);
 }
 
 void Group::finish(bool synchronised) {

@@ -46,6 +46,7 @@ class COMMLIB_API Group {
   Segment& segment() { return *segment_; }
   const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
   Waiter& waiter() { return waiter_; }
+  Stamps* stamps() const { return waiter_.stamps; }
   Arena& arena() { return arena_; }
 
   // --- steps of an operation
@@ -118,6 +119,7 @@ class COMMLIB_API Group {
   // Memory rank `r` offered: `bytes` at `offset` of its arena, checked against its bounds.
   unsigned char* offered(int r, uint64_t offset, size_t bytes);
   void reduce(const Call& call, void* out, const void* const* sources, size_t count) const {
+    const During reducing(stamps(), Phase::reduce);
     reduce_->fn[static_cast<int>(call.dtype)][static_cast<int>(call.redop)](out, sources, world_,
                                                                             count);
   }

@@ -30,9 +30,11 @@ class Norms {
 
   // The two halves: the sum of the sources with the residual, to h; from there to the row's fields.
   RowNorm add(size_t row, const void* const* sources, int count, unsigned char* h) const {
+    const During reducing(group_.stamps(), Phase::reduce);
     return group_.add_rows(call_.dtype)(norm_, row, sources, count, h);
   }
   void finish(size_t row, const unsigned char* h, RowNorm found) {
+    const During reducing(group_.stamps(), Phase::reduce);
     group_.norms(call_.dtype)(norm_, row, h, found, wide_.get());
   }
   // Both.

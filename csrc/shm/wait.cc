@@ -281,6 +281,7 @@ void Waiter::check_peers() {
 }
 
 void Waiter::pull(const Awaited& awaited, uint64_t address, void* to, size_t bytes) {
+  const During copying(stamps, Phase::copy);
   const RankControl* peer = segment_->control(awaited.rank);
   const auto* from = reinterpret_cast<const void*>(address);
   const bool read = read_memory(peer->pid.load(), from, to, bytes);

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "commlib/stamps.h"
 #include "shm/layout.h"
 #include "shm/segment.h"
 
@@ -48,6 +49,7 @@ class COMMLIB_API Waiter {
   // `progress`, when given, is run while waiting (a sender empties its inbox there).
   void await(const Counter& counter, const Awaited& awaited,
              const std::function<void()>* progress = nullptr) {
+    const During waiting(stamps, Phase::wait);
     for (int i = 0; i < brief_spins_; ++i) {
       if (counter.load(std::memory_order_acquire) >= awaited.value) return;
       relax();
@@ -59,6 +61,8 @@ class COMMLIB_API Waiter {
   void ring() {
     if (segment_->header()->sleepers.load(std::memory_order_relaxed) != 0) wake_all();
   }
+
+  Stamps* stamps = nullptr;  // of this rank's calls, while somebody wants them
 
   // Throws if the communicator has ended.
   void check_alive() const {

@@ -71,8 +71,11 @@ ROWS_FOR_MORE += HALF_ON_EIGHT
 # What `make test` compiles; the rest is CI's.
 SOON = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(kernels([2], COMMON, ["sum"]) + ALONE_COMMON)]
 SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
+MARKED = [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([2], ["bfloat16"], ["sum"])]
+SOON += [request for request in MARKED if "/all_reduce/" in request.source]
 REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
 REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
+REST += MARKED + [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([8], ["bfloat16"], ["sum"])]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, ["bfloat16"], [PLAIN, WIDEST])]
 # An input of 8 bits, one that differs from x, and those of most models.
@@ -112,7 +115,9 @@ pytestmark = pytest.mark.timeout(1200)  # of the first test, in which all are co
 
 def name_of(request):
     folder = request.source.split("/")[1]
-    return f"{folder}/{request.expression}-{request.arch}".replace("commlib::", "").replace(" ", "")
+    return f"{folder}/{request.expression}-{request.arch}{'-marked' * request.marked}".replace("commlib::", "").replace(
+        " ", ""
+    )
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +136,12 @@ def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
     assert isinstance(result, jit.Kernel), str(result)
     assert "warning" not in result.log, result.log
     assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"
+
+
+def test_only_kernels_that_are_compiled_with_marks_have_them(compiled):
+    for request in [request for request in MARKED if "/all_reduce/" in request.source]:
+        assert b"commlib_marks" in compiled[request].code
+        assert b"commlib_marks" not in compiled[request._replace(marked=False)].code
 
 
 def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):

@@ -1,4 +1,4 @@
-"""`commlib profile`: one kernel beside torch, torch.compile and Triton; a subcommand for each row of KERNELS."""
+"""`commlib profile`: one kernel beside others, a subcommand for each row of KERNELS; and the phases of a collective."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from commlib.cli.options import JSON, picture
-from commlib.cli.ranks import Words
+from commlib.cli.options import EXISTING, FILE, JSON, picture, read_bytes
+from commlib.cli.ranks import Words, started
 from commlib.peers.kernels import KERNELS, Listed
 from commlib.report import nsight
 
@@ -22,7 +22,7 @@ HEADS = click.IntRange(1, 1024)
 
 @click.group()
 def profile() -> None:
-    """Time a kernel beside torch, torch.compile and Triton; show its share of the bandwidth of a copy."""
+    """Time a kernel beside torch, torch.compile and Triton; show where the time of a collective goes."""
 
 
 def _options(name: str, listed: Listed) -> list[click.Parameter]:
@@ -142,3 +142,39 @@ def attention(**options: Any) -> None:
     options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
     command = shlex.join(["commlib", "profile", "attention", *ctx.meta["words"]])
     ctx.exit(main(read_job(options), Output(AttentionView, path=options["output"]), command))
+
+
+@profile.command(cls=Words)
+@click.argument("op", default="all_reduce")
+@click.option("-n", "--ranks", type=click.IntRange(1), help="Start N ranks here; without it, join the launcher's.")
+@click.option("--bytes", "num_bytes", callback=read_bytes, default="64K", show_default=True, help="Size of the call.")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type (bf16, half … too).")
+@click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
+@click.option("-r", "--root", type=click.IntRange(0), default=0, help="Root of rooted collectives.")
+@click.option("--algorithm", default="auto", show_default=True, help="Algorithm; auto: the plan's choice.")
+@click.option("--symmetric", is_flag=True, help="Tensors in symmetric memory, as of comm.empty().")
+@click.option("--in-place", is_flag=True, help="The result replaces the input.")
+@click.option("--graph", is_flag=True, help="Look at replays of a CUDA graph instead of eager calls.")
+@click.option("--time", "seconds", default=5.0, show_default=True, type=POSITIVE, help="Seconds to measure, about.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "shm"]), default="auto", help="Our backend.")
+@click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="Pinning of ranks, with -n.")
+@click.option("--plan", type=EXISTING, help="Use this plan file instead of the plan in force.")
+@click.option("--trace", type=FILE, help="Also write the phases of some calls to FILE, for Perfetto: JSON.")
+@click.option("-o", "--json", "output", **JSON)
+@click.option("--plot", **picture("profile-comm.png", "the phases of one call on all ranks"))
+@click.pass_context
+def comm(ctx: click.Context, /, op: str, ranks: int | None, bind: str, **options: Any) -> None:
+    """Show where the time of one call of OP goes: Python, native code, launch, and the phases of its kernel."""
+    from commlib.bench.job import buffer_bytes
+    from commlib.cli.profile.comm_job import read_job
+    from commlib.report.run import Output
+
+    job = read_job(op, ranks, options)
+    code = started(ctx, ranks, bind, partial(buffer_bytes, job.bench))
+    if code is not None:
+        ctx.exit(code)
+    from commlib.cli.profile.comm import main
+    from commlib.cli.profile.comm_view import CommView
+
+    output = Output(CommView, path=options["output"], picture=options["plot"])
+    ctx.exit(main(job, output, shlex.join(["commlib", "profile", "comm", *ctx.meta["words"]])))

@@ -1,0 +1,73 @@
+"""`commlib profile comm` on GPUs: phases by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IN_KERNEL = {"publish", "wait", "copy", "idle"}  # of every kernel; "start" may be too short to be seen
+ON_HOST = {"python", "native", "plan", "launch"}
+
+
+def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
+    output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
+    files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
+    command = [sys.executable, "-m", "commlib", "profile", "comm", *words, "-n", "2", "--time", "1", *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert picture.stat().st_size > 0
+    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
+    found["events"] = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+    for rank in found["ranks"]:
+        of_rank = [row for row in found["rows"] if row["rank"] == rank["rank"]]
+        assert sum(row["us"] for row in of_rank) == pytest.approx(rank["sum_us"], rel=0.01)
+    return found
+
+
+def phases(found: dict[str, Any], place: str) -> set[str]:
+    return {row["phase"] for row in found["rows"] if row["place"] == place}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "size"),
+    [("lsa_ll_oneshot", "8K"), ("lsa_ll128_oneshot", "64K"), ("lsa_ll128_twoshot", "256K"), ("lsa_twoshot", "4M")],
+)
+def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, algorithm: str, size: str) -> None:
+    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16")
+    assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
+    assert phases(found, "host") == ON_HOST
+    in_kernel = IN_KERNEL | {"reduce", "gap"}
+    assert phases(found, "gpu") - {"start"} == in_kernel
+    threads = {event["args"]["name"] for event in found["events"] if event["name"] == "thread_name"}
+    assert {"host", "block 0"} <= threads
+    assert ("sender 0" in threads) == (algorithm == "lsa_twoshot")
+
+
+@pytest.mark.parametrize(("algorithm", "size"), [("lsa_ll128_oneshot", "64K"), ("lsa_twoshot", "4M")])
+def test_the_phases_of_a_replayed_call_add_up_to_the_time_between_events(
+    tmp_path: Path, algorithm: str, size: str
+) -> None:
+    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16", "--graph")
+    assert phases(found, "host") == set()
+    assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"reduce"}
+    for rank in found["ranks"]:
+        assert rank["sum_us"] == pytest.approx(rank["stamped_us"], rel=0.05)
+
+
+@pytest.mark.parametrize("op", ["all_gather", "all_to_all", "reduce_scatter"])
+def test_other_collectives_are_marked_too(tmp_path: Path, op: str) -> None:
+    algorithm = "lsa_ll128_exchange" if op == "all_to_all" else "lsa_ll128_oneshot"
+    found = profiled(tmp_path, op, "--algorithm", algorithm, "--bytes", "64K", "-d", "bf16")
+    reduces = {"reduce"} if op == "reduce_scatter" else set()
+    assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"gap"} | reduces
+
+
+@pytest.mark.parametrize("algorithm", ["nccl_direct"])  # in its name, so that ranks of one GPU leave it out
+def test_of_a_call_that_is_nccl_s_the_gpu_has_one_phase(tmp_path: Path, algorithm: str) -> None:
+    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", "64K")
+    assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})
