@@ -94,11 +94,12 @@ class Kernels:
             counts_of(self._marks).zero_()
 
     def calls(self, many: int) -> list[KernelCall]:
-        """Return what so many calls have marked."""
+        """Return what so many calls have marked since the last ones were taken."""
         if self._marks is None:
             return [{}] * many
         torch.cuda.synchronize(self._marks.device)
         found = kernel_calls(self._marks)
+        self.clear()
         if len(found) != many:
             raise CommError(f"{many} calls were made, but {len(found)} have marks of their beginning and their end")
         return found
@@ -217,12 +218,13 @@ class Phases:
             marked = graph.captured(list(islice(runs, many)))
             self._prepared(runs, False)
             plain = graph.captured(list(islice(runs, many)))
-            starter.time(marked), starter.time(plain)
+            starter.time(marked)
+            kernels.clear()
             for _ in range(2 * BLOCKS):
                 alone.append(starter.time(plain) / many * 1e9)
-                kernels.clear()
                 call_ns = starter.time(marked) / many * 1e9
-                found += _of_replay(kernels.calls(many), call_ns, time.perf_counter_ns())
+                end_ns = time.perf_counter_ns()
+                found += _of_replay(kernels.calls(many), call_ns, end_ns)
             marked.reset()
             plain.reset()
             starter.close()

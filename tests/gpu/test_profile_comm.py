@@ -17,8 +17,10 @@ ON_HOST = {"python", "native", "plan", "launch"}
 def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
     output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
     files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    command = [sys.executable, "-m", "commlib", "profile", "comm", *words, "-n", "2", "--time", "1", *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    command = [sys.executable, "-m", "commlib", "profile", "comm", *words, "--backend", "nccl", "--time", "1", *files]
+    # Not by -n, which wants a GPU for each rank.
+    ranks = [sys.executable, "-m", "commlib", "run", "-n", "2", "--no-prefix", *command]
+    done = subprocess.run(ranks, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert picture.stat().st_size > 0
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
