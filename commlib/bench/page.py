@@ -94,7 +94,7 @@ def _cells(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
 
 
 def _cell(call: Sequence[Row]) -> str:
-    ours, best = _compared(call)
+    ours, best = compared(call)
     time = fitted(median_us(ours), TIME - 1) if ours else "-"
     return f"{time:>{TIME}} {_beside(ours, best):{BESIDE - 1}}"
 
@@ -107,7 +107,7 @@ def _beside(ours: Row | None, best: Row | None) -> str:
     return f"{ratio_text(median_us(best) / median_us(ours))}x"
 
 
-def _compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
+def compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
     """Return the plan's row on plain tensors, out of place if it can be, and the fastest comparable one."""
     chosen = [row for row in call if row["chosen"] and row["placement"] == "plain" and median_us(row)]
     ours = min(chosen, key=lambda row: bool(row["in_place"]), default=None)
@@ -120,7 +120,7 @@ def _findings(document: dict[str, Any]) -> Iterator[str]:
     checked = document["config"]["check"]
     count = document["out_of_bounds"]["count"]
     yield f"values: {count} wrong elements; {len(rows)} rows compared" if checked else "values: not compared"
-    pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := _compared(call))]
+    pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := compared(call))]
     won = [f"{_name(ours)} ({best['algorithm']}, {_by(best, ratio)})" for ours, best, ratio in _won(pairs)]
     others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))
     if others:

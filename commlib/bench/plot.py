@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +27,38 @@ def plot(document: dict[str, Any], path: Path) -> None:
     """Draw two axes for each series."""
     config, machine = document["config"], document["fingerprint"]
     where = f"{machine.get('gpus') or 1} x {machine['gpu']}" if machine.get("gpu") else machine["cpu"]
+    beside, alone = _series(document)
     above = caption(document, f"{config['ranks']} ranks on {config['backend']}", where)
+    draw(path, above, [*_abreast(beside), *alone])
+
+
+def panels(document: dict[str, Any]) -> list[list[Panel]]:
+    """Return the two panels of each series."""
+    beside, alone = _series(document)
+    return [*beside, *alone]
+
+
+def _series(document: dict[str, Any]) -> tuple[list[list[Panel]], list[list[Panel]]]:
+    """Return the panels of series with peers, and of those without."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
     series = list(grouped(timed, series_of))
     beside = [rows for rows in series if rows[0]["size"] and _others(rows)]
     alone = [_drawn(rows) for rows in series if rows not in beside]
+    others = dict.fromkeys(library(row) for rows in beside for row in _others(rows))
+    theirs = {name: look(at, linestyle="--", linewidth=1.3, zorder=3) for at, name in enumerate(others, 1)}
     looks = _looks([row for rows in alone for row in rows])
-    grid = [*_abreast(beside), *(_panels(rows, looks, document["limit"]) for rows in alone)]
-    draw(path, above, grid)
+    return [_beside(rows, theirs) for rows in beside], [_panels(rows, looks, document["limit"]) for rows in alone]
 
 
-def _abreast(series: Sequence[Sequence[Row]]) -> Iterator[list[Panel]]:
+def _abreast(series: Sequence[Sequence[Panel]]) -> Iterator[list[Panel]]:
     """Yield the latencies of some series, then what is below them."""
-    others = dict.fromkeys(library(row) for rows in series for row in _others(rows))
-    looks = {name: look(at, linestyle="--", linewidth=1.3, zorder=3) for at, name in enumerate(others, 1)}
     for at in range(0, len(series), ABREAST):
-        part = series[at : at + ABREAST]
-        panels = [_beside(rows, looks, last=rows is part[-1]) for rows in part]
-        yield from (list(level) for level in zip(*panels, strict=True))
+        above, below = (list(level) for level in zip(*series[at : at + ABREAST], strict=True))
+        yield [*above[:-1], replace(above[-1], legend=True)]
+        yield below
 
 
-def _beside(rows: Sequence[Row], looks: Looks, last: bool) -> tuple[Panel, Panel]:
+def _beside(rows: Sequence[Row], looks: Looks) -> list[Panel]:
     """Draw the plan's choice and each library at its best, and how many times as long the best of them takes."""
     ours, theirs = _fastest(_plan(rows)), _others(rows)
     best = _fastest(theirs)
@@ -56,8 +68,8 @@ def _beside(rows: Sequence[Row], looks: Looks, last: bool) -> tuple[Panel, Panel
     shared = [size for size in ours if size in best]
     ratio = Line(None, shared, [best[size] / ours[size] for size in shared], THICK)
     ticks = _ticks(rows)
-    return (
-        Panel(title(rows[0]), ylabel="latency, µs", lines=lines, log_y=True, legend=last, ticks=ticks),
+    return [
+        Panel(title(rows[0]), ylabel="latency, µs", lines=lines, log_y=True, legend=False, ticks=ticks),
         Panel(
             "",
             ylabel="times as fast\nas the best other",
@@ -68,7 +80,7 @@ def _beside(rows: Sequence[Row], looks: Looks, last: bool) -> tuple[Panel, Panel
             y_range=(0, None),
             height=0.5,
         ),
-    )
+    ]
 
 
 def _plan(rows: Sequence[Row]) -> list[Row]:

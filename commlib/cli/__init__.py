@@ -21,6 +21,7 @@ COMMANDS = {
     "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
     "profile": ("commlib.cli.profile.command:profile", "Time a kernel; show where the time of a collective goes."),
     "radix": ("commlib.cli.radix.command:radix", "Play traces of requests on a radix cache, and make them."),
+    "report": ("commlib.cli.report.command:report", "Measure this machine from end to end, and write pages of it."),
     "run": ("commlib.cli.run:run", "Start a command on several ranks of this machine."),
     "tune": ("commlib.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),
     "test": ("commlib.cli.test:test", "Check every algorithm of this installation on live ranks."),

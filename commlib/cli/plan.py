@@ -5,16 +5,19 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from commlib.cli.options import FILE, known_name, read_bytes, read_dtypes
+from commlib.report.document import Kind
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
+KIND = Kind("commlib.plan.shown", 1, "commlib plan show --json", "commlib.cli", "plan_schema.json")
 # The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
@@ -45,9 +48,15 @@ _output = click.option("-o", "--output", type=FILE, help="File to write; without
 @click.argument("plan", required=False, metavar="[PLAN]")
 @_ranks
 @_backend
-def show(plan: str | None, world: int, backend: str) -> None:
+@click.option(
+    "--json", "as_document", is_flag=True, help="Print a JSON document: the ranges for -n ranks, and the fit."
+)
+def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
     """Print the rules of PLAN, or of the plan that `init()` would take here."""
-    click.echo(str(_read(plan, backend, world)))
+    from commlib.report.formats import json_text
+
+    found = _read(plan, backend, world)
+    click.echo(json_text(_document(found, world)) if as_document else str(found))
 
 
 @plan.command()
@@ -166,6 +175,30 @@ def export(plan: str | None, form: str, world: int, backend: str | None, output:
     for what in made.left_out:
         click.echo(f"commlib: left out, because {form} cannot express it: {what}", err=True)
     _write(made.text, output)
+
+
+def _document(plan: Plan, world: int) -> dict[str, Any]:
+    """Return what --json prints; plan_schema.json says what is in it."""
+    rows = [
+        {
+            **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
+            "above": above,
+            "up_to": entry.max_bytes,
+            "choice": entry.choice,
+            **{key: getattr(entry, key) for key in ("gain", "runner_up", "confidence")},
+            "rule": f"rules[{rule.number}]",
+        }
+        for rule in plan.rules_of(world)
+        for above, entry in rule.spans()
+    ]
+    return {
+        "schema": KIND.name,
+        "version": KIND.version,
+        **{"source": plan.source, "digest": plan.digest, "world": world},
+        "fit": {**asdict(plan.fit), "said": plan.fit.said},
+        "pinned": dict(plan.pinned),
+        "rows": rows,
+    }
 
 
 def _read(plan: str | None, backend: str, world: int) -> Plan:

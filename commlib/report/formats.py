@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from commlib.report.table import Column
 
+CODE = r"((?<!`)`(?!`)[^`\n]+`(?!`))"  # as markdown has it
 LINE = 120  # characters of an object that stands on one line wherever it is
 
 
@@ -83,9 +85,17 @@ def markdown_list(lines: Iterable[str]) -> list[str]:
 
 
 def escaped(text: str) -> str:
-    """Take their meaning in markdown from the characters of a text."""
-    return text.replace("*", "\\*").replace("_", "\\_").replace("<", "\\<").replace("#", "\\#")
+    """Take their meaning in markdown from the characters of a text, but for what stands between backticks."""
+    parts = re.split(CODE, text)  # every second one is code
+    return "".join(part if at % 2 else _inert(part, ("\\", "*", "_", "<", "#", "](")) for at, part in enumerate(parts))
 
 
 def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(_inert(' '.join(cell.split()), ('|', '<', '](')) for cell in cells)} |"
+
+
+def _inert(text: str, marks: Iterable[str]) -> str:
+    """Put a backslash before the last character of these."""
+    for mark in marks:
+        text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
+    return text

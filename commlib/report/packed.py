@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from commlib.report.document import Row
 from commlib.report.formats import flat
 from commlib.report.view import grouped
 
-FEW = 4  # rows for each word of a column that rows are sorted by, at least
+FEW = 4  # rows of a table on average, at least
 
 
 def packed(documents: Iterable[Mapping[str, Any]]) -> str:
@@ -27,16 +28,23 @@ def unpacked(content: Any) -> list[Any]:
 def _document(document: Mapping[str, Any]) -> str:
     parts = [f' "{key}": {json.dumps(value)}' for key, value in document.items() if key != "rows"]
     rows = [dict(flat(row)) for row in document["rows"]]
-    words = [column for column in dict.fromkeys(key for row in rows for key in row) if _sorts(column, rows)]
-    tables = grouped(rows, lambda row: (*row, *(row.get(column) for column in words)))
+    tables = _sorted(rows)
     parts.append(' "rows": {"tables": [\n' + ",\n".join(map(_table, tables)) + "\n ]}")
     return "{\n" + ",\n".join(parts) + "\n}"
 
 
-def _sorts(column: str, rows: Sequence[Row]) -> bool:
-    """Whether a column has words, and few enough of them that rows are sorted by it."""
-    values = [row.get(column) for row in rows]
-    return all(isinstance(value, str | bool | None) for value in values) and FEW * len(set(values)) <= len(rows)
+def _sorted(rows: Sequence[Row]) -> list[list[Row]]:
+    """Divide rows by their columns of words, one after the other, as long as enough rows stay together."""
+    tables = list(grouped(rows, tuple))
+    for column in dict.fromkeys(key for row in rows for key in row):
+        if all(isinstance(row.get(column), str | bool | None) for row in rows):
+            finer = [part for table in tables for part in grouped(table, partial(_value, column))]
+            tables = finer if FEW * len(finer) <= len(rows) else tables
+    return tables
+
+
+def _value(column: str, row: Row) -> Any:
+    return row.get(column)
 
 
 def _table(rows: Sequence[Row]) -> str:

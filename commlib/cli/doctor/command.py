@@ -10,7 +10,9 @@ import click
 
 from commlib import __version__
 from commlib.cli.doctor.finding import STATE, TOPIC, Finding, as_json, main_job
+from commlib.report.document import Kind
 
+KIND = Kind("commlib.doctor", 1, "commlib doctor --json", "commlib.cli.doctor")
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
 JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "torch": "ranks over torch.distributed"}
 
@@ -44,8 +46,8 @@ def doctor(ctx: click.Context, as_document: bool) -> None:
 def document(findings: list[Finding], job: str) -> dict[str, Any]:
     """Return what --json prints; schema.json says what is in it."""
     return {
-        "schema": "commlib.doctor",
-        "version": 1,
+        "schema": KIND.name,
+        "version": KIND.version,
         "commlib": __version__,
         "job": job,
         "runs": not any(finding.fails for finding in findings),

@@ -18,14 +18,18 @@ Looks = Mapping[str, dict[str, Any]]
 
 def plot(document: dict[str, Any], path: Path) -> None:
     """Draw a row of two panels for each series."""
+    draw(path, caption(document, document["fingerprint"]["device"]), grid(document))
+
+
+def grid(document: dict[str, Any]) -> list[list[Panel]]:
+    """Return a row of two panels for each series."""
     rows = [row for row in document["rows"] if row["time_us"]]
     roles = {row["candidate"]: row["role"] for row in rows}
     looks = {
         name: look(at, **{"linestyle": "--", "linewidth": 1.2, **STYLES.get(role, {})})
         for at, (name, role) in enumerate(roles.items())
     }
-    above = caption(document, document["fingerprint"]["device"])
-    draw(path, above, [_panels(of_series, looks) for of_series in grouped(rows, notes.title)])
+    return [_panels(of_series, looks) for of_series in grouped(rows, notes.title)]
 
 
 def _panels(rows: list[Row], looks: Looks) -> list[Panel]:

@@ -1,0 +1,49 @@
+"""What every section says of calls: a table with floor, rate, the best other and the bottleneck, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commlib.cli.report.bottleneck import BYTES, CALL, Call, bottleneck, tries
+from commlib.report.figures import about, fitted, interval_text, percent_text
+from commlib.report.page import BAD, GOOD, Block, Grid, Points, Text
+from commlib.report.table import Column
+from commlib.report.view import View, grouped
+
+TONES = {BYTES: GOOD, CALL: BAD}
+
+
+def columns(calls: Sequence[Call], floor: str) -> list[Column]:
+    """Return the columns of calls whose floor is this; what no call has is left out."""
+    every = [
+        Column("call", lambda call: call.name, left=True),
+        Column("bytes", lambda call: "-" if call.num_bytes is None else about(call.num_bytes)),
+        Column("time", lambda call: fitted(call.time_us, 9), unit="µs"),
+        Column("rate", lambda call: call.rate or "-"),
+        Column("floor", lambda call: fitted(call.floor_us, 9), unit=f"µs, {floor}"),
+        Column("reached", lambda call: percent_text(call.share), unit="% of floor"),
+        Column("best other", lambda call: call.beside or "-", left=True),
+        Column("its time", lambda call: interval_text(call.versus), unit="times ours [interval]"),
+        Column("bottleneck", lambda call: bottleneck(call)[0], left=True),
+        Column("how it is known", lambda call: bottleneck(call)[1], left=True),
+    ]
+    return [column for column in every if any(column.read(call) != "-" for call in calls)]
+
+
+def analysed(calls: Sequence[Call], floor: str) -> list[Block]:
+    """Return a table for each series, and what to try."""
+    grids = [
+        Grid(of[0].series, columns(calls, floor), of, tone=lambda call: TONES.get(bottleneck(call)[0], ""))
+        for of in grouped(calls, lambda call: call.series)
+    ]
+    return [*grids, Text("What to try, by bottleneck:"), Points(tries(calls))]
+
+
+def every_row(view: View) -> list[Block]:
+    """Return what the command itself shows, to be looked up."""
+    head = [line.removeprefix("#").strip() for line in (*view.opening(), *view.closing())]
+    grids = [
+        Grid(f"Every row: {view.title(rows)}", view.columns(), view.items(rows), folded=True)
+        for rows in view.by_series()
+    ]
+    return [*grids, Points([line for line in head if line], "How it was measured, and what was left out")]

@@ -1,0 +1,79 @@
+"""Section of `commlib bench`: the plan's choice of each call beside the limit of the machine, and beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from commlib.bench.page import compared
+from commlib.bench.plot import panels
+from commlib.bench.rows import measured, median_us, series_of, steady, title
+from commlib.cli.bench.view import BenchView
+from commlib.cli.report.bottleneck import Call
+from commlib.cli.report.calls import analysed, every_row
+from commlib.report.document import Row
+from commlib.report.figures import fitted, size_text
+from commlib.report.page import Block, Picture, Text
+from commlib.report.view import grouped
+
+Document = dict[str, Any]
+WIDTH = 120
+
+
+def bench_calls(document: Document) -> Iterator[Call]:
+    """Yield the plan's choice of each call on plain tensors; the floor is the bandwidth of the machine."""
+    for rows in grouped(measured(document["rows"]), series_of):
+        calls = sorted(grouped(rows, _size), key=lambda call: _size(call[0]))
+        found = [(ours, best) for ours, best in map(compared, calls) if ours is not None]
+        least = min((median_us(ours) for ours, _ in found), default=0.0)
+        for ours, best in found:
+            time_us = median_us(ours)
+            floor = _share(ours, document["limit"]["busbw"])
+            floor = floor and floor * time_us
+            yield Call(
+                title(ours),
+                f"{size_text(ours['size'])} {ours['algorithm']}",
+                time_us,
+                ours["size"],
+                rate=f"{fitted(ours['busbw'], 7)} GB/s bus" if ours["size"] else "",
+                floor_us=floor,
+                need_us=floor if ours["size"] else 0.0,
+                least_us=least if len(found) > 1 or not ours["size"] else None,
+                beside=best["algorithm"] if best else "",
+                versus=_versus(ours, best) if best else None,
+                noise=(ours["time_us"]["p10"], ours["time_us"]["p90"]),
+            )
+
+
+def _size(row: Row) -> int:
+    return int(row["size"])
+
+
+def _share(ours: Row, limit: float | None) -> float | None:
+    """Return the bus bandwidth's share of the limit: of its size, if the document says so."""
+    found = ours["busbw"] / limit if limit and ours["size"] else None
+    return ours.get("of_limit") or found
+
+
+def _versus(ours: Row, best: Row) -> dict[str, float] | None:
+    """Return how many times as long the best other takes: of medians, and of the middle four fifths of blocks."""
+    if not steady(best):
+        return None
+    a, b = best["time_us"], ours["time_us"]
+    return {"ratio": a["p50"] / b["p50"], "low": a["p10"] / b["p90"], "high": a["p90"] / b["p10"]}
+
+
+def section(document: Document) -> list[Block]:
+    """Return what is said of collectives."""
+    limit = document["limit"]
+    floor = f"The floor is bandwidth: {limit['what']}." if limit["busbw"] else f"No floor: {limit['what']}."
+    beside = (
+        "The best other is the fastest one; its interval is of the middle four fifths of both's blocks, "
+        "and there is none where its own blocks do not agree."
+    )
+    return [
+        Text(f"{floor} {beside}"),
+        *(Picture(of_series[0].title, of_series) for of_series in panels(document)),
+        *analysed(list(bench_calls(document)), "bandwidth"),
+        *every_row(BenchView(document, WIDTH)),
+    ]

@@ -1,0 +1,58 @@
+"""The pages of a folder, made from its documents alone: a file for each section, and all of them as report.html."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from commlib.cli.report import STAGES, summary
+from commlib.cli.report.folder import Folder
+from commlib.cli.report.sections import SECTIONS
+from commlib.report.files import write
+from commlib.report.html import html
+from commlib.report.page import BAD, Block, Code, Grid, Section, Text, markdown
+from commlib.report.table import Column
+
+PAGE = "report.html"
+STAGE = (
+    Column("stage", lambda line: line[0], left=True),
+    Column("ended", lambda line: line[1]["state"], left=True),
+    Column("exit code", lambda line: str(line[1]["code"])),
+    Column("took", lambda line: f"{line[1]['seconds']:.0f}", unit="s"),
+    Column("began", lambda line: line[1]["created"], left=True),
+    Column("command", lambda line: line[1]["command"], left=True),
+)
+
+
+def write_pages(folder: Folder) -> None:
+    """Write every page of what is there."""
+    documents = {
+        name: SECTIONS[name].kind.read(folder.file(name)) for name in folder.stages if folder.file(name).exists()
+    }
+    sections = list(_sections(folder, documents))
+    for section in sections:
+        write(folder.path / f"{section.name}.md", markdown(section))
+    first: dict[str, Any] = next(
+        (document["fingerprint"] for document in documents.values() if "fingerprint" in document), {}
+    )
+    title = f"commlib report: {first.get('device', 'nothing measured')}"
+    begun = min((ended["created"] for ended in folder.stages.values()), default="")
+    write(
+        folder.path / PAGE,
+        html(title, f"commlib {first.get('commlib', '')}, {begun[:16].replace('T', ' ')} UTC", sections),
+    )
+
+
+def _sections(folder: Folder, documents: dict[str, dict[str, Any]]) -> Iterator[Section]:
+    yield summary.section(folder, documents)
+    for name, document in documents.items():
+        partial = [] if document.get("complete", True) else [Text(f"Not complete: {document['ended']}.", BAD)]
+        yield Section(name, STAGES[name].title, [*partial, *SECTIONS[name].blocks(document)])
+    yield Section("made", "How this was made", list(_made(folder)))
+
+
+def _made(folder: Folder) -> Iterator[Block]:
+    yield Grid("The stages; each wrote NAME.json beside this page", STAGE, list(folder.stages.items()))
+    if looks := folder.state["looks"]:
+        yield Text("One call under Nsight's tools; where the tool is not here, run the line where it is.")
+        yield Code([f"{each['command']}{'  # ' + each['said'] if each['said'] else ''}" for each in looks])

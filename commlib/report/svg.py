@@ -1,0 +1,154 @@
+"""Panels as SVG inside a page: no library, the colours of the page, and a description for who cannot see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from html import escape
+
+from commlib.report.figures import fitted
+from commlib.report.plot import Line, Panel
+
+WIDTH, HEIGHT = 380, 250  # of a panel
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 34, 44  # beside its axes
+BAR, CHARACTER = 26, 6.2  # height of a bar; width of a small character
+SIZE = 3.4  # of a marker
+DASHES = {"--": "6 3", ":": "2 3"}
+# Marker of matplotlib → its outline around 0, 0 with a radius of one.
+SHAPES = {
+    "s": "M-1-1H1V1H-1Z",
+    "D": "M0-1.3L1.3 0L0 1.3L-1.3 0Z",
+    "^": "M0-1.2L1.2 1H-1.2Z",
+    "v": "M0 1.2L1.2-1H-1.2Z",
+    "P": "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
+    "X": "M0-.5L.7-1.2L1.2-.7L.5 0L1.2 .7L.7 1.2L0 .5L-.7 1.2L-1.2 .7L-.5 0L-1.2-.7L-.7-1.2Z",
+    "*": "M0-1.4L.4-.4L1.4-.4L.6 .3L.9 1.3L0 .7L-.9 1.3L-.6 .3L-1.4-.4L-.4-.4Z",
+    "<": "M-1.2 0L1-1.2V1.2Z",
+    ">": "M1.2 0L-1-1.2V1.2Z",
+    "p": "M0-1.2L1.2-.2L.7 1.1H-.7L-1.2-.2Z",
+}
+
+
+def svg(panel: Panel, name: str, titled: bool = True) -> str:
+    """Return one panel, whose name no other of the page has, with its title unless that stands elsewhere."""
+    height = 2 * BAR + BAR * len(panel.bars) if panel.bars else HEIGHT
+    drawn = panel if titled else replace(panel, title="")
+    inside = _bars(drawn) if panel.bars else _axes(drawn)
+    title = ": ".join(filter(None, (panel.title, panel.ylabel or panel.xlabel))).replace("\n", " ")
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(described(panel))}</desc>'
+        f"{''.join(inside)}</svg>"
+    )
+
+
+def legend(panels: Sequence[Panel]) -> str:
+    """Return the names of all lines, each once, with what they look like."""
+    lines = {line.label: line for panel in panels for line in panel.lines if line.label}
+    items = (
+        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><path d="M0 6H34" {_stroke(line)}/>'
+        f"{_marker(line, 17, 6)}</svg>{escape(name)}</li>"
+        for name, line in lines.items()
+    )
+    return f'<ul class="legend">{"".join(items)}</ul>' if lines else ""
+
+
+def described(panel: Panel) -> str:
+    """Say what a panel shows: each line by its ends."""
+    if panel.bars:
+        return "; ".join(f"{name}: {fitted(value, 8)}" for name, value in panel.bars.items())
+    said = [_said(line) for line in panel.lines if line.x]
+    said += [f"{label or 'limit'} {fitted(value, 8)}" for value, label in panel.limits]
+    return "; ".join(said)
+
+
+def _said(line: Line) -> str:
+    ends = dict.fromkeys((0, len(line.x) - 1))
+    points = (f"{fitted(line.y[at], 8)} at {line.x[at]:g}" for at in ends)
+    return f"{line.label}: {', '.join(points)}" if line.label else ", ".join(points)
+
+
+class _Scale:
+    """From values to places; a logarithm unless `linear`."""
+
+    def __init__(self, values: Sequence[float], places: tuple[float, float], linear: bool = False) -> None:
+        self._map: Callable[[float], float] = float if linear else math.log
+        low, high = self._map(min(values)), self._map(max(values))
+        self._low, self._per = low, (places[1] - places[0]) / ((high - low) or 1.0)
+        self._start = places[0] if high > low else (places[0] + places[1]) / 2
+
+    def __call__(self, value: float) -> float:
+        place: float = self._start + (self._map(value) - self._low) * self._per
+        return round(place, 1)
+
+
+def _axes(panel: Panel) -> Iterator[str]:
+    ys = _marks(panel)
+    xs = [x for line in panel.lines for x in line.x]
+    across, up = _Scale(xs or [1], (LEFT + 8, WIDTH - RIGHT - 8)), _Scale(ys, (HEIGHT - BOTTOM, TOP), not panel.log_y)
+    right, foot = WIDTH - RIGHT, HEIGHT - BOTTOM
+    if panel.title:
+        yield f'<text class="title" x="{LEFT}" y="14">{escape(panel.title)}</text>'
+    yield f'<text x="{LEFT}" y="28">{escape(panel.ylabel.replace(chr(10), " "))}</text>'
+    for y in ys:
+        yield f'<path class="grid" d="M{LEFT} {up(y)}H{right}"/>'
+        yield f'<text x="{LEFT - 6}" y="{up(y) + 4}" text-anchor="end">{y:g}</text>'
+    for x, text in panel.ticks.items():
+        yield f'<text x="{across(x)}" y="{foot + 16}" text-anchor="middle">{escape(text.replace(chr(10), " "))}</text>'
+    if panel.xlabel:
+        yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(panel.xlabel)}</text>'
+    for value, _ in panel.limits:
+        yield f'<path class="limit" d="M{LEFT} {up(value)}H{right}"/>'
+    for line in sorted(panel.lines, key=lambda line: line.style.get("zorder", 3)):
+        points = [(across(x), up(y)) for x, y in zip(line.x, line.y, strict=True)]
+        path = "L".join(f"{x} {y}" for x, y in points)
+        yield f'<path d="M{path}" {_stroke(line)}/>' + "".join(_marker(line, *point) for point in points)
+
+
+def _marks(panel: Panel) -> list[float]:
+    """Return the values that are written beside the axis; the first and the last are its ends."""
+    values = [y for line in panel.lines for y in line.y] + [value for value, _ in panel.limits]
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    if not panel.log_y:
+        low = low if panel.y_range[0] is None else panel.y_range[0]
+        step = _round((high - low) / 4 or 1.0)
+        return [low + step * at for at in range(math.ceil((high - low) / step - 1e-9) + 1)]
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = max(1, round((last - first) / 5))
+    return [10.0**at for at in range(first, max(last, first + 1) + step, step)]
+
+
+def _round(step: float) -> float:
+    scale = 10.0 ** math.floor(math.log10(step))
+    return next(scale * part for part in (1, 2, 2.5, 5, 10) if scale * part >= step * 0.999)
+
+
+def _bars(panel: Panel) -> Iterator[str]:
+    longest = max(panel.bars.values())
+    yield f'<text class="title" x="0" y="14">{escape(panel.title)}</text>'
+    yield f'<text x="0" y="28">{escape(panel.xlabel)}</text>'
+    for at, (name, value) in enumerate(panel.bars.items()):
+        y = 2 * BAR + BAR * at - 14
+        room = (WIDTH - len(name) * CHARACTER - 8) / longest
+        yield f'<rect class="bar" x="0" y="{y}" width="{max(value * room, 1):.1f}" height="{BAR - 8}"/>'
+        yield f'<text x="{value * room + 6:.1f}" y="{y + 13}">{escape(name)}</text>'
+
+
+def _class(line: Line) -> str:
+    """Return the page's name of a colour; greys and black are those of text."""
+    color = str(line.style.get("color", "C0"))
+    return color.lower() if color.startswith("C") else "ink" if color == "black" else "soft"
+
+
+def _stroke(line: Line) -> str:
+    dash = DASHES.get(str(line.style.get("linestyle", "-")))
+    width = float(line.style.get("linewidth", 1.5))
+    return f'class="line {_class(line)}" stroke-width="{width:g}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _marker(line: Line, x: float, y: float) -> str:
+    shape = SHAPES.get(str(line.style.get("marker", "o")))
+    if shape is None:
+        return f'<circle class="mark {_class(line)}" cx="{x:g}" cy="{y:g}" r="{SIZE}"/>'
+    return f'<path class="mark {_class(line)}" d="{shape}" transform="translate({x:g} {y:g}) scale({SIZE})"/>'

@@ -1,0 +1,102 @@
+"""Pages of any report: text that stays text, colours that stand out, markdown, and panels drawn as SVG."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from commlib.report.formats import escaped
+from commlib.report.html import html
+from commlib.report.page import Code, Grid, Picture, Points, Section, Text, markdown
+from commlib.report.plot import MARKERS, Line, Panel, look
+from commlib.report.svg import SHAPES, svg
+from commlib.report.table import Column
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIL = "<script>alert(1)</script>|`*_[a](javascript:b)"
+
+
+@pytest.mark.parametrize("text", ["``<b>`", "`<b>``", "`a\n<b>`", "\\<b>", "`` `<b>"])
+def test_backticks_that_are_no_pair_hide_nothing(text: str) -> None:
+    assert re.search(r"(?<!\\)(?:\\\\)*\\<b>", escaped(text))
+
+
+def contrast(one: str, other: str) -> float:
+    """Return WCAG's contrast of two colours such as #123 or #112233."""
+
+    def luminance(colour: str) -> float:
+        digits = colour.lstrip("#")
+        digits = "".join(2 * digit for digit in digits) if len(digits) == 3 else digits
+        parts = (int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4))
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_of_text_and_lines_stands_out_in_both_schemes() -> None:
+    style = (ROOT / "commlib/report/page.css").read_text(encoding="utf-8")
+    schemes = re.findall(r":root \{(.*?)\}", style, re.DOTALL)
+    assert len(schemes) == 2
+    for scheme in schemes:
+        colours = dict(re.findall(r"--([\w-]+): (#\w+)", scheme))
+        for name, colour in colours.items():
+            if name not in ("paper", "band", "edge"):
+                assert min(contrast(colour, colours[back]) for back in ("paper", "band")) >= 4.5, name
+
+
+def test_markdown_has_every_block_but_what_is_shown_on_demand() -> None:
+    columns = [Column("a", str), Column("b", lambda item: EVIL)]
+    blocks = [
+        Text("A *text* with `code_of it`."),
+        Points(["one", "two"], "Told"),
+        Code(["commlib doctor"]),
+        Grid("Table", columns, [1, 2]),
+        Grid("Folded", columns, [1]),
+        Picture("Drawn", []),
+    ]
+    blocks[4] = Grid("Folded", columns, [1], folded=True)
+    text = markdown(Section("name", "Title_of", blocks))
+    assert text.startswith("# Title\\_of\n\nA \\*text\\* with `code_of it`.\n\n**Told**\n\n- one\n- two\n\n```text\n")
+    assert "| 1 | \\<script>" in text and "Folded" not in text
+    assert "<details><summary>Folded" in html("t", "", [Section("name", "Title", blocks)])
+
+
+def test_a_panel_is_drawn_inside_its_frame_and_says_what_it_shows() -> None:
+    lines = [Line(f"way {at}", [8, 64, 4096], [1.0, 10.0 * at + 1, 1e5], look(at)) for at in range(len(MARKERS))]
+    panel = Panel("a & b", "n", "µs", lines, ticks={8: "8", 4096: "4K"}, log_y=True, limits=[(2e5, "limit")])
+    root = ElementTree.fromstring(svg(panel, "p"))
+    width, height = map(float, (root.get("viewBox") or "").split()[2:])
+    paths = [each.get("d") or "" for each in root.iter("path") if "line" in (each.get("class") or "")]
+    assert len(paths) == len(lines)
+    points = [tuple(map(float, pair)) for path in paths for pair in re.findall(r"([-\d.]+) ([-\d.]+)", path)]
+    assert len(points) == 3 * len(lines)
+    assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+    (described,) = root.iter("desc")
+    assert (described.text or "").startswith("way 0: 1.00 at 8, 100000 at 4096; ")
+    assert "limit 200000" in (described.text or "")
+    marks = Counter((each.get("class") or "") for each in root.iter() if "mark" in (each.get("class") or ""))
+    assert sum(marks.values()) == 3 * len(lines)
+
+
+def test_every_marker_but_the_round_ones_has_a_shape_of_its_own() -> None:
+    assert set(MARKERS) - set(SHAPES) == {"o", "h", "8"}
+    assert len(set(SHAPES.values())) == len(SHAPES)
+
+
+def test_bars_are_as_long_as_their_values_and_named() -> None:
+    root = ElementTree.fromstring(svg(Panel("case", "µs", bars={"one  1.00": 1.0, "two  4.00": 4.0}), "p"))
+    one, two = (float(each.get("width") or 0) for each in root.iter("rect"))
+    texts = [each.text for each in root.iter("text")]
+    assert one < two and texts[-2:] == ["one  1.00", "two  4.00"]
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [0.001, 900.0]])
+def test_axes_of_few_or_equal_values_are_drawn(values: list[float]) -> None:
+    panel = Panel("", lines=[Line(None, [1, 2], values)], y_range=(0, None))
+    assert "nan" not in svg(panel, "p") and ElementTree.fromstring(svg(panel, "p")) is not None
