@@ -33,20 +33,18 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
     A row is that of the second run, with the times of both and a verdict: more than the JSON of a comparison has.
     """
     (name_a, a), (name_b, b) = before, after
-    rows_a, rows_b = _by_key(a), _by_key(b)
-    pairs = [(rows_a[key], row) for key, row in rows_b.items() if key in rows_a]
-    if not pairs:
+    rows_a, rows_b = _by_key(a["rows"]), _by_key(b["rows"])
+    rows = judged(a["rows"], b["rows"], threshold)
+    if not rows:
         sides = f"{name_a} ({_content(a)}) and {name_b} ({_content(b)})"
         raise ValueError(f"{sides} share no row: measure the same in both")
-    moved = _moved(pairs)
-    rows = [_judged(*pair, _drift(moved, pair[1]), threshold) for pair in pairs]
     of_side = {name: [row for row in rows if row["ours"] == ours] for name, ours in SIDES}
     return {
         "schema": "commlib.bench.compare",
         "version": 1,
         "files": {"a": name_a, "b": name_b},
         "threshold": threshold,
-        "warnings": [*_warnings(a, b), *([] if moved else [NO_PEERS])],
+        "warnings": [*_warnings(a, b), *([] if any(not row["ours"] for row in rows) else [NO_PEERS])],
         "rows": rows,
         "only_in": {
             "a": [_key(row) for key, row in rows_a.items() if key not in rows_b],
@@ -57,6 +55,14 @@ def difference(before: tuple[str, Document], after: tuple[str, Document], thresh
         "summary": {name: _summed(of) for name, of in of_side.items() if of},
         "notes": list(_notes(rows)),
     }
+
+
+def judged(before: Sequence[Row], after: Sequence[Row], threshold: float) -> list[Row]:
+    """Return the rows that both have: those of the second run, with the times of both and a verdict."""
+    rows_a, rows_b = _by_key(before), _by_key(after)
+    pairs = [(rows_a[key], row) for key, row in rows_b.items() if key in rows_a]
+    moved = _moved(pairs)
+    return [_judged(*pair, _drift(moved, pair[1]), threshold) for pair in pairs]
 
 
 def _moved(pairs: Sequence[tuple[Row, Row]]) -> dict[Any, list[float]]:
@@ -130,9 +136,8 @@ def _key(row: Row) -> Row:
     return {key: row[key] for key in KEYS}
 
 
-def _by_key(document: Document) -> dict[tuple[Any, ...], Row]:
-    rows = (row for row in measured(document["rows"]) if median_us(row))
-    return {tuple(_key(row).values()): row for row in rows}
+def _by_key(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
+    return {tuple(_key(row).values()): row for row in measured(rows) if median_us(row)}
 
 
 def _content(document: Document) -> str:
@@ -142,11 +147,11 @@ def _content(document: Document) -> str:
 
 def _warnings(a: Document, b: Document) -> Iterator[str]:
     for what, part, keys in (("machines", "fingerprint", MACHINE), ("runs", "config", SETUP)):
-        if changed := _changed(a[part], b[part], keys):
+        if changed := changes(a[part], b[part], keys):
             yield f"{what} differ: {changed}: times are not comparable"
-    if changed := _changed(a["fingerprint"], b["fingerprint"], SOFTWARE):
+    if changed := changes(a["fingerprint"], b["fingerprint"], SOFTWARE):
         yield f"software differs: {changed}"
-    if changed := _changed(a["environment"], b["environment"], sorted({*a["environment"], *b["environment"]})):
+    if changed := changes(a["environment"], b["environment"], sorted({*a["environment"], *b["environment"]})):
         yield f"environment differs: {changed}"
     if a["plan"]["digest"] != b["plan"]["digest"]:
         sides = (f"{plan['digest']} from {plan['source']}" for plan in (a["plan"], b["plan"]))
@@ -156,7 +161,8 @@ def _warnings(a: Document, b: Document) -> Iterator[str]:
             yield f"{name} is not complete: {document['ended'] or 'ended early'}"
 
 
-def _changed(a: Document, b: Document, keys: Sequence[str]) -> str:
+def changes(a: Document, b: Document, keys: Sequence[str]) -> str:
+    """Return both values of each key that differs, "" where none does."""
     return ", ".join(f"{key} {_side(a.get(key))} / {_side(b.get(key))}" for key in keys if a.get(key) != b.get(key))
 
 

@@ -88,7 +88,8 @@ def _table(grid: Grid) -> str:
 
 
 def _name(column: Column) -> str:
-    unit = f" <small>{escape(column.unit.strip('()'))}</small>" if column.unit else ""
+    unit = "µs" if column.unit == "(us)" else column.unit.strip("()")
+    unit = f" <small>{escape(unit)}</small>" if unit else ""
     return f"{escape(column.name.strip())}{unit}"
 
 

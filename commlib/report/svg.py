@@ -32,15 +32,23 @@ SHAPES = {
 
 def svg(panel: Panel, name: str, titled: bool = True) -> str:
     """Return one panel, whose name no other of the page has, with its title unless that stands elsewhere."""
-    height = 2 * BAR + BAR * len(panel.bars) if panel.bars else HEIGHT
     drawn = panel if titled else replace(panel, title="")
-    inside = _bars(drawn) if panel.bars else _axes(drawn)
+    height, inside = _drawn(drawn)
     title = ": ".join(filter(None, (panel.title, panel.ylabel or panel.xlabel))).replace("\n", " ")
     return (
         f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(described(panel))}</desc>'
         f"{''.join(inside)}</svg>"
     )
+
+
+def _drawn(panel: Panel) -> tuple[int, Iterator[str]]:
+    """Return the height of a panel, and what is inside."""
+    if panel.bars:
+        return 2 * BAR + BAR * len(panel.bars), _bars(panel)
+    if panel.timeline:
+        return TOP + BAR * len(_lanes(panel)) + BOTTOM, _timeline(panel)
+    return HEIGHT, _axes(panel)
 
 
 def legend(panels: Sequence[Panel]) -> str:
@@ -51,14 +59,22 @@ def legend(panels: Sequence[Panel]) -> str:
         f"{_marker(line, 17, 6)}</svg>{escape(name)}</li>"
         for name, line in lines.items()
     )
-    return f'<ul class="legend">{"".join(items)}</ul>' if lines else ""
+    stretches = (
+        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><rect class="mark c{at % 10}" width="34" height="12"/></svg>'
+        f"{escape(name)}</li>"
+        for panel in panels
+        for name, at in _labels(panel).items()
+    )
+    found = "".join([*items, *stretches])
+    return f'<ul class="legend">{found}</ul>' if found else ""
 
 
 def described(panel: Panel) -> str:
     """Say what a panel shows: each line by its ends."""
     if panel.bars:
         return "; ".join(f"{name}: {fitted(value, 8)}" for name, value in panel.bars.items())
-    said = [_said(line) for line in panel.lines if line.x]
+    said = [f"{of.lane}: {of.label} {fitted(of.width, 8)} from {fitted(of.start, 8)}" for of in panel.timeline]
+    said += [_said(line) for line in panel.lines if line.x]
     said += [f"{label or 'limit'} {fitted(value, 8)}" for value, label in panel.limits]
     return "; ".join(said)
 
@@ -125,14 +141,40 @@ def _round(step: float) -> float:
 
 
 def _bars(panel: Panel) -> Iterator[str]:
-    longest = max(panel.bars.values())
+    room = (WIDTH - CHARACTER * max(map(len, panel.bars)) - 8) / max(panel.bars.values())
     yield f'<text class="title" x="0" y="14">{escape(panel.title)}</text>'
     yield f'<text x="0" y="28">{escape(panel.xlabel)}</text>'
     for at, (name, value) in enumerate(panel.bars.items()):
         y = 2 * BAR + BAR * at - 14
-        room = (WIDTH - len(name) * CHARACTER - 8) / longest
         yield f'<rect class="bar" x="0" y="{y}" width="{max(value * room, 1):.1f}" height="{BAR - 8}"/>'
         yield f'<text x="{value * room + 6:.1f}" y="{y + 13}">{escape(name)}</text>'
+
+
+def _lanes(panel: Panel) -> list[str]:
+    return list(dict.fromkeys(bar.lane for bar in panel.timeline))
+
+
+def _labels(panel: Panel) -> dict[str, int]:
+    """Number the labels of a timeline: what has one label has one colour."""
+    return {label: at for at, label in enumerate(dict.fromkeys(bar.label for bar in panel.timeline))}
+
+
+def _timeline(panel: Panel) -> Iterator[str]:
+    lanes, labels = _lanes(panel), _labels(panel)
+    left = 8 + CHARACTER * max(map(len, lanes))
+    ends = [0.0, max(bar.start + bar.width for bar in panel.timeline)]
+    across, foot = _Scale(ends, (left, WIDTH - RIGHT - 8), linear=True), TOP + BAR * len(lanes)
+    yield f'<text class="title" x="{left}" y="14">{escape(panel.title)}</text>' if panel.title else ""
+    for at, lane in enumerate(lanes):
+        yield f'<text x="{left - 6:g}" y="{TOP + BAR * at + 16}" text-anchor="end">{escape(lane)}</text>'
+    for bar in panel.timeline:
+        x, y = across(bar.start), TOP + BAR * lanes.index(bar.lane) + 3
+        width = max(across(bar.start + bar.width) - x, 0.5)
+        yield f'<rect class="mark c{labels[bar.label] % 10}" x="{x}" y="{y}" width="{width:.1f}" height="{BAR - 6}"/>'
+    step = _round(ends[1] / 5)
+    for x in (step * at for at in range(int(ends[1] / step) + 1)):
+        yield f'<text x="{across(x)}" y="{foot + 16}" text-anchor="middle">{x:g}</text>'
+    yield f'<text x="{(left + WIDTH - RIGHT) / 2:g}" y="{foot + 34}" text-anchor="middle">{escape(panel.xlabel)}</text>'
 
 
 def _class(line: Line) -> str:

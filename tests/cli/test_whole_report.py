@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.cli import main
-from commlib.cli.report import SCOPES, STAGES, Settings, run
+from commlib.cli.report import SCOPES, STAGES, Settings, baseline, run
 from commlib.cli.report.bottleneck import BYTES as BANDWIDTH
 from commlib.cli.report.bottleneck import CALL, FIXED, OPEN, Call, bottleneck, tries
 from commlib.cli.report.command import report
@@ -29,6 +29,7 @@ from commlib.cli.report.pages import write_pages
 from commlib.cli.report.sections import SECTIONS
 from commlib.report.formats import CODE
 from commlib.report.packed import unpacked
+from commlib.report.page import markdown
 from tests.cli.bench_documents import document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,6 +126,29 @@ def test_calls_of_collectives_are_the_plan_s_choices_beside_the_best_other() -> 
     assert (least.num_bytes, largest.num_bytes) == (8, 16 << 20)
     assert bottleneck(least)[0] == FIXED
     assert largest.share == pytest.approx(largest.need_us / largest.time_us)
+
+
+def test_only_what_moved_beyond_the_noise_of_others_has_changed() -> None:
+    before, now = {"collectives": document()}, {"collectives": document()}
+    for row in now["collectives"]["rows"]:
+        if (row["algorithm"], row["size"], row["in_place"]) == ("shm_twoshot", 4096, False):
+            row["time_us"] = {name: 2 * value for name, value in row["time_us"].items()}
+    before["environment"] = doctor(finding("mpi", "ok", "here"))
+    now["environment"] = doctor(finding("mpi", "broken", "here"))
+    now["collectives"]["fingerprint"]["cpu"] = "Another CPU"
+    text = markdown(baseline.section("old", before, now))
+    assert "Of commlib's calls that are in both: 63 same, 1 worse." in text
+    assert re.search(r"all_reduce, float, sum, 4K \| shm_twoshot .* 2.00 \| worse", text)
+    assert "Times are not comparable, as the machines differ: cpu A CPU / Another CPU" in text
+    assert "- mpi: broken, before ok" in text
+
+
+@pytest.mark.parametrize("stage", ["index", "store"])
+def test_a_profile_has_not_changed_since_itself(stage: str) -> None:
+    found = unpacked(json.loads((ROOT / "benchmarks/results/profile_h200.json").read_text(encoding="utf-8")))[0]
+    text = markdown(baseline.section("old", {stage: found}, {stage: found}))
+    ours = sum(row["role"] == "ours" and bool(row["time_us"]) for row in found["rows"])
+    assert f"Of commlib's calls that are in both: {ours} same." in text
 
 
 # Pages.
@@ -296,7 +320,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, quick_python: Path) -> Pa
     folder = tmp_path_factory.mktemp("report") / "r"
     words = [str(quick_python), "-m", "commlib", "report", "--quick", "-o", str(folder)]
     process = subprocess.Popen(
-        [*words, "--only", "metadata,radix,plan"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*words, "--only", "metadata,radix,plan,comm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("metadata     done")
@@ -306,8 +330,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory, quick_python: Path) -> Pa
     assert process.returncode == 130, errors
     assert f"interrupted; `commlib report -o {folder}` goes on" in errors
     assert Folder(folder).stages["radix"]["state"] == INTERRUPTED
-    done = subprocess.run([*words, "--only", "metadata,plan"], capture_output=True, text=True, timeout=90, check=False)
-    assert done.stdout.splitlines()[0].startswith("plan         done")
+    done = subprocess.run(
+        [*words, "--only", "metadata,comm,plan"], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["comm", "done"], ["plan", "done"]]
     assert done.returncode == 1, "the stage that was interrupted is still to be done"
     return folder
 
@@ -316,7 +342,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(measured: Path) -> N
     text = (measured / "summary.md").read_text(encoding="utf-8")
     assert "Stage radix interrupted" in text
     assert "Not measured: environment, correctness, index, store, attention, prefill, collectives." in text
-    assert "Plan to use: init() takes plans/shm.json" in text
+    assert "the longest phase is " in (measured / "comm.md").read_text(encoding="utf-8")
+    assert "Plan in force: init() takes plans/shm.json" in text
     assert SECTIONS["metadata"].kind.read(measured / "metadata.json")["complete"]
 
 

@@ -90,10 +90,11 @@ def test_every_marker_but_the_round_ones_has_a_shape_of_its_own() -> None:
 
 
 def test_bars_are_as_long_as_their_values_and_named() -> None:
-    root = ElementTree.fromstring(svg(Panel("case", "µs", bars={"one  1.00": 1.0, "two  4.00": 4.0}), "p"))
+    root = ElementTree.fromstring(svg(Panel("case", "µs", bars={"a long name  1.00": 1.0, "b  4.00": 4.0}), "p"))
     one, two = (float(each.get("width") or 0) for each in root.iter("rect"))
     texts = [each.text for each in root.iter("text")]
-    assert one < two and texts[-2:] == ["one  1.00", "two  4.00"]
+    assert two == pytest.approx(4 * one, rel=0.01)
+    assert texts[-2:] == ["a long name  1.00", "b  4.00"]
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [0.001, 900.0]])

@@ -67,7 +67,7 @@ def closing(document: dict[str, Any]) -> list[str]:
     lines = []
     series = list(grouped(document["rows"], series_of))
     for rows in series:
-        said = [*_chosen(rows), *_faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
+        said = [*_chosen(rows), *faster(rows), *_fits(rows, document["fits"]), *_skipped(rows)]
         if said and len(series) > 1:
             lines += ["#", f"# {title(rows[0])}", *_average("# avg busbw: ", averages(rows))]
         lines += [f"# {line}" for line in said]
@@ -99,7 +99,8 @@ def _choice(run: Sequence[Row]) -> str:
     return f"{run[0]['algorithm']} at {'–'.join(ends)}{rule}"
 
 
-def _faster(rows: Sequence[Row]) -> Iterator[str]:
+def faster(rows: Sequence[Row]) -> Iterator[str]:
+    """Name what is faster than the plan's choice by more than noise."""
     found: dict[tuple[str, str], list[str]] = {}
     for call in grouped(measured(rows), lambda row: (row["size"], row["placement"])):
         chosen = min((row for row in call if row["chosen"]), key=lambda row: bool(row["in_place"]), default=None)

@@ -91,15 +91,19 @@ class CommView(View):
         """Return a line for each phase of each rank."""
         return csv_text(self.rows())
 
-    def plot(self, path: Path) -> None:
-        """Draw one call of all ranks over its time."""
-        found, config = self.document["timeline"], self.document["config"]
+    def panel(self) -> Panel:
+        """Return one call of all ranks over its time."""
+        found = self.document["timeline"]
         bars = [Bar(f"rank {of['rank']} {of['lane']}", of["phase"], of["start_us"], of["us"]) for of in found]
+        return Panel(f"{self.title(())} by {self.document['choice']['algorithm']}", "µs", timeline=bars)
+
+    def plot(self, path: Path) -> None:
+        """Draw it."""
+        config = self.document["config"]
         above = caption(
             self.document, f"{config['ranks']} ranks on {config['backend']}", self.document["fingerprint"]["device"]
         )
-        algorithm = self.document["choice"]["algorithm"]
-        draw(path, above, [[Panel(f"{self.title(())} by {algorithm}", "µs", timeline=bars)]])
+        draw(path, above, [[self.panel()]])
 
 
 def _place(row: Row, order: Sequence[str]) -> tuple[bool, int]:

@@ -59,6 +59,12 @@ def _bench(settings: Settings) -> list[str]:
     return ["bench", "-n", str(settings.ranks), *on_gpus, *much, "--format", "json"]
 
 
+def _comm(settings: Settings) -> list[str]:
+    on_gpus = ["--graph", "--dtype", "bfloat16"] if settings.on_gpus else []
+    much = settings.pick("--time 3", "", "--time 20")
+    return ["profile", "comm", "all_reduce", "-n", str(settings.ranks), *on_gpus, *much, "--json"]
+
+
 def _plan(settings: Settings) -> list[str]:
     return ["plan", "show", "-n", str(settings.ranks), "--json"]
 
@@ -73,5 +79,6 @@ STAGES = {
     "attention": Stage("Attention: decoding", _attention("decode"), (8, 30, 100)),
     "prefill": Stage("Attention: prompts", _attention("prefill"), (8, 30, 100)),
     "collectives": Stage("Collectives", _bench, (45, 90, 330)),
+    "comm": Stage("One all_reduce", _comm, (8, 10, 25)),
     "plan": Stage("Plan", _plan, (5, 5, 5)),
 }

@@ -12,17 +12,21 @@ CLOSE = 0.8  # of the floor: nothing else takes long
 HALF = 0.5  # of the time: less than that, the bytes do not explain it
 ENOUGH = 1.05  # times as fast: less is level
 NEAR = 2.0  # times the shortest call of the series
-BYTES, FIXED, CALL, OPEN = "bandwidth", "fixed cost", "our code", "not known"
+BYTES, WORK, FIXED, CALL, OPEN = "bandwidth", "arithmetic", "fixed cost", "our code", "not known"
 RULE = (
-    f"How a bottleneck is named, from figures of one run. {BYTES}: the floor, which moves as many bytes and does "
-    f"nothing else, takes at least {CLOSE:.0%} of the call's time. {CALL}: another library makes the same call at "
-    f"least {ENOUGH:g} times as fast, beyond doubt. {FIXED}: the call takes at most {NEAR:g} times as long as the "
-    f"smallest call of its series, or as a floor of as many bytes, which at the best rate of the run need less than "
-    f"{HALF:.0%} of its time. {OPEN}: none of these."
+    "All figures are of one run; where they do not tell, the bottleneck is not known.",
+    f"{BYTES}: the floor, which moves as many bytes and does nothing else, takes at least {CLOSE:.0%} of the call's "
+    "time. It may take longer than the call, which may make better use of caches.",
+    f"{WORK}: the same, where the floor is what does as many operations.",
+    f"{CALL}: another library makes the same call at least {ENOUGH:g} times as fast, beyond doubt.",
+    f"{FIXED}: the call takes at most {NEAR:g} times as long as the smallest call of its series, or as a floor of as "
+    f"many bytes, and its bytes at the best rate of the run need less than {HALF:.0%} of its time.",
+    f"{OPEN}: none of these.",
 )
 TRY = {
     BYTES: "Move fewer bytes: a smaller element type, or a fused call that reads and writes them once. "
     "The call itself has little left to give.",
+    WORK: "Do fewer operations, or the same in a smaller element type. The call itself has little left to give.",
     FIXED: "Make fewer and larger calls; on GPUs, replay them in a CUDA graph.",
     CALL: "Use the library that is faster for such calls, and see what its way has that ours lacks.",
     OPEN: "Look at one call: `perf record` on a CPU, `--ncu` on a GPU.",
@@ -40,6 +44,7 @@ class Call:
     work: str = ""  # operations, where they count
     rate: str = ""
     floor_us: float | None = None  # of what moves as many bytes
+    floor_of: str = BYTES  # or WORK: of what does as many operations
     need_us: float | None = None  # what its bytes take at the best rate of the run
     least_us: float | None = None  # of the smallest call of the series
     beside: str = ""  # the best of the others
@@ -67,7 +72,7 @@ def bottleneck(call: Call) -> tuple[str, str]:
     needs_half = need is not None and need > HALF * call.time_us
     floor = "" if share is None else f"the floor takes {fitted(call.floor_us, 8)} µs, {percent_text(share)} % of it"
     if share is not None and share >= CLOSE and needs_half:
-        return BYTES, floor
+        return call.floor_of, floor
     if call.outcome == "slower":
         assert call.versus is not None
         return CALL, f"{call.beside} takes {ratio_text(call.versus['ratio'])} of its time"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commlib.cli.report.bottleneck import BYTES, CALL, Call, bottleneck, tries
+from commlib.cli.report.bottleneck import BYTES, CALL, WORK, Call, bottleneck, tries
 from commlib.report.figures import about, fitted, interval_text, percent_text
 from commlib.report.page import BAD, GOOD, Block, Grid, Points, Text
 from commlib.report.table import Column
 from commlib.report.view import View, grouped
 
-TONES = {BYTES: GOOD, CALL: BAD}
+TONES = {BYTES: GOOD, WORK: GOOD, CALL: BAD}
 
 
 def columns(calls: Sequence[Call], floor: str) -> list[Column]:
@@ -18,6 +18,7 @@ def columns(calls: Sequence[Call], floor: str) -> list[Column]:
     every = [
         Column("call", lambda call: call.name, left=True),
         Column("bytes", lambda call: "-" if call.num_bytes is None else about(call.num_bytes)),
+        Column("work", lambda call: call.work or "-", unit="operations"),
         Column("time", lambda call: fitted(call.time_us, 9), unit="µs"),
         Column("rate", lambda call: call.rate or "-"),
         Column("floor", lambda call: fitted(call.floor_us, 9), unit=f"µs, {floor}"),
@@ -41,9 +42,11 @@ def analysed(calls: Sequence[Call], floor: str) -> list[Block]:
 
 def every_row(view: View) -> list[Block]:
     """Return what the command itself shows, to be looked up."""
-    head = [line.removeprefix("#").strip() for line in (*view.opening(), *view.closing())]
-    grids = [
-        Grid(f"Every row: {view.title(rows)}", view.columns(), view.items(rows), folded=True)
-        for rows in view.by_series()
-    ]
-    return [*grids, Points([line for line in head if line], "How it was measured, and what was left out")]
+    every = ((f"Every row: {view.title(rows)}", view.items(rows)) for rows in view.by_series())
+    return [*(Grid(caption, view.columns(), items, folded=True) for caption, items in every), *settings(view)]
+
+
+def settings(view: View) -> list[Block]:
+    """Return what the command says above and below its rows."""
+    lines = (line.removeprefix("#").strip() for line in (*view.opening(), *view.closing()))
+    return [Points([line for line in lines if line], "How it was measured, and what was left out")]

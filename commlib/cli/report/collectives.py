@@ -9,11 +9,12 @@ from commlib.bench.page import compared
 from commlib.bench.plot import panels
 from commlib.bench.rows import measured, median_us, series_of, steady, title
 from commlib.cli.bench.view import BenchView
+from commlib.cli.profile.comm_view import CommView
 from commlib.cli.report.bottleneck import Call
-from commlib.cli.report.calls import analysed, every_row
+from commlib.cli.report.calls import analysed, every_row, settings
 from commlib.report.document import Row
-from commlib.report.figures import fitted, size_text
-from commlib.report.page import Block, Picture, Text
+from commlib.report.figures import fitted, percent_text, size_text
+from commlib.report.page import Block, Grid, Picture, Text
 from commlib.report.view import grouped
 
 Document = dict[str, Any]
@@ -77,3 +78,15 @@ def section(document: Document) -> list[Block]:
         *analysed(list(bench_calls(document)), "bandwidth"),
         *every_row(BenchView(document, WIDTH)),
     ]
+
+
+def one_call(document: Document) -> list[Block]:
+    """Return where the time of one call goes."""
+    view, rows = CommView(document, WIDTH), document["rows"]
+    longest = max(rows, key=lambda row: float(row["us"]))
+    said = (
+        f"{view.title(rows)} by {document['choice']['algorithm']}: the longest phase is {longest['phase']} on rank "
+        f"{longest['rank']}, {fitted(longest['us'], 8)} µs and {percent_text(longest['share'])} % of its call."
+    )
+    table = Grid("Mean time of each phase", view.columns(), view.items(rows))
+    return [Text(said), Picture(view.panel().title, [view.panel()]), table, *settings(view)]

@@ -31,6 +31,11 @@ INTERRUPTED = 130
 @click.option("--only", metavar="A,B", help=f"Measure these stages alone: {', '.join(STAGES)}.")
 @click.option("--skip", metavar="A,B", help="Leave these stages out.")
 @click.option("--show", is_flag=True, help="Measure nothing; write the pages again from what the folder has.")
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of another report: say what changed since then beyond the noise.",
+)
 @click.option("--ncu", is_flag=True, help="Also print and run the ncu command for one call of each kernel.")
 @click.option("--nsys", is_flag=True, help="Also print and run the nsys command for one call of each kernel.")
 @click.pass_context
@@ -46,13 +51,14 @@ def report(ctx: click.Context, /, output: Path, show: bool, **options: Any) -> N
     from commlib.cli.report.run import look, measure
 
     names = _chosen(options["only"], options["skip"])
+    before = Folder(options["baseline"]) if options["baseline"] else None
     folder = Folder(output) if show else _opened(output, options["scope"], options["ranks"])
     todo = [] if show else [name for name in names if not folder.has(name)]
     interrupted = measure(folder, todo)
     for tool in nsight.HELP:
         if options[tool] and not interrupted:
             look(folder, tool)
-    write_pages(folder)
+    write_pages(folder, before)
     click.echo(f"report: {output / PAGE}")
     if interrupted:
         click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)

@@ -10,7 +10,7 @@ from commlib.cli.profile.attention_view import AttentionView
 from commlib.cli.profile.plot import grid
 from commlib.cli.profile.radix import RadixView
 from commlib.cli.profile.view import ProfileView
-from commlib.cli.report.bottleneck import Call
+from commlib.cli.report.bottleneck import BYTES, WORK, Call
 from commlib.cli.report.calls import analysed, every_row
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
@@ -69,7 +69,7 @@ def kernel(document: Document) -> list[Block]:
 
 def attention_calls(document: Document) -> Iterator[Call]:
     """Yield the calls of ours, or of who is there where there is none; the floor is the ceiling of the command."""
-    view = AttentionView(document, WIDTH)
+    view, decodes = AttentionView(document, WIDTH), document["config"]["phase"] == "decode"
     timed = [row for row in document["rows"] if row["role"] == OURS and row["time_us"]]
     first = [next(iter(of)) for of in grouped(timed, lambda row: (_title(view, row), row["batch"], row["length"]))]
     for found in grouped(first, lambda row: _title(view, row)):
@@ -83,8 +83,9 @@ def attention_calls(document: Document) -> Iterator[Call]:
                 f"{row['batch']} x {row['length']} tokens",
                 time_us,
                 row["bytes"],
-                work=f"{count_text(row['flops'])} operations",
-                rate=f"{fitted(row['gbps'], 7)} GB/s",
+                work=count_text(row["flops"]),
+                rate=f"{fitted(row['gbps'], 7)} GB/s" if decodes else f"{fitted(row['tflops'], 7)} TFLOP/s",
+                floor_of=BYTES if decodes else WORK,
                 floor_us=floor,
                 need_us=floor,
                 least_us=least,

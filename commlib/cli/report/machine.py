@@ -46,13 +46,18 @@ RANGES = (
 
 def environment(document: Document) -> list[Block]:
     """Return what the doctor found."""
-    verdict = "will run" if document["runs"] else "will not run before what is broken or missing is put right"
     tables = (line for found in document["findings"] for line in found["table"])
     return [
-        Text(f"The main job of this machine, {JOBS[document['job']]}, {verdict}.", GOOD if document["runs"] else BAD),
+        Text(job_said(document), GOOD if document["runs"] else BAD),
         Grid("What the doctor found", FINDINGS, document["findings"], _finding_tone),
         *_tables(list(tables)),
     ]
+
+
+def job_said(document: Document) -> str:
+    """Say whether the main job will run."""
+    verdict = "will run" if document["runs"] else "will not run before what is broken or missing is put right"
+    return f"The main job of this machine, {JOBS[document['job']]}, {verdict}."
 
 
 def _finding_tone(found: Document) -> str:
@@ -67,13 +72,19 @@ def correctness(document: Document) -> list[Block]:
     """Return what was checked, wrong values first."""
     rows = sorted(document["rows"], key=lambda row: not row["wrong"])
     wrong = sum(bool(row["wrong"]) for row in rows)
-    ranks = ", ".join(str(count) for count in sorted({row["ranks"] for row in rows}))
-    said = f"{len(rows) - wrong} of {len(rows)} algorithms give right values on {ranks} ranks."
     return [
-        Text(said, BAD if wrong else GOOD),
+        Text(values_said(document), BAD if wrong else GOOD),
         Grid("Algorithms that were checked", CHECKED, rows, lambda row: BAD if row["wrong"] else "", folded=not wrong),
         Points(document["notes"]),
     ]
+
+
+def values_said(document: Document) -> str:
+    """Say how many algorithms are right."""
+    rows = document["rows"]
+    ranks = ", ".join(str(count) for count in sorted({row["ranks"] for row in rows}))
+    right = sum(not row["wrong"] for row in rows)
+    return f"{right} of {len(rows)} algorithms give right values on {ranks} ranks."
 
 
 def plan_said(document: Document) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from commlib.cli.report import STAGES, summary
+from commlib.cli.report import STAGES, baseline, summary
 from commlib.cli.report.folder import Folder
 from commlib.cli.report.sections import SECTIONS
 from commlib.report.files import write
@@ -24,12 +24,12 @@ STAGE = (
 )
 
 
-def write_pages(folder: Folder) -> None:
-    """Write every page of what is there."""
-    documents = {
-        name: SECTIONS[name].kind.read(folder.file(name)) for name in folder.stages if folder.file(name).exists()
-    }
-    sections = list(_sections(folder, documents))
+def write_pages(folder: Folder, before: Folder | None = None) -> None:
+    """Write every page of what is there, with what changed since another report."""
+    documents = _documents(folder)
+    summed, *rest = _sections(folder, documents)
+    changed = [baseline.section(before.path.name, _documents(before), documents)] if before else []
+    sections = [summed, *changed, *rest]
     for section in sections:
         write(folder.path / f"{section.name}.md", markdown(section))
     first: dict[str, Any] = next(
@@ -41,6 +41,11 @@ def write_pages(folder: Folder) -> None:
         folder.path / PAGE,
         html(title, f"commlib {first.get('commlib', '')}, {begun[:16].replace('T', ' ')} UTC", sections),
     )
+
+
+def _documents(folder: Folder) -> dict[str, dict[str, Any]]:
+    """Read the document of each stage that has one."""
+    return {name: SECTIONS[name].kind.read(folder.file(name)) for name in folder.stages if folder.file(name).exists()}
 
 
 def _sections(folder: Folder, documents: dict[str, dict[str, Any]]) -> Iterator[Section]:

@@ -10,6 +10,7 @@ from commlib.cli import plan as plan_command
 from commlib.cli import test as test_command
 from commlib.cli.doctor import command as doctor_command
 from commlib.cli.profile import attention as attention_command
+from commlib.cli.profile import comm as comm_command
 from commlib.cli.profile import radix as radix_command
 from commlib.cli.profile import report as profile_command
 from commlib.cli.report import collectives, kernels, machine
@@ -44,5 +45,6 @@ SECTIONS = {
     "attention": _ATTENTION,
     "prefill": _ATTENTION,
     "collectives": Reader(bench_rows.KIND, collectives.section, collectives.bench_calls),
+    "comm": Reader(comm_command.KIND, collectives.one_call),
     "plan": Reader(plan_command.KIND, machine.plan),
 }

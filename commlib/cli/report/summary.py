@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from commlib.cli.doctor.command import JOBS
+from commlib.bench.rows import FASTER, measured, series_of, steady, title
+from commlib.cli.bench.notes import faster
 from commlib.cli.doctor.finding import home_as_tilde
 from commlib.cli.report import STAGES, machine
 from commlib.cli.report.bottleneck import RULE, Call, bottleneck
 from commlib.cli.report.folder import DONE, Folder
 from commlib.cli.report.sections import SECTIONS
+from commlib.report.document import Row
 from commlib.report.figures import fitted, percent_text, ratio_text
 from commlib.report.page import BAD, WARN, Block, Grid, Points, Section, Text
 from commlib.report.table import Column
+from commlib.report.view import grouped
 
 Documents = Mapping[str, dict[str, Any]]
 MACHINE = ("gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
@@ -27,10 +30,10 @@ REACHED = (
     Column("rate", lambda line: line.largest.rate or "-"),
     Column("reached", lambda line: percent_text(line.largest.share), unit="% of floor"),
     Column("bottleneck", lambda line: bottleneck(line.largest)[0], left=True),
-    Column("faster", lambda line: line.count("faster"), unit="than others"),
-    Column("level", lambda line: line.count("level"), unit="with them"),
-    Column("slower", lambda line: line.count("slower"), unit="than others"),
-    Column("alone", lambda line: line.count(""), unit="or not sure"),
+    Column("faster", lambda line: line.count("faster"), unit="calls"),
+    Column("level", lambda line: line.count("level"), unit="calls"),
+    Column("slower", lambda line: line.count("slower"), unit="calls"),
+    Column("not compared", lambda line: line.count(""), unit="calls"),
 )
 
 
@@ -49,23 +52,33 @@ class Timed:
 
 def section(folder: Folder, documents: Documents) -> Section:
     """Return the summary."""
-    timed = [
-        Timed(STAGES[name].title, calls) for name in documents if (calls := list(SECTIONS[name].calls(documents[name])))
-    ]
-    blocks: list[Block] = [
-        *_problems(folder, documents),
-        Grid("This machine", FACTS, list(_facts(folder, documents))),
-        *_plan(documents),
-    ]
+    calls_of = {name: list(SECTIONS[name].calls(documents[name])) for name in documents}
+    timed = [Timed(STAGES[name].title, calls) for name, calls in calls_of.items() if calls]
+    calls = [call for stage in timed for call in stage.calls]
+    blocks: list[Block] = [*_problems(folder, documents), Text(" ".join(_verdict(documents, calls)))]
+    blocks += _plan(documents)
     if timed:
-        calls = [call for stage in timed for call in stage.calls]
         blocks += [
-            Text(_compared(calls)),
             Grid("What it reaches of its limits, and how often commlib is faster", REACHED, timed),
             Points(list(_lost(calls))),
-            Text(RULE),
+            Points(RULE, "How a bottleneck is named"),
         ]
-    return Section("summary", "Summary", blocks)
+    return Section("summary", "Summary", [*blocks, Grid("This machine", FACTS, list(_facts(folder, documents)))])
+
+
+def _verdict(documents: Documents, calls: Sequence[Call]) -> Iterator[str]:
+    """Say in a few sentences what everybody wants to know."""
+    if found := documents.get("environment"):
+        yield machine.job_said(found)
+    if found := documents.get("correctness"):
+        yield machine.values_said(found)
+    if calls:
+        counted = Counter(call.outcome for call in calls)
+        judged = sum(counted[outcome] for outcome in ("faster", "level", "slower"))
+        yield (
+            f"{judged} of {len(calls)} calls of commlib can be compared with the best of what is installed here: "
+            f"commlib is faster in {counted['faster']}, level in {counted['level']}, and slower in {counted['slower']}."
+        )
 
 
 def _problems(folder: Folder, documents: Documents) -> Iterator[Block]:
@@ -102,28 +115,37 @@ def _facts(folder: Folder, documents: Documents) -> Iterator[tuple[str, Any]]:
     if known.get("gpu"):
         known["gpu"] = f"{known.get('gpus') or 1} x {known['gpu']}"
     yield from ((key, known[key]) for key in MACHINE if known.get(key))
-    if "environment" in documents:
-        runs = "will run" if documents["environment"]["runs"] else "will not run"
-        yield "main job", f"{JOBS[documents['environment']['job']]}: {runs}"
-    if "correctness" in documents:
-        rows = documents["correctness"]["rows"]
-        yield "right values", f"{sum(not row['wrong'] for row in rows)} of {len(rows)} algorithms"
     yield "measured", f"{settings.scope}, {settings.ranks} ranks on {'GPUs' if settings.on_gpus else 'CPUs'}"
     yield "took", f"{sum(ended['seconds'] for ended in folder.stages.values()):.0f} s"
 
 
 def _plan(documents: Documents) -> Iterator[Block]:
+    """Say which plan is in force, how well it fits, and where this run has something faster than its choice."""
     if found := documents.get("plan"):
-        yield Text(f"Plan to use: {machine.plan_said(found)}", "" if machine.fits(found) else WARN)
+        yield Text(f"Plan in force: {machine.plan_said(found)}", "" if machine.fits(found) else WARN)
+        better = list(_better(documents["collectives"]["rows"])) if "collectives" in documents else None
+        yield from (Text(f"Plan to use: {text}") for text in _advice(found, better))
+        yield Points(better[:LOST] if better else [])
 
 
-def _compared(calls: Sequence[Call]) -> str:
-    counted = Counter(call.outcome for call in calls)
-    judged = sum(counted[outcome] for outcome in ("faster", "level", "slower"))
-    return (
-        f"Of {len(calls)} calls of commlib, {judged} can be compared with the best of what is installed here: commlib "
-        f"is faster in {counted['faster']}, level in {counted['level']}, and slower in {counted['slower']}."
-    )
+def _better(rows: Sequence[Row]) -> Iterator[str]:
+    """Name the algorithms of ours that are faster than the plan's choice; blocks that do not agree say nothing."""
+    steady_ones = [row for row in measured(rows) if row["ours"] and steady(row)]
+    for of in grouped(steady_ones, series_of):
+        yield from (f"{title(of[0])}: {line}" for line in faster(of))
+
+
+def _advice(plan: dict[str, Any], better: list[str] | None) -> Iterator[str]:
+    tune = f"`commlib tune -n {plan['world']}` measures one"
+    if not machine.fits(plan):
+        yield f"{tune}; the one in force was not measured on a machine like this."
+    elif better:
+        yield f"{tune} anew; in this run, something was more than {FASTER - 1:.0%} faster than its choice."
+    elif better is not None:
+        yield (
+            f"the one in force. At the sizes of this run, nothing of commlib was more than {FASTER - 1:.0%} faster "
+            "than its choice."
+        )
 
 
 def _lost(calls: Sequence[Call]) -> Iterator[str]:
