@@ -16,8 +16,10 @@ from commlib.kernels.attention_call import FP8, Call, Scale
 LEAST_ROWS = 16  # of a product on tensor cores
 LEAST_SPAN = 128  # keys: shorter spans cost more to add up than they save
 MOST_SPANS = 128  # of a query, where their number is chosen here
-# In keys: what a program costs beside its keys, until its first ones are there; and what adding up the spans costs.
-PROGRAM_TOKENS, ADD_TOKENS = 128, 128
+# In keys: what a program costs beside its keys, until its first ones are there; what adding up the spans costs, once
+# and for each span.
+PROGRAM_TOKENS, ADD_TOKENS, SPAN_TOKENS = 128, 128, 6
+BUSY = 0.6  # of the programs that a GPU has room for: fewer do not fill its memory's bandwidth
 ROUNDS = 4  # of programs on the GPU, where each takes several spans in turn
 LOG2_E = 1.4426950408889634
 
@@ -30,19 +32,24 @@ class Tuning(NamedTuple):
     stages: int  # of the loop over steps: how far ahead it loads
     resident: int = 2  # programs of a multiprocessor at once
     spans: int = 0  # 0: as many as keep the GPU busy
-    early: bool = False  # what adds the spans up starts while the last ones are computed; sm_90 and later
+    early: bool | None = None  # what adds the spans up starts while they are computed; None: where there is room
 
 
 def tuning_of(call: Call) -> Tuning:
-    """Return what suits the type and the features of a key: steps of about 16 KiB of K, two of them loaded ahead."""
+    """Return what suits the type and the features of a key: steps of 8 KiB of K, two of them loaded ahead.
+
+    Many small programs are as fast as few large ones, and leave less of the GPU idle at the end.
+    """
     if call.q.dtype == torch.float32:
         return Tuning(32, 4, 2)
     if call.group > LEAST_ROWS:
         return Tuning(32, 8, 2)
     width = _width(call)
+    if width > 128:
+        return Tuning(32, 4, 3)
     if call.k_cache.dtype == FP8:
-        return Tuning(128 if width <= 128 else 64, 4, 3)
-    return Tuning(128 if width <= 64 else 64 if width <= 128 else 32, 4, 3)
+        return Tuning(64, 2, 3, resident=4)
+    return Tuning(64 if width <= 64 else 32, 2, 3, resident=5)
 
 
 def launch(call: Call, tuning: Tuning | None = None) -> None:
@@ -53,8 +60,10 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
     tuning = tuning or tuning_of(call)
     queries, heads, dim = call.q.shape
     programs = queries * call.k_cache.shape[2]
-    slots, grid = _division(call, programs, tuning)
+    room = multiprocessors(call.q.device) * tuning.resident
+    slots, grid = _division(call, programs, tuning, room)
     whole = slots == 1
+    early = not whole and (_early(call.q.device, programs * grid, room) if tuning.early is None else tuning.early)
     part, part_log = (None, None) if whole else _parts(call, slots)
     k_scale, k_number, k_step = _scale(call.scales[0])
     v_scale, v_number, v_step = _scale(call.scales[1])
@@ -74,7 +83,7 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
             ROWS=max(LEAST_ROWS, _power(call.group)),
             WITHIN=call.page_size % tuning.block == 0 and call.span_tokens % tuning.block == 0,
             WHOLE=whole,
-            EARLY=tuning.early and not whole,
+            EARLY=early,
             **shape,
             num_warps=tuning.warps,
             num_stages=tuning.stages,
@@ -85,15 +94,14 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
                 *(*place, *lengths, slots, *call.out.stride()[:2]),
                 HEADS=heads,
                 **shape,
-                EARLY=tuning.early,
+                EARLY=early,
                 num_warps=4,
-                launch_pdl=tuning.early,
+                launch_pdl=early,
             )
 
 
-def _division(call: Call, programs: int, tuning: Tuning) -> tuple[int, int]:
+def _division(call: Call, programs: int, tuning: Tuning, room: int) -> tuple[int, int]:
     """Return how many spans a query can have, and how many programs share them; neither needs the lengths."""
-    room = multiprocessors(call.q.device) * tuning.resident
     if call.span_tokens:
         spans = max(1, -(-call.most_tokens // call.span_tokens))
         return spans, min(spans, max(1, -(-ROUNDS * room // programs)))
@@ -105,11 +113,24 @@ def _division(call: Call, programs: int, tuning: Tuning) -> tuple[int, int]:
 def spans_for(programs: int, tokens: int, room: int) -> int:
     """Return the number of spans with which a GPU with room for so many programs is done first."""
 
-    def took(spans: int) -> int:
-        rounds = -(-programs * spans // room)
-        return rounds * (-(-tokens // spans) + PROGRAM_TOKENS) + (ADD_TOKENS if spans > 1 else 0)
+    def took(spans: int) -> float:
+        full, rest = divmod(programs * spans, room)
+        begun = full + (rest > 0)
+        idle = max(0.0, BUSY - rest / room) / begun if rest else 0.0  # programs of several rounds end at several times
+        added = ADD_TOKENS + SPAN_TOKENS * spans if spans > 1 else 0
+        return (programs * spans / room + idle) * -(-tokens // spans) + begun * PROGRAM_TOKENS + added
 
     return min(range(1, max(1, min(MOST_SPANS, tokens // LEAST_SPAN)) + 1), key=took)
+
+
+def _early(device: torch.device, programs: int, room: int) -> bool:
+    """Return whether what adds the spans up may wait on the GPU for them: it takes the place of other programs."""
+    return programs <= room // 2 and _capability(device) >= (9, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 @cache

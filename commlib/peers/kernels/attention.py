@@ -237,7 +237,8 @@ def _tunings(case: AttentionCase) -> list[Candidate]:
         return [missing("tunings", "they are of the GPU's kernel")]
     shapes = [Tuning(*each) for each in product(BLOCKS, WARPS, STAGES)]
     named = {f"block {each.block} w{each.warps} s{each.stages}": each._asdict() for each in shapes}
-    named |= {f"spans {spans}": {"spans": spans} for spans in SPANS} | {"early": {"early": True}}
+    named |= {f"spans {spans}": {"spans": spans} for spans in SPANS}
+    named |= {"early": {"early": True}, "not early": {"early": False}}
     return [Candidate(label, partial(_changed, changes=changes)) for label, changes in named.items()]
 
 
