@@ -49,6 +49,7 @@ class COMMLIB_API Waiter {
   // `progress`, when given, is run while waiting (a sender empties its inbox there).
   void await(const Counter& counter, const Awaited& awaited,
              const std::function<void()>* progress = nullptr) {
+    if (counter.load(std::memory_order_acquire) >= awaited.value) return;
     const During waiting(stamps, Phase::wait);
     for (int i = 0; i < brief_spins_; ++i) {
       if (counter.load(std::memory_order_acquire) >= awaited.value) return;

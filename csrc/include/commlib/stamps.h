@@ -1,5 +1,5 @@
 // Stamps of a rank's calls on the host: which phase began when. A group that nobody watches has
-// none, and each place where a phase begins costs it one branch.
+// none, and a place where a phase begins costs it a branch that is never taken.
 #pragma once
 
 #include <time.h>
@@ -17,16 +17,18 @@ class Stamps {
   // Room for so many; later ones are counted and not kept.
   explicit Stamps(size_t room) : words_(2 * (room + 1)) {}
 
-  // From now on the rank is in this phase.
-  void enter(Phase phase) {
-    if (phase == phase_) return;
+  // From now on the rank is in this phase; returns that before. Far from the code of calls, which
+  // are not to be larger for it.
+  __attribute__((cold, noinline)) Phase enter(Phase phase) {
+    const Phase before = phase_;
+    if (phase == before) return before;
     phase_ = phase;
     const auto at = static_cast<size_t>(2 * ++words_[0]);
-    if (at >= words_.size()) return;
+    if (at >= words_.size()) return before;
     words_[at] = now_ns();
     words_[at + 1] = static_cast<int64_t>(phase);
+    return before;
   }
-  Phase phase() const { return phase_; }
   // How many stamps there were, and 0; then time and phase of each.
   std::vector<int64_t>& words() { return words_; }
 
@@ -43,15 +45,14 @@ class Stamps {
 };
 
 inline void enter(Stamps* stamps, Phase phase) {
-  if (stamps) stamps->enter(phase);
+  if (__builtin_expect(stamps != nullptr, 0)) stamps->enter(phase);
 }
 
 // A phase, and after it again the one before.
 class During {
  public:
-  During(Stamps* stamps, Phase phase)
-      : stamps_(stamps), before_(stamps ? stamps->phase() : Phase::python) {
-    enter(stamps, phase);
+  During(Stamps* stamps, Phase phase) : stamps_(stamps) {
+    if (__builtin_expect(stamps != nullptr, 0)) before_ = stamps->enter(phase);
   }
   ~During() { enter(stamps_, before_); }
   During(const During&) = delete;
@@ -59,7 +60,7 @@ class During {
 
  private:
   Stamps* stamps_;
-  Phase before_;
+  Phase before_ = Phase::python;
 };
 
 }  // namespace commlib
