@@ -156,17 +156,18 @@ class Phases:
         of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
         many = self._least(min(wanted, ROOM // of_call - LEAD_IN))
         self.room = of_call * (LEAD_IN + many)  # no more, as memory that is touched for the first time is slow
-        spans, alone = list[Spans](), list[float]()
+        blocks, alone = list[tuple[torch.Tensor, list[int]]](), list[float]()
         for _ in range(BLOCKS):
             for stamped in (False, True):
                 stamps = self._stamp(stamped)
                 self.comm.barrier()
                 bounds = clocked(list(islice(runs, LEAD_IN + many)))
                 if stamped:
-                    spans += host_spans(stamps, bounds)[LEAD_IN:]
+                    blocks.append((stamps, bounds))
                 else:
                     alone += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
         self._stamp(False)
+        spans = [of_call for block in blocks for of_call in host_spans(*block)[LEAD_IN:]]
         costs = costs_of(spans)
         return [_traced(of_call, costs) for of_call in spans], [ns - costs.clock_ns for ns in alone]
 

@@ -55,7 +55,7 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
     """Print the rules of PLAN, or of the plan that `init()` would take here."""
     from commlib.report.formats import json_text
 
-    found = _read(plan, backend, world)
+    found = read_plan(plan, backend, world)
     click.echo(json_text(_document(found, world)) if as_document else str(found))
 
 
@@ -79,7 +79,7 @@ def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **c
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(dtype)[0]).removeprefix("torch.")
-    why = _read(plan, backend, world).explain(op, dtype=element, world=world, facts=FACTS, **call)
+    why = read_plan(plan, backend, world).explain(op, dtype=element, world=world, facts=FACTS, **call)
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
@@ -171,7 +171,7 @@ def export(plan: str | None, form: str, world: int, backend: str | None, output:
     from commlib.plan.export import export as exported
 
     usual = "nccl" if form == "nccl-tuner" else "shm"
-    made = exported(_read(plan, backend or usual, world), form, world)
+    made = exported(read_plan(plan, backend or usual, world), form, world)
     for what in made.left_out:
         click.echo(f"commlib: left out, because {form} cannot express it: {what}", err=True)
     _write(made.text, output)
@@ -201,7 +201,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
     }
 
 
-def _read(plan: str | None, backend: str, world: int) -> Plan:
+def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
     from commlib import backends, env
     from commlib.agreement import check_names, find_plan, override, usable

@@ -35,6 +35,8 @@ def read_job(op: str, ranks: int | None, options: dict[str, Any]) -> CommJob:
     check_files(options["output"], options["plot"], "--json")
     if options["trace"] is not None and (why := files.unwritable(options["trace"])):
         raise click.UsageError(f"--trace {options['trace']}: {why}")
+    if options["results"] is not None:
+        raise click.UsageError("--results is for --analyze SIZES")
     collective, algorithm = COLLECTIVES[op], options["algorithm"]
     known_name(algorithm, [AUTO, *(row.name for row in collective.algorithms)], f"algorithm of {op}")
     if algorithm != AUTO:
@@ -43,8 +45,9 @@ def read_job(op: str, ranks: int | None, options: dict[str, Any]) -> CommJob:
         raise click.UsageError("--graph needs GPUs; leave it out")
     if ranks is not None and options["root"] >= ranks:
         raise click.UsageError(f"--root {options['root']} is not one of {ranks} ranks")
-    if options["plan"] is not None:
-        Plan.load(options["plan"])
+    plan = None if options["plan"] is None else Path(options["plan"])
+    if plan is not None:
+        Plan.load(plan)
     in_place = options["in_place"] or not collective.out_of_place
     job = Job(
         ops=(op,),
@@ -57,7 +60,8 @@ def read_job(op: str, ranks: int | None, options: dict[str, Any]) -> CommJob:
         baseline=None,
         places=(in_place,),
         protocol=Protocol(graph=options["graph"]),
-        **{name: options[name] for name in ("root", "backend", "plan", "seconds")},
+        plan=plan,
+        **{name: options[name] for name in ("root", "backend", "seconds")},
     )
     if not any(series(job)):
         form = "in-place form" if in_place else "such reduction of this element type"

@@ -158,7 +158,9 @@ def attention(**options: Any) -> None:
 @click.option("--time", "seconds", default=5.0, show_default=True, type=POSITIVE, help="Seconds to measure, about.")
 @click.option("--backend", type=click.Choice(["auto", "nccl", "shm"]), default="auto", help="Our backend.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", help="Pinning of ranks, with -n.")
-@click.option("--plan", type=EXISTING, help="Use this plan file instead of the plan in force.")
+@click.option("--plan", help="Plan file in place of the plan in force; with --analyze also a name, such as shm.")
+@click.option("--analyze", metavar="SIZES", help="Explain which path calls of sizes a,b take, without making them.")
+@click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times and the limit, for --analyze.")
 @click.option("--trace", type=FILE, help="Also write the phases of some calls to FILE, for Perfetto: JSON.")
 @click.option("-o", "--json", "output", **JSON)
 @click.option("--plot", **picture("profile-comm.png", "the phases of one call on all ranks"))
@@ -169,6 +171,9 @@ def comm(ctx: click.Context, /, op: str, ranks: int | None, bind: str, **options
     from commlib.cli.profile.comm_job import read_job
     from commlib.report.run import Output
 
+    command = shlex.join(["commlib", "profile", "comm", *ctx.meta["words"]])
+    if options["analyze"] is not None:
+        ctx.exit(_analyze(op, ranks, options, command))
     job = read_job(op, ranks, options)
     code = started(ctx, ranks, bind, partial(buffer_bytes, job.bench))
     if code is not None:
@@ -177,4 +182,19 @@ def comm(ctx: click.Context, /, op: str, ranks: int | None, bind: str, **options
     from commlib.cli.profile.comm_view import CommView
 
     output = Output(CommView, path=options["output"], picture=options["plot"])
-    ctx.exit(main(job, output, shlex.join(["commlib", "profile", "comm", *ctx.meta["words"]])))
+    ctx.exit(main(job, output, command))
+
+
+def _analyze(op: str, ranks: int | None, options: dict[str, Any], command: str) -> int:
+    from commlib.cli.profile.comm_analysis import AnalysisReport, read_analysis
+    from commlib.cli.profile.comm_analysis_view import AnalysisView
+    from commlib.report.run import Output
+
+    report, output = (
+        AnalysisReport(read_analysis(op, ranks, options), command),
+        Output(AnalysisView, path=options["output"]),
+    )
+    output.open(report, 1)
+    output.rows(report.rows)
+    output.finish("")
+    return 0
