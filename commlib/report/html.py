@@ -63,8 +63,9 @@ def _block(block: Block, name: str) -> str:
 
 
 def _said(text: str) -> str:
-    """Return a text for people, of which what stands between backticks is code."""
-    return re.sub(CODE, lambda code: f"<code>{code[0][1:-1]}</code>", escape(text))
+    """Return a text for people, of which what stands between backticks is code, and between ** bold."""
+    text = re.sub(CODE, lambda code: f"<code>{code[0][1:-1]}</code>", escape(text))
+    return re.sub(r"^\*\*(.*)\*\*$", r"<strong>\1</strong>", text)
 
 
 def _list(points: Points) -> str:
@@ -78,10 +79,12 @@ def _folded(caption: str, inside: str) -> str:
 
 def _table(grid: Grid) -> str:
     caption = escape(grid.caption)
-    heads = "".join(f'<th scope="col"{_side(column)}>{_name(column)}</th>' for column in grid.columns)
+    heads = "".join(f'<th scope="col">{_name(column)}</th>' for column in grid.columns)
+    left = " ".join(f"l{at}" for at, column in enumerate(grid.columns, 1) if column.left)
     lines = "\n".join(_line(grid, item) for item in grid.items)
     table = (
-        f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0"><table><caption>{caption}</caption>'
+        f'<div class="scroll" role="group" aria-label="{caption}" tabindex="0">'
+        f'<table class="{left}"><caption>{caption}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>\n{lines}\n</tbody></table></div>"
     )
     return _folded(caption, table) if grid.folded else table
@@ -93,15 +96,11 @@ def _name(column: Column) -> str:
     return f"{escape(column.name.strip())}{unit}"
 
 
-def _side(column: Column) -> str:
-    return ' class="left"' if column.left else ""
-
-
 def _line(grid: Grid, item: object) -> str:
     first, *rest = grid.columns
     tone = grid.tone(item)
-    cells = "".join(f"<td{_side(column)}>{_said(column.read(item).strip())}</td>" for column in rest)
-    head = f'<th scope="row"{_side(first)}>{escape(first.read(item).strip())}</th>'
+    cells = "".join(f"<td>{_said(column.read(item).strip())}" for column in rest)  # HTML needs no </td>
+    head = f'<th scope="row">{_said(first.read(item).strip())}</th>'
     return f"<tr{f' class={tone}' if tone else ''}>{head}{cells}</tr>"
 
 

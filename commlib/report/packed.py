@@ -11,7 +11,7 @@ from commlib.report.document import Row
 from commlib.report.formats import flat
 from commlib.report.view import grouped
 
-FEW = 4  # rows of a table on average, at least
+FEW = 8  # rows of a table on average, at least
 
 
 def packed(documents: Iterable[Mapping[str, Any]]) -> str:

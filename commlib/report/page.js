@@ -7,7 +7,7 @@ const number = (text) => {
 const order = (a, b, way) => {
   const [x, y] = [number(a), number(b)];
   if ((x === null) !== (y === null)) return x === null ? 1 : -1;
-  return (x === null ? a.localeCompare(b) : x - y) * way;
+  return (x === null ? a.localeCompare(b, undefined, { numeric: true }) : x - y) * way;
 };
 const sort = (table, head) => {
   const down = head.getAttribute("aria-sort") === "ascending";

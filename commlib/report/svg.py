@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
@@ -12,21 +12,22 @@ from commlib.report.plot import Line, Panel
 
 WIDTH, HEIGHT = 380, 250  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 34, 44  # beside its axes
+NO_TITLE, NO_LABEL = 14, 20  # less high without them
 BAR, CHARACTER = 26, 6.2  # height of a bar; width of a small character
-SIZE = 3.4  # of a marker
 DASHES = {"--": "6 3", ":": "2 3"}
-# Marker of matplotlib → its outline around 0, 0 with a radius of one.
+ROUND = "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0"
+# Marker of matplotlib → its outline, drawn from the middle; those that are not here are round.
 SHAPES = {
-    "s": "M-1-1H1V1H-1Z",
-    "D": "M0-1.3L1.3 0L0 1.3L-1.3 0Z",
-    "^": "M0-1.2L1.2 1H-1.2Z",
-    "v": "M0 1.2L1.2-1H-1.2Z",
-    "P": "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
-    "X": "M0-.5L.7-1.2L1.2-.7L.5 0L1.2 .7L.7 1.2L0 .5L-.7 1.2L-1.2 .7L-.5 0L-1.2-.7L-.7-1.2Z",
-    "*": "M0-1.4L.4-.4L1.4-.4L.6 .3L.9 1.3L0 .7L-.9 1.3L-.6 .3L-1.4-.4L-.4-.4Z",
-    "<": "M-1.2 0L1-1.2V1.2Z",
-    ">": "M1.2 0L-1-1.2V1.2Z",
-    "p": "M0-1.2L1.2-.2L.7 1.1H-.7L-1.2-.2Z",
+    "s": "m-3-3h6v6h-6z",
+    "D": "m0-4.5l4.5 4.5-4.5 4.5-4.5-4.5z",
+    "^": "m0-4l4 7h-8z",
+    "v": "m0 4l4-7h-8z",
+    "P": "m-1.3-4h2.6v2.7h2.7v2.6h-2.7v2.7h-2.6v-2.7h-2.7v-2.6h2.7z",
+    "X": "m0-1.7l2.3-2.3 1.7 1.7-2.3 2.3 2.3 2.3-1.7 1.7-2.3-2.3-2.3 2.3-1.7-1.7 2.3-2.3-2.3-2.3 1.7-1.7z",
+    "*": "m0-4.8l1.4 3.4h3.4l-2.7 2.3 1 3.5-3.1-2.2-3.1 2.2 1-3.5-2.7-2.3h3.4z",
+    "<": "m-4 0l7-4v8z",
+    ">": "m4 0l-7-4v8z",
+    "p": "m0-4l4 3-1.5 4.5h-5l-1.5-4.5z",
 }
 
 
@@ -34,9 +35,10 @@ def svg(panel: Panel, name: str, titled: bool = True) -> str:
     """Return one panel, whose name no other of the page has, with its title unless that stands elsewhere."""
     drawn = panel if titled else replace(panel, title="")
     height, inside = _drawn(drawn)
+    top, foot = 0 if drawn.title else NO_TITLE, 0 if panel.xlabel or panel.bars else NO_LABEL
     title = ": ".join(filter(None, (panel.title, panel.ylabel or panel.xlabel))).replace("\n", " ")
     return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{name}-t {name}-d">'
+        f'<svg viewBox="0 {top} {WIDTH} {height - top - foot}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(described(panel))}</desc>'
         f"{''.join(inside)}</svg>"
     )
@@ -56,7 +58,7 @@ def legend(panels: Sequence[Panel]) -> str:
     lines = {line.label: line for panel in panels for line in panel.lines if line.label}
     items = (
         f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><path d="M0 6H34" {_stroke(line)}/>'
-        f"{_marker(line, 17, 6)}</svg>{escape(name)}</li>"
+        f"{_markers(line, [(17, 6)])}</svg>{escape(name)}</li>"
         for name, line in lines.items()
     )
     stretches = (
@@ -107,19 +109,17 @@ def _axes(panel: Panel) -> Iterator[str]:
     if panel.title:
         yield f'<text class="title" x="{LEFT}" y="14">{escape(panel.title)}</text>'
     yield f'<text x="{LEFT}" y="28">{escape(panel.ylabel.replace(chr(10), " "))}</text>'
-    for y in ys:
-        yield f'<path class="grid" d="M{LEFT} {up(y)}H{right}"/>'
-        yield f'<text x="{LEFT - 6}" y="{up(y) + 4}" text-anchor="end">{y:g}</text>'
-    for x, text in panel.ticks.items():
-        yield f'<text x="{across(x)}" y="{foot + 16}" text-anchor="middle">{escape(text.replace(chr(10), " "))}</text>'
+    yield "".join(f'<path class="grid" d="M{LEFT} {up(y):g}H{right}"/>' for y in ys)
+    yield _texts("end", ((LEFT - 6, up(y) + 4, f"{y:g}") for y in ys))
+    yield _texts("middle", ((across(x), foot + 16, text.replace("\n", " ")) for x, text in panel.ticks.items()))
     if panel.xlabel:
-        yield f'<text x="{(LEFT + right) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(panel.xlabel)}</text>'
+        yield _texts("middle", [((LEFT + right) / 2, HEIGHT - 8, panel.xlabel)])
     for value, _ in panel.limits:
-        yield f'<path class="limit" d="M{LEFT} {up(value)}H{right}"/>'
+        yield f'<path class="limit" d="M{LEFT} {up(value):g}H{right}"/>'
     for line in sorted(panel.lines, key=lambda line: line.style.get("zorder", 3)):
         points = [(across(x), up(y)) for x, y in zip(line.x, line.y, strict=True)]
-        path = "L".join(f"{x} {y}" for x, y in points)
-        yield f'<path d="M{path}" {_stroke(line)}/>' + "".join(_marker(line, *point) for point in points)
+        path = "L".join(f"{x:g} {y:g}" for x, y in points)
+        yield f'<path d="M{path}" {_stroke(line)}/>{_markers(line, points)}'
 
 
 def _marks(panel: Panel) -> list[float]:
@@ -165,16 +165,21 @@ def _timeline(panel: Panel) -> Iterator[str]:
     ends = [0.0, max(bar.start + bar.width for bar in panel.timeline)]
     across, foot = _Scale(ends, (left, WIDTH - RIGHT - 8), linear=True), TOP + BAR * len(lanes)
     yield f'<text class="title" x="{left}" y="14">{escape(panel.title)}</text>' if panel.title else ""
-    for at, lane in enumerate(lanes):
-        yield f'<text x="{left - 6:g}" y="{TOP + BAR * at + 16}" text-anchor="end">{escape(lane)}</text>'
+    yield _texts("end", ((left - 6, TOP + BAR * at + 16, lane) for at, lane in enumerate(lanes)))
     for bar in panel.timeline:
         x, y = across(bar.start), TOP + BAR * lanes.index(bar.lane) + 3
         width = max(across(bar.start + bar.width) - x, 0.5)
         yield f'<rect class="mark c{labels[bar.label] % 10}" x="{x}" y="{y}" width="{width:.1f}" height="{BAR - 6}"/>'
     step = _round(ends[1] / 5)
-    for x in (step * at for at in range(int(ends[1] / step) + 1)):
-        yield f'<text x="{across(x)}" y="{foot + 16}" text-anchor="middle">{x:g}</text>'
-    yield f'<text x="{(left + WIDTH - RIGHT) / 2:g}" y="{foot + 34}" text-anchor="middle">{escape(panel.xlabel)}</text>'
+    ticks = [step * at for at in range(int(ends[1] / step) + 1)]
+    yield _texts("middle", ((across(x), foot + 16, f"{x:g}") for x in ticks))
+    yield _texts("middle", [((left + WIDTH - RIGHT) / 2, foot + 34, panel.xlabel)])
+
+
+def _texts(anchor: str, texts: Iterable[tuple[float, float, str]]) -> str:
+    """Return texts whose places are their ends or their middles."""
+    made = "".join(f'<text x="{x:g}" y="{y:g}">{escape(text)}</text>' for x, y, text in texts)
+    return f'<g text-anchor="{anchor}">{made}</g>'
 
 
 def _class(line: Line) -> str:
@@ -189,8 +194,6 @@ def _stroke(line: Line) -> str:
     return f'class="line {_class(line)}" stroke-width="{width:g}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
-def _marker(line: Line, x: float, y: float) -> str:
-    shape = SHAPES.get(str(line.style.get("marker", "o")))
-    if shape is None:
-        return f'<circle class="mark {_class(line)}" cx="{x:g}" cy="{y:g}" r="{SIZE}"/>'
-    return f'<path class="mark {_class(line)}" d="{shape}" transform="translate({x:g} {y:g}) scale({SIZE})"/>'
+def _markers(line: Line, points: Sequence[tuple[float, float]]) -> str:
+    shape = SHAPES.get(str(line.style.get("marker", "o")), ROUND)
+    return f'<path class="mark {_class(line)}" d="{"".join(f"M{x:g} {y:g}{shape}" for x, y in points)}"/>'

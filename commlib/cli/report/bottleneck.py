@@ -78,7 +78,7 @@ def bottleneck(call: Call) -> tuple[str, str]:
         return CALL, f"{call.beside} takes {ratio_text(call.versus['ratio'])} of its time"
     near = call.least_us is not None and call.time_us <= NEAR * call.least_us
     if (near or (share is not None and share >= CLOSE)) and need is not None and not needs_half:
-        return FIXED, f"{_fixed(call)}; its bytes need {fitted(need, 8)} µs at the best rate"
+        return FIXED, f"{_fixed(call)}; its bytes need {fitted(need, 8)} µs"
     return OPEN, floor or "no floor is measured"
 
 
@@ -86,8 +86,8 @@ def _fixed(call: Call) -> str:
     if call.least_us is None or call.time_us > NEAR * call.least_us:
         return f"a floor of as many bytes takes {fitted(call.floor_us, 8)} µs, too"
     if call.time_us == call.least_us:
-        return "it is the smallest call of its series"
-    return f"the smallest call of its series takes {fitted(call.least_us, 8)} µs"
+        return "the smallest call"
+    return f"the smallest call takes {fitted(call.least_us, 8)} µs"
 
 
 def tries(calls: Sequence[Call]) -> list[str]:

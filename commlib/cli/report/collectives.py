@@ -12,6 +12,7 @@ from commlib.cli.bench.view import BenchView
 from commlib.cli.profile.comm_view import CommView
 from commlib.cli.report.bottleneck import Call
 from commlib.cli.report.calls import analysed, every_row, settings
+from commlib.collectives import COLLECTIVES
 from commlib.report.document import Row
 from commlib.report.figures import fitted, percent_text, size_text
 from commlib.report.page import Block, Grid, Picture, Text
@@ -65,7 +66,10 @@ def _versus(ours: Row, best: Row) -> dict[str, float] | None:
 
 
 def section(document: Document) -> list[Block]:
-    """Return what is said of collectives."""
+    """Return what is said of collectives, in the order of their table."""
+    order = list(COLLECTIVES)
+    rows = sorted(document["rows"], key=lambda row: (order.index(row["op"]), row["size"]))
+    document = {**document, "rows": rows}
     limit = document["limit"]
     floor = f"The floor is bandwidth: {limit['what']}." if limit["busbw"] else f"No floor: {limit['what']}."
     beside = (

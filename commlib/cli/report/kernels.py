@@ -11,7 +11,7 @@ from commlib.cli.profile.plot import grid
 from commlib.cli.profile.radix import RadixView
 from commlib.cli.profile.view import ProfileView
 from commlib.cli.report.bottleneck import BYTES, WORK, Call
-from commlib.cli.report.calls import analysed, every_row
+from commlib.cli.report.calls import analysed, every_row, in_order
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import count_text, fitted
@@ -63,6 +63,7 @@ def _versus(row: Row) -> dict[str, Any]:
 
 def kernel(document: Document) -> list[Block]:
     """Return what is said of a kernel."""
+    document = in_order(document, "n")
     pictures = [Picture(panels[0].title, panels) for panels in grid(document)]
     return [*pictures, *analysed(list(kernel_calls(document)), "copy"), *every_row(ProfileView(document, WIDTH))]
 
@@ -99,6 +100,7 @@ def _title(view: AttentionView, row: Row) -> str:
 
 def attention(document: Document) -> list[Block]:
     """Return what is said of one phase of attention."""
+    document = in_order(document, "bytes", "batch")
     view = AttentionView(document, WIDTH)
     floor = "read of K and V" if document["config"]["phase"] == "decode" else "matrix product"
     timed = [row for row in document["rows"] if row["time_us"]]
