@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from commlib.bench.rows import KIND
 from commlib.cli.bench.view import BenchView
+from commlib.cli.report.folder import Folder
+from commlib.cli.report.pages import PAGE, write_pages
 from commlib.report.packed import unpacked
 
+REPORTS = sorted((Path(__file__).resolve().parents[2] / "docs/reports").iterdir())
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks/results").iterdir())
 
 
@@ -30,3 +34,14 @@ def test_a_file_has_documents_of_one_command_with_rows_and_a_line_for_each(path:
     if documents[0]["schema"] == KIND.name:
         for document in KIND.read_all(path):
             assert "# Out of bounds values : 0 OK" in BenchView(document, 120).table()
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
+def test_a_report_is_small_and_whole_and_made_again_from_its_documents(path: Path, tmp_path: Path) -> None:
+    assert sum(file.stat().st_size for file in path.iterdir()) <= 400_000
+    made = Folder(Path(shutil.copytree(path, tmp_path / path.name)))
+    assert made.stages and all(map(made.has, made.stages))
+    before = {file.name for file in made.path.iterdir()}
+    (made.path / PAGE).unlink()
+    write_pages(made)
+    assert {file.name for file in made.path.iterdir()} == before
