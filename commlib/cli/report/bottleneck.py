@@ -20,7 +20,7 @@ RULE = (
     f"{WORK}: the same, where the floor is what does as many operations.",
     f"{CALL}: another library makes the same call at least {ENOUGH:g} times as fast, beyond doubt.",
     f"{FIXED}: the call takes at most {NEAR:g} times as long as the smallest call of its series, or as a floor of as "
-    f"many bytes, and its bytes at the best rate of the run need less than {HALF:.0%} of its time.",
+    f"many bytes, and its bytes need less than {HALF:.0%} of its time at the best rate of such calls and larger ones.",
     f"{OPEN}: none of these.",
 )
 TRY = {
@@ -45,7 +45,7 @@ class Call:
     rate: str = ""
     floor_us: float | None = None  # of what moves as many bytes
     floor_of: str = BYTES  # or WORK: of what does as many operations
-    need_us: float | None = None  # what its bytes take at the best rate of the run
+    need_us: float | None = None  # what its bytes take at the best rate of calls that are no smaller
     least_us: float | None = None  # of the smallest call of the series
     beside: str = ""  # the best of the others
     versus: Mapping[str, Any] | None = None  # how many times as long it takes: ratio, low, high

@@ -27,20 +27,19 @@ def kernel_calls(document: Document) -> Iterator[Call]:
     """Yield the calls of ours; the floor is a copy of as many bytes."""
     timed = [row for row in document["rows"] if row["role"] == OURS and row["time_us"]]
     ours = (next(iter(of)) for of in grouped(timed, lambda row: (notes.title(row), row["n"])))
-    best = (document["copy"] or {}).get("gbps")
     for found in grouped(ours, notes.title):
         rows = sorted(found, key=_bytes)
         least = rows[0]["time_us"]["p50"] if len(rows) > 1 else None
-        for row in rows:
-            time_us = row["time_us"]["p50"]
+        for at, row in enumerate(rows):
+            time_us, need = row["time_us"]["p50"], [_floor(each) / each["bytes"] for each in rows[at:] if _floor(each)]
             yield Call(
                 notes.title(row),
                 f"n {row['n']}",
                 time_us,
                 row["bytes"],
                 rate=f"{fitted(row['gbps'], 7)} GB/s",
-                floor_us=row["of_copy"] and row["of_copy"] * time_us,
-                need_us=row["bytes"] / best / 1e3 if best else None,
+                floor_us=_floor(row),
+                need_us=row["bytes"] * min(need) if need else None,
                 least_us=least,
                 **_versus(row),
             )
@@ -48,6 +47,10 @@ def kernel_calls(document: Document) -> Iterator[Call]:
 
 def _bytes(row: Row) -> float:
     return float(row["bytes"])
+
+
+def _floor(row: Row) -> Any:
+    return row["of_copy"] and row["of_copy"] * row["time_us"]["p50"]
 
 
 def _versus(row: Row) -> dict[str, Any]:
