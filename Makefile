@@ -6,7 +6,7 @@ MODE ?=         # --cpu or --gpu; found out when empty
 bin := .venv/bin
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test test-one-gpu test-torch sanitize lint format docs clean
+.PHONY: help setup build bench test test-one-gpu test-torch hangs sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most
 
 test-torch: setup ## run PyTorch's own distributed tests on this backend and on gloo: ARGS="--device cuda" beside NCCL
 	$(bin)/python -m tests.torch_suite -n $(strip $(N)) $(ARGS)
+
+hangs: setup ## break 200 jobs at random: does `commlib debug` name the rank and the call? (about 9 minutes)
+	cd benchmarks && ../$(bin)/python hangs.py --faults 200 $(ARGS)
 
 sanitize: setup ## build with ASan, UBSan and TSan; stress and test under them (about 6 minutes)
 	@launch/sanitize.sh

@@ -29,6 +29,11 @@ def set_redops(codes: dict[Any, int], torch_type: type, /) -> None:
 def phases() -> str:
     """csrc/binding/calls.cc: phases"""
 
+def set_recorded(
+    caller: Callable[[], tuple[bytes, str]], explainer: Callable[[str, str], tuple[bytes, str]], /
+) -> None:
+    """csrc/binding/record.cc: set_recorded"""
+
 # --- collectives ------------------------------------------------------------------------------------------------------
 
 class Calls:

@@ -141,6 +141,9 @@ GUARD = Variable(
     "off",
     "nan: the first call whose tensors hold NaN is an error; crc: that whose result differs between ranks; slow",
 )
+CALL_SITES = Variable(
+    "COMMLIB_CALL_SITES", _flag, False, "1: keep the file and line of every call for `commlib debug`; 2 µs a call"
+)
 PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file that rank 0 loads instead of searching for one")
 ALGORITHM = Variable(
     "COMMLIB_ALGORITHM",

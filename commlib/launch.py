@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from commlib import env, failure
+from commlib import debug, env, failure
 from commlib.bootstrap.hub import Hub
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
@@ -242,6 +242,8 @@ class _Job:
             self.code = code if code > 0 else 128 - code
             if self.code != UNREAD:
                 self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
+                for line in debug.explained_below(os.getpid()):
+                    self.say(line)
                 self.failed = f"rank {rank.number} {how}", rank.streams[1].last if rank.streams else ()
             self._end_all(signal.SIGTERM)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib import env
+from commlib import debug, env
 from commlib.errors import BuildFailed
 from commlib.redops import CODES, TORCH_OPS
 
@@ -29,6 +29,7 @@ def _load() -> Any:
     module.connect(torch.Tensor, torch.nn.Parameter)
     module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
+    module.set_recorded(debug.call_site, debug.explain)
     return module
 
 

@@ -17,6 +17,7 @@ from commlib.errors import CommError
 COMMANDS = {
     "bench": ("commlib.cli.bench.command:bench", "Time collectives and algorithms beside other libraries."),
     "build": ("commlib.cli.build:build", "Compile the GPU kernels ahead of their first use."),
+    "debug": ("commlib.cli.debug:debug", "Say what the ranks of a job are in, and which of them keeps it."),
     "doctor": ("commlib.cli.doctor.command:doctor", "Say what is here, what works, and why something does not."),
     "plan": ("commlib.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
     "profile": ("commlib.cli.profile.command:profile", "Time a kernel; show where the time of a collective goes."),

@@ -13,6 +13,7 @@
 #include "binding/arguments.h"
 #include "binding/method.h"
 #include "binding/target.h"
+#include "record/record.h"
 
 namespace commlib::binding {
 
@@ -28,6 +29,9 @@ struct From<RedOp> {
   static std::string name() { return "object"; }
   static RedOp take(Object* object, const Argument&);
 };
+
+// Keeps where in the program this thread's call is made, if a reader of the record wants that.
+void keep_site();
 
 void reducible(const Target& target, const Buffer& x, RedOp redop);
 
@@ -49,6 +53,8 @@ PyMethodDef call_of(R (*)(Target&, Args...)) {
   const auto call = [](Object* self, Object* const* given, Size count) {
     Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
     const During inside(target.stamps, Phase::native);
+    if (__builtin_expect(record::Record::wants_sites() || record::Record::site != 0, 0))
+      keep_site();
     return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
       return Here::target()(target, arguments...);
     });

@@ -109,7 +109,7 @@ struct Channel {
 struct Ending {
   std::atomic<uint32_t> state;  // 0 none, 1 being written, 2 readable
   char kind[24];
-  char text[1000];
+  char text[4000];
 };
 
 struct Header {

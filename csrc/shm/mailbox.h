@@ -65,11 +65,13 @@ class Mailbox {
     Outbox& outbox;
     uint64_t number;
     bool pulled;
+    uint64_t recorded;
     size_t at = 0;
     bool done = false;
   };
   using Progress = std::function<void()>;
 
+  uint64_t enter(const Message& message, int peer, uint64_t number, record::Flag direction);
   Outgoing begin(const Message& message, int to, bool pulled);
   Awaited room_for(const Outgoing& out) const;
   void put_what_fits(Outgoing& out);

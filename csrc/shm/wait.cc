@@ -12,7 +12,6 @@
 #include <cstring>
 
 #include "commlib/check.h"
-#include "commlib/row_call.h"
 #include "shm/pull.h"
 
 namespace commlib::shm {
@@ -53,6 +52,11 @@ std::string beginning(const std::string& said, size_t room) {
   return said.substr(0, room);
 }
 
+// As record::Wait has it.
+uint32_t message_of(const Awaited& awaited) {
+  return awaited.kind == Awaited::room ? 1 : awaited.kind == Awaited::message ? 2 : 0;
+}
+
 std::string rank_list(const Segment& segment, const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i)
@@ -64,29 +68,6 @@ std::string rank_list(const Segment& segment, const std::vector<int>& ranks) {
 
 Waiter::Hooks Waiter::hooks;
 thread_local bool Waiter::holds_interpreter = false;
-
-std::string describe(const Descriptor& what, uint64_t seq) {
-  const Op op = static_cast<Op>(what.op);
-  std::string out = text(name_of(op), " #", seq);
-  if (op == Op::barrier) return out;
-  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ");
-  if (op == Op::all_reduce_rms_norm) {
-    out += text(what.count >> kWidthBits, " rows of ", what.count & ((1u << kWidthBits) - 1));
-  } else if (op == Op::all_reduce_epilogue) {
-    out += text("digest ", what.count >> kElementBits, " of epilogue, types and width, ",
-                what.count & ((1u << kElementBits) - 1));
-  } else {
-    out += text(what.count);
-  }
-  out += " elements";
-  if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
-  if (op == Op::all_reduce_rms_norm)
-    out += ", " + NormCall::words_of(what.root);
-  else if (what.root != kNoRoot)
-    out += text(", root ", int(what.root));
-  if (what.inner) out += ", made inside another call";
-  return out + ")";
-}
 
 void publish_cores(RankControl* control) {
   cpu_set_t set;
@@ -100,7 +81,8 @@ Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
     : segment_(std::move(segment)),
       rank_(rank),
       world_(segment_->layout().world),
-      timeout_s_(std::min(timeout_s, 1e9)) {
+      timeout_s_(std::min(timeout_s, 1e9)),
+      record_(identity_of(*segment_, rank, timeout_s)) {
   // With a core per rank a short spin is nearly always enough; with fewer, the awaited rank needs
   // this core to run.
   const bool crowded = cores_of_all(*segment_) < world_;
@@ -200,6 +182,7 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
   const int64_t deadline = start + static_cast<int64_t>(timeout_s_ * 1e9);
   int64_t look_at = start + kLookEvery;
   int64_t now = start;
+  const record::Waiting waiting(record_, awaited.rank, awaited.seq, message_of(awaited));
   while (counter.load(std::memory_order_acquire) < awaited.value) {
     check_alive();
     if (closed_.load()) {
@@ -252,6 +235,10 @@ void Waiter::wake_all() {
 }
 
 void Waiter::look_at_peers(const Counter& counter, const Awaited& awaited) {
+  for (int r = 0; r < world_; ++r) {
+    const Line& line = newest_line(r);
+    record_.saw(r, line.seq.load(), raw(line.what));
+  }
   const auto satisfied = [&] { return counter.load(std::memory_order_acquire) >= awaited.value; };
   for (int r = 0; r < world_; ++r) {
     pollfd entry = {pidfds_[r], POLLIN, 0};
@@ -375,11 +362,15 @@ void Waiter::record_ending(const char* kind, const std::string& why) {
 }
 
 void Waiter::end(const char* kind, const std::string& why) {
-  record_ending(kind, why);
+  // Told while all is as it was: ranks that hear of the end go on.
+  const bool first = !ended();
+  const std::string more =
+      first && hooks.explain ? hooks.explain(segment_->header()->nonce, kind) : "";
+  record_ending(kind, more.empty() ? why : why + "\n" + more);
   throw_ending();
 }
 
-void Waiter::throw_ending() const {
+void Waiter::throw_ending() {
   const Ending& ending = segment_->header()->ending;
   // The rank that writes the reason may die before it is done: do not wait for it longer than a
   // moment.
@@ -389,6 +380,7 @@ void Waiter::throw_ending() const {
     fail("CommError",
          "the communicator ended, and the rank that ended it died before it could say why");
   }
+  record_.ended(ending.kind, ending.text);
   throw Failure(ending.kind, ending.text);
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "commlib/stamps.h"
+#include "record/record.h"
 #include "shm/layout.h"
 #include "shm/segment.h"
 
@@ -42,6 +43,7 @@ class COMMLIB_API Waiter {
  public:
   Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s);
   ~Waiter();
+  record::Record& record() { return record_; }
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
@@ -65,9 +67,12 @@ class COMMLIB_API Waiter {
 
   Stamps* stamps = nullptr;  // of this rank's calls, while somebody wants them
 
+  bool ended() const {
+    return segment_->header()->ending.state.load(std::memory_order_acquire) != 0;
+  }
   // Throws if the communicator has ended.
-  void check_alive() const {
-    if (segment_->header()->ending.state.load(std::memory_order_acquire) != 0) throw_ending();
+  void check_alive() {
+    if (ended()) throw_ending();
   }
   // Copies memory of the process of rank `awaited.rank`, which said there that it may be read.
   void pull(const Awaited& awaited, uint64_t address, void* to, size_t bytes);
@@ -82,6 +87,7 @@ class COMMLIB_API Waiter {
   // which then throw Closed.
   void announce_close() {
     closed_.store(true);
+    record_.close();
     wake_all();
   }
   // Run in place of sleeping with the interpreter's lock held: set by the binding.
@@ -89,6 +95,8 @@ class COMMLIB_API Waiter {
     bool (*interrupted)() = nullptr;  // a signal handler raised
     void* (*release)() = nullptr;     // give up the interpreter lock
     void (*reacquire)(void*) = nullptr;
+    // What the ranks are in, in words, for the error that ends communicator `id`.
+    std::string (*explain)(uint64_t id, const char* kind) = nullptr;
   };
   static Hooks hooks;
   // Set while the caller holds the interpreter's lock; a long wait gives it up.
@@ -106,7 +114,7 @@ class COMMLIB_API Waiter {
   void wake_all();
   void look_at_peers(const Counter& counter, const Awaited& awaited);
   [[noreturn]] void time_out(const Awaited& awaited);
-  [[noreturn]] void throw_ending() const;
+  [[noreturn]] void throw_ending();
   std::string describe(const Awaited& awaited) const;
   const Counter& counter_of(const Awaited& awaited, int rank) const;
   const Line& newest_line(int rank) const;
@@ -122,8 +130,12 @@ class COMMLIB_API Waiter {
   std::atomic<uint32_t> shared_waits_{0};  // threads of a rank may wait at once
   std::atomic<bool> closed_{false};
   std::vector<int> pidfds_;
+  record::Record record_;
 };
 
+record::Identity identity_of(const Segment& segment, int rank, double timeout_s);
+// All that ranks must agree on, as a number.
+uint64_t raw(Descriptor what);
 // "all_reduce #12 (float32, sum, 1024 elements)"
 std::string describe(const Descriptor& what, uint64_t seq);
 // Tells the peers where this rank may run; before any Waiter is made.

@@ -74,7 +74,27 @@ Mailbox::Outgoing Mailbox::begin(const Message& message, int to, bool pulled) {
     segment_->back(layout.channel(rank_, to), layout.channel_bytes());
     outbox.backed = true;
   }
-  return {message, to, segment_->channel(rank_, to), outbox, ++outbox.messages, pulled};
+  const uint64_t number = ++outbox.messages;
+  return {message,
+          to,
+          segment_->channel(rank_, to),
+          outbox,
+          number,
+          pulled,
+          enter(message, to, number, record::kSends)};
+}
+
+uint64_t Mailbox::enter(const Message& message, int peer, uint64_t number, record::Flag direction) {
+  const record::What what = {raw(message.what),
+                             message.what.count,
+                             number,
+                             0,
+                             static_cast<int16_t>(peer),
+                             static_cast<uint8_t>(Op::send_recv),
+                             static_cast<uint8_t>(message.what.dtype),
+                             record::kNoReduction,
+                             direction};
+  return waiter_.record().enter_message(what, message.bytes);
 }
 
 // That the next cell of the ring is empty.
@@ -115,22 +135,25 @@ void Mailbox::finish(Outgoing& out) {
     waiter_.await(out.channel->taken, room_for(out), &empty);
     put(out);
   }
-  if (!checked_ && !out.pulled) return;
-  const Awaited taken = {Awaited::room, out.to, out.number, out.outbox.next, out.message.what};
-  waiter_.await(out.channel->taken, taken, &empty);
-  waiter_.check_alive();
+  if (checked_ || out.pulled) {
+    const Awaited taken = {Awaited::room, out.to, out.number, out.outbox.next, out.message.what};
+    waiter_.await(out.channel->taken, taken, &empty);
+    waiter_.check_alive();
+  }
+  waiter_.record().finish_message(out.recorded);
 }
 
 void Mailbox::take(const Message& message, int from, const Progress& between,
                    const Progress& waiting) {
   Inbox& inbox = inboxes_[from];
   const std::lock_guard<std::mutex> lock(inbox.mutex);  // others hold it for a moment only
-  ++inbox.messages;
+  const uint64_t recorded = enter(message, from, ++inbox.messages, record::kReceives);
   size_t at = 0;
   do {
     if (between) between();
     at += receive_chunk(message, at, from, waiting);
   } while (at < message.bytes);
+  waiter_.record().finish_message(recorded);
 }
 
 size_t Mailbox::receive_chunk(const Message& message, size_t at, int from,

@@ -1,0 +1,59 @@
+"""The half of a rank: where its program makes a call, and what its error says of the other ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from commlib.debug.findings import findings_of
+from commlib.debug.jobs import jobs_here, look
+from commlib.debug.page import findings_lines
+from commlib.debug.stacks import listen
+
+__all__ = ["call_site", "explain", "listen"]
+
+_HERE = str(Path(__file__).parents[1])
+_KINDS = ("CommTimeout", "PeerLost")
+_LINES, _BYTES = 8, 2500
+
+
+def call_site() -> tuple[bytes, str]:
+    """Return the file and line outside commlib that makes the call under way."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return b"", f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def explain(communicator: str, kind: str) -> tuple[bytes, str]:
+    """Return what the ranks of a communicator are in, for the error that ends it; nothing where that fails."""
+    if kind not in _KINDS:
+        return b"", ""
+    try:
+        slot = look([os.getpid()]).ranks[os.getpid()].slot(int(communicator))
+    except Exception:  # the error itself matters more
+        return b"", ""
+    lines = explained([peer.pid for peer in slot.peers], min(1.0, slot.timeout_s / 2)) if slot else []
+    return b"", "\n".join(lines).encode()[:_BYTES].decode(errors="ignore")
+
+
+def explained_below(pid: int) -> list[str]:
+    """Say what keeps the ranks that a process has started."""
+    lines = []
+    for records in jobs_here(pid):
+        lines += explained([record.pid for record in records])
+        for record in records:
+            record.close()
+    return lines
+
+
+def explained(pids: list[int], stuck_s: float = 0.0) -> list[str]:
+    """Say in a few lines what keeps these processes, of which one may be gone; nothing where that fails."""
+    try:
+        job = look(dict.fromkeys(pids))
+        findings = [one for one in findings_of(job, stuck_s=stuck_s) if one.kind not in ("ended", "launcher")]
+        job.ask_stacks({pid for finding in findings for pid in finding.threads})
+        return findings_lines(job, None, findings)[:_LINES]
+    except Exception:
+        return []

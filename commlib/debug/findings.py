@@ -1,0 +1,244 @@
+"""Findings: what keeps a job from going on, and which rank's doing it is, from what its ranks have kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from commlib.debug.differences import differences
+from commlib.debug.jobs import Job, Rank
+from commlib.debug.process import killed_for_memory
+from commlib.debug.record import Slot, Wait
+from commlib.debug.words import last_text, ranks_text, seconds_text, waited_text, where_text
+
+STUCK_S = 1.0  # a wait that takes no longer is none to speak of
+_LATE_SHARE, _LATE_S, _WAITING_SHARE = 0.5, 0.03, 0.3
+
+
+@dataclass
+class Finding:
+    """Something that is wrong, the ranks to look at, and the call that it is about."""
+
+    kind: str  # missing, differs, gone, order, stopped, late, ended, launcher
+    ranks: tuple[int, ...]
+    text: str
+    calls: tuple[tuple[int, int], ...] = ()  # the communicator, and the number of the call or message
+    threads: dict[int, int] = field(default_factory=dict)  # by process: whose stacks say more
+    serious: bool = True
+
+
+@dataclass(frozen=True)
+class _Stuck:
+    """A thread that waits, and the thread that it waits for."""
+
+    rank: Rank
+    slot: Slot
+    wait: Wait
+    peer: Rank | None
+    next: tuple[int, int] | None  # the process and thread that should come
+
+    @property
+    def node(self) -> tuple[int, int]:
+        return self.rank.pid, self.wait.caller
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        return self.slot.id, self.wait.number, self.wait.message
+
+
+def findings_of(job: Job, before: Job | None = None, stuck_s: float = STUCK_S) -> list[Finding]:
+    """Return them, the most telling first; `before` is the job a moment ago, without which waits count by length."""
+    stuck = {one.node: one for one in _stuck(job, before, stuck_s)}
+    found = [*_differs(job), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
+    found += _halted(job, found)
+    return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job)]
+
+
+def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
+    for rank in job.ranks.values():
+        old = before.ranks.get(rank.pid) if before else None
+        for slot in () if rank.process.halted else rank.slots:  # what a stopped one waited for may have come
+            was = old.slot(slot.id) if old else None
+            for wait in slot.waits:
+                stands = before is None or (was is not None and wait in was.waits)
+                if stands and job.seconds_since(wait.since_ns) >= stuck_s and not slot.closed:
+                    peer = job.ranks.get(slot.peers[wait.peer].pid)
+                    yield _Stuck(rank, slot, wait, peer, _awaited(peer, slot, wait))
+
+
+def _awaited(peer: Rank | None, slot: Slot, wait: Wait) -> tuple[int, int] | None:
+    """Return the thread of the peer that makes the calls of this communicator: that of its last one."""
+    theirs = peer.slot(slot.id) if peer else None
+    if peer is None or theirs is None:
+        return None
+    entries = theirs.messages.values() if wait.message else theirs.calls.values()
+    calls = list(entries) or [*theirs.calls.values(), *theirs.messages.values()]
+    if calls:
+        return peer.pid, max(calls, key=lambda call: (call.entered_ns, call.number)).thread
+    return peer.pid, next((other.caller for mine in peer.slots for other in mine.waits), 0)
+
+
+def _missing(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
+    """Ranks that others wait for and that wait for nobody, each with the earliest call that it owes."""
+    owed: dict[int, list[_Stuck]] = {}
+    for one in stuck.values():
+        if one.peer is not None and one.next not in stuck and not one.peer.process.gone:
+            owed.setdefault(one.peer.pid, []).append(one)
+    for pid, waits in owed.items():
+        oldest = min(waits, key=lambda one: (one.wait.since_ns, one.wait.number))
+        first = min((one for one in waits if one.slot.id == oldest.slot.id), key=lambda one: one.wait.number)
+        yield _missing_one(job, job.ranks[pid], first, _behind(stuck, pid))
+
+
+def _behind(stuck: dict[tuple[int, int], _Stuck], pid: int) -> list[_Stuck]:
+    """Return who waits for a process, also through others."""
+    found: list[_Stuck] = []
+    for one in stuck.values():
+        seen, at = set(), one
+        while at.node not in seen:
+            seen.add(at.node)
+            if at.peer is not None and at.peer.pid == pid and at.next not in stuck:
+                found.append(one)
+                break
+            at = stuck.get(at.next, at) if at.next else at
+    return found
+
+
+def _missing_one(job: Job, rank: Rank, first: _Stuck, waits: list[_Stuck]) -> Finding:
+    slot, wait = rank.slot(first.slot.id), first.wait
+    call, number = waited_text(job, first.slot, wait), job.name(first.slot, wait.peer)
+    tail = _waiting_text(job, waits)
+    if slot is not None and slot.closed:
+        text = f"rank {number} has closed its communicator: {tail} in {call}"
+    elif wait.message:
+        text = f"rank {number} has not made the other end of {call}: {tail}"
+    elif slot is not None and slot.entered >= wait.number:
+        text = f"rank {number} is in {call} too, but does not go on: {tail}"
+    else:
+        text = f"rank {number} has not made {call}: {tail}"
+        text += f"; {last_text(job, slot)}" if slot is not None else ""
+    threads = {rank.pid: first.next[1] if first.next else 0}
+    return Finding("missing", (number,), text, ((first.slot.id, wait.number),), threads)
+
+
+def _waiting_text(job: Job, waits: list[_Stuck]) -> str:
+    waiters = {one.rank.number for one in waits}
+    longest = max(job.seconds_since(one.wait.since_ns) for one in waits)
+    return f"{ranks_text(waiters)} wait{'s' * (len(waiters) == 1)} for it, for {seconds_text(longest)}"
+
+
+def _order(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
+    """Ranks that wait for each other in a ring: they use communicators, or messages, in different orders."""
+    told: set[tuple[int, int]] = set()
+    for start in stuck:
+        path: list[tuple[int, int]] = []
+        at: tuple[int, int] | None = start
+        while at is not None and at in stuck and at not in path:
+            path.append(at)
+            at = stuck[at].next
+        if at is None or at not in path or at in told:
+            continue
+        ring = path[path.index(at) :]
+        told.update(ring)
+        # Also those that wait for the ring: most ranks are in one call, and who is in another is the odd one. A rank
+        # that is not in all of these communicators had no choice.
+        waiting = [stuck[node] for node in stuck if node in ring or stuck[node].next in ring]
+        involved = {stuck[node].slot.id for node in ring}
+        free = [one for one in waiting if involved <= {slot.id for slot in one.rank.slots}]
+        common, most = Counter(one.place for one in free or waiting).most_common(1)[0]
+        odd = [one for one in free if one.place != common]
+        clear = odd and most > len(free) - most
+        said = [f"rank {one.rank.number} is in {waited_text(job, one.slot, one.wait)}" for one in waiting]
+        text = f"ranks wait for each other: {'; '.join(said)}. They make calls in different orders"
+        ranks = tuple(sorted({one.rank.number for one in (odd if clear else waiting)}))
+        text += f", and {ranks_text(ranks)} in another one than the rest" if clear else ""
+        calls = [common[:2]] if clear else list(dict.fromkeys(one.place[:2] for one in waiting))
+        threads = {one.rank.pid: one.wait.caller for one in waiting}
+        yield Finding("order", ranks, text, tuple(calls), threads)
+
+
+def _halted(job: Job, found: list[Finding]) -> Iterator[Finding]:
+    """Ranks that cannot run, though nobody waits for them yet."""
+    told = {number for finding in found for number in finding.ranks}
+    for rank in job.ranks.values():
+        if rank.process.state in ("T", "t") and rank.number not in told:
+            text = f"rank {rank.number} (process {rank.pid}) is {rank.process.halted}"
+            yield Finding("stopped", (rank.number,), text)
+
+
+def _differs(job: Job) -> Iterator[Finding]:
+    for slots in job.communicators.values():
+        found = differences(job, slots)
+        if found is not None:
+            yield Finding("differs", found.ranks, found.text, ((slots[0].id, found.number),))
+
+
+def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
+    """Ranks whose process has ended while others have a communicator with them open."""
+    for pid, rank in job.ranks.items():
+        open_slots = [slot for other in job.ranks.values() for slot in other.slots if not slot.closed]
+        places = [(slot, at) for slot in open_slots for at, peer in enumerate(slot.peers) if peer.pid == pid]
+        if not rank.process.gone or not places:
+            continue
+        slot, at = max(places, key=lambda place: place[0].peers[place[1]].number)
+        name, seen = job.name(slot, at), slot.calls.get(slot.peers[at].number)
+        text = f"rank {name} (process {pid}) has died"
+        text += f"; it was last seen in {seen}{where_text(job, slot)}" if seen else ""
+        if waits := [one for one in stuck.values() if one.peer is rank]:
+            text += f"; {_waiting_text(job, waits)}, in {waited_text(job, waits[0].slot, waits[0].wait)}"
+        if killed := killed_for_memory():
+            text += f"; the kernel has killed {killed} processes here as memory ran out"
+        yield Finding("gone", (name,), text, tuple({(slot.id, slot.entered) for slot, _ in places}))
+
+
+def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
+    """Communicators that ended with an error; the one that found it out says why."""
+    for slots in job.communicators.values():
+        slot = next((slot for slot in slots if slot.ended and not slot.closed), None)
+        if slot is not None:
+            numbers = tuple(job.name(slot, peer) for peer in range(slot.world))
+            serious = not any(number == slot.id for one in found for number, _ in one.calls)
+            text = f"{slot.ended_kind} ended the communicator{where_text(job, slot)}: {slot.ended.splitlines()[0]}"
+            yield Finding("ended", numbers, text, ((slot.id, slot.entered),), serious=serious)
+
+
+def _late(job: Job, before: Job | None, explained: bool) -> Iterator[Finding]:
+    """Ranks that the others wait for much of the time, long each time, and that themselves wait little."""
+    if before is None or explained:
+        return
+    span_s = (job.at_ns - before.at_ns) / 1e9
+    for slots in job.communicators.values():
+        waited: Counter[int] = Counter()
+        waiting: Counter[int] = Counter()
+        for slot in slots:
+            rank = job.ranks[slot.peers[slot.rank].pid]
+            was = (before.ranks.get(rank.pid) or rank).slot(slot.id) or slot
+            for number in range(slot.world):
+                seconds, times = _waited_s(job, before, slot, was, number)
+                waiting[slot.rank] += int(1e6 * seconds)
+                if seconds / times >= _LATE_S and seconds >= _LATE_SHARE * span_s:
+                    waited[number] = max(waited[number], int(1e6 * seconds))
+        for number, micros in waited.items():
+            if waiting[number] <= 1e6 * _WAITING_SHARE * span_s:
+                slot, name = slots[0], job.name(slots[0], number)
+                share = min(micros / 1e6 / span_s, 1)
+                text = f"rank {name} is late: others wait for it {share:.0%} of the time{where_text(job, slot)}"
+                yield Finding("late", (name,), text, ((slot.id, slot.entered),), {slot.peers[number].pid: 0})
+
+
+def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tuple[float, int]:
+    """Return how long, and how often, a rank waited for a peer between two moments."""
+    now, then = slot.peers[number], was.peers[number]
+    under_way = sum(job.at_ns - max(wait.since_ns, before.at_ns) for wait in slot.waits if wait.peer == number)
+    carried = sum(before.at_ns - wait.since_ns for wait in was.waits if wait.peer == number and wait not in slot.waits)
+    return max(now.waited_ns - then.waited_ns + under_way - carried, 0) / 1e9, now.waits - then.waits + 1
+
+
+def _orphans(job: Job) -> Iterator[Finding]:
+    orphans = [rank for rank in job.ranks.values() if rank.orphan]
+    if orphans:
+        parents = ", ".join(sorted({str(rank.started_by) for rank in orphans}))
+        numbers = tuple(sorted(rank.number for rank in orphans))
+        text = f"what started {ranks_text(numbers)} (process {parents}) has ended, so nothing will end them"
+        yield Finding("launcher", numbers, text, serious=False)

@@ -1,0 +1,161 @@
+"""Jobs: processes whose records have communicators in common, found without any preparation, at one moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from commlib.debug.process import Process, command_of, process
+from commlib.debug.record import Record, Slot, records_of
+from commlib.debug.stacks import Stack, ask
+
+
+@dataclass
+class Rank:
+    """A process of a job; one that is gone has no slots, and its peers say who it was."""
+
+    process: Process
+    slots: list[Slot] = field(default_factory=list)
+    started_by: int = 0
+    number: int = -1  # in the largest communicator
+    stacks: list[Stack] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self.process.pid
+
+    @property
+    def orphan(self) -> bool:
+        """Whether the process that started it has ended."""
+        return not self.process.gone and self.started_by not in (0, 1, self.process.parent)
+
+    def slot(self, communicator: int) -> Slot | None:
+        """Return its part of a communicator."""
+        return next((slot for slot in self.slots if slot.id == communicator), None)
+
+    def stack(self, thread: int) -> Stack | None:
+        """Return the stack of a thread, else of the main one, which Python starts first and writes last."""
+        return next((one for one in self.stacks if one.thread == thread), self.stacks[-1] if self.stacks else None)
+
+
+@dataclass
+class Job:
+    """Ranks by process, as they were at one moment."""
+
+    ranks: dict[int, Rank]
+    at_ns: int
+
+    @property
+    def number(self) -> int:
+        """The process of its first rank that lives, by which the job is called."""
+        return min((rank for rank in self.ranks.values() if rank.slots), key=lambda rank: rank.number).pid
+
+    @cached_property
+    def communicators(self) -> dict[int, list[Slot]]:
+        """The open ones, in the order in which they were made, with their slots."""
+        found: dict[int, list[Slot]] = {}
+        for rank in self.ranks.values():
+            for slot in rank.slots:
+                found.setdefault(slot.id, []).append(slot)
+        opened = sorted(found.items(), key=lambda item: min(slot.opened_ns for slot in item[1]))
+        return {number: slots for number, slots in opened if any(not slot.closed for slot in slots)}
+
+    @property
+    def command(self) -> str:
+        """The command line of its first rank."""
+        return command_of(self.number)
+
+    def seconds_since(self, ns: int) -> float:
+        """Return how long ago that was."""
+        return (self.at_ns - ns) / 1e9
+
+    def name(self, slot: Slot, peer: int) -> int:
+        """Return the number of a rank of a communicator in the whole job."""
+        rank = self.ranks.get(slot.peers[peer].pid)
+        return rank.number if rank is not None and rank.number >= 0 else slot.peers[peer].name
+
+    def ask_stacks(self, pids: Collection[int]) -> None:
+        """Have these ranks say where their threads are."""
+        can = [pid for pid in pids if pid in self.ranks and not self.ranks[pid].process.halted and pid != os.getpid()]
+        for pid, stacks in ask(can).items():
+            self.ranks[pid].stacks = stacks
+
+
+def _main_slot(slots: Iterable[Slot]) -> Slot:
+    return min(slots, key=lambda slot: (slot.closed, -slot.world, slot.opened_ns))
+
+
+def look(pids: Iterable[int]) -> Job:
+    """Read the records of these processes; peers that they name, and that have none, are gone."""
+    records = [record for pid in pids for record in records_of(pid)]
+    try:
+        return _job(records)
+    finally:
+        for record in records:
+            record.close()
+
+
+def _job(records: list[Record]) -> Job:
+    ranks: dict[int, Rank] = {}
+    at_ns = time.monotonic_ns()
+    for record in records:
+        with suppress(OSError):
+            rank = Rank(process(record.pid), record.slots(), record.parent)
+            ranks[record.pid] = rank
+    for rank in [rank for rank in ranks.values() if rank.slots]:
+        main = _main_slot(rank.slots)
+        rank.number = main.peers[main.rank].name
+        for slot in rank.slots:
+            for peer in slot.peers:
+                if not slot.closed and peer.pid not in ranks:
+                    ranks[peer.pid] = Rank(process(peer.pid), number=peer.name if slot is main else -1)
+    return Job(ranks, at_ns)
+
+
+def _pids() -> Iterator[int]:
+    user = os.geteuid()
+    for entry in os.scandir("/proc"):
+        with suppress(OSError):
+            if entry.name.isdecimal() and (user == 0 or entry.stat().st_uid == user):
+                yield int(entry.name)
+
+
+def jobs_here(wanted: int | None = None) -> list[list[Record]]:
+    """Return the records of each job of this user on this host; of `wanted`, a process of a job or above it."""
+    records = [record for pid in _pids() for record in records_of(pid)]
+    sets: list[tuple[set[int], list[Record]]] = []
+    for record in records:
+        ids, mine = {slot.id for slot in record.slots() if not slot.closed}, [record]
+        if not ids:
+            record.close()
+            continue
+        for other in [other for other in sets if other[0] & ids]:
+            sets.remove(other)
+            ids, mine = ids | other[0], [*other[1], *mine]
+        sets.append((ids, mine))
+    found = [sorted(mine, key=lambda record: record.pid) for _, mine in sets]
+    if wanted is None:
+        return found
+    chosen = [mine for mine in found if any(wanted in _above(record.pid) for record in mine)]
+    for record in [record for mine in found if mine not in chosen for record in mine]:
+        record.close()
+    return chosen
+
+
+def _above(pid: int) -> Iterator[int]:
+    """Yield a process and those that started it."""
+    while pid > 0:
+        yield pid
+        pid = process(pid).parent
+
+
+def moments(records: list[Record], apart_s: float) -> tuple[Job, Job]:
+    """Look at a job twice: what both have in common, stands still."""
+    before = _job(records)
+    time.sleep(apart_s)
+    return before, _job(records)

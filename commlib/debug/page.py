@@ -1,0 +1,94 @@
+"""What `commlib debug` prints of a job: in plain words what is wrong, then a line for each rank; or a document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from commlib.debug.findings import Finding
+from commlib.debug.jobs import Job, Rank
+from commlib.debug.record import Slot
+from commlib.debug.words import doing_text, members_text, seconds_text, waited_in
+
+_STATES = {"R": "runs", "S": "sleeps", "T": "stopped", "t": "debugged", "Z": "dead", "X": "gone", "D": "in a disk"}
+
+
+def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> list[str]:
+    """Return the findings, each with what the ranks to look at are doing."""
+    lines = []
+    for finding in findings:
+        lines.append(finding.text)
+        for pid, thread in finding.threads.items():
+            rank, old = job.ranks[pid], before.ranks.get(pid) if before else None
+            lines.append(f"  rank {rank.number}: {doing_text(rank, old.process if old else None, thread)}")
+    return lines
+
+
+def page(job: Job, before: Job, findings: list[Finding]) -> str:
+    """Return the text."""
+    living = sum(bool(rank.slots) for rank in job.ranks.values())
+    lines = [f"job {job.number}: {living} of {len(job.ranks)} ranks here, {job.command}", ""]
+    if not any(finding.serious for finding in findings):
+        lines.append(_progress_text(job, before))
+    lines += [*findings_lines(job, before, findings), ""]
+    rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in", "for", "at")]
+    for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
+        rows += _rows(job, rank)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines += ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    made = enumerate(job.communicators.values(), 1)
+    several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
+    return "\n".join([*lines, *several * (len(several) > 2)])
+
+
+def _progress_text(job: Job, before: Job) -> str:
+    seconds = (job.at_ns - before.at_ns) / 1e9
+    rates = [
+        (slot.entered - was.entered) / seconds
+        for rank in job.ranks.values()
+        for slot in rank.slots
+        if rank.pid in before.ranks and (was := before.ranks[rank.pid].slot(slot.id)) is not None
+    ]
+    if any(rates):
+        return f"nothing is wrong: ranks make up to {max(rates):.0f} calls in a second"
+    return "no rank waits for another one, and none makes calls"
+
+
+def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
+    """Return a row for each communicator that the rank has open."""
+    state = _STATES.get(rank.process.state, rank.process.state)
+    head = (str(rank.number), str(rank.pid), state, str(rank.process.core) if rank.process.core >= 0 else "")
+    order = list(job.communicators)
+    rows: list[tuple[str, ...]] = []
+    for slot in [slot for slot in rank.slots if not slot.closed]:
+        call, since = _call_of(job, slot)
+        stack = rank.stack(next((wait.caller for wait in slot.waits), 0))
+        place = str(stack) if stack is not None and stack.frames else ""
+        rows.append((*head, str(order.index(slot.id) + 1), str(slot.entered), call, since, place))
+        head = ("", "", "", "")
+    return rows or [(*head, "", "", "", "", "")]
+
+
+def _call_of(job: Job, slot: Slot) -> tuple[str, str]:
+    """Return what a rank is in, in a communicator, and since when."""
+    for wait in slot.waits:
+        words = f"{waited_in(job, slot, wait)}, for rank {job.name(slot, wait.peer)}"
+        return words, seconds_text(job.seconds_since(wait.since_ns))
+    if slot.ended:
+        return f"{slot.ended_kind} has ended it", ""
+    if call := slot.under_way:
+        return str(call), seconds_text(job.seconds_since(call.entered_ns))
+    return "no call", ""
+
+
+def document(job: Job, before: Job, findings: list[Finding]) -> dict[str, Any]:
+    """Return everything as data: findings, ranks with their communicators, calls and stacks."""
+    return {
+        "schema": "commlib.debug",
+        "version": 1,
+        "job": job.number,
+        "command": job.command,
+        "findings": [asdict(finding) for finding in findings],
+        "said": findings_lines(job, before, findings),
+        "ranks": [asdict(rank) for rank in sorted(job.ranks.values(), key=lambda rank: rank.number)],
+    }

@@ -1,0 +1,251 @@
+"""The record of a process, csrc/record/layout.h, read from another one: its memfd says itself where things are."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+NAME = "commlib.record"
+_HEAD = struct.Struct("=8sII")
+_INNER, _REFUSED, _CAPTURED, _SENDS = 1, 2, 4, 8
+_NO_REDUCTION = 255
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a rank."""
+
+    number: int
+    op: str
+    dtype: str
+    count: int
+    redop: str
+    root: int  # of a message, the peer
+    algorithm: str
+    site: str
+    thread: int
+    entered_ns: int
+    finished_ns: int
+    what: int  # what ranks must agree on
+    stream: int  # of a message, its number among those of its pair
+    flags: int
+
+    @property
+    def refused(self) -> bool:
+        """Whether the communicator had ended before."""
+        return bool(self.flags & _REFUSED)
+
+    @property
+    def sends(self) -> bool:
+        """Of a message: whether this rank sends it."""
+        return bool(self.flags & _SENDS)
+
+    @property
+    def captured(self) -> bool:
+        """Whether it went into a graph, and runs when that is replayed."""
+        return bool(self.flags & _CAPTURED)
+
+    @property
+    def details(self) -> str:
+        """What ranks must agree on, in words: 'float32, 8 elements, sum'."""
+        words = [] if self.op == "barrier" else [self.dtype, f"{self.count} elements"]
+        words += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
+        return ", ".join([*words, "made inside another call"] if self.flags & _INNER else words)
+
+    def __str__(self) -> str:
+        """Return 'all_reduce #12 (float32, 8 elements, sum)'."""
+        return f"{self.op} #{self.number}" + (f" ({self.details})" if self.details else "")
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A thread of a rank that waits for a peer, longer than it spins."""
+
+    thread: int  # as the kernel numbers it
+    caller: int  # as Call.thread
+    peer: int
+    number: int
+    since_ns: int
+    message: int  # 1: to send the message of this number, 2: to receive it; 0: in a collective
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a rank knows of another one."""
+
+    pid: int
+    name: int
+    number: int
+    what: int
+    waits: int
+    waited_ns: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A communicator as one of its ranks has it."""
+
+    id: int
+    rank: int
+    world: int
+    backend: str
+    opened_ns: int
+    timeout_s: float
+    closed: bool
+    entered: int
+    finished: int
+    ended: str  # the error that ended it
+    ended_kind: str
+    waits: tuple[Wait, ...]
+    peers: tuple[Peer, ...]
+    calls: dict[int, Call]
+    messages: dict[int, Call]
+
+    @property
+    def under_way(self) -> Call | None:
+        """The collective that it is in."""
+        return self.calls.get(self.entered) if self.entered > self.finished else None
+
+
+class Record:
+    """The open record of one process; `slots()` is what it says now."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        magic, self.version, size = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+        if magic.rstrip(b"\0") != b"commlib":
+            raise ValueError("not a record of commlib")
+        self._described: dict[str, Any] = json.loads(os.pread(fd, size, _HEAD.size))
+        self._types = {name: _Type(name, self._described["types"]) for name in self._described["types"]}
+        self._header = self._types["Header"]
+        head = self._header.read(os.pread(fd, self._header.size, 0))
+        self.pid, self.parent, self.opened_ns = int(head["pid"]), int(head["parent"]), int(head["opened_ns"])
+
+    def close(self) -> None:
+        """Close its descriptor."""
+        os.close(self.fd)
+
+    def slots(self) -> list[Slot]:
+        """Return the communicators, in the order in which they were made; what changes meanwhile is left out."""
+        kind, ops = self._types["Slot"], self._described
+        found = []
+        self._strings = os.pread(self.fd, self._header.size, 0)[self._header.place("strings") :]
+        for number in range(self._described["slots"]):
+            at = self._header.size + number * kind.size
+            if os.pread(self.fd, 4, at) != bytes(4):
+                first, again = (kind.read(os.pread(self.fd, kind.size, at)) for _ in range(2))
+                if first["opened_ns"] == again["opened_ns"]:
+                    found.append(self._slot(first, again, ops))
+        return sorted(found, key=lambda slot: slot.opened_ns)
+
+    def keep_sites(self, on: bool) -> None:
+        """Have its process keep where in the program each call is made."""
+        os.pwrite(self.fd, struct.pack("=I", on), self._header.place("wants_sites"))
+
+    def _slot(self, first: dict[str, Any], again: dict[str, Any], names: dict[str, Any]) -> Slot:
+        def stable(field: str) -> dict[int, Call]:
+            pairs = zip(first[field], again[field], strict=True)
+            return {one["number"]: self._call(one, names) for one, other in pairs if one["number"] and one == other}
+
+        plain = {key: again[key] for key in ("id", "rank", "world", "backend", "opened_ns", "timeout_s")}
+        return Slot(
+            **plain,
+            closed=again["state"] == 2,
+            entered=again["entered"],
+            finished=again["finished"],
+            ended=again["ended"],
+            ended_kind=again["ended_kind"],
+            waits=tuple(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1),
+            peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
+            calls=stable("calls"),
+            messages=stable("sent"),
+        )
+
+    def _call(self, entry: dict[str, Any], names: dict[str, Any]) -> Call:
+        code = entry["redop"]
+        redop = "" if code == _NO_REDUCTION else names["redops"][code]
+        op, dtype = names["ops"][entry["op"]], names["dtypes"][entry["dtype"]]
+        places = {key: self._string(entry[key]) for key in ("algorithm", "site")}
+        return Call(**{**entry, **places, "op": op, "dtype": dtype, "redop": redop})
+
+    def _string(self, at: int) -> str:
+        return self._strings[at : self._strings.index(b"\0", at)].decode(errors="replace")
+
+
+class _Type:
+    """A structure, as the description has it; nested ones are read by their own."""
+
+    def __init__(self, name: str, types: dict[str, Any]) -> None:
+        self._types, self._fields, self.size = types, types[name]["fields"], types[name]["bytes"]
+
+    def place(self, field: str) -> int:
+        """Return where a field begins."""
+        return int(self._fields[field][0])
+
+    @cached_property
+    def _plain(self) -> struct.Struct:
+        """The plain fields, in order, with the room between them."""
+        text, end = "=", 0
+        for at, kind in sorted(self._fields.values()):
+            if kind[0] in "iufs":
+                text += f"{at - end}x{_CODES.get(kind) or kind[1:] + 's'}"
+                end = at + int(kind[1:])
+        return struct.Struct(text)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [name for name, (_, kind) in sorted(self._fields.items(), key=lambda item: item[1]) if kind[0] in "iufs"]
+
+    @cached_property
+    def _nested(self) -> list[tuple[str, int, _Type, int]]:
+        nested = [(name, at, *kind.split("*")) for name, (at, kind) in self._fields.items() if kind[0] not in "iufs"]
+        return [(name, at, _Type(kind, self._types), int(times)) for name, at, kind, times in nested]
+
+    def read(self, data: bytes, start: int = 0) -> dict[str, Any]:
+        """Return the fields by name."""
+        values = (_text(value) for value in self._plain.unpack_from(data, start))
+        found: dict[str, Any] = dict(zip(self._names, values, strict=True))
+        for name, at, kind, times in self._nested:
+            found[name] = [kind.read(data, start + at + i * kind.size) for i in range(times)]
+        return found
+
+
+_CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "f8": "d"}
+
+
+def _text(value: Any) -> Any:
+    return value.partition(b"\0")[0].decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def records_of(pid: int) -> list[Record]:
+    """Open the records of a process; one that it has from its parent, since a fork, is not its own."""
+    found = []
+    for fd in descriptors(pid, NAME):
+        try:
+            record = Record(os.open(fd, os.O_RDWR | os.O_CLOEXEC))
+        except (OSError, ValueError, struct.error):
+            continue
+        if record.pid == pid:
+            found.append(record)
+        else:
+            record.close()
+    return found
+
+
+def descriptors(pid: int, name: str) -> list[Path]:
+    """Return the descriptors of a process that are memory of this name."""
+    found = []
+    try:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if str(fd.readlink()).startswith(f"/memfd:{name}"):
+                    found.append(fd)
+    except OSError:  # it ended, or is another user's
+        pass
+    return found

@@ -1,0 +1,95 @@
+"""Words that findings share: lists of ranks, times, calls of a communicator, what a rank is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commlib.debug.jobs import Job, Rank
+from commlib.debug.process import Process
+from commlib.debug.record import Call, Slot, Wait
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Write 'rank 1' or 'ranks 0, 1 and 3'."""
+    numbers = [str(rank) for rank in sorted(set(ranks))]
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Write '0.31 s', '12.3 s', '4 min', '3 h'."""
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def members_text(job: Job, slot: Slot) -> str:
+    """Write the ranks of a communicator."""
+    return ranks_text(job.name(slot, peer) for peer in range(slot.world))
+
+
+def where_text(job: Job, slot: Slot) -> str:
+    """Say which communicator it is, where there are several: ' of communicator 2 (ranks 0 and 2)'."""
+    order = list(job.communicators)
+    if len(order) < 2 or slot.id not in order:
+        return ""
+    return f" of communicator {order.index(slot.id) + 1} ({members_text(job, slot)})"
+
+
+def waited_text(job: Job, slot: Slot, wait: Wait) -> str:
+    """Say what a thread waits in, and in which communicator."""
+    return waited_in(job, slot, wait) + where_text(job, slot)
+
+
+def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
+    """Say what a thread waits in."""
+    if wait.message:
+        way, verb = ("to", "send") if wait.message == 1 else ("from", "recv")
+        for call in slot.messages.values():
+            if (call.root, call.stream, call.sends) == (wait.peer, wait.number, wait.message == 1):
+                details = f", {call.details}"
+                break
+        else:
+            details = ""
+        peer = job.name(slot, wait.peer)
+        return f"{verb} {way} rank {peer} (message #{wait.number}{details})"
+    return str(slot.calls.get(wait.number) or f"call #{wait.number}")
+
+
+def last_text(job: Job, slot: Slot) -> str:
+    """Say what a rank did last in a communicator."""
+    call = slot.calls.get(slot.entered)
+    if call is None:
+        return "it has made no collective there yet"
+    return f"its last one there is {call}, {seconds_text(job.seconds_since(call.entered_ns))} ago"
+
+
+def doing_text(rank: Rank, before: Process | None, thread: int = 0) -> str:
+    """Say what the process of a rank does now."""
+    now = rank.process
+    if now.gone or now.halted:
+        return f"process {rank.pid} is {'gone' if now.state == 'X' else now.halted}"
+    stack = rank.stack(thread)
+    words = [f"process {rank.pid} is in {stack}" if stack and stack.frames else f"process {rank.pid} runs no Python"]
+    if not rank.stacks:
+        words = [f"process {rank.pid} does not say where it is"]
+    share = now.busy_since(before) if before is not None else -1
+    if share > 0.05:
+        words.append(f"it uses {share:.0%} of core {now.core}")
+    elif share >= 0:
+        words.append("it sleeps" + (f" in the kernel's {now.waits_in}" if now.waits_in not in ("", "0") else ""))
+    return "; ".join(words)
+
+
+def difference_text(mine: Call, theirs: Call) -> str:
+    """Name what differs between two calls of one number."""
+    fields = {
+        "operation": (mine.op, theirs.op),
+        "type": (mine.dtype, theirs.dtype),
+        "size": (f"{mine.count} elements", f"{theirs.count} elements"),
+        "reduction": (mine.redop or "none", theirs.redop or "none"),
+        "root": (mine.root, theirs.root),
+    }
+    names = [name for name, (one, other) in fields.items() if one != other]
+    return "operation" if "operation" in names else " and ".join(names) or "arguments"

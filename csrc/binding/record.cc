@@ -1,0 +1,46 @@
+// What Python adds to the record of calls: where in the program they are made, and words for
+// errors.
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include "binding/calls.h"
+#include "binding/interpreter.h"
+#include "binding/method.h"
+
+namespace commlib::binding {
+namespace {
+
+// Both return (bytes, words), as every callback does.
+python::Callback caller;
+python::Callback explainer;
+
+std::string explain(uint64_t id, const char* kind) {
+  try {
+    return explainer({std::to_string(id), kind}).second;
+  } catch (const abi::__forced_unwind&) {
+    for (;;) pause();  // the interpreter ends: see take_interpreter
+  } catch (const std::exception&) {
+    return "";  // the error itself is what matters
+  }
+}
+
+// `caller()` says where the program makes the call under way; `explainer(id, kind)` what the ranks
+// of a communicator are in, for the error of a kind that ends it.
+void set_recorded(Object* given_caller, Object* given_explainer) {
+  caller = python::Callback(given_caller);
+  explainer = python::Callback(given_explainer);
+  shm::Waiter::hooks.explain = explain;
+}
+
+COMMLIB_MODULE(module) {
+  module.add({COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer")});
+}
+
+}  // namespace
+
+void keep_site() {
+  record::Record::site =
+      record::Record::wants_sites() && caller ? record::Record::name(caller({}).second) : 0;
+}
+
+}  // namespace commlib::binding

@@ -1,0 +1,93 @@
+// The types of layout.h and the names of codes as JSON, for whoever reads the file.
+#include <type_traits>
+
+#include "commlib/check.h"
+#include "record/file.h"
+
+namespace commlib::record {
+namespace {
+
+// "u4": unsigned, of 4 bytes; "s12": text in 12 bytes; a structure by its name.
+template <class T>
+struct Kind {
+  static std::string text_of() {
+    return text(std::is_floating_point_v<T> ? "f" : std::is_signed_v<T> ? "i" : "u", sizeof(T));
+  }
+};
+template <class T>
+struct Kind<std::atomic<T>> : Kind<T> {};
+template <size_t N>
+struct Kind<char[N]> {
+  static std::string text_of() { return text("s", N); }
+};
+#define COMMLIB_STRUCTURE(Type)                                  \
+  template <>                                                    \
+  struct Kind<Type> {                                            \
+    static std::string text_of() { return #Type; }               \
+  };                                                             \
+  template <size_t N>                                            \
+  struct Kind<Type[N]> {                                         \
+    static std::string text_of() { return text(#Type, "*", N); } \
+  }
+COMMLIB_STRUCTURE(Entry);
+COMMLIB_STRUCTURE(Wait);
+COMMLIB_STRUCTURE(Peer);
+
+#define COMMLIB_FIELD(Type, field)                                                               \
+  text("\"" #field "\":[", offsetof(Type, field), ",\"", Kind<decltype(Type::field)>::text_of(), \
+       "\"]")
+
+template <class... Fields>
+std::string structure(const char* name, size_t bytes, const Fields&... fields) {
+  std::string all;
+  ((all += (all.empty() ? "" : ",") + fields), ...);
+  return text("\"", name, "\":{\"bytes\":", bytes, ",\"fields\":{", all, "}}");
+}
+
+template <class Name>
+std::string names(int count, const Name& name) {
+  std::string all;
+  for (int i = 0; i < count; ++i) all += text(i ? "," : "", "\"", name(i), "\"");
+  return "[" + all + "]";
+}
+
+}  // namespace
+
+std::string description() {
+  const auto types = text(
+      structure("Entry", sizeof(Entry), COMMLIB_FIELD(Entry, number),
+                COMMLIB_FIELD(Entry, entered_ns), COMMLIB_FIELD(Entry, finished_ns),
+                COMMLIB_FIELD(Entry, what), COMMLIB_FIELD(Entry, count),
+                COMMLIB_FIELD(Entry, stream), COMMLIB_FIELD(Entry, algorithm),
+                COMMLIB_FIELD(Entry, site), COMMLIB_FIELD(Entry, thread),
+                COMMLIB_FIELD(Entry, root), COMMLIB_FIELD(Entry, op), COMMLIB_FIELD(Entry, dtype),
+                COMMLIB_FIELD(Entry, redop), COMMLIB_FIELD(Entry, flags)),
+      ",",
+      structure("Wait", sizeof(Wait), COMMLIB_FIELD(Wait, thread), COMMLIB_FIELD(Wait, peer),
+                COMMLIB_FIELD(Wait, number), COMMLIB_FIELD(Wait, since_ns),
+                COMMLIB_FIELD(Wait, message), COMMLIB_FIELD(Wait, caller)),
+      ",",
+      structure("Peer", sizeof(Peer), COMMLIB_FIELD(Peer, pid), COMMLIB_FIELD(Peer, name),
+                COMMLIB_FIELD(Peer, number), COMMLIB_FIELD(Peer, what), COMMLIB_FIELD(Peer, waits),
+                COMMLIB_FIELD(Peer, waited_ns)),
+      ",",
+      structure("Slot", kSlotBytes, COMMLIB_FIELD(Slot, state), COMMLIB_FIELD(Slot, rank),
+                COMMLIB_FIELD(Slot, world), COMMLIB_FIELD(Slot, backend), COMMLIB_FIELD(Slot, id),
+                COMMLIB_FIELD(Slot, opened_ns), COMMLIB_FIELD(Slot, timeout_s),
+                COMMLIB_FIELD(Slot, entered), COMMLIB_FIELD(Slot, finished),
+                COMMLIB_FIELD(Slot, messages), COMMLIB_FIELD(Slot, waits),
+                COMMLIB_FIELD(Slot, peers), COMMLIB_FIELD(Slot, ended_kind),
+                COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls), COMMLIB_FIELD(Slot, sent)),
+      ",",
+      structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
+                COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),
+                COMMLIB_FIELD(Header, wants_sites), COMMLIB_FIELD(Header, unrecorded),
+                COMMLIB_FIELD(Header, strings)));
+  return text("{\"types\":{", types, "},\"slots\":", kSlots,
+              ",\"ops\":", names(kOps, [](int i) { return name_of(static_cast<Op>(i)); }),
+              ",\"dtypes\":", names(kDTypes, [](int i) { return name_of(static_cast<DType>(i)); }),
+              ",\"redops\":", names(kRedOps, [](int i) { return name_of(static_cast<RedOp>(i)); }),
+              "}");
+}
+
+}  // namespace commlib::record

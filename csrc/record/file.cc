@@ -1,0 +1,102 @@
+#include "record/file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "record/record.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+
+namespace commlib::record {
+namespace {
+
+// Never unmapped: a thread may still be inside a call when the process ends.
+std::mutex mutex;
+unsigned char* file = nullptr;
+int file_fd = -1;
+
+void begin(Header* made) {
+  const std::string types = description();
+  made->version = kVersion;
+  made->pid = getpid();
+  made->parent = getppid();
+  made->opened_ns = now_ns();
+  made->used = 1;
+  if (types.size() > sizeof(made->description)) return;  // magic stays empty: no reader takes it
+  std::memcpy(made->description, types.data(), types.size());
+  made->description_bytes = static_cast<uint32_t>(types.size());
+  std::memcpy(made->magic, "commlib", sizeof(made->magic));
+}
+
+// Sealed, so that no reader can pull the memory from under us.
+unsigned char* make_file() {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = memfd_create(kFileName, flags | MFD_NOEXEC_SEAL);
+  if (fd < 0) fd = memfd_create(kFileName, flags);  // kernels before 6.3
+  if (fd < 0) return nullptr;
+  const bool ready = fchmod(fd, 0600) == 0 && ftruncate(fd, kFileBytes) == 0 &&
+                     fallocate(fd, 0, 0, pages(sizeof(Header))) == 0;
+  void* const at =
+      ready ? mmap(nullptr, kFileBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  if (at == MAP_FAILED) {
+    ::close(fd);
+    return nullptr;
+  }
+  fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+  file_fd = fd;
+  begin(static_cast<Header*>(at));
+  return static_cast<unsigned char*>(at);
+}
+
+Slot* slot_at(int number) {
+  return reinterpret_cast<Slot*>(file + pages(sizeof(Header)) + number * kSlotBytes);
+}
+
+// A free one, else the one that was closed and opened first.
+int vacant() {
+  int oldest = -1;
+  for (int i = 0; i < kSlots; ++i) {
+    const uint32_t state = slot_at(i)->state.load();
+    if (state == 0) return i;
+    if (state == 2 && (oldest < 0 || slot_at(i)->opened_ns < slot_at(oldest)->opened_ns))
+      oldest = i;
+  }
+  return oldest;
+}
+
+}  // namespace
+
+Header* header() { return reinterpret_cast<Header*>(file); }
+
+Slot* take_slot() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  // A forked child has its parent's: it makes its own, and its parent's stays mapped here.
+  if (file && header()->pid != getpid()) {
+    ::close(file_fd);
+    file = nullptr;
+  }
+  if (!file) file = make_file();
+  if (!file) return nullptr;
+  const int number = vacant();
+  const off_t start = static_cast<off_t>(pages(sizeof(Header)) + number * kSlotBytes);
+  // Memory that is missing is found out now, and never by a signal.
+  if (number < 0 || fallocate(file_fd, 0, start, kSlotBytes) != 0) {
+    ++header()->unrecorded;
+    return nullptr;
+  }
+  Slot* const slot = slot_at(number);
+  slot->state.store(0);
+  std::memset(reinterpret_cast<unsigned char*>(slot) + sizeof(slot->state), 0,
+              sizeof(Slot) - sizeof(slot->state));
+  slot->opened_ns = now_ns();
+  return slot;
+}
+
+}  // namespace commlib::record

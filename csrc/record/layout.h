@@ -1,0 +1,114 @@
+// What a process keeps of its calls, for whoever asks from another process: the bytes of one memfd,
+// as types.
+//
+//   Header | Slot 0 | Slot 1 | ...        a slot belongs to one communicator
+//
+// Only its process writes to it. A reader knows the types from Header::description, so that it need
+// be neither of this version nor of this architecture. All times are CLOCK_MONOTONIC's, in ns.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "commlib/call.h"
+
+namespace commlib::record {
+
+constexpr uint32_t kVersion = 1;
+constexpr int kCalls = 256;    // the last ones of a communicator
+constexpr int kMessages = 64;  // the same of send and recv
+constexpr int kWaits = 8;      // threads of a rank that may wait at once
+constexpr int kSlots = 256;
+constexpr size_t kStrings = 32 << 10;
+constexpr size_t kSaid = 3 << 10;
+
+enum Flag : uint8_t {
+  kInner = 1,     // made inside another call
+  kRefused = 2,   // the communicator had ended before
+  kCaptured = 4,  // into a graph: it runs when that is replayed
+  kSends = 8,     // of messages
+  kReceives = 16,
+};
+
+// One call. A small one has the time of the last tick of the kernel, 4 ms ago at most, and no end.
+struct alignas(64) Entry {
+  std::atomic<uint64_t> number;  // from 1; 0 while the rest is written
+  uint64_t entered_ns;
+  uint64_t finished_ns;  // 0: not measured
+  uint64_t what;         // what ranks must agree on
+  uint64_t count;        // elements
+  uint64_t stream;       // of a message: its number among those of its pair
+  uint16_t algorithm;    // places in Header::strings
+  uint16_t site;
+  uint32_t thread;  // that made it, as thread_number() has it
+  int16_t root;     // of a message: the peer; -1: none
+  uint8_t op;
+  uint8_t dtype;
+  uint8_t redop;  // kNoReduction: none
+  uint8_t flags;
+};
+static_assert(sizeof(Entry) == 64);
+constexpr uint8_t kNoReduction = 255;
+
+// A thread that waits for a peer longer than it spins.
+constexpr uint32_t kTaken = 1;  // no thread of a rank has this number
+struct alignas(64) Wait {
+  std::atomic<uint32_t> thread;  // 0: free; kTaken: being written
+  int32_t peer;
+  uint64_t number;  // of the call, or of the message of the pair
+  uint64_t since_ns;
+  uint32_t message;  // 1: to send it, 2: to receive it
+  uint32_t caller;   // the thread, as Entry has it
+};
+
+// What this rank last saw of a peer, while it waited; and how long it has waited for it in all.
+struct Peer {
+  int32_t pid;
+  int32_t name;     // its number in a larger world
+  uint64_t number;  // the last call that it was seen to enter
+  uint64_t what;
+  uint64_t waits;
+  uint64_t waited_ns;
+};
+
+struct Slot {
+  std::atomic<uint32_t> state;  // 0 free, 1 in use, 2 closed
+  int32_t rank;
+  int32_t world;
+  char backend[12];
+  uint64_t id;  // the same on all ranks
+  uint64_t opened_ns;
+  double timeout_s;
+  alignas(64) std::atomic<uint64_t> entered;  // the last call
+  std::atomic<uint64_t> finished;
+  std::atomic<uint64_t> messages;
+  alignas(64) Wait waits[kWaits];
+  Peer peers[kMaxRanks];
+  char ended_kind[24];  // the error that ended the communicator
+  char ended[kSaid];
+  alignas(64) Entry calls[kCalls];
+  alignas(64) Entry sent[kMessages];
+};
+
+struct Header {
+  char magic[8];  // "commlib"
+  uint32_t version;
+  uint32_t description_bytes;
+  char description[8 << 10];  // JSON: where the fields of all these types are
+  int32_t pid;
+  int32_t parent;
+  uint64_t opened_ns;
+  std::atomic<uint32_t>
+      wants_sites;                   // written by a reader: keep the place of each call from now on
+  std::atomic<uint32_t> unrecorded;  // communicators beyond the slots
+  std::atomic<uint32_t> used;        // bytes of strings
+  char strings[kStrings];            // each ends with a zero; place 0 is the empty one
+};
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t pages(size_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+constexpr size_t kSlotBytes = pages(sizeof(Slot));
+constexpr size_t kFileBytes = pages(sizeof(Header)) + kSlots * kSlotBytes;
+
+}  // namespace commlib::record

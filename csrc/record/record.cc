@@ -1,0 +1,104 @@
+#include "record/record.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "record/file.h"
+
+namespace commlib::record {
+namespace {
+
+void copy_words(char* to, const char* words, size_t room) {
+  std::strncpy(to, words, room - 1);
+  to[room - 1] = 0;
+}
+
+}  // namespace
+
+thread_local uint16_t Record::site = 0;
+static const std::atomic<uint32_t> kNoSites{0};
+const std::atomic<uint32_t>* Record::sites_ = &kNoSites;
+
+Record::Record(const Identity& identity) : slot_(kRecords ? take_slot() : nullptr) {
+  shared_ = slot_ != nullptr;
+  if (shared_) sites_ = &header()->wants_sites;
+  if (!shared_) slot_ = new Slot();
+  slot_->rank = identity.rank;
+  slot_->world = identity.world;
+  slot_->id = identity.id;
+  slot_->timeout_s = identity.timeout_s;
+  copy_words(slot_->backend, identity.backend, sizeof(slot_->backend));
+  for (int r = 0; r < identity.world; ++r) {
+    slot_->peers[r].pid = identity.pids[r];
+    slot_->peers[r].name = identity.names.empty() ? r : static_cast<int32_t>(identity.names[r]);
+  }
+  slot_->state.store(1, std::memory_order_release);
+}
+
+Record::~Record() {
+  close();
+  if (!shared_) delete slot_;
+}
+
+// In a forked child the slot is its parent's, and after that it may be another communicator's.
+void Record::close() {
+  if (shared_ && !closed_ && header()->pid == getpid())
+    slot_->state.store(2, std::memory_order_release);
+  closed_ = true;
+}
+
+void Record::refuse(uint64_t number, What what) {
+  if (!kRecords || slot_->calls[number % kCalls].number.load() == number) return;
+  what.flags |= kRefused;
+  write(slot_->calls[number % kCalls], number, what, 0);
+}
+
+void Record::ended(const char* kind, const char* said) {
+  if (!kRecords || slot_->ended_kind[0]) return;
+  copy_words(slot_->ended, said, sizeof(slot_->ended));
+  copy_words(slot_->ended_kind, kind, sizeof(slot_->ended_kind));
+}
+
+uint16_t Record::name(const std::string& words) {
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  Header* const file = header();
+  if (!file) return 0;
+  const size_t used = file->used;
+  for (size_t at = 1; at < used; at += std::strlen(file->strings + at) + 1) {
+    if (words == file->strings + at) return static_cast<uint16_t>(at);
+  }
+  if (used + words.size() + 1 > kStrings) return 0;
+  std::memcpy(file->strings + used, words.c_str(), words.size() + 1);
+  file->used.store(static_cast<uint32_t>(used + words.size() + 1), std::memory_order_release);
+  return static_cast<uint16_t>(used);
+}
+
+Waiting::Waiting(Record& record, int peer, uint64_t number, uint32_t message)
+    : peer_(record.slot_->peers[peer]), since_ns_(now_ns()) {
+  const auto thread = static_cast<uint32_t>(syscall(SYS_gettid));
+  for (Wait& wait : record.slot_->waits) {
+    uint32_t none = 0;
+    if (!wait.thread.compare_exchange_strong(none, kTaken)) continue;
+    wait.peer = peer;
+    wait.number = number;
+    wait.since_ns = since_ns_;
+    wait.message = message;
+    wait.caller = thread_number();
+    wait.thread.store(thread, std::memory_order_release);
+    wait_ = &wait;
+    return;
+  }
+}
+
+Waiting::~Waiting() {
+  peer_.waits += 1;
+  peer_.waited_ns += now_ns() - since_ns_;
+  if (wait_) wait_->thread.store(0, std::memory_order_release);
+}
+
+}  // namespace commlib::record

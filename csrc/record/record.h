@@ -1,0 +1,144 @@
+// The record of one communicator: always on, so its cost is a clock of the kernel's and a line of
+// stores for each call. What it waits for is kept only once a wait outlasts the spin.
+//
+//   record.enter(number, what, bytes); … record.finish(number, bytes);
+//   const Waiting waiting(record, peer, number, message);         (around a long wait)
+#pragma once
+
+#include <pthread.h>
+
+#include <ctime>
+#include <string>
+#include <vector>
+
+#include "record/layout.h"
+
+namespace commlib::record {
+
+#ifdef COMMLIB_NO_RECORDER
+constexpr bool kRecords = false;
+#else
+constexpr bool kRecords = true;
+#endif
+
+constexpr size_t kTimedBytes = 64 << 10;  // calls from here on have exact times
+
+inline uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
+  timespec t;
+  clock_gettime(clock, &t);
+  return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
+}
+
+// What tells the threads of a process apart: Python's number of a thread, without its last bits.
+inline uint32_t thread_number() {
+  return static_cast<uint32_t>(static_cast<uint64_t>(pthread_self()) >> 6);
+}
+
+// What a rank is in a communicator; `id` is the same on all its ranks.
+struct Identity {
+  const char* backend;
+  uint64_t id;
+  int rank;
+  int world;
+  double timeout_s;
+  std::vector<int> pids;       // 0: not known
+  std::vector<int64_t> names;  // empty: the ranks themselves
+};
+
+// The call as a reader is told it.
+struct What {
+  uint64_t what;
+  uint64_t count;
+  uint64_t stream;
+  uint16_t algorithm;  // of Record::name()
+  int16_t root;
+  uint8_t op, dtype, redop, flags;
+};
+
+class Record {
+ public:
+  explicit Record(const Identity& identity);
+  ~Record();
+  Record(const Record&) = delete;
+  Record& operator=(const Record&) = delete;
+
+  void enter(uint64_t number, const What& what, size_t bytes) {
+    if (!kRecords) return;
+    write(slot_->calls[number % kCalls], number, what, bytes);
+    slot_->entered.store(number, std::memory_order_release);
+  }
+  void finish(uint64_t number, size_t bytes) {
+    if (!kRecords) return;
+    if (bytes >= kTimedBytes) slot_->calls[number % kCalls].finished_ns = now_ns();
+    slot_->finished.store(number, std::memory_order_release);
+  }
+  // Returns its number, by which it ends.
+  uint64_t enter_message(const What& what, size_t bytes) {
+    if (!kRecords) return 0;
+    const uint64_t number = slot_->messages.fetch_add(1, std::memory_order_relaxed) + 1;
+    write(slot_->sent[number % kMessages], number, what, bytes);
+    return number;
+  }
+  void finish_message(uint64_t number) {
+    if (kRecords) slot_->sent[number % kMessages].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
+  }
+  // The first call that came when the communicator had ended; `number` is that it would have had.
+  void refuse(uint64_t number, What what);
+  void ended(const char* kind, const char* said);
+  void close();
+  void saw(int peer, uint64_t number, uint64_t what) {
+    slot_->peers[peer].number = number;
+    slot_->peers[peer].what = what;
+  }
+
+  // The place of a string that a reader will find.
+  static uint16_t name(const std::string& words);
+  // Whether the place of each call in the program is to be kept, and that of this thread's next.
+  static bool wants_sites() { return kRecords && sites_->load(std::memory_order_relaxed) != 0; }
+  static thread_local uint16_t site
+      __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+ private:
+  friend class Waiting;
+
+  static void write(Entry& entry, uint64_t number, const What& what, size_t bytes) {
+    entry.number.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);
+    entry.entered_ns = now_ns(bytes < kTimedBytes ? CLOCK_MONOTONIC_COARSE : CLOCK_MONOTONIC);
+    entry.finished_ns = 0;
+    entry.what = what.what;
+    entry.count = what.count;
+    entry.stream = what.stream;
+    entry.algorithm = what.algorithm;
+    entry.site = site;
+    entry.thread = thread_number();
+    entry.root = what.root;
+    entry.op = what.op;
+    entry.dtype = what.dtype;
+    entry.redop = what.redop;
+    entry.flags = what.flags;
+    entry.number.store(number, std::memory_order_release);
+  }
+
+  static const std::atomic<uint32_t>* sites_;
+
+  Slot* slot_;
+  bool shared_;  // else nobody sees it
+  bool closed_ = false;
+};
+
+// A thread that waits for a peer; `message`: as Wait has it.
+class Waiting {
+ public:
+  Waiting(Record& record, int peer, uint64_t number, uint32_t message);
+  ~Waiting();
+  Waiting(const Waiting&) = delete;
+  Waiting& operator=(const Waiting&) = delete;
+
+ private:
+  Peer& peer_;
+  uint64_t since_ns_;
+  Wait* wait_ = nullptr;
+};
+
+}  // namespace commlib::record

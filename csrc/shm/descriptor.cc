@@ -1,0 +1,50 @@
+// What an operation is, in words and as a number; and what a rank's record says of its
+// communicator.
+#include <cstring>
+
+#include "commlib/row_call.h"
+#include "shm/wait.h"
+
+namespace commlib::shm {
+
+uint64_t raw(Descriptor what) {
+  what.source = 0;  // ranks may differ in it
+  uint64_t bits;
+  std::memcpy(&bits, &what, sizeof(bits));
+  return bits;
+}
+
+std::string describe(const Descriptor& what, uint64_t seq) {
+  const Op op = static_cast<Op>(what.op);
+  std::string out = text(name_of(op), " #", seq);
+  if (op == Op::barrier) return out;
+  out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ");
+  if (op == Op::all_reduce_rms_norm) {
+    out += text(what.count >> kWidthBits, " rows of ", what.count & ((1u << kWidthBits) - 1));
+  } else if (op == Op::all_reduce_epilogue) {
+    out += text("digest ", what.count >> kElementBits, " of epilogue, types and width, ",
+                what.count & ((1u << kElementBits) - 1));
+  } else {
+    out += text(what.count);
+  }
+  out += " elements";
+  if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
+  if (op == Op::all_reduce_rms_norm)
+    out += ", " + NormCall::words_of(what.root);
+  else if (what.root != kNoRoot)
+    out += text(", root ", int(what.root));
+  if (what.inner) out += ", made inside another call";
+  return out + ")";
+}
+
+record::Identity identity_of(const Segment& segment, int rank, double timeout_s) {
+  record::Identity found = {
+      "shm", segment.header()->nonce, rank, segment.layout().world, timeout_s, {}, {}};
+  for (int r = 0; r < found.world; ++r) {
+    found.pids.push_back(segment.control(r)->pid.load());
+    found.names.push_back(segment.named(r));
+  }
+  return found;
+}
+
+}  // namespace commlib::shm

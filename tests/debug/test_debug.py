@@ -1,0 +1,232 @@
+"""commlib debug: a live job says which rank keeps it, in which call, and what that rank does instead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from commlib.cli.debug import debug
+from commlib.communicator import Communicator
+from commlib.debug import Finding, call_site, findings_of, look
+from commlib.debug.record import NAME, descriptors, records_of
+from commlib.debug.stacks import ask, parsed
+from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.testing import Ranks
+
+ROOT = Path(__file__).parents[2]
+QUICK_S = 0.05  # a wait that counts here
+LONG_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with Ranks(3, backend="shm", timeout_s=LONG_S, max_bytes=1 << 20) as ranks:
+        yield ranks
+
+
+def stay_away(comm: Communicator, seconds: float) -> None:
+    comm.all_reduce(torch.ones(8))
+    if comm.rank == 2:
+        time.sleep(seconds)
+    comm.all_reduce(torch.ones(14336, dtype=torch.bfloat16))
+
+
+def wait_for(ranks: Ranks, kind: str) -> Finding:
+    """Look until there is such a finding, which comes first."""
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        found = findings_of(look(ranks.pids), stuck_s=QUICK_S)
+        if found and found[0].kind == kind:
+            return found[0]
+    raise AssertionError(f"no finding of kind {kind}: {found}")
+
+
+def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three: Ranks) -> None:
+    handle = three.start(stay_away, 1.5)
+    found = wait_for(three, "missing")
+    assert found.ranks == (2,)
+    assert "rank 2 has not made all_reduce #2 (bfloat16, 14336 elements, sum)" in found.text
+    assert "ranks 0 and 1 wait for it" in found.text
+    stack = ask([three.pids[2]])[three.pids[2]][-1]
+    assert "test_debug.py" in str(stack)
+    assert "in stay_away" in str(stack)
+    handle.join()
+    three.restart()
+
+
+def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:
+    handle = three.start(stay_away, 4.0)
+    wait_for(three, "missing")
+    time.sleep(1.0)  # from there on the command takes a wait seriously
+    shown = CliRunner().invoke(debug, [str(three.pids[0]), "--dump", str(tmp_path)], standalone_mode=False)
+    assert shown.return_value == 3
+    assert "3 of 3 ranks here" in shown.output
+    assert "in stay_away; it sleeps" in shown.output
+    number = str(three.pids[0])
+    assert {path.name for path in (tmp_path / number).iterdir()} >= {"page.txt", "job.json", f"record.{number}"}
+    data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
+    assert (data["schema"], data["findings"][0]["ranks"]) == ("commlib.debug", [2])
+    assert [rank["number"] for rank in data["ranks"]] == [0, 1, 2]
+    handle.join()
+    three.restart()
+
+
+def test_without_a_job_the_command_says_so() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        shown = CliRunner().invoke(debug, [str(other.pid)])
+        other.kill()
+    assert shown.exit_code == 1
+    assert "no job of process" in shown.output
+
+
+def disagree(comm: Communicator) -> str:
+    comm.barrier()
+    try:
+        if comm.rank == 1:
+            comm.broadcast(torch.ones(3), 0)
+        else:
+            comm.all_reduce(torch.ones(3))
+            comm.all_reduce(torch.ones(3))
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_of_a_call_that_differs_the_odd_rank_is_named(three: Ranks) -> None:
+    three.run(disagree)
+    found = findings_of(look(three.pids))[0]
+    assert (found.kind, found.ranks) == ("differs", (1,))
+    assert "in its operation: rank 1 made broadcast #2 (float32, 3 elements, root 0); ranks 0 and 2 made" in found.text
+    three.restart()
+
+
+def test_a_stopped_rank_is_said_to_be_stopped(three: Ranks) -> None:
+    handle = three.start(stay_away, 0.3)
+    os.kill(three.pids[2], signal.SIGSTOP)
+    try:
+        found = wait_for(three, "missing")
+        assert found.ranks == (2,)
+        assert look(three.pids).ranks[three.pids[2]].process.halted.startswith("stopped by a signal")
+    finally:
+        os.kill(three.pids[2], signal.SIGCONT)
+    handle.join()
+    three.restart()
+
+
+def late(comm: Communicator) -> str:
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(3.0)
+    try:
+        comm.all_reduce(torch.ones(3))
+    except CommTimeout as error:
+        return str(error)
+    return ""
+
+
+def test_a_timeout_brings_the_same_text() -> None:
+    with Ranks(2, backend="shm", timeout_s=0.5, max_bytes=1 << 20) as ranks:
+        for said in ranks.run(late):
+            assert "rank 1 has not made all_reduce #2 (float32, 3 elements, sum): rank 0 waits for it" in said
+            assert "test_debug.py" in said
+
+
+def lose(comm: Communicator) -> str:
+    try:
+        while True:
+            comm.all_reduce(torch.ones(3))
+    except PeerLost as error:
+        return str(error)
+
+
+def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> None:
+    handle = three.start(lose)
+    victim = three.pids[2]
+    time.sleep(0.2)
+    three.kill(2)
+    assert f"rank 2 (process {victim}) has died; it was last seen in all_reduce #" in handle.result(0)
+    three.restart()
+
+
+def test_the_launcher_says_what_the_others_were_in(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, time, torch, commlib\n"
+        "comm = commlib.init(backend='shm', max_bytes=1 << 20)\n"
+        "comm.barrier()\n"
+        "if comm.rank == 1:\n    time.sleep(0.5)\n    os.kill(os.getpid(), 9)\n"
+        "comm.all_reduce(torch.ones(3))\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "commlib", "run", "-n", "2", str(script)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+    assert "commlib: rank 1 was killed by SIGKILL; ending the other ranks\n" in said
+    assert "has died; it was last seen in barrier #1; rank 0 waits for it" in said
+
+
+def keep_sites(comm: Communicator) -> list[str]:
+    (record,) = records_of(os.getpid())
+    record.keep_sites(True)
+    comm.all_reduce(torch.ones(3))
+    record.keep_sites(False)
+    comm.all_reduce(torch.ones(3))
+    calls = [slot.calls for slot in record.slots() if not slot.closed][-1]
+    record.close()
+    return [calls[number].site for number in sorted(calls)[-2:]]
+
+
+def test_places_of_calls_are_kept_while_that_is_wanted(three: Ranks) -> None:
+    first, second = three.run(keep_sites)[0]
+    assert first.endswith(f"test_debug.py:{keep_sites.__code__.co_firstlineno + 3}")
+    assert second == ""
+
+
+def fork_one(comm: Communicator) -> tuple[int, int]:
+    comm.barrier()
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"%d %d" % (len(descriptors(os.getpid(), NAME)), len(records_of(os.getpid()))))
+        os._exit(0)
+    os.waitpid(child, 0)
+    has, own = os.read(reader, 100).split()
+    return int(has), int(own)
+
+
+def test_a_forked_child_is_no_rank(three: Ranks) -> None:
+    assert three.run(fork_one) == [(1, 0)] * 3
+
+
+def test_a_call_site_is_outside_of_commlib() -> None:
+    assert call_site()[1].endswith(f"test_debug.py:{sys._getframe().f_lineno}")
+
+
+def test_a_stack_says_what_it_is_in() -> None:
+    text = (
+        "Thread 0x00007f0000001000 (most recent call first):\n"
+        '  File "/x/site-packages/torch/utils/data/dataloader.py", line 5 in _next\n'
+        '  File "/work/train.py", line 212 in step\n\n'
+        "Current thread 0x00007f0000002000 (most recent call first):\n  Garbage-collecting\n"
+        '  File "/work/train.py", line 9 in <module>\n'
+    )
+    first, second = parsed(text)
+    assert str(first) == "train.py:212 in step, in a dataloader"
+    assert str(second) == "train.py:9 in <module>, in garbage collection"
+    assert first.thread == 0x7F0000001000 >> 6 & 0xFFFFFFFF
+
+
+@pytest.mark.parametrize("kinds", ["order,slow,loop", "launcher,skip,extra"])
+def test_random_faults_are_told(kinds: str) -> None:
+    command = [sys.executable, "benchmarks/hangs.py", "--faults", "3", "--kinds", kinds, "--seed", "5"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
