@@ -158,7 +158,7 @@ def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> Non
     three.restart()
 
 
-def test_the_launcher_says_what_the_others_were_in(tmp_path: Path) -> None:
+def test_when_a_rank_fails_the_job_says_what_it_was_last_seen_in(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
         "import os, time, torch, commlib\n"
@@ -171,7 +171,7 @@ def test_the_launcher_says_what_the_others_were_in(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "commlib", "run", "-n", "2", str(script)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
     assert "commlib: rank 1 was killed by SIGKILL; ending the other ranks\n" in said
-    assert "has died; it was last seen in barrier #1; rank 0 waits for it" in said
+    assert "has died; it was last seen in barrier #1" in said  # by the launcher, or by rank 0 if that was quicker
 
 
 def keep_sites(comm: Communicator) -> list[str]:
@@ -215,9 +215,9 @@ def test_a_stack_says_what_it_is_in() -> None:
     text = (
         "Thread 0x00007f0000001000 (most recent call first):\n"
         '  File "/x/site-packages/torch/utils/data/dataloader.py", line 5 in _next\n'
-        '  File "/work/train.py", line 212 in step\n\n'
+        '  File "train.py", line 212 in step\n\n'
         "Current thread 0x00007f0000002000 (most recent call first):\n  Garbage-collecting\n"
-        '  File "/work/train.py", line 9 in <module>\n'
+        '  File "train.py", line 9 in <module>\n'
     )
     first, second = parsed(text)
     assert str(first) == "train.py:212 in step, in a dataloader"
