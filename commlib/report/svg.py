@@ -111,7 +111,7 @@ def _axes(panel: Panel) -> Iterator[str]:
     yield f'<text x="{LEFT}" y="28">{escape(panel.ylabel.replace(chr(10), " "))}</text>'
     yield "".join(f'<path class="grid" d="M{LEFT} {up(y):g}H{right}"/>' for y in ys)
     yield _texts("end", ((LEFT - 6, up(y) + 4, f"{y:g}") for y in ys))
-    yield _texts("middle", ((across(x), foot + 16, text.replace("\n", " ")) for x, text in panel.ticks.items()))
+    yield _texts("middle", _apart([(across(x), foot + 16, text.replace("\n", " ")) for x, text in panel.ticks.items()]))
     if panel.xlabel:
         yield _texts("middle", [((LEFT + right) / 2, HEIGHT - 8, panel.xlabel)])
     for value, _ in panel.limits:
@@ -120,6 +120,16 @@ def _axes(panel: Panel) -> Iterator[str]:
         points = [(across(x), up(y)) for x, y in zip(line.x, line.y, strict=True)]
         path = "L".join(f"{x:g} {y:g}" for x, y in points)
         yield f'<path d="M{path}" {_stroke(line)}/>{_markers(line, points)}'
+
+
+def _apart(texts: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
+    """Yield the texts of a line that do not cover the one before."""
+    free = 0.0
+    for x, y, text in sorted(texts):
+        half = (len(text) + 1) * CHARACTER / 2
+        if x - half >= free:
+            yield x, y, text
+            free = x + half
 
 
 def _marks(panel: Panel) -> list[float]:

@@ -167,6 +167,8 @@ def test_a_picture_has_latency_and_share_of_each_series(
     assert [axis.get_ylabel() for axis in axes] == 2 * ["latency, µs", "% of copy"]
     lines = {found.get_label(): found for found in axes[1].get_lines()}
     assert list(lines["commlib"].get_ydata()) == pytest.approx([100 * 10 / 12] * 2, rel=1e-3)
+    assert "probe" not in lines, "what moves nothing has no share"
+    lines = {found.get_label(): found for found in axes[0].get_lines()}
     assert (lines["commlib"].get_linestyle(), lines["probe"].get_linestyle()) == ("-", ":")
     assert lines["triton row"].get_linestyle() == "--"
 

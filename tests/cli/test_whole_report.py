@@ -244,6 +244,11 @@ def stage_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
         return run.stage(["x"], run.Wait(time.monotonic() + limit_s, Event(), lambda: None))
 
 
+def test_a_document_is_found_among_what_a_library_prints() -> None:
+    found, read = stage_of("print('NCCL version 2.27'); print('{\\n \"a\": 1\\n}'); print('bye')")
+    assert (found["state"], read) == (DONE, {"a": 1})
+
+
 def test_a_stage_is_done_with_its_document_whatever_its_exit_code() -> None:
     found, read = stage_of("print('{\"complete\": true}'); raise SystemExit(1)")
     assert (found["state"], found["code"], read) == (DONE, 1, {"complete": True})
@@ -327,7 +332,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory, quick_python: Path) -> Pa
     folder = tmp_path_factory.mktemp("report") / "r"
     words = [str(quick_python), "-m", "commlib", "report", "--quick", "-o", str(folder)]
     process = subprocess.Popen(
-        [*words, "--only", "metadata,radix,plan,comm"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*words, "--only", "metadata,radix,plan,comm,paths"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("metadata     done")
@@ -338,9 +343,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory, quick_python: Path) -> Pa
     assert f"interrupted; `commlib report -o {folder}` goes on" in errors
     assert Folder(folder).stages["radix"]["state"] == INTERRUPTED
     done = subprocess.run(
-        [*words, "--only", "metadata,comm,plan"], capture_output=True, text=True, timeout=90, check=False
+        [*words, "--only", "metadata,comm,paths,plan"], capture_output=True, text=True, timeout=90, check=False
     )
-    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["comm", "done"], ["plan", "done"]]
+    begun = [line.split()[:2] for line in done.stdout.splitlines()[:3]]
+    assert begun == [["comm", "done"], ["paths", "done"], ["plan", "done"]]
     assert done.returncode == 1, "the stage that was interrupted is still to be done"
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from commlib.report.formats import escaped
 from commlib.report.html import html
 from commlib.report.page import Code, Grid, Picture, Points, Section, Text, markdown
 from commlib.report.plot import MARKERS, Line, Panel, look
+from commlib.report.progress import line, remaining_s
 from commlib.report.svg import SHAPES, svg
 from commlib.report.table import Column
 
@@ -83,6 +85,16 @@ def test_a_panel_is_drawn_inside_its_frame_and_says_what_it_shows() -> None:
     assert [mark.count("M") for mark in marks] == len(lines) * [3]
 
 
+def test_what_is_written_below_an_axis_does_not_cover_what_stands_beside_it() -> None:
+    ticks = {float(1 << at): str(1 << at) for at in range(15)}
+    panel = Panel("", lines=[Line(None, list(ticks), [1.0] * 15)], ticks=ticks)
+    root = ElementTree.fromstring(svg(panel, "p"))
+    _, below = root.iter("g")
+    ends = [(float(each.get("x") or 0), 3.1 * len(each.text or "")) for each in below]
+    assert 5 < len(ends) < 15
+    assert all(a + half <= b - other for (a, half), (b, other) in pairwise(ends))
+
+
 def test_every_marker_but_the_round_ones_has_a_shape_of_its_own() -> None:
     assert set(MARKERS) - set(SHAPES) == {"o", "h", "8"}
     assert len(set(SHAPES.values())) == len(SHAPES)
@@ -100,3 +112,10 @@ def test_bars_are_as_long_as_their_values_and_named() -> None:
 def test_axes_of_few_or_equal_values_are_drawn(values: list[float]) -> None:
     panel = Panel("", lines=[Line(None, [1, 2], values)], y_range=(0, None))
     assert "nan" not in svg(panel, "p") and ElementTree.fromstring(svg(panel, "p")) is not None
+
+
+def test_the_time_that_is_left_follows_what_parts_are_said_to_take_and_took() -> None:
+    assert remaining_s([10, 20, 30], (0, 0.0), 4.0) == 56.0
+    assert remaining_s([10, 20, 30], (1, 5.0), 8.0) == 7.0 + 15.0  # twice as fast as said
+    assert remaining_s([10, 20, 30], (2, 30.0), 90.0) == 0.0
+    assert line(1, 3, "store", 8.0, 80, 22.0).endswith("1/3 0:08, 0:22 left  store")

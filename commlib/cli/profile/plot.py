@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.cli.profile import notes
+from commlib.cli.profile.external import FLOORS
 from commlib.peers.kernels.case import FLOOR, OURS
 from commlib.report.document import Row
 from commlib.report.plot import Panel, curves, draw, look
@@ -39,7 +40,8 @@ def _panels(rows: list[Row], looks: Looks) -> list[Panel]:
         "xlabel": "n",
         "ticks": {row["n"]: str(row["n"]) for row in rows},
     }
-    shares = curves([row for row in rows if row["of_copy"] is not None], "candidate", "n", _share, looks)
+    shared_by = [row for row in rows if row["of_copy"] is not None and not row["candidate"].startswith(FLOORS)]
+    shares = curves(shared_by, "candidate", "n", _share, looks)
     times = curves(rows, "candidate", "n", _time, looks)
     return [
         Panel(**shared, ylabel="latency, µs", lines=times, log_y=True, legend=False),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 SCOPES = ("quick", "usual", "all")
+_ON_GPUS = ("--graph", "--dtype", "bfloat16")
+_PATHS = ("--analyze 1K,64K,1M", "--analyze 8,1K,64K,1M,16M", "--analyze 8,1K,16K,64K,256K,1M,4M,16M,64M")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Stage:
     title: str
     words: Callable[[Settings], list[str]]
     seconds: tuple[int, int, int]
+    results_of: str = ""  # a stage whose document, if there is one, is given to it as --results
 
 
 def _doctor(settings: Settings) -> list[str]:
@@ -54,15 +57,18 @@ def _radix(settings: Settings) -> list[str]:
 
 
 def _bench(settings: Settings) -> list[str]:
-    on_gpus = ["--graph", "--dtype", "bfloat16"] if settings.on_gpus else []
+    on_gpus = _ON_GPUS if settings.on_gpus else ()
     much = settings.pick("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
     return ["bench", "-n", str(settings.ranks), *on_gpus, *much, "--format", "json"]
 
 
-def _comm(settings: Settings) -> list[str]:
-    on_gpus = ["--graph", "--dtype", "bfloat16"] if settings.on_gpus else []
-    much = settings.pick("--time 3", "", "--time 20")
-    return ["profile", "comm", "all_reduce", "-n", str(settings.ranks), *on_gpus, *much, "--json"]
+def _comm(*scopes: str) -> Callable[[Settings], list[str]]:
+    return lambda settings: [
+        *("profile", "comm", "all_reduce", "-n", str(settings.ranks)),
+        *(_ON_GPUS if settings.on_gpus else ()),
+        *settings.pick(*scopes),
+        "--json",
+    ]
 
 
 def _plan(settings: Settings) -> list[str]:
@@ -79,6 +85,7 @@ STAGES = {
     "attention": Stage("Attention: decoding", _attention("decode"), (8, 30, 100)),
     "prefill": Stage("Attention: prompts", _attention("prefill"), (8, 30, 100)),
     "collectives": Stage("Collectives", _bench, (45, 90, 330)),
-    "comm": Stage("One all_reduce", _comm, (8, 10, 25)),
+    "comm": Stage("One all_reduce", _comm("--time 3", "", "--time 20"), (8, 10, 25)),
+    "paths": Stage("Paths of all_reduce", _comm(*_PATHS), (5, 5, 5), results_of="collectives"),
     "plan": Stage("Plan", _plan, (5, 5, 5)),
 }

@@ -92,10 +92,10 @@ def _fixed(call: Call) -> str:
 
 def tries(calls: Sequence[Call]) -> list[str]:
     """Return what to try, for each bottleneck of these calls."""
-    several = len({call.series for call in calls}) > 1
-    named = [(bottleneck(call)[0], f"{call.series}, {call.name}" if several else call.name) for call in calls]
-    found = dict.fromkeys(what for what, _ in named)
-    return [f"{what} ({_first([name for each, name in named if each == what])}): {TRY[what]}" for what in found]
+    names: dict[str, dict[str, None]] = {}
+    for call in calls:
+        names.setdefault(bottleneck(call)[0], {})[call.name] = None
+    return [f"{what} ({_first(list(of))}): {TRY[what]}" for what, of in names.items()]
 
 
 def _first(names: Sequence[str], most: int = 3) -> str:

@@ -9,6 +9,7 @@ from commlib.bench.page import compared
 from commlib.bench.plot import panels
 from commlib.bench.rows import measured, median_us, series_of, steady, title
 from commlib.cli.bench.view import BenchView
+from commlib.cli.profile.comm_analysis_view import AnalysisView
 from commlib.cli.profile.comm_view import CommView
 from commlib.cli.report.bottleneck import Call
 from commlib.cli.report.calls import analysed, every_row, settings
@@ -94,3 +95,12 @@ def one_call(document: Document) -> list[Block]:
     )
     table = Grid("Mean time of each phase", view.columns(), view.items(rows))
     return [Text(said), Picture(view.panel().title, [view.panel()]), table, *settings(view)]
+
+
+def paths(document: Document) -> list[Block]:
+    """Return which path calls of some sizes take, and what is expected of it."""
+    view, rows = AnalysisView(document, WIDTH), document["rows"]
+    said = (
+        "Calls that were not made: what the plan decides for them, and the time that is expected from those measured."
+    )
+    return [Text(said), Grid(view.title(rows), view.columns(), rows), *settings(view)]

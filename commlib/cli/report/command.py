@@ -49,6 +49,7 @@ def report(ctx: click.Context, /, output: Path, show: bool, **options: Any) -> N
     from commlib.cli.report.folder import Folder
     from commlib.cli.report.pages import PAGE, write_pages
     from commlib.cli.report.run import look, measure
+    from commlib.report.page import Text
 
     names = _chosen(options["only"], options["skip"])
     before = Folder(options["baseline"]) if options["baseline"] else None
@@ -58,7 +59,9 @@ def report(ctx: click.Context, /, output: Path, show: bool, **options: Any) -> N
     for tool in nsight.HELP:
         if options[tool] and not interrupted:
             look(folder, tool)
-    write_pages(folder, before)
+    for block in write_pages(folder, before).blocks:
+        if isinstance(block, Text):
+            click.echo(block.text)
     click.echo(f"report: {output / PAGE}")
     if interrupted:
         click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)

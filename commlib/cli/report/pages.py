@@ -24,23 +24,19 @@ STAGE = (
 )
 
 
-def write_pages(folder: Folder, before: Folder | None = None) -> None:
-    """Write every page of what is there, with what changed since another report."""
+def write_pages(folder: Folder, before: Folder | None = None) -> Section:
+    """Write every page of what is there, with what changed since another report; return the summary."""
     documents = _documents(folder)
     summed, *rest = _sections(folder, documents)
     changed = [baseline.section(before.path.name, _documents(before), documents)] if before else []
     sections = [summed, *changed, *rest]
     for section in sections:
         write(folder.path / f"{section.name}.md", markdown(section))
-    first: dict[str, Any] = next(
-        (document["fingerprint"] for document in documents.values() if "fingerprint" in document), {}
-    )
-    title = f"commlib report: {first.get('device', 'nothing measured')}"
-    begun = min((ended["created"] for ended in folder.stages.values()), default="")
-    write(
-        folder.path / PAGE,
-        html(title, f"commlib {first.get('commlib', '')}, {begun[:16].replace('T', ' ')} UTC", sections),
-    )
+    known = summary.machine_of(documents)
+    begun = min((ended["created"] for ended in folder.stages.values()), default="")[:16].replace("T", " ")
+    title = f"commlib report: {known.get('gpu') or known.get('cpu') or 'nothing measured'}"
+    write(folder.path / PAGE, html(title, f"commlib {known.get('commlib', '')}, {begun} UTC", sections))
+    return summed
 
 
 def _documents(folder: Folder) -> dict[str, dict[str, Any]]:

@@ -22,13 +22,14 @@ from typing import Any
 
 import click
 
-from commlib.cli.report import SCOPES, STAGES
+from commlib.cli.report import SCOPES, STAGES, Stage
 from commlib.cli.report.folder import DONE, FAILED, INTERRUPTED, Folder
 from commlib.report.progress import Progress
 
 TICK_S = 0.2  # how often the time that is left is shown, and Ctrl-C looked at
 LIMIT_S, LIMIT = 300.0, 6  # a stage has so long, and so many times what it is said to take: then it hangs
 STOP_S = 20.0  # after Ctrl-C a stage keeps what it has
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE = 300  # characters of what a stage said last
 
 
@@ -41,7 +42,7 @@ def measure(folder: Folder, names: Sequence[str]) -> bool:
         for done, name in enumerate(names):
             if asked.is_set():
                 break
-            words = STAGES[name].words(folder.settings)
+            words = _words(folder, STAGES[name])
             wait = Wait(time.monotonic() + LIMIT_S + LIMIT * seconds[done], asked, partial(progress.show, done, name))
             ended, document = stage(words, wait)
             folder.keep(name, ended, document)
@@ -50,20 +51,29 @@ def measure(folder: Folder, names: Sequence[str]) -> bool:
     return asked.is_set()
 
 
+def _words(folder: Folder, stage: Stage) -> list[str]:
+    results, words = folder.file(stage.results_of), stage.words(folder.settings)
+    return [*words, "--results", str(results)] if stage.results_of and results.exists() else words
+
+
 @contextmanager
 def _ctrl_c() -> Iterator[Event]:
-    """Take the first Ctrl-C as a question, which comes at no point in the middle of anything; a second one ends us."""
+    """Take the first Ctrl-C, or end of a session, as a question, in the middle of nothing; a second one ends us."""
     asked = Event()
 
     def ask(number: int, frame: object) -> None:
         asked.set()
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before[signal.Signals(number)])
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = {number: signal.getsignal(number) for number in ENDS}
+    heard = [number for number in ENDS if before[number] is not signal.SIG_IGN]
+    for number in heard:
+        signal.signal(number, ask)
     try:
         yield asked
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in heard:
+            signal.signal(number, before[number])
 
 
 def _line(name: str, ended: dict[str, Any]) -> str:
@@ -133,11 +143,14 @@ def _text(file: Any) -> str:
 
 
 def _document(text: str) -> Any:
+    """Return the document in what was printed; a library may have printed something else before or after it."""
+    lines = text.splitlines(keepends=True)
+    start = next((at for at, line in enumerate(lines) if line.startswith("{")), len(lines))
     try:
-        found = json.loads(text)
+        found, _ = json.JSONDecoder().raw_decode("".join(lines[start:]))
     except json.JSONDecodeError:
         return None
-    return found if isinstance(found, dict) else None
+    return found
 
 
 def _last_line(text: str) -> str:

@@ -11,6 +11,7 @@ from commlib.cli import test as test_command
 from commlib.cli.doctor import command as doctor_command
 from commlib.cli.profile import attention as attention_command
 from commlib.cli.profile import comm as comm_command
+from commlib.cli.profile import comm_analysis as analysis_command
 from commlib.cli.profile import radix as radix_command
 from commlib.cli.profile import report as profile_command
 from commlib.cli.report import collectives, kernels, machine
@@ -46,5 +47,6 @@ SECTIONS = {
     "prefill": _ATTENTION,
     "collectives": Reader(bench_rows.KIND, collectives.section, collectives.bench_calls),
     "comm": Reader(comm_command.KIND, collectives.one_call),
+    "paths": Reader(analysis_command.KIND, collectives.paths),
     "plan": Reader(plan_command.KIND, machine.plan),
 }

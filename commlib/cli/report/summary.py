@@ -107,13 +107,16 @@ def _mixed(documents: Documents) -> str:
     return "; ".join(f"{key} {' and '.join(of)}" for key, of in values.items() if len(of) > 1)
 
 
-def _facts(folder: Folder, documents: Documents) -> Iterator[tuple[str, Any]]:
-    settings = folder.settings
+def machine_of(documents: Documents) -> dict[str, Any]:
+    """Return what the documents know of the machine together: some are of its CPU alone."""
     known: dict[str, Any] = {}
     for document in documents.values():
         known |= document.get("fingerprint", {})
-    if known.get("gpu"):
-        known["gpu"] = f"{known.get('gpus') or 1} x {known['gpu']}"
+    return {**known, "gpu": f"{known.get('gpus') or 1} x {known['gpu']}"} if known.get("gpu") else known
+
+
+def _facts(folder: Folder, documents: Documents) -> Iterator[tuple[str, Any]]:
+    settings, known = folder.settings, machine_of(documents)
     yield from ((key, known[key]) for key in MACHINE if known.get(key))
     yield "measured", f"{settings.scope}, {settings.ranks} ranks on {'GPUs' if settings.on_gpus else 'CPUs'}"
     yield "took", f"{sum(ended['seconds'] for ended in folder.stages.values()):.0f} s"
