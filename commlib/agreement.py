@@ -23,15 +23,21 @@ from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
 
 _LOG = logging.getLogger("commlib")
+LIMITS: Mapping[str, env.Variable[Any]] = {
+    "timeout_s": env.TIMEOUT_S,
+    "max_bytes": env.MAX_BYTES,
+    "checked": env.CHECK,
+    "max_sms": env.MAX_SMS,
+}
+"""Arguments of init() and the variables for those that it is not given."""
 
 
 def settings(
     backend: Any,
     plan: str | os.PathLike[str] | Plan,
-    timeout_s: float | None = None,
-    max_bytes: int | str | None = None,
-    checked: bool | None = None,
+    *,
     cpus: bool = False,
+    **limits: Any,
 ) -> tuple[Options, str]:
     """Check the arguments of init() as their variables are, before anything starts; return them, and the backend."""
     if not isinstance(plan, (str, os.PathLike, Plan)):
@@ -42,13 +48,8 @@ def settings(
     if isinstance(name, str) and name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
     given = None if isinstance(name, str) else backend
-    options = Options(
-        timeout_s=env.TIMEOUT_S.given(timeout_s, "timeout_s"),
-        max_bytes=env.MAX_BYTES.given(max_bytes, "max_bytes"),
-        checked=env.CHECK.given(checked, "checked"),
-        cpus=cpus,
-        nccl_comm=given,
-    )
+    found = {limit: variable.given(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
+    options = Options(**found, cpus=cpus, nccl_comm=given, **limits)
     return options, name if given is None else "nccl"
 
 
@@ -65,6 +66,7 @@ def agree(world: World, options: Options, backend: str) -> None:
         "backend": backend,
         "max_bytes": options.max_bytes,
         "checked mode": options.checked,
+        "max_sms": options.max_sms,
         env.GUARD.name: env.GUARD.get(),
     }
     plugins = {

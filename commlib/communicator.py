@@ -50,6 +50,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     timeout_s: float | None = None,
     max_bytes: int | str | None = None,
     checked: bool | None = None,
+    max_sms: int | None = None,
 ) -> Communicator:
     """Join the ranks that this process was started with; without a launcher, there is one rank.
 
@@ -67,6 +68,7 @@ def init(  # noqa: PLR0913 - what a user may decide
         timeout_s: The deadline of every wait for other ranks.
         max_bytes: The symmetric arena of each rank, for `empty()`: bytes, or "64M".
         checked: Whether ranks compare each call before it runs.
+        max_sms: The multiprocessors of its GPU that a call takes at most, 0 for all; the others are left to the model.
 
     Raises:
         ValueError, TypeError: An argument or a variable is wrong.
@@ -77,7 +79,8 @@ def init(  # noqa: PLR0913 - what a user may decide
         ...     comm.all_reduce(torch.ones(4, device=comm.device))
     """
     log.show()
-    options, _ = settings(backend, plan, timeout_s, max_bytes, checked)
+    limits: dict[str, Any] = {"timeout_s": timeout_s, "max_bytes": max_bytes, "checked": checked, "max_sms": max_sms}
+    options, _ = settings(backend, plan, **limits)
     world = connect(given(bootstrap, rank, size, address), timeout_s=options.timeout_s)
     if world.rank == 0:
         log.warn_of_unknown()
@@ -133,7 +136,7 @@ class Communicator(Fused):
     def _create(
         cls, world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
     ) -> Communicator:
-        """Make a communicator over a world that is connected; limits: timeout_s, max_bytes and checked, as of init."""
+        """Make a communicator over a world that is connected; limits: those of LIMITS, as of init."""
         options, name = settings(backend, plan, **limits)
         if env.BIND.get() == "core":
             pin(world)

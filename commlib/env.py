@@ -74,6 +74,13 @@ def _memory(given: Any) -> int:
     return value
 
 
+def _multiprocessors(given: Any) -> int:
+    value = operator.index(int(given) if isinstance(given, str) else given)
+    if value < 0:
+        raise ValueError("expected a number of multiprocessors, or 0 for no limit")
+    return value
+
+
 def _link(text: str) -> tuple[int, int]:
     fd, _, inode = text.partition(":")
     return int(fd), int(inode)
@@ -158,6 +165,9 @@ PLUGINS: Variable[tuple[str, ...]] = Variable(
     "plugins: Python files (.py) or modules with algorithms of your own, separated by commas; docs/extending.md",
 )
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
+MAX_SMS = Variable(
+    "COMMLIB_MAX_SMS", _multiprocessors, 0, "multiprocessors of its GPU that a call takes at most; 0: no limit"
+)
 ISA = Variable(
     "COMMLIB_ISA",
     _one_of("auto", "v2", "v3", "v4"),

@@ -86,6 +86,18 @@ def test_different_plans_fail_on_all_ranks_with_one_message(monkeypatch: pytest.
     assert "pass the same plan= on every rank" in str(errors[0])
 
 
+def make_with_limits(world: Any, **options: Any) -> Communicator:
+    """Give every rank another limit."""
+    return Communicator._create(world, backend="shm", max_bytes=SMALL, max_sms=8 * world.rank)
+
+
+def test_ranks_with_different_limits_of_multiprocessors_are_told() -> None:
+    with pytest.raises(RankError) as caught, Ranks(2, create=make_with_limits) as ranks:
+        ranks.run(read_plan)
+    said = {str(error) for error in caught.value.errors.values()}
+    assert said == {"ranks disagree on max_sms (rank 0: 0, rank 1: 8); start every rank with the same settings"}
+
+
 def pinned(comm: Communicator) -> tuple[str, bool, str, str]:
     """What explain says, what the native table finds, and the digests of the plan and of a split's."""
     why = comm.explain("all_reduce", 1 << 20)

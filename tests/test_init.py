@@ -21,6 +21,7 @@ from commlib.bootstrap import connect
         ({"timeout_s": 10**400}, "timeout_s=.*: expected a number above 0"),
         ({"timeout_s": 0}, "timeout_s=.*: expected a number above 0"),
         ({"checked": "maybe"}, "checked=.*: expected 0 or 1"),
+        ({"max_sms": -1}, "max_sms=.*: expected a number of multiprocessors"),
         ({"backend": "cuda"}, "backend='cuda' is not known"),
     ],
 )
@@ -29,7 +30,9 @@ def test_a_wrong_argument_is_refused_before_anything_starts(arguments: dict[str,
         commlib.init(bootstrap="nobody would be asked", **arguments)
 
 
-@pytest.mark.parametrize("arguments", [{"max_bytes": 1.5}, {"timeout_s": [1]}, {"plan": 3}, {"backend": None}])
+@pytest.mark.parametrize(
+    "arguments", [{"max_bytes": 1.5}, {"max_sms": 1.5}, {"timeout_s": [1]}, {"plan": 3}, {"backend": None}]
+)
 def test_an_argument_of_a_wrong_type_is_named(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(arguments))):
         commlib.init(bootstrap="nobody would be asked", **arguments)

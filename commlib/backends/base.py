@@ -27,6 +27,7 @@ class Options:
     timeout_s: float
     max_bytes: int
     checked: bool
+    max_sms: int = 0  # multiprocessors of a GPU that a call may take; 0: all
     cpus: bool = False  # tensors are on the CPU, whatever GPUs there are
     nccl_comm: Any = None  # to run on instead of one of our own: nccl4py's, a torch group's, an address
 
@@ -37,6 +38,7 @@ class Options:
             "timeout_s": self.timeout_s,
             "max_bytes": self.max_bytes,
             "checked": self.checked,
+            "max_sms": self.max_sms,
             "cpus": self.cpus,
         }
 

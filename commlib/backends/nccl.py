@@ -44,7 +44,9 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self._arch = f"sm_{major}{minor}"
         given = options.nccl_comm
         self.control = (
-            Control.create(world, options.timeout_s) if given is None else _adopt(world, given, options.timeout_s)
+            Control.create(world, options.timeout_s, options.max_sms)
+            if given is None
+            else _adopt(world, given, options.timeout_s)
         )
         try:
             self._join(world, options)
@@ -56,9 +58,9 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         """Put this rank's half on NCCL's communicator: memory, watch, kernels."""
         self.features = self.control.features()
         library.hint_nccl(self.control.library)
-        # The layout of symmetric memory has room for a block on each multiprocessor of the smallest GPU.
+        # A call has a block on each multiprocessor of the smallest GPU at most: symmetric memory is laid out for that.
         count = torch.cuda.get_device_properties(self.device).multi_processor_count
-        counts = world.all_gather(str(count).encode(), options.timeout_s)
+        counts = world.all_gather(str(min(count, options.max_sms or count)).encode(), options.timeout_s)
         place = world.rank, world.size, self.device.index
         limits = options.timeout_s, options.max_bytes, min(map(int, counts))
         self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits)

@@ -18,6 +18,7 @@ from commlib.errors import KINDS, CommError, CommTimeout, Unsupported
 
 REMEDY = 'pip install "nccl4py>=0.6" "cuda-bindings>=13,<14"'
 _OLDEST_NCCL4PY = (0, 6)
+_MOST_CTAS = 64  # NCCL never has more
 REPORT_S = 10.0  # after a rank's own deadline, for its report to reach the others
 _END_S = 10.0  # for destroy and abort: a live CUDA graph or a spinning kernel may hold them for ever
 
@@ -70,14 +71,16 @@ class Control:
         self.version, self.library = _nccl(_core())
 
     @classmethod
-    def create(cls, world: World, timeout_s: float) -> Control:
+    def create(cls, world: World, timeout_s: float, max_sms: int = 0) -> Control:
         """Make one of all ranks of `world`, on the device that is current; all ranks fail together."""
         offers = [json.loads(reply) for reply in world.all_gather(_offer(world.rank == 0), timeout_s)]
         _raise_first([offer["failure"] for offer in offers], timeout_s)
         unique_id, control, failure = bytes.fromhex(offers[0]["id"]), None, None
         try:
             core = _core()
-            init = partial(core.Communicator.init, world.size, world.rank, core.UniqueId.from_bytes(unique_id))
+            # One of NCCL's blocks is on a multiprocessor.
+            limit = {"config": core.NCCLConfig(max_ctas=max_sms)} if 0 < max_sms <= _MOST_CTAS else {}
+            init = partial(core.Communicator.init, world.size, world.rank, core.UniqueId.from_bytes(unique_id), **limit)
             control = cls(within(timeout_s, "ncclCommInitRank", init))
         except Exception as error:  # nccl4py's errors have no common base
             failure = _failure(error)

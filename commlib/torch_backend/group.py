@@ -38,6 +38,7 @@ class Options:
     plan: Any = "auto"
     max_bytes: int | str | None = None
     checked: bool | None = None
+    max_sms: int | None = None
     # torch reads these of any backend's options.
     _timeout: datetime.timedelta | None = None
     group_name: str = ""
@@ -45,7 +46,8 @@ class Options:
 
     def settings(self) -> dict[str, Any]:
         """Return them as arguments of commlib.init()."""
-        return {"plan": self.plan, "max_bytes": self.max_bytes, "checked": self.checked}
+        names = ("plan", "max_bytes", "checked", "max_sms")
+        return {name: getattr(self, name) for name in names}
 
 
 class CommlibGroup(dist.ProcessGroup):

@@ -26,7 +26,7 @@ class Borrowed(World):
         return self._world.all_gather(data, timeout_s)
 
 
-def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 << 20) -> Communicator:
+def fresh(comm: Communicator, *, patience_s: float = 30.0, **limits: Any) -> Communicator:
     """Make one more communicator of all ranks; `patience_s` is the deadline of its calls, not of its start."""
     open_nccl = native.library.open_nccl
 
@@ -35,7 +35,8 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, max_bytes: int = 1 <<
         return open_nccl(*most, patience_s, user_bytes, multiprocessors)
 
     with mock.patch.object(native.library, "open_nccl", impatient):
-        return Communicator._create(Borrowed(comm._world), backend="nccl", timeout_s=30.0, max_bytes=max_bytes)
+        limits = {"timeout_s": 30.0, "max_bytes": 1 << 20} | limits
+        return Communicator._create(Borrowed(comm._world), backend="nccl", **limits)
 
 
 @contextmanager
