@@ -92,3 +92,14 @@ def test_build_takes_the_architecture_of_the_gpus_here(tmp_path: Path, monkeypat
         done = commlib("build", "--world", "2", "--dtype", "bfloat16")
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("0 compiled") != compiled, done.stdout
+
+
+def test_a_report_measures_the_ranks_of_gpus(tmp_path: Path) -> None:
+    done = commlib(
+        "report", "--quick", "-n", "2", "--only", "metadata,collectives,comm,paths,plan", "-o", str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Plan in force: " in done.stdout
+    found = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert found["settings"] == {"scope": "quick", "ranks": 2, "on_gpus": True}
+    assert "CUDA graph" in (tmp_path / "collectives.md").read_text(encoding="utf-8")

@@ -49,7 +49,6 @@ class Call:
     least_us: float | None = None  # of the smallest call of the series
     beside: str = ""  # the best of the others
     versus: Mapping[str, Any] | None = None  # how many times as long it takes: ratio, low, high
-    noise: tuple[float, float] | None = None  # the middle four fifths of the blocks
 
     @property
     def share(self) -> float | None:

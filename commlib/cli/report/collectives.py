@@ -44,7 +44,6 @@ def bench_calls(document: Document) -> Iterator[Call]:
                 least_us=least if len(found) > 1 or not ours["size"] else None,
                 beside=best["algorithm"] if best else "",
                 versus=_versus(ours, best) if best else None,
-                noise=(ours["time_us"]["p10"], ours["time_us"]["p90"]),
             )
 
 

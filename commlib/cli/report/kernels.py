@@ -57,11 +57,7 @@ def _versus(row: Row) -> dict[str, Any]:
     """Return who is compared with ours; a second line of ours is no other."""
     versus = row["versus"]
     found = None if versus is None or versus["of"] == row["candidate"] else versus
-    return {
-        "beside": found["of"] if found else "",
-        "versus": found,
-        "noise": (row["time_us"]["p10"], row["time_us"]["p90"]),
-    }
+    return {"beside": found["of"] if found else "", "versus": found}
 
 
 def kernel(document: Document) -> list[Block]:

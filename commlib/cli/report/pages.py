@@ -28,7 +28,7 @@ def write_pages(folder: Folder, before: Folder | None = None) -> Section:
     """Write every page of what is there, with what changed since another report; return the summary."""
     documents = _documents(folder)
     summed, *rest = _sections(folder, documents)
-    changed = [baseline.section(before.path.name, _documents(before), documents)] if before else []
+    changed = [baseline.section(before.path.resolve().name, _documents(before), documents)] if before else []
     sections = [summed, *changed, *rest]
     for section in sections:
         write(folder.path / f"{section.name}.md", markdown(section))
