@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 34, 44  # beside its axes
 NO_TITLE, NO_LABEL = 14, 20  # less high without them
 BAR, CHARACTER = 26, 6.2  # height of a bar; width of a small character
 DASHES = {"--": "6 3", ":": "2 3"}
-ROUND = "m-3.4 0a3.4 3.4 0 1 0 6.8 0a3.4 3.4 0 1 0-6.8 0"
+ROUND = "h0"  # a point, whose stroke has round ends
 # Marker of matplotlib → its outline, drawn from the middle; those that are not here are round.
 SHAPES = {
     "s": "m-3-3h6v6h-6z",
@@ -54,21 +54,18 @@ def _drawn(panel: Panel) -> tuple[int, Iterator[str]]:
 
 
 def legend(panels: Sequence[Panel]) -> str:
-    """Return the names of all lines, each once, with what they look like."""
-    lines = {line.label: line for panel in panels for line in panel.lines if line.label}
-    items = (
-        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><path d="M0 6H34" {_stroke(line)}/>'
-        f"{_markers(line, [(17, 6)])}</svg>{escape(name)}</li>"
-        for name, line in lines.items()
-    )
-    stretches = (
-        f'<li><svg viewBox="0 0 34 12" aria-hidden="true"><rect class="mark c{at % 10}" width="34" height="12"/></svg>'
-        f"{escape(name)}</li>"
+    """Return the names of all lines and stretches, each once, with their marks."""
+    lines = {line.label: _markers(line, [(0, 0)]) for panel in panels for line in panel.lines if line.label}
+    stretches = {
+        name: f'<rect class="mark c{at % 10}" x="-6" y="-5" width="12" height="10"/>'
         for panel in panels
         for name, at in _labels(panel).items()
+    }
+    items = (
+        f'<li><svg viewBox="-6 -6 12 12" aria-hidden="true">{mark}</svg>{escape(name)}</li>'
+        for name, mark in {**lines, **stretches}.items()
     )
-    found = "".join([*items, *stretches])
-    return f'<ul class="legend">{found}</ul>' if found else ""
+    return f'<ul class="legend">{"".join(items)}</ul>' if lines or stretches else ""
 
 
 def described(panel: Panel) -> str:
@@ -109,7 +106,7 @@ def _axes(panel: Panel) -> Iterator[str]:
     if panel.title:
         yield f'<text class="title" x="{LEFT}" y="14">{escape(panel.title)}</text>'
     yield f'<text x="{LEFT}" y="28">{escape(panel.ylabel.replace(chr(10), " "))}</text>'
-    yield "".join(f'<path class="grid" d="M{LEFT} {up(y):g}H{right}"/>' for y in ys)
+    yield f'<path class="grid" d="{"".join(f"M{LEFT} {up(y):g}H{right}" for y in ys)}"/>'
     yield _texts("end", ((LEFT - 6, up(y) + 4, f"{y:g}") for y in ys))
     yield _texts("middle", _apart([(across(x), foot + 16, text.replace("\n", " ")) for x, text in panel.ticks.items()]))
     if panel.xlabel:
@@ -206,4 +203,5 @@ def _stroke(line: Line) -> str:
 
 def _markers(line: Line, points: Sequence[tuple[float, float]]) -> str:
     shape = SHAPES.get(str(line.style.get("marker", "o")), ROUND)
-    return f'<path class="mark {_class(line)}" d="{"".join(f"M{x:g} {y:g}{shape}" for x, y in points)}"/>'
+    kind, path = "dot" if shape == ROUND else "mark", "".join(f"M{x:g} {y:g}{shape}" for x, y in points)
+    return f'<path class="{kind} {_class(line)}" d="{path}"/>'

@@ -81,7 +81,7 @@ def test_a_panel_is_drawn_inside_its_frame_and_says_what_it_shows() -> None:
     (described,) = root.iter("desc")
     assert (described.text or "").startswith("way 0: 1.00 at 8, 100000 at 4096; ")
     assert "limit 200000" in (described.text or "")
-    marks = [each.get("d") or "" for each in root.iter("path") if "mark" in (each.get("class") or "")]
+    marks = [each.get("d") or "" for each in root.iter("path") if re.match("mark|dot", each.get("class") or "")]
     assert [mark.count("M") for mark in marks] == len(lines) * [3]
 
 
