@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 NAME = "commlib.record"
 _HEAD = struct.Struct("=8sII")
-_INNER, _REFUSED, _CAPTURED, _SENDS = 1, 2, 4, 8
+_INNER, _CAPTURED, _SENDS = 1, 4, 8
 _NO_REDUCTION = 255
 
 
@@ -31,15 +32,10 @@ class Call:
     site: str
     thread: int
     entered_ns: int
-    finished_ns: int
     what: int  # what ranks must agree on
-    stream: int  # of a message, its number among those of its pair
     flags: int
-
-    @property
-    def refused(self) -> bool:
-        """Whether the communicator had ended before."""
-        return bool(self.flags & _REFUSED)
+    finished_ns: int = 0
+    stream: int = 0  # of a message, its number among those of its pair
 
     @property
     def sends(self) -> bool:
@@ -135,7 +131,9 @@ class Record:
         """Return the communicators, in the order in which they were made; what changes meanwhile is left out."""
         kind, ops = self._types["Slot"], self._described
         found = []
-        self._strings = os.pread(self.fd, self._header.size, 0)[self._header.place("strings") :]
+        head = os.pread(self.fd, self._header.size, 0)
+        self._strings = head[self._header.place("strings") :]
+        self._sites = self._header.read(head)["wants_sites"]  # where it is off, places of calls are old
         for number in range(self._described["slots"]):
             at = self._header.size + number * kind.size
             if os.pread(self.fd, 4, at) != bytes(4):
@@ -149,9 +147,10 @@ class Record:
         os.pwrite(self.fd, struct.pack("=I", on), self._header.place("wants_sites"))
 
     def _slot(self, first: dict[str, Any], again: dict[str, Any], names: dict[str, Any]) -> Slot:
-        def stable(field: str) -> dict[int, Call]:
+        def stable(field: str, read: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[int, Call]:
             pairs = zip(first[field], again[field], strict=True)
-            return {one["number"]: self._call(one, names) for one, other in pairs if one["number"] and one == other}
+            made = [read(one) for one, other in pairs if one["number"] and one == other]
+            return {one["number"]: self._call(one, names) for one in made}
 
         plain = {key: again[key] for key in ("id", "rank", "world", "backend", "opened_ns", "timeout_s")}
         return Slot(
@@ -163,15 +162,36 @@ class Record:
             ended_kind=again["ended_kind"],
             waits=tuple(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1),
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
-            calls=stable("calls"),
-            messages=stable("sent"),
+            calls=stable("calls", self._unpacked),
+            messages=stable("entries_made", dict),
         )
+
+    def _unpacked(self, brief: dict[str, Any]) -> dict[str, Any]:
+        """Return a collective on shm with the fields that lie in one number, csrc/shm/layout.h: Descriptor."""
+        fields = self._described["what"]
+        parts = {
+            name: brief["what"] >> place[0] & _most(place) for name, place in fields.items() if isinstance(place, list)
+        }
+        op, count, no_redop, no_root = (
+            self._described["ops"][parts["op"]],
+            parts["count"],
+            _most(fields["redop"]),
+            _most(fields["root"]),
+        )
+        if op == "all_reduce_rms_norm":  # its form is in the root's place
+            count, parts["root"] = (count >> fields["width"]) * (count & (1 << fields["width"]) - 1), no_root
+        elif op == "all_reduce_epilogue":
+            count &= (1 << fields["elements"]) - 1
+        parts["redop"] = _NO_REDUCTION if parts["redop"] == no_redop else parts["redop"]
+        parts["root"] = -1 if parts["root"] == no_root else parts["root"]
+        return {**brief, **parts, "count": count, "flags": _INNER * parts["inner"]}
 
     def _call(self, entry: dict[str, Any], names: dict[str, Any]) -> Call:
         code = entry["redop"]
         redop = "" if code == _NO_REDUCTION else names["redops"][code]
         op, dtype = names["ops"][entry["op"]], names["dtypes"][entry["dtype"]]
-        places = {key: self._string(entry[key]) for key in ("algorithm", "site")}
+        places = {"algorithm": self._string(entry["algorithm"]), "site": self._string(entry["site"] * self._sites)}
+        entry.pop("inner", None)
         return Call(**{**entry, **places, "op": op, "dtype": dtype, "redop": redop})
 
     def _string(self, at: int) -> str:
@@ -214,6 +234,11 @@ class _Type:
         for name, at, kind, times in self._nested:
             found[name] = [kind.read(data, start + at + i * kind.size) for i in range(times)]
         return found
+
+
+def _most(place: list[int]) -> int:
+    """Return the largest number of a field of bits, which stands for none."""
+    return (1 << place[1]) - 1
 
 
 _CODES = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i1": "b", "i2": "h", "i4": "i", "i8": "q", "f8": "d"}

@@ -53,8 +53,7 @@ PyMethodDef call_of(R (*)(Target&, Args...)) {
   const auto call = [](Object* self, Object* const* given, Size count) {
     Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
     const During inside(target.stamps, Phase::native);
-    if (__builtin_expect(record::Record::wants_sites() || record::Record::site != 0, 0))
-      keep_site();
+    if (__builtin_expect(record::Record::wants_sites(), 0)) keep_site();
     return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
       return Here::target()(target, arguments...);
     });

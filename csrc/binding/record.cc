@@ -38,9 +38,6 @@ COMMLIB_MODULE(module) {
 
 }  // namespace
 
-void keep_site() {
-  record::Record::site =
-      record::Record::wants_sites() && caller ? record::Record::name(caller({}).second) : 0;
-}
+void keep_site() { record::Record::site = caller ? record::Record::name(caller({}).second) : 0; }
 
 }  // namespace commlib::binding

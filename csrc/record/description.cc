@@ -1,8 +1,10 @@
 // The types of layout.h and the names of codes as JSON, for whoever reads the file.
+#include <cstring>
 #include <type_traits>
 
 #include "commlib/check.h"
 #include "record/file.h"
+#include "shm/layout.h"
 
 namespace commlib::record {
 namespace {
@@ -29,6 +31,7 @@ struct Kind<char[N]> {
   struct Kind<Type[N]> {                                         \
     static std::string text_of() { return text(#Type, "*", N); } \
   }
+COMMLIB_STRUCTURE(Brief);
 COMMLIB_STRUCTURE(Entry);
 COMMLIB_STRUCTURE(Wait);
 COMMLIB_STRUCTURE(Peer);
@@ -51,10 +54,31 @@ std::string names(int count, const Name& name) {
   return "[" + all + "]";
 }
 
+// Which bits of Brief::what each field of shm::Descriptor takes: [first, how many].
+#define COMMLIB_BITS(field)                                                                       \
+  [] {                                                                                            \
+    shm::Descriptor all{};                                                                        \
+    all.field = ~uint64_t{0};                                                                     \
+    uint64_t bits;                                                                                \
+    std::memcpy(&bits, &all, sizeof(bits));                                                       \
+    return text("\"" #field "\":[", __builtin_ctzll(bits), ",", __builtin_popcountll(bits), "]"); \
+  }()
+
+std::string fields_of_what() {
+  return text("{", COMMLIB_BITS(op), ",", COMMLIB_BITS(dtype), ",", COMMLIB_BITS(redop), ",",
+              COMMLIB_BITS(root), ",", COMMLIB_BITS(inner), ",", COMMLIB_BITS(count),
+              ",\"width\":", shm::kWidthBits, ",\"elements\":", shm::kElementBits, "}");
+}
+
 }  // namespace
 
 std::string description() {
   const auto types = text(
+      structure("Brief", sizeof(Brief), COMMLIB_FIELD(Brief, number),
+                COMMLIB_FIELD(Brief, entered_ns), COMMLIB_FIELD(Brief, what),
+                COMMLIB_FIELD(Brief, algorithm), COMMLIB_FIELD(Brief, site),
+                COMMLIB_FIELD(Brief, thread)),
+      ",",
       structure("Entry", sizeof(Entry), COMMLIB_FIELD(Entry, number),
                 COMMLIB_FIELD(Entry, entered_ns), COMMLIB_FIELD(Entry, finished_ns),
                 COMMLIB_FIELD(Entry, what), COMMLIB_FIELD(Entry, count),
@@ -75,15 +99,16 @@ std::string description() {
                 COMMLIB_FIELD(Slot, world), COMMLIB_FIELD(Slot, backend), COMMLIB_FIELD(Slot, id),
                 COMMLIB_FIELD(Slot, opened_ns), COMMLIB_FIELD(Slot, timeout_s),
                 COMMLIB_FIELD(Slot, entered), COMMLIB_FIELD(Slot, finished),
-                COMMLIB_FIELD(Slot, messages), COMMLIB_FIELD(Slot, waits),
+                COMMLIB_FIELD(Slot, entries), COMMLIB_FIELD(Slot, waits),
                 COMMLIB_FIELD(Slot, peers), COMMLIB_FIELD(Slot, ended_kind),
-                COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls), COMMLIB_FIELD(Slot, sent)),
+                COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls),
+                COMMLIB_FIELD(Slot, entries_made)),
       ",",
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),
                 COMMLIB_FIELD(Header, wants_sites), COMMLIB_FIELD(Header, unrecorded),
                 COMMLIB_FIELD(Header, strings)));
-  return text("{\"types\":{", types, "},\"slots\":", kSlots,
+  return text("{\"types\":{", types, "},\"slots\":", kSlots, ",\"what\":", fields_of_what(),
               ",\"ops\":", names(kOps, [](int i) { return name_of(static_cast<Op>(i)); }),
               ",\"dtypes\":", names(kDTypes, [](int i) { return name_of(static_cast<DType>(i)); }),
               ",\"redops\":", names(kRedOps, [](int i) { return name_of(static_cast<RedOp>(i)); }),

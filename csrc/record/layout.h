@@ -16,33 +16,42 @@
 namespace commlib::record {
 
 constexpr uint32_t kVersion = 1;
-constexpr int kCalls = 256;    // the last ones of a communicator
-constexpr int kMessages = 64;  // the same of send and recv
-constexpr int kWaits = 8;      // threads of a rank that may wait at once
+constexpr int kCalls = 256;  // the last ones of a communicator
+constexpr int kWaits = 8;    // threads of a rank that may wait at once
 constexpr int kSlots = 256;
 constexpr size_t kStrings = 32 << 10;
 constexpr size_t kSaid = 3 << 10;
 
 enum Flag : uint8_t {
   kInner = 1,     // made inside another call
-  kRefused = 2,   // the communicator had ended before
   kCaptured = 4,  // into a graph: it runs when that is replayed
   kSends = 8,     // of messages
   kReceives = 16,
 };
 
-// One call. A small one has the time of the last tick of the kernel, 4 ms ago at most, and no end.
-struct alignas(64) Entry {
+// A collective on shm, as few stores as say it. A small one has the time of the kernel's last tick,
+// 4 ms ago at most.
+struct alignas(32) Brief {
   std::atomic<uint64_t> number;  // from 1; 0 while the rest is written
   uint64_t entered_ns;
-  uint64_t finished_ns;  // 0: not measured
+  uint64_t what;       // shm::Descriptor, whose fields the description has
+  uint16_t algorithm;  // places in Header::strings
+  uint16_t site;
+  uint32_t thread;  // that made it, as thread_number() has it
+};
+
+// Any other call: a message, or a call on a GPU.
+struct alignas(64) Entry {
+  std::atomic<uint64_t> number;
+  uint64_t entered_ns;
+  uint64_t finished_ns;  // 0: not yet, or not known
   uint64_t what;         // what ranks must agree on
   uint64_t count;        // elements
   uint64_t stream;       // of a message: its number among those of its pair
-  uint16_t algorithm;    // places in Header::strings
+  uint16_t algorithm;
   uint16_t site;
-  uint32_t thread;  // that made it, as thread_number() has it
-  int16_t root;     // of a message: the peer; -1: none
+  uint32_t thread;
+  int16_t root;  // of a message: the peer; -1: none
   uint8_t op;
   uint8_t dtype;
   uint8_t redop;  // kNoReduction: none
@@ -82,13 +91,13 @@ struct Slot {
   double timeout_s;
   alignas(64) std::atomic<uint64_t> entered;  // the last call
   std::atomic<uint64_t> finished;
-  std::atomic<uint64_t> messages;
+  std::atomic<uint64_t> entries;
   alignas(64) Wait waits[kWaits];
   Peer peers[kMaxRanks];
   char ended_kind[24];  // the error that ended the communicator
   char ended[kSaid];
-  alignas(64) Entry calls[kCalls];
-  alignas(64) Entry sent[kMessages];
+  Brief calls[kCalls];
+  Entry entries_made[kCalls];
 };
 
 struct Header {

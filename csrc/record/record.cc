@@ -51,10 +51,32 @@ void Record::close() {
   closed_ = true;
 }
 
-void Record::refuse(uint64_t number, What what) {
-  if (!kRecords || slot_->calls[number % kCalls].number.load() == number) return;
-  what.flags |= kRefused;
-  write(slot_->calls[number % kCalls], number, what, 0);
+void Record::refuse(uint64_t number, uint64_t what) {
+  if (kRecords && slot_->calls[number % kCalls].number.load() != number)
+    write(slot_->calls[number % kCalls], number, what, 0, 0);
+}
+
+uint64_t Record::enter_entry(const What& what, size_t bytes) {
+  if (!kRecords) return 0;
+  const uint64_t number = slot_->entries.fetch_add(1, std::memory_order_relaxed) + 1;
+  Entry& entry = slot_->entries_made[number % kCalls];
+  entry.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.entered_ns = now_ns(bytes < kTimedBytes ? CLOCK_MONOTONIC_COARSE : CLOCK_MONOTONIC);
+  entry.finished_ns = 0;
+  entry.what = what.what;
+  entry.count = what.count;
+  entry.stream = what.stream;
+  entry.algorithm = what.algorithm;
+  entry.site = site;
+  entry.thread = thread_number();
+  entry.root = what.root;
+  entry.op = what.op;
+  entry.dtype = what.dtype;
+  entry.redop = what.redop;
+  entry.flags = what.flags;
+  entry.number.store(number, std::memory_order_release);
+  return number;
 }
 
 void Record::ended(const char* kind, const char* said) {

@@ -1,7 +1,7 @@
 // The record of one communicator: always on, so its cost is a clock of the kernel's and a line of
 // stores for each call. What it waits for is kept only once a wait outlasts the spin.
 //
-//   record.enter(number, what, bytes); … record.finish(number, bytes);
+//   record.enter(number, what, bytes, algorithm); … record.finish(number);
 //   const Waiting waiting(record, peer, number, message);         (around a long wait)
 #pragma once
 
@@ -21,7 +21,7 @@ constexpr bool kRecords = false;
 constexpr bool kRecords = true;
 #endif
 
-constexpr size_t kTimedBytes = 64 << 10;  // calls from here on have exact times
+constexpr size_t kTimedBytes = 64 << 10;  // calls from here on have the exact time
 
 inline uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
   timespec t;
@@ -62,28 +62,22 @@ class Record {
   Record(const Record&) = delete;
   Record& operator=(const Record&) = delete;
 
-  void enter(uint64_t number, const What& what, size_t bytes) {
+  // A collective on shm; `what` is its Descriptor.
+  void enter(uint64_t number, uint64_t what, size_t bytes, uint16_t algorithm) {
     if (!kRecords) return;
-    write(slot_->calls[number % kCalls], number, what, bytes);
+    write(slot_->calls[number % kCalls], number, what, bytes, algorithm);
     slot_->entered.store(number, std::memory_order_release);
   }
-  void finish(uint64_t number, size_t bytes) {
-    if (!kRecords) return;
-    if (bytes >= kTimedBytes) slot_->calls[number % kCalls].finished_ns = now_ns();
-    slot_->finished.store(number, std::memory_order_release);
+  void finish(uint64_t number) {
+    if (kRecords) slot_->finished.store(number, std::memory_order_release);
   }
-  // Returns its number, by which it ends.
-  uint64_t enter_message(const What& what, size_t bytes) {
-    if (!kRecords) return 0;
-    const uint64_t number = slot_->messages.fetch_add(1, std::memory_order_relaxed) + 1;
-    write(slot_->sent[number % kMessages], number, what, bytes);
-    return number;
+  // The first one that came when the communicator had ended; `number` is that it would have had.
+  void refuse(uint64_t number, uint64_t what);
+  // Any other call. Returns its number, by which it ends.
+  uint64_t enter_entry(const What& what, size_t bytes);
+  void finish_entry(uint64_t number) {
+    if (kRecords) slot_->entries_made[number % kCalls].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
   }
-  void finish_message(uint64_t number) {
-    if (kRecords) slot_->sent[number % kMessages].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
-  }
-  // The first call that came when the communicator had ended; `number` is that it would have had.
-  void refuse(uint64_t number, What what);
   void ended(const char* kind, const char* said);
   void close();
   void saw(int peer, uint64_t number, uint64_t what) {
@@ -101,23 +95,15 @@ class Record {
  private:
   friend class Waiting;
 
-  static void write(Entry& entry, uint64_t number, const What& what, size_t bytes) {
-    entry.number.store(0, std::memory_order_relaxed);
+  static void write(Brief& call, uint64_t number, uint64_t what, size_t bytes, uint16_t algorithm) {
+    call.number.store(0, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_release);
-    entry.entered_ns = now_ns(bytes < kTimedBytes ? CLOCK_MONOTONIC_COARSE : CLOCK_MONOTONIC);
-    entry.finished_ns = 0;
-    entry.what = what.what;
-    entry.count = what.count;
-    entry.stream = what.stream;
-    entry.algorithm = what.algorithm;
-    entry.site = site;
-    entry.thread = thread_number();
-    entry.root = what.root;
-    entry.op = what.op;
-    entry.dtype = what.dtype;
-    entry.redop = what.redop;
-    entry.flags = what.flags;
-    entry.number.store(number, std::memory_order_release);
+    call.entered_ns = now_ns(bytes < kTimedBytes ? CLOCK_MONOTONIC_COARSE : CLOCK_MONOTONIC);
+    call.what = what;
+    call.algorithm = algorithm;
+    call.site = site;
+    call.thread = thread_number();
+    call.number.store(number, std::memory_order_release);
   }
 
   static const std::atomic<uint32_t>* sites_;

@@ -7,13 +7,6 @@
 
 namespace commlib::shm {
 
-uint64_t raw(Descriptor what) {
-  what.source = 0;  // ranks may differ in it
-  uint64_t bits;
-  std::memcpy(&bits, &what, sizeof(bits));
-  return bits;
-}
-
 std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
   std::string out = text(name_of(op), " #", seq);

@@ -63,7 +63,7 @@ std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) c
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Exclusive exclusive(busy_, name_of(call.op), "a collective");
   const During planning(stamps(), Phase::plan);
-  if (waiter_.ended()) waiter_.record().refuse(seq_ + 1, told(call, descriptor(call)));
+  if (waiter_.ended()) waiter_.record().refuse(seq_ + 1, raw(descriptor(call)));
   waiter_.check_alive();
   if (world_ == 1) return run_alone(call);
   if (checked_) check_agreement(call);
@@ -126,25 +126,12 @@ Descriptor Group::descriptor(const Call& call) const {
   return what;
 }
 
-record::What Group::told(const Call& call, const Descriptor& what) const {
-  return {raw(what),
-          call.count,
-          0,
-          running_,
-          static_cast<int16_t>(plan_.is_rooted(call.op) ? call.root : -1),
-          static_cast<uint8_t>(what.op),
-          static_cast<uint8_t>(call.dtype),
-          what.redop == kNoRedop ? record::kNoReduction : static_cast<uint8_t>(what.redop),
-          static_cast<uint8_t>(what.inner ? record::kInner : 0)};
-}
-
 void Group::begin(const Call& call) {
   enter(stamps(), Phase::publish);
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
-  bytes_ = call.bytes();
-  waiter_.record().enter(seq_, told(call, mine_), bytes_);
+  waiter_.record().enter(seq_, raw(mine_), call.bytes(), running_);
   in_ = call.in;
   in_offset_ = call.in_offset;
   out_offset_ = call.out_offset;
@@ -207,7 +194,7 @@ void Group::post(uint64_t step) {
 void Group::finish(bool synchronised) {
   me_->consumed.store(next_, std::memory_order_release);
   me_->done.store(seq_, std::memory_order_release);
-  waiter_.record().finish(seq_, bytes_);
+  waiter_.record().finish(seq_);
   waiter_.ring();
   if (!synchronised) return;
   // Every peer has announced this operation, so it is done with the one before and with its chunks.

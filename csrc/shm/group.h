@@ -151,7 +151,6 @@ class COMMLIB_API Group {
   void check_agreement(const Call& call);
   const Choice& plain_choice(const Call& call) const;
   Descriptor descriptor(const Call& call) const;
-  record::What told(const Call& call, const Descriptor& what) const;
   void run_alone(const Call& call);
   void run_planned(const Call& call, size_t plan_bytes, bool symmetric);
   const Algorithm& algorithm(const Choice& choice) {
@@ -170,7 +169,6 @@ class COMMLIB_API Group {
   std::vector<const Algorithm*> algorithms_;  // the native halves of the plan's rows
   std::vector<uint16_t> recorded_;            // their names' places in the record
   uint16_t running_ = 0;                      // the one under way, there
-  size_t bytes_ = 0;                          // of the operation under way
   RankControl* me_;
 
   uint64_t seq_ = 0;             // the operation under way, or the last one

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -135,7 +136,12 @@ class COMMLIB_API Waiter {
 
 record::Identity identity_of(const Segment& segment, int rank, double timeout_s);
 // All that ranks must agree on, as a number.
-uint64_t raw(Descriptor what);
+inline uint64_t raw(Descriptor what) {
+  what.source = 0;  // ranks may differ in it
+  uint64_t bits;
+  std::memcpy(&bits, &what, sizeof(bits));
+  return bits;
+}
 // "all_reduce #12 (float32, sum, 1024 elements)"
 std::string describe(const Descriptor& what, uint64_t seq);
 // Tells the peers where this rank may run; before any Waiter is made.

@@ -178,11 +178,12 @@ def keep_sites(comm: Communicator) -> list[str]:
     (record,) = records_of(os.getpid())
     record.keep_sites(True)
     comm.all_reduce(torch.ones(3))
+    sites = [[slot.calls[slot.entered].site for slot in record.slots() if not slot.closed][-1]]
     record.keep_sites(False)
     comm.all_reduce(torch.ones(3))
-    calls = [slot.calls for slot in record.slots() if not slot.closed][-1]
+    sites += [[slot.calls[slot.entered].site for slot in record.slots() if not slot.closed][-1]]
     record.close()
-    return [calls[number].site for number in sorted(calls)[-2:]]
+    return sites
 
 
 def test_places_of_calls_are_kept_while_that_is_wanted(three: Ranks) -> None:
