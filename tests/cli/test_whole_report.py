@@ -1,4 +1,4 @@
-"""`commlib report`: stages that are kept and gone on with, what bounds a call, and pages that are safe and readable."""
+"""`commlib report`: stages that are kept and gone on with, and what bounds a call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from html.parser import HTMLParser
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,47 +24,13 @@ from commlib.cli.report.bottleneck import BYTES as BANDWIDTH
 from commlib.cli.report.bottleneck import CALL, FIXED, OPEN, Call, bottleneck, tries
 from commlib.cli.report.command import report
 from commlib.cli.report.folder import DONE, FAILED, INTERRUPTED, STATE, Folder
-from commlib.cli.report.pages import write_pages
 from commlib.cli.report.sections import SECTIONS
-from commlib.report.formats import CODE
 from commlib.report.packed import unpacked
 from commlib.report.page import markdown
 from tests.cli.bench_documents import document
+from tests.cli.report_folders import doctor, ended, finding, kept
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIL = "<script>alert(1)</script>|`*_[a](javascript:b)"
-QUICK = Settings("quick", 2, on_gpus=False)
-
-
-def kept(folder: Path, *names: str, **documents: dict[str, Any]) -> Folder:
-    """Return a folder whose stages are done, with these documents."""
-    made = Folder(folder, QUICK)
-    for name, found in documents.items():
-        made.keep(name, ended(name), found)
-    for name in names:
-        made.keep(name, ended(name), None)
-    return made
-
-
-def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[str, Any]:
-    created = "2026-01-01T00:00:00+00:00"
-    return {"state": state, "command": name, "code": code, "seconds": 1.5, "said": said, "created": created}
-
-
-def doctor(*findings: dict[str, Any], runs: bool = True) -> dict[str, Any]:
-    return {
-        "schema": "commlib.doctor",
-        "version": 1,
-        "commlib": "0.1.0",
-        "job": "shm",
-        "runs": runs,
-        "findings": list(findings),
-    }
-
-
-def finding(topic: str, state: str, detail: str, remedy: str = "") -> dict[str, Any]:
-    return {"topic": topic, "state": state, "detail": detail, "remedy": remedy, "table": [], "needed": True}
-
 
 # What bounds a call.
 
@@ -155,84 +120,6 @@ def test_a_profile_has_not_changed_since_itself(stage: str) -> None:
     assert f"Of commlib's calls that are in both: {ours} same." in text
 
 
-# Pages.
-
-
-class Reader(HTMLParser):
-    """Collects the tags of a page, and refuses one that is not closed in order."""
-
-    OPTIONAL = frozenset({"td"})  # ends where the next cell or the line does
-    VOID = frozenset({"meta", "link", "input", "br"})
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self._open: list[str] = []
-        self.feed(text)
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open[-1] in self.OPTIONAL and self._open[-1] != tag:
-            self._open.pop()
-        assert self._open.pop() == tag
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> str:
-    """A page of documents that say evil things."""
-    evil = document("all_reduce", "barrier", notes=[EVIL], ended=EVIL, complete=False)
-    evil["fingerprint"]["cpu"] = EVIL
-    found = doctor(finding(EVIL, "warning", EVIL, EVIL), finding("python", "broken", "gone"), runs=False)
-    folder = kept(tmp_path, environment=found, collectives=evil)
-    folder.keep("index", ended("index", FAILED, -9, EVIL), None)
-    write_pages(folder)
-    return (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_what_comes_from_outside_is_text_in_every_page(page: str, tmp_path: Path) -> None:
-    assert len(Reader(page).all("script")) == 1
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    for name in ("summary", "environment", "collectives"):
-        text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
-        text = re.sub(CODE, "", text)
-        assert "](javascript" not in text
-        assert re.search(r"(?<!\\)<script", text) is None
-
-
-def test_a_page_fetches_nothing_and_names_each_place_once(page: str) -> None:
-    read = Reader(page)
-    for tag, attributes in read.tags:
-        assert "src" not in attributes, tag
-        assert (attributes.get("href") or "#").startswith("#")
-    assert "url(" not in page and "@import" not in page and "fetch(" not in page
-    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    linked = {attributes["href"] for attributes in read.all("a")}
-    assert {link.removeprefix("#") for link in linked if link} <= set(ids)
-
-
-def test_a_page_is_read_without_a_mouse_or_a_screen(page: str) -> None:
-    read = Reader(page)
-    tables = read.all("table")
-    assert tables and len(read.all("caption")) == len(tables)
-    assert all(head.get("scope") in ("col", "row") for head in read.all("th"))
-    assert len(read.all("html")[0]["lang"] or "") == 2
-    pictures = [each for each in read.all("svg") if each.get("role") == "img"]
-    assert pictures and len(read.all("desc")) == len(pictures) == len(read.all("title")) - 1
-    assert all(each.get("role") == "img" or each.get("aria-hidden") == "true" for each in read.all("svg"))
-    for said in ("prefers-color-scheme: dark", "prefers-reduced-motion", ":focus-visible", "aria-sort"):
-        assert said in page
-
-
 # Runs.
 
 
@@ -285,7 +172,17 @@ def test_the_rest_is_measured_after_a_failure_and_what_is_done_is_kept(
         return ended(words[0], FAILED if words[0] == "test" else DONE, said="broke"), None
 
     monkeypatch.setattr(run, "stage", stage)
-    words = ["--quick", "-n", "2", "-o", str(tmp_path / "r"), "--only", "environment,correctness,plan"]
+    words = [
+        "--quick",
+        "-n",
+        "2",
+        "-o",
+        str(tmp_path / "r"),
+        "--only",
+        "environment,correctness,index,plan",
+        "--skip",
+        "index",
+    ]
     done = CliRunner().invoke(report, words)
     assert (done.exit_code, asked) == (1, ["doctor", "test", "plan"])
     assert "correctness  failed in 2 s: broke" in done.output
