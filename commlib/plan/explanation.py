@@ -92,7 +92,9 @@ class Explanation:
         if self.gain is None or not self.runner_up:
             return "gain not measured"
         sure = "" if self.confidence is None else f" (confidence {self.confidence:.0%})"
-        return f"measured {self.gain:.0%} faster than {self.runner_up}{sure}"
+        percent = round(100 * self.gain)
+        than = f"{abs(percent)}% {'faster' if percent > 0 else 'slower'} than" if percent else "as fast as"
+        return f"measured {than} {self.runner_up}{sure}"
 
 
 def _interval(ends: Sequence[int] | None) -> str:

@@ -48,6 +48,15 @@ def test_an_explanation_tells_crossovers_with_intervals_gain_rule_file_and_match
     ]
 
 
+@pytest.mark.parametrize(
+    ("gain", "said"), [(0.31, "31% faster than slow"), (-0.0029, "as fast as slow"), (-0.02, "2% slower than slow")]
+)
+def test_a_gain_is_told_in_words_that_fit_its_size(gain: float, said: str) -> None:
+    entry = {"algorithm": "fast", "gain": gain, "runner_up": "slow"}
+    plan = Plan({**HEAD, "rules": [{"op": "all_reduce", "ranges": [entry]}]}, "p.json")
+    assert f"  measured {said}" in str(plan.explain("all_reduce", 8, world=2)).splitlines()
+
+
 def test_a_match_counts_the_keys_that_the_plan_has() -> None:
     assert str(Match.of({}, {"cpu": "x"})) == "no fingerprint"
     assert Match.of({"cpu": "x", "torch": None, "commlib": "0"}, {"cpu": "x", "torch": "2"}) == Match(1, 1)
