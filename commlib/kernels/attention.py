@@ -93,7 +93,7 @@ def on_cpu(call: Call) -> None:
             call.out[query] = 0
             continue
         k, v = (
-            _heads(cache[place].flatten(0, -3)[:length], scale, call.q.dtype)
+            _heads(_kept(cache, place).flatten(0, -3)[:length], scale, call.q.dtype)
             for cache, scale in zip((call.k_cache, call.v_cache), call.scales, strict=True)
         )
         q = call.q[query].to(k.dtype).unflatten(0, (-1, call.group))
@@ -122,6 +122,11 @@ def _places(call: Call, table: Tensor, length: int) -> tuple[Tensor, ...]:
     token = torch.arange(length)
     token = token[seen[token // size]]
     return page[token // size], token % size
+
+
+def _kept(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
+    """Return what lies there; whole pages by index_select, which is several times as fast as an index."""
+    return cache.index_select(0, *place) if len(place) == 1 else cache[place]
 
 
 def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
