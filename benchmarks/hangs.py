@@ -29,9 +29,10 @@ from written import command_line, head, write
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_of, jobs_here, look
+from commlib.debug import Finding, findings_of, look
 from commlib.debug.jobs import Job, moments
 from commlib.debug.page import findings_lines
+from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.testing.ranks import PRELOAD
 
@@ -250,7 +251,7 @@ class Ranks:
 
     def look(self) -> tuple[Job, Job, list[Finding]]:
         """Do as the command does."""
-        (records,) = (found for found in jobs_here() if {record.pid for record in found} & set(self.pids))
+        records = [record for pid in self.pids for record in records_of(pid)]  # others may have jobs here too
         before, job = moments(records, APART_S)
         for record in records:
             record.close()

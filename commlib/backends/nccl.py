@@ -66,7 +66,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits)
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
-        self.native_group.start(pids, self._build)
+        self.native_group.start(pids, self._nonce, self._build)
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
     def _set_up_memory(self, world: World) -> None:
@@ -74,12 +74,12 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         reason = self.features["peer_pointers"] or self.features["symmetric_windows"]
         if world.size > MAX_WORLD:
             reason = f"kernels serve up to {MAX_WORLD} ranks"
-        nonce = world.broadcast(secrets.token_bytes(6), 0, self._timeout_s).hex()
+        self._nonce = int(world.broadcast(secrets.token_bytes(6), 0, self._timeout_s).hex(), 16)
         for step in ("acquire", "register", "resolve", "verify"):
             failure = reason
             if not failure:
                 try:
-                    call = partial(self.native_group.set_up, step, int(nonce, 16))
+                    call = partial(self.native_group.set_up, step, self._nonce)
                     within(self._timeout_s, f"symmetric memory: {step}", call)
                 except Unsupported as error:
                     failure = str(error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from commlib.debug.differences import differences
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.process import killed_for_memory
-from commlib.debug.record import Slot, Wait
+from commlib.debug.record import GPU, Slot, Wait
 from commlib.debug.words import last_text, ranks_text, seconds_text, waited_text, where_text
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of
@@ -72,6 +72,8 @@ def _awaited(peer: Rank | None, slot: Slot, wait: Wait) -> tuple[int, int] | Non
     theirs = peer.slot(slot.id) if peer else None
     if peer is None or theirs is None:
         return None
+    if wait.caller == GPU:
+        return peer.pid, GPU
     entries = theirs.messages.values() if wait.message else theirs.calls.values()
     calls = list(entries) or [*theirs.calls.values(), *theirs.messages.values()]
     if calls:
@@ -113,10 +115,11 @@ def _missing_one(job: Job, rank: Rank, first: _Stuck, waits: list[_Stuck]) -> Fi
         text = f"rank {number} has closed its communicator: {tail} in {call}"
     elif wait.message:
         text = f"rank {number} has not made the other end of {call}: {tail}"
-    elif slot is not None and slot.entered >= wait.number:
+    elif slot is not None and (slot.gpu.over if wait.caller == GPU else slot.entered) >= wait.number:
         text = f"rank {number} is in {call} too, but does not go on: {tail}"
     else:
-        text = f"rank {number} has not made {call}: {tail}"
+        made = "the GPU of rank {} has not come to {}: {}" if wait.caller == GPU else "rank {} has not made {}: {}"
+        text = made.format(number, call, tail)
         text += f"; {last_text(job, slot)}" if slot is not None else ""
     threads = {rank.pid: first.next[1] if first.next else 0}
     return Finding("missing", (number,), text, ((first.slot.id, wait.number),), threads)
@@ -204,27 +207,28 @@ def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
 
 
 def _late(job: Job, before: Job | None, explained: bool) -> Iterator[Finding]:
-    """Ranks that the others wait for much of the time, long each time, and that themselves wait little."""
+    """Ranks that others wait for much of the time, long each time, and that do not wait for such a rank themselves."""
     if before is None or explained:
         return
     span_s = (job.at_ns - before.at_ns) / 1e9
-    for slots in job.communicators.values():
-        waited: Counter[int] = Counter()
-        waiting: Counter[int] = Counter()
-        for slot in slots:
-            rank = job.ranks[slot.peers[slot.rank].pid]
-            was = (before.ranks.get(rank.pid) or rank).slot(slot.id) or slot
-            for number in range(slot.world):
-                seconds, times = _waited_s(job, before, slot, was, number)
-                waiting[slot.rank] += int(1e6 * seconds)
-                if seconds / times >= _LATE_S and seconds >= _LATE_SHARE * span_s:
-                    waited[number] = max(waited[number], int(1e6 * seconds))
-        for number, micros in waited.items():
-            if waiting[number] <= 1e6 * _WAITING_SHARE * span_s:
-                slot, name = slots[0], job.name(slots[0], number)
-                share = min(micros / 1e6 / span_s, 1)
-                text = f"rank {name} is late: others wait for it {share:.0%} of the time{where_text(job, slot)}"
-                yield Finding("late", (name,), text, ((slot.id, slot.entered),), {slot.peers[number].pid: 0})
+    long: dict[tuple[int, int], tuple[Slot, float]] = {}  # by who waits and for whom, as processes
+    waiting: Counter[tuple[int, int]] = Counter()  # in ns, by communicator and process
+    for slot in [slot for slots in job.communicators.values() for slot in slots]:
+        pid = slot.peers[slot.rank].pid
+        was = (before.ranks.get(pid) or job.ranks[pid]).slot(slot.id) or slot
+        for number, peer in enumerate(slot.peers):
+            seconds, times = _waited_s(job, before, slot, was, number)
+            waiting[slot.id, pid] += int(1e9 * seconds)
+            if seconds / times >= _LATE_S and seconds >= _LATE_SHARE * span_s:
+                long[pid, peer.pid] = slot, seconds
+    late = {peer for _, peer in long}
+    told = {peer for peer in late if not any((peer, other) in long for other in late)}
+    for (_, peer), (slot, seconds) in long.items():
+        if peer in told and waiting[slot.id, peer] <= 1e9 * _WAITING_SHARE * span_s:
+            told.remove(peer)
+            name, share = job.ranks[peer].number, min(seconds / span_s, 1)
+            text = f"rank {name} is late: others wait for it {share:.0%} of the time{where_text(job, slot)}"
+            yield Finding("late", (name,), text, ((slot.id, slot.entered),), {peer: 0})
 
 
 def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tuple[float, int]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "commlib.record"
+VERSION = 2
+GPU = 0xFFFFFFFF  # in the place of a thread
 _HEAD = struct.Struct("=8sII")
 _INNER, _CAPTURED, _SENDS = 1, 4, 8
 _NO_REDUCTION = 255
@@ -84,6 +86,25 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """Where the GPU of a rank is; `over` counts the calls of commlib's kernels, replayed ones included."""
+
+    at_ns: int
+    over: int
+    waits_in: int
+    waits_for: int
+    since_ns: int
+    what: str
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """The wait that its kernel is in, as that of a thread of its own."""
+        if self.at_ns == 0 or self.waits_in != self.over + 1:
+            return ()
+        return (Wait(GPU, GPU, self.waits_for, self.waits_in, self.since_ns, 0),)
+
+
+@dataclass(frozen=True)
 class Slot:
     """A communicator as one of its ranks has it."""
 
@@ -99,6 +120,7 @@ class Slot:
     ended: str  # the error that ended it
     ended_kind: str
     waits: tuple[Wait, ...]
+    gpu: Gpu
     peers: tuple[Peer, ...]
     calls: dict[int, Call]
     messages: dict[int, Call]
@@ -153,17 +175,20 @@ class Record:
             return {one["number"]: self._call(one, names) for one in made}
 
         plain = {key: again[key] for key in ("id", "rank", "world", "backend", "opened_ns", "timeout_s")}
+        gpu = Gpu(**again["gpu"][0])
+        on_gpu = again["backend"] == "nccl"
         return Slot(
             **plain,
+            gpu=gpu,
             closed=again["state"] == 2,
             entered=again["entered"],
             finished=again["finished"],
             ended=again["ended"],
             ended_kind=again["ended_kind"],
-            waits=tuple(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1),
+            waits=(*(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1), *gpu.waits),
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
-            calls=stable("calls", self._unpacked),
-            messages=stable("entries_made", dict),
+            calls=stable("entries", dict) if on_gpu else stable("calls", self._unpacked),
+            messages=stable("messages", dict),
         )
 
     def _unpacked(self, brief: dict[str, Any]) -> dict[str, Any]:
@@ -256,7 +281,7 @@ def records_of(pid: int) -> list[Record]:
             record = Record(os.open(fd, os.O_RDWR | os.O_CLOEXEC))
         except (OSError, ValueError, struct.error):
             continue
-        if record.pid == pid:
+        if record.pid == pid and record.version == VERSION:
             found.append(record)
         else:
             record.close()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.process import Process
-from commlib.debug.record import Call, Slot, Wait
+from commlib.debug.record import GPU, Call, Slot, Wait
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -54,12 +54,16 @@ def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
             details = ""
         peer = job.name(slot, wait.peer)
         return f"{verb} {way} rank {peer} (message #{wait.number}{details})"
+    if wait.caller == GPU:
+        return f"{slot.gpu.what}, call #{wait.number} of its kernels, with those of replayed graphs"
     return str(slot.calls.get(wait.number) or f"call #{wait.number}")
 
 
 def last_text(job: Job, slot: Slot) -> str:
     """Say what a rank did last in a communicator."""
     call = slot.calls.get(slot.entered)
+    if slot.gpu.at_ns and call is not None:
+        return f"its GPU has finished {slot.gpu.over} calls, its program made {call} last"
     if call is None:
         return "it has made no collective there yet"
     return f"its last one there is {call}, {seconds_text(job.seconds_since(call.entered_ns))} ago"

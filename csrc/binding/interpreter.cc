@@ -30,7 +30,7 @@ void take_interpreter(void* state) {
 }
 
 void connect_interpreter() {
-  shm::Waiter::hooks = {signal_raised, PyEval_SaveThread, take_interpreter, nullptr};
+  shm::Waiter::hooks = {signal_raised, PyEval_SaveThread, take_interpreter};
 }
 
 }  // namespace commlib::binding

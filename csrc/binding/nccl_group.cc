@@ -44,10 +44,10 @@ class NcclGroup {
   void without_arena(const std::string& why) { target_->group->without_arena(why); }
 
   // `build(source, algorithm, dtype, form, epilogue)` returns (cubin, symbol) of a kernel.
-  void start(const std::vector<int64_t>& pids, Object* build) {
+  void start(const std::vector<int64_t>& pids, int64_t id, Object* build) {
     const python::Callback callback(build);
     const Unlocked unlocked;
-    target_->group->start({pids.begin(), pids.end()},
+    target_->group->start({pids.begin(), pids.end()}, static_cast<uint64_t>(id),
                           [callback](const nccl::Kernel& kernel, const char* dtype,
                                      const std::string& form, const std::string& epilogue) {
                             const auto [code, symbol] =
@@ -156,7 +156,7 @@ COMMLIB_MODULE(module) {
   module.add_class<NcclGroup>({
       COMMLIB_METHOD("set_up", NcclGroup::set_up, "step, nonce"),
       COMMLIB_METHOD("without_arena", NcclGroup::without_arena, "why"),
-      COMMLIB_METHOD("start", NcclGroup::start, "pids, build"),
+      COMMLIB_METHOD("start", NcclGroup::start, "pids, id, build"),
       COMMLIB_METHOD("learn", NcclGroup::learn, "rows"),
       COMMLIB_METHOD("set_plan", NcclGroup::set_plan, "plan"),
       COMMLIB_METHOD("choice", NcclGroup::choice, "op, dtype, redop, num_bytes, symmetric, graph"),

@@ -29,7 +29,7 @@ std::string explain(uint64_t id, const char* kind) {
 void set_recorded(Object* given_caller, Object* given_explainer) {
   caller = python::Callback(given_caller);
   explainer = python::Callback(given_explainer);
-  shm::Waiter::hooks.explain = explain;
+  record::explain = explain;
 }
 
 COMMLIB_MODULE(module) {

@@ -20,14 +20,14 @@ __device__ __forceinline__ Control* control_of(const Job& job, int rank) {
 
 // This rank waits in this call: for the message of a peer that gives up.
 __device__ __forceinline__ void announce(const Job& job) {
-  CallRecord* current = &control_of(job, job.rank)->current;
+  CallRecord* current = &control_of(job, job.rank)->progress.current;
   st_relaxed_sys(&current->what, job.what);
   st_relaxed_sys(&current->bytes, job.bytes);
 }
 
 // One call more is over, also in a graph; said once in the grid.
 __device__ __forceinline__ void count_call(const Job& job) {
-  if (blockIdx.x == 0) atomicAdd(&control_of(job, job.rank)->current.number, 1ull);
+  if (blockIdx.x == 0) atomicAdd(&control_of(job, job.rank)->progress.current.number, 1ull);
 }
 
 __device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
 __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   if (claim_sys(&control_of(job, job.rank)->ended, static_cast<u64>(kind)) != 0) return;
   const auto read = [&](int rank) {
-    const CallRecord* from = &control_of(job, rank)->current;
+    const CallRecord* from = &control_of(job, rank)->progress.current;
     return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->what),
                       ld_relaxed_sys(&from->bytes)};
   };
@@ -71,6 +71,9 @@ __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
 // `expected` what was hoped for: the same number with another signature is another call.
 __device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected, u64 since,
                                      u64 now) {
+  Progress* progress = &control_of(job, job.rank)->progress;
+  st_relaxed_sys(&progress->waits_for, static_cast<u64>(peer));
+  st_relaxed_sys(&progress->waits_in, ld_relaxed_sys(&progress->current.number) + 1);
   const u64 ended = ld_relaxed_sys(&control_of(job, job.rank)->ended);
   if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
   if (ended != 0) return true;

@@ -33,6 +33,7 @@ void Fault::end(const char* kind, const std::string& text) {
   if (ended_.load()) return;
   kind_ = kind;
   text_ = text;
+  if (record_) record_->ended(kind, text.c_str());
   ended_.store(true, std::memory_order_release);
   if (report_) static_cast<volatile Report*>(report_)->abort = 1;
 }
@@ -54,8 +55,23 @@ void Fault::raise() {
     const std::string reason = reason_of(*report_, &kind);
     end(kind, reason);
   }
+  explain();
   const std::lock_guard<std::mutex> lock(mutex_);
   throw Failure(kind_, text_);
+}
+
+// Once, for the first error that is raised; without the lock, as it takes the interpreter's.
+void Fault::explain() {
+  std::string kind;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (explained_ || !record_ || !record::explain) return;
+    explained_ = true;
+    kind = kind_;
+  }
+  const std::string more = record::explain(record_->id(), kind.c_str());
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!more.empty()) text_ += "\n" + more;
 }
 
 std::string Fault::reason_of(const Report& report, const char** kind) const {

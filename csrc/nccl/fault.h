@@ -11,6 +11,7 @@
 #include "commlib/check.h"
 #include "commlib/job.h"
 #include "cuda/api.h"
+#include "record/record.h"
 
 namespace commlib::nccl {
 
@@ -37,6 +38,10 @@ class Fault {
   void lost(int peer);
   // Where Control::ended is to be copied to; and what to make of it, once the copy is there.
   u64* ended_copy() const { return &report_->ended; }
+  // The same for Control::progress.
+  Progress* progress_copy() const { return &report_->progress; }
+  // Who keeps the end for readers, and knows what the ranks are in.
+  void set_record(record::Record* record) { record_ = record; }
   void look_at_copy();
   // No peer is watched or told any more.
   void close() { closed_ = true; }
@@ -47,6 +52,7 @@ class Fault {
  private:
   bool reported() const { return report_ && static_cast<volatile Report*>(report_)->kind != 0; }
   [[noreturn]] void raise();
+  void explain();
   std::string reason_of(const Report& report, const char** kind) const;
   std::string reason_of_peer(uint64_t ended, const char** kind) const;
 
@@ -55,6 +61,8 @@ class Fault {
   const std::function<std::string(uint64_t)> describe_;
   const std::function<std::string()> waiting_;
   Report* report_ = nullptr;
+  record::Record* record_ = nullptr;
+  bool explained_ = false;
   std::atomic<bool> ended_{false};
   std::atomic<bool> closed_{false};
   std::mutex mutex_;

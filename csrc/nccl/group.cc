@@ -6,6 +6,7 @@
 
 #include "nccl/call_words.h"
 #include "nccl/moves.h"
+#include "nccl/recorded.h"
 
 namespace commlib::nccl {
 namespace {
@@ -71,7 +72,10 @@ void Group::make_arena() {
   no_arena_.clear();
 }
 
-void Group::start(const std::vector<int>& pids, Builder builder) {
+void Group::start(const std::vector<int>& pids, uint64_t id, Builder builder) {
+  record_ = std::make_unique<record::Record>(
+      record::Identity{"nccl", id, rank_, world_, timeout_s_, pids, {}});
+  fault_.set_record(record_.get());
   kernels_.set_builder(std::move(builder));
   job_.report = fault_.open();
   job_.rank = rank_;
@@ -107,6 +111,7 @@ void Group::learn(const std::string& rows) {
       fail("CommError", name_of(row.op), " has no native ", row.name, " on nccl");
     const int kernel = vendor ? -1 : kernels_.add({row.op, row.kernel, row.name, row.reduces});
     natives_.push_back({vendor, kernel});
+    names_.push_back(record::Record::name(row.name));
   }
 }
 
@@ -139,6 +144,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   const Choice* choice = plan_.find(mode, symmetric, call, plan_bytes);
   if (!choice) fail_unplanned(call, plan_bytes);
   enter(stamps_, Phase::launch);
+  const Recorded recorded(*this, call, *choice, stream, capture);
   if (call.rows) {
     run_rows(call, *choice, stream, capture);
   } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
@@ -252,7 +258,8 @@ void Group::tick() {
   }
   if (has_arena()) {
     fault_.look_at_copy();  // of the last tick
-    fetch_ended();
+    record_progress();
+    fetch_progress();
   }
   if (deadline_.check_made()) return;
   tell_peers(Ending::timeout);
@@ -276,7 +283,7 @@ void Group::inspect() {
   fault_.alive();
   if (has_arena()) {
     const Relaxed relaxed;
-    fetch_ended();
+    fetch_progress();
     check(cuda().cuStreamSynchronize(own_stream_), "cuStreamSynchronize");
     fault_.look_at_copy();
   }
@@ -308,13 +315,24 @@ void Group::tell_peers(Ending why) {
   cuda().cuStreamSynchronize(own_stream_);
 }
 
-void Group::fetch_ended() {
+void Group::fetch_progress() {
   const auto from = arena_->base() + offsetof(Control, ended);
   cuda().cuMemcpyDtoHAsync(fault_.ended_copy(), device_pointer(from), sizeof(u64), own_stream_);
+  const auto progress = arena_->base() + offsetof(Control, progress);
+  cuda().cuMemcpyDtoHAsync(fault_.progress_copy(), device_pointer(progress), sizeof(Progress),
+                           own_stream_);
+}
+
+// Of the last tick: it has been copied since.
+void Group::record_progress() {
+  const Progress seen = *fault_.progress_copy();
+  const std::string what = text(describe(seen.current.what), " of ", seen.current.bytes, " bytes");
+  record_->saw_gpu(seen.current.number, seen.waits_in, seen.waits_for, what.c_str());
 }
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.
 bool Group::close(double wait_s) {
+  if (record_) record_->close();
   // Ends by the deadlines of the kernels under way; the watch keeps those of NCCL's.
   bool together = !fault_.over() && cuda().cuCtxSynchronize() == kCudaSuccess && !fault_.over();
   stop_watching();
@@ -339,6 +357,7 @@ bool Group::close(double wait_s) {
 }
 
 void Group::abandon() {
+  if (record_) record_->close();
   fault_.close();
   if (ticks_) ticks_->stop_within(kLeaveS);
   if (watch_) watch_->stop_within(kLeaveS);

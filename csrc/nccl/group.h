@@ -20,6 +20,7 @@
 #include "nccl/order.h"
 #include "nccl/watch.h"
 #include "plan/table.h"
+#include "record/record.h"
 
 namespace commlib::nccl {
 
@@ -43,8 +44,9 @@ class Group {
   // tensors run, and `why` says what is missing.
   void make_arena();
   void without_arena(std::string why) { no_arena_ = std::move(why); }
-  // Once all ranks are set up; `pids` of the ranks, 0 for those that cannot be watched.
-  void start(const std::vector<int>& pids, Builder builder);
+  // Once all ranks are set up; `pids` of the ranks, 0 for those that cannot be watched; `id` is one
+  // number on all ranks, for the record of calls.
+  void start(const std::vector<int>& pids, uint64_t id, Builder builder);
 
   // Every algorithm of this backend, as its row says it (csrc/plan/row.h); then the plan that
   // chooses among them (csrc/plan/table.h).
@@ -118,7 +120,12 @@ class Group {
   void stop_watching();
   // Writes into every peer's memory that this rank has ended it, and why.
   void tell_peers(Ending why);
-  void fetch_ended();
+  void fetch_progress();
+  void record_progress();
+  // Keeps a call for readers of the record: until it is on the stream, it is under way.
+  class Recorded;
+  record::What recorded(const Call& call, const Choice& choice, CUstream stream,
+                        uint64_t capture) const;
 
   int rank_;
   int world_;
@@ -133,6 +140,9 @@ class Group {
   Kernels kernels_;
   PlanTable plan_;
   std::vector<Native> natives_;  // of the plan's rows
+  std::vector<uint16_t> names_;  // of those, in the record
+  std::unique_ptr<record::Record> record_;
+  uint64_t calls_ = 0;
   bool inner_ = false;
   Order order_;
   Fault fault_;

@@ -25,7 +25,7 @@ struct Kind<char[N]> {
 #define COMMLIB_STRUCTURE(Type)                                  \
   template <>                                                    \
   struct Kind<Type> {                                            \
-    static std::string text_of() { return #Type; }               \
+    static std::string text_of() { return #Type "*1"; }          \
   };                                                             \
   template <size_t N>                                            \
   struct Kind<Type[N]> {                                         \
@@ -35,6 +35,7 @@ COMMLIB_STRUCTURE(Brief);
 COMMLIB_STRUCTURE(Entry);
 COMMLIB_STRUCTURE(Wait);
 COMMLIB_STRUCTURE(Peer);
+COMMLIB_STRUCTURE(Gpu);
 
 #define COMMLIB_FIELD(Type, field)                                                               \
   text("\"" #field "\":[", offsetof(Type, field), ",\"", Kind<decltype(Type::field)>::text_of(), \
@@ -58,7 +59,7 @@ std::string names(int count, const Name& name) {
 #define COMMLIB_BITS(field)                                                                       \
   [] {                                                                                            \
     shm::Descriptor all{};                                                                        \
-    all.field = ~uint64_t{0};                                                                     \
+    --all.field;                                                                     \
     uint64_t bits;                                                                                \
     std::memcpy(&bits, &all, sizeof(bits));                                                       \
     return text("\"" #field "\":[", __builtin_ctzll(bits), ",", __builtin_popcountll(bits), "]"); \
@@ -95,14 +96,18 @@ std::string description() {
                 COMMLIB_FIELD(Peer, number), COMMLIB_FIELD(Peer, what), COMMLIB_FIELD(Peer, waits),
                 COMMLIB_FIELD(Peer, waited_ns)),
       ",",
+      structure("Gpu", sizeof(Gpu), COMMLIB_FIELD(Gpu, at_ns), COMMLIB_FIELD(Gpu, over),
+                COMMLIB_FIELD(Gpu, waits_in), COMMLIB_FIELD(Gpu, waits_for),
+                COMMLIB_FIELD(Gpu, since_ns), COMMLIB_FIELD(Gpu, what)),
+      ",",
       structure("Slot", kSlotBytes, COMMLIB_FIELD(Slot, state), COMMLIB_FIELD(Slot, rank),
                 COMMLIB_FIELD(Slot, world), COMMLIB_FIELD(Slot, backend), COMMLIB_FIELD(Slot, id),
                 COMMLIB_FIELD(Slot, opened_ns), COMMLIB_FIELD(Slot, timeout_s),
                 COMMLIB_FIELD(Slot, entered), COMMLIB_FIELD(Slot, finished),
-                COMMLIB_FIELD(Slot, entries), COMMLIB_FIELD(Slot, waits),
+                COMMLIB_FIELD(Slot, messages_made), COMMLIB_FIELD(Slot, waits),
                 COMMLIB_FIELD(Slot, peers), COMMLIB_FIELD(Slot, ended_kind),
-                COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls),
-                COMMLIB_FIELD(Slot, entries_made)),
+                COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls), COMMLIB_FIELD(Slot, gpu),
+                COMMLIB_FIELD(Slot, entries), COMMLIB_FIELD(Slot, messages)),
       ",",
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),

@@ -15,9 +15,10 @@
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 1;
-constexpr int kCalls = 256;  // the last ones of a communicator
-constexpr int kWaits = 8;    // threads of a rank that may wait at once
+constexpr uint32_t kVersion = 2;
+constexpr int kCalls = 256;    // the last ones of a communicator
+constexpr int kMessages = 64;  // the same of send and recv
+constexpr int kWaits = 8;      // threads of a rank that may wait at once
 constexpr int kSlots = 256;
 constexpr size_t kStrings = 32 << 10;
 constexpr size_t kSaid = 3 << 10;
@@ -81,6 +82,16 @@ struct Peer {
   uint64_t waited_ns;
 };
 
+// Where a GPU is, as a thread of its rank has fetched it; calls of NCCL's own do not count.
+struct Gpu {
+  uint64_t at_ns;      // when; 0: never
+  uint64_t over;       // calls, replayed ones included
+  uint64_t waits_in;   // over + 1: it waits now
+  uint64_t waits_for;  // a peer
+  uint64_t since_ns;   // when it was first seen so
+  char what[112];      // the call that it waited in, in words
+};
+
 struct Slot {
   std::atomic<uint32_t> state;  // 0 free, 1 in use, 2 closed
   int32_t rank;
@@ -91,13 +102,15 @@ struct Slot {
   double timeout_s;
   alignas(64) std::atomic<uint64_t> entered;  // the last call
   std::atomic<uint64_t> finished;
-  std::atomic<uint64_t> entries;
+  std::atomic<uint64_t> messages_made;
   alignas(64) Wait waits[kWaits];
   Peer peers[kMaxRanks];
   char ended_kind[24];  // the error that ended the communicator
   char ended[kSaid];
-  Brief calls[kCalls];
-  Entry entries_made[kCalls];
+  Gpu gpu;
+  Brief calls[kCalls];    // on shm
+  Entry entries[kCalls];  // on GPUs
+  Entry messages[kMessages];
 };
 
 struct Header {

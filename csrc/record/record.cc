@@ -19,6 +19,7 @@ void copy_words(char* to, const char* words, size_t room) {
 
 }  // namespace
 
+std::string (*explain)(uint64_t id, const char* kind) = nullptr;
 thread_local uint16_t Record::site = 0;
 static const std::atomic<uint32_t> kNoSites{0};
 const std::atomic<uint32_t>* Record::sites_ = &kNoSites;
@@ -56,10 +57,7 @@ void Record::refuse(uint64_t number, uint64_t what) {
     write(slot_->calls[number % kCalls], number, what, 0, 0);
 }
 
-uint64_t Record::enter_entry(const What& what, size_t bytes) {
-  if (!kRecords) return 0;
-  const uint64_t number = slot_->entries.fetch_add(1, std::memory_order_relaxed) + 1;
-  Entry& entry = slot_->entries_made[number % kCalls];
+void Record::write(Entry& entry, uint64_t number, const What& what, size_t bytes) {
   entry.number.store(0, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   entry.entered_ns = now_ns(bytes < kTimedBytes ? CLOCK_MONOTONIC_COARSE : CLOCK_MONOTONIC);
@@ -76,7 +74,33 @@ uint64_t Record::enter_entry(const What& what, size_t bytes) {
   entry.redop = what.redop;
   entry.flags = what.flags;
   entry.number.store(number, std::memory_order_release);
+}
+
+void Record::enter(uint64_t number, const What& what, size_t bytes) {
+  if (!kRecords) return;
+  write(slot_->entries[number % kCalls], number, what, bytes);
+  slot_->entered.store(number, std::memory_order_release);
+}
+
+uint64_t Record::enter_message(const What& what, size_t bytes) {
+  if (!kRecords) return 0;
+  const uint64_t number = slot_->messages_made.fetch_add(1, std::memory_order_relaxed) + 1;
+  write(slot_->messages[number % kMessages], number, what, bytes);
   return number;
+}
+
+void Record::saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const char* what) {
+  if (!kRecords) return;
+  Gpu& gpu = slot_->gpu;
+  const uint64_t now = now_ns();
+  if (gpu.at_ns == 0 || gpu.over != over || gpu.waits_in != waits_in) {
+    gpu.since_ns = now;
+    copy_words(gpu.what, what, sizeof(gpu.what));
+  }
+  gpu.over = over;
+  gpu.waits_in = waits_in;
+  gpu.waits_for = waits_for;
+  gpu.at_ns = now;
 }
 
 void Record::ended(const char* kind, const char* said) {

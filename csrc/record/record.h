@@ -34,6 +34,10 @@ inline uint32_t thread_number() {
   return static_cast<uint32_t>(static_cast<uint64_t>(pthread_self()) >> 6);
 }
 
+// What the ranks of communicator `id` are in, in words, for the error that ends it; set by the
+// binding.
+extern std::string (*explain)(uint64_t id, const char* kind);
+
 // What a rank is in a communicator; `id` is the same on all its ranks.
 struct Identity {
   const char* backend;
@@ -73,10 +77,14 @@ class Record {
   }
   // The first one that came when the communicator had ended; `number` is that it would have had.
   void refuse(uint64_t number, uint64_t what);
-  // Any other call. Returns its number, by which it ends.
-  uint64_t enter_entry(const What& what, size_t bytes);
-  void finish_entry(uint64_t number) {
-    if (kRecords) slot_->entries_made[number % kCalls].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
+  // A collective on a GPU; it finishes when it is on the stream.
+  void enter(uint64_t number, const What& what, size_t bytes);
+  // Where the GPU is; `what` in words.
+  void saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const char* what);
+  // Returns the number of the message, by which it ends.
+  uint64_t enter_message(const What& what, size_t bytes);
+  void finish_message(uint64_t number) {
+    if (kRecords) slot_->messages[number % kMessages].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
   }
   void ended(const char* kind, const char* said);
   void close();
@@ -84,6 +92,8 @@ class Record {
     slot_->peers[peer].number = number;
     slot_->peers[peer].what = what;
   }
+
+  uint64_t id() const { return slot_->id; }
 
   // The place of a string that a reader will find.
   static uint16_t name(const std::string& words);
@@ -107,6 +117,8 @@ class Record {
   }
 
   static const std::atomic<uint32_t>* sites_;
+
+  static void write(Entry& entry, uint64_t number, const What& what, size_t bytes);
 
   Slot* slot_;
   bool shared_;  // else nobody sees it

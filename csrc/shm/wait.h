@@ -96,8 +96,6 @@ class COMMLIB_API Waiter {
     bool (*interrupted)() = nullptr;  // a signal handler raised
     void* (*release)() = nullptr;     // give up the interpreter lock
     void (*reacquire)(void*) = nullptr;
-    // What the ranks are in, in words, for the error that ends communicator `id`.
-    std::string (*explain)(uint64_t id, const char* kind) = nullptr;
   };
   static Hooks hooks;
   // Set while the caller holds the interpreter's lock; a long wait gives it up.

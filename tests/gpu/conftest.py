@@ -14,7 +14,17 @@ from tests.gpu import one_gpu
 GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 MOST_RANKS = 8 if one_gpu.RANKS else 4
 # Of modules whose ranks may share a GPU; there, what is NCCL's own is left out.
-SHARING = ("compiled_graphs", "epilogue", "fused", "max_sms", "mixtures", "nccl_conformance", "profile_comm", "tp")
+SHARING = (
+    "compiled_graphs",
+    "debug",
+    "epilogue",
+    "fused",
+    "max_sms",
+    "mixtures",
+    "nccl_conformance",
+    "profile_comm",
+    "tp",
+)
 OF_NCCL = re.compile(r"nccl_direct|nccl_staged|nccl_symmetric|\[nccl\]")
 
 

@@ -94,7 +94,7 @@ uint64_t Mailbox::enter(const Message& message, int peer, uint64_t number, recor
                              static_cast<uint8_t>(message.what.dtype),
                              record::kNoReduction,
                              direction};
-  return waiter_.record().enter_entry(what, message.bytes);
+  return waiter_.record().enter_message(what, message.bytes);
 }
 
 // That the next cell of the ring is empty.
@@ -140,7 +140,7 @@ void Mailbox::finish(Outgoing& out) {
     waiter_.await(out.channel->taken, taken, &empty);
     waiter_.check_alive();
   }
-  waiter_.record().finish_entry(out.recorded);
+  waiter_.record().finish_message(out.recorded);
 }
 
 void Mailbox::take(const Message& message, int from, const Progress& between,
@@ -153,7 +153,7 @@ void Mailbox::take(const Message& message, int from, const Progress& between,
     if (between) between();
     at += receive_chunk(message, at, from, waiting);
   } while (at < message.bytes);
-  waiter_.record().finish_entry(recorded);
+  waiter_.record().finish_message(recorded);
 }
 
 size_t Mailbox::receive_chunk(const Message& message, size_t at, int from,

@@ -33,13 +33,21 @@ struct CallRecord {
   u64 bytes;
 };
 
+// Where a rank's GPU is: what it waited in last, the number of that call among those that are over
+// or under way, replayed ones included, and the peer it waited for.
+struct Progress {
+  CallRecord current;
+  u64 waits_in;
+  u64 waits_for;
+};
+
 struct alignas(256) Control {
   u64 ll_number[kChannels];
   u64 ll128_number[kChannels];
   alignas(128) u64 ended;  // not 0: this rank's communicator is over, kernels leave
   u64 token;               // of the check that memory is mapped
   u64 asked_ns;            // when a kernel last looked whether the host aborts
-  alignas(128) CallRecord current;
+  alignas(128) Progress progress;
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
@@ -54,8 +62,9 @@ struct Report {
   u64 peer;
   CallRecord mine;
   CallRecord theirs;
-  u64 abort;  // written by the host: kernels leave
-  u64 ended;  // copy of Control::ended, fetched now and then: what peers wrote
+  u64 abort;          // written by the host: kernels leave
+  u64 ended;          // copy of Control::ended, fetched now and then: what peers wrote
+  Progress progress;  // the same of Control::progress
 };
 
 enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer };
