@@ -50,7 +50,7 @@ class _Stuck:
 def findings_of(job: Job, before: Job | None = None, stuck_s: float = STUCK_S) -> list[Finding]:
     """Return them, the most telling first; `before` is the job a moment ago, without which waits count by length."""
     stuck = {one.node: one for one in _stuck(job, before, stuck_s)}
-    found = [*_differs(job), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
+    found = [*_differs(job, stuck), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
     found += _halted(job, found)
     return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job)]
 
@@ -170,11 +170,20 @@ def _halted(job: Job, found: list[Finding]) -> Iterator[Finding]:
             yield Finding("stopped", (rank.number,), text)
 
 
-def _differs(job: Job) -> Iterator[Finding]:
+def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
     for slots in job.communicators.values():
         found = differences(job, slots)
-        if found is not None:
-            yield Finding("differs", found.ranks, found.text, ((slots[0].id, found.number),))
+        if found is None:
+            continue
+        # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
+        beyond = [one for one in stuck.values() if one.rank.number not in found.ranks and one.peer is not None]
+        owes = {one.peer.number: one for one in beyond if one.peer is not None and one.peer.number in found.ranks}
+        ranks, text = found.ranks, found.text
+        if len(ranks) > 1 and len(owes) == 1:
+            ((number, one),) = owes.items()
+            ranks, text = (number,), f"{text}; rank {one.rank.number} waits for rank {number} in"
+            text = f"{text} {waited_text(job, one.slot, one.wait)}"
+        yield Finding("differs", ranks, text, ((slots[0].id, found.number),))
 
 
 def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
@@ -223,12 +232,12 @@ def _late(job: Job, before: Job | None, explained: bool) -> Iterator[Finding]:
                 long[pid, peer.pid] = slot, seconds
     late = {peer for _, peer in long}
     told = {peer for peer in late if not any((peer, other) in long for other in late)}
-    for (_, peer), (slot, seconds) in long.items():
-        if peer in told and waiting[slot.id, peer] <= 1e9 * _WAITING_SHARE * span_s:
-            told.remove(peer)
-            name, share = job.ranks[peer].number, min(seconds / span_s, 1)
+    for (_, late_one), (slot, seconds) in long.items():
+        if late_one in told and waiting[slot.id, late_one] <= 1e9 * _WAITING_SHARE * span_s:
+            told.remove(late_one)
+            name, share = job.ranks[late_one].number, min(seconds / span_s, 1)
             text = f"rank {name} is late: others wait for it {share:.0%} of the time{where_text(job, slot)}"
-            yield Finding("late", (name,), text, ((slot.id, slot.entered),), {peer: 0})
+            yield Finding("late", (name,), text, ((slot.id, slot.entered),), {late_one: 0})
 
 
 def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tuple[float, int]:
