@@ -34,6 +34,7 @@ from commlib.debug.jobs import Job, moments
 from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
 from commlib.errors import CommError
+from commlib.launch import end_with
 from commlib.testing.ranks import PRELOAD
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "barrier", "message")
@@ -43,6 +44,7 @@ CALLS = ("skip", "extra", "size", "type", "operation", "root", "reduction", "ord
 KINDS = (*CALLS, "loop", "slow", "SIGSTOP", "SIGKILL", "launcher")
 STUCK_S, APART_S, HELD_S = 1.3, 0.7, 1000.0
 NAP_S = 0.02  # of a healthy rank, now and then
+LOOKS = 20  # at a healthy job
 
 
 class Step(NamedTuple):
@@ -211,9 +213,10 @@ def be_rank(rank: int, plan: Plan, port: int, told: Connection) -> None:
     Traffic(plan, comms, 0, told).run()
 
 
-def launch(plan: Plan, port: int, pipes: list[Connection]) -> None:
-    """Be the launcher: fork the ranks, and wait for them."""
+def launch(plan: Plan, port: int, pipes: list[Connection], life: Connection) -> None:
+    """Be the launcher: fork the ranks, and wait for them; all end with the program that breaks them."""
     os.setsid()
+    end_with(life.fileno(), -os.getpid())
     for rank in range(plan.ranks):
         if os.fork() == 0:
             try:
@@ -236,8 +239,10 @@ class Ranks:
             port = probe.getsockname()[1]
         pairs = [context.Pipe() for _ in range(plan.ranks)]
         self.pipes = [ours for ours, _ in pairs]
-        self.launcher = context.Process(target=launch, args=(plan, port, [theirs for _, theirs in pairs]))
+        life, self.lifeline = context.Pipe(duplex=False)
+        self.launcher = context.Process(target=launch, args=(plan, port, [theirs for _, theirs in pairs], life))
         self.launcher.start()
+        life.close()
         for _, theirs in pairs:
             theirs.close()
         self.pids: list[int] = [pipe.recv() for pipe in self.pipes]
@@ -248,6 +253,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid or 0, signal.SIGKILL)
         self.launcher.join()
+        self.lifeline.close()
 
     def look(self) -> tuple[Job, Job, list[Finding]]:
         """Do as the command does."""
@@ -326,26 +332,27 @@ def faults(options: Any) -> int:
     by_kind = {kind: [sum(row["right"] for row in rows if row["kind"] == kind), count] for kind, count in kinds.items()}
     found = {"faults": len(rows), "right": right, "by_kind": by_kind, "slowest_s": max(row["seconds"] for row in rows)}
     print(json.dumps(found))
-    missed = [row for row in rows if not row["right"]]
-    write(options.output, {**head("hangs", 4, "shm"), "seed": options.seed, **found, "missed": missed})
+    missed = [{key: row.pop(key) for key in ("said", "expected")} for row in rows]
+    told = [{**row, **text} for row, text in zip(rows, missed, strict=True) if not row["right"]]
+    write(options.output, {**head("hangs", 4, "shm"), "seed": options.seed, **found, "missed": told, "rows": rows})
     return int(right < 0.99 * len(rows))
 
 
 def healthy(options: Any) -> int:
     """Look at jobs in which nothing is wrong, each for some seconds."""
-    alarms, looks, until, number = [], 0, time.monotonic() + options.healthy, 0
+    rows: list[dict[str, Any]] = []
+    until = time.monotonic() + options.healthy
     while time.monotonic() < until:
-        ranks = Ranks(plan_of(number, options.seed, ("",)))
-        for _ in range(20):
-            _, _, findings = ranks.look()
-            looks += 1
-            alarms += [finding.text for finding in findings]
+        plan = plan_of(len(rows), options.seed, ("",))
+        ranks = Ranks(plan)
+        alarms = [finding.text for _ in range(LOOKS) for finding in ranks.look()[2]]
         ranks.end()
-        number += 1
-    found = {"seconds": options.healthy, "jobs": number, "looks": looks, "false_alarms": len(alarms)}
-    print(json.dumps({**found, "alarms": alarms[:20]}, indent=1))
-    write(options.output, {**head("healthy", 4, "shm"), "seed": options.seed, **found, "alarms": alarms})
-    return int(bool(alarms))
+        rows.append({"ranks": plan.ranks, "threads": plan.threads, "seed": plan.seed, "looks": LOOKS, "alarms": alarms})
+    count = sum(len(row["alarms"]) for row in rows)
+    found = {"seconds": options.healthy, "looks": LOOKS * len(rows), "false_alarms": count}
+    print(json.dumps({**found, "alarms": [row for row in rows if row["alarms"]]}, indent=1))
+    write(options.output, {**head("healthy", 4, "shm"), "seed": options.seed, **found, "rows": rows})
+    return int(count > 0)
 
 
 def main() -> int:

@@ -59,7 +59,7 @@ std::string names(int count, const Name& name) {
 #define COMMLIB_BITS(field)                                                                       \
   [] {                                                                                            \
     shm::Descriptor all{};                                                                        \
-    --all.field;                                                                     \
+    --all.field;                                                                                  \
     uint64_t bits;                                                                                \
     std::memcpy(&bits, &all, sizeof(bits));                                                       \
     return text("\"" #field "\":[", __builtin_ctzll(bits), ",", __builtin_popcountll(bits), "]"); \

@@ -75,11 +75,11 @@ struct alignas(64) Wait {
 // What this rank last saw of a peer, while it waited; and how long it has waited for it in all.
 struct Peer {
   int32_t pid;
-  int32_t name;     // its number in a larger world
-  uint64_t number;  // the last call that it was seen to enter
-  uint64_t what;
-  uint64_t waits;
-  uint64_t waited_ns;
+  int32_t name;                  // its number in a larger world
+  std::atomic<uint64_t> number;  // the last call that it was seen to enter
+  std::atomic<uint64_t> what;
+  std::atomic<uint64_t> waits;
+  std::atomic<uint64_t> waited_ns;
 };
 
 // Where a GPU is, as a thread of its rank has fetched it; calls of NCCL's own do not count.
@@ -105,6 +105,7 @@ struct Slot {
   std::atomic<uint64_t> messages_made;
   alignas(64) Wait waits[kWaits];
   Peer peers[kMaxRanks];
+  std::atomic<uint32_t> has_ended;
   char ended_kind[24];  // the error that ended the communicator
   char ended[kSaid];
   Gpu gpu;

@@ -22,7 +22,7 @@ void copy_words(char* to, const char* words, size_t room) {
 std::string (*explain)(uint64_t id, const char* kind) = nullptr;
 thread_local uint16_t Record::site = 0;
 static const std::atomic<uint32_t> kNoSites{0};
-const std::atomic<uint32_t>* Record::sites_ = &kNoSites;
+std::atomic<const std::atomic<uint32_t>*> Record::sites_{&kNoSites};
 
 Record::Record(const Identity& identity) : slot_(kRecords ? take_slot() : nullptr) {
   shared_ = slot_ != nullptr;
@@ -104,7 +104,7 @@ void Record::saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const
 }
 
 void Record::ended(const char* kind, const char* said) {
-  if (!kRecords || slot_->ended_kind[0]) return;
+  if (!kRecords || slot_->has_ended.exchange(1) != 0) return;
   copy_words(slot_->ended, said, sizeof(slot_->ended));
   copy_words(slot_->ended_kind, kind, sizeof(slot_->ended_kind));
 }
@@ -142,8 +142,8 @@ Waiting::Waiting(Record& record, int peer, uint64_t number, uint32_t message)
 }
 
 Waiting::~Waiting() {
-  peer_.waits += 1;
-  peer_.waited_ns += now_ns() - since_ns_;
+  peer_.waits.fetch_add(1, std::memory_order_relaxed);
+  peer_.waited_ns.fetch_add(now_ns() - since_ns_, std::memory_order_relaxed);
   if (wait_) wait_->thread.store(0, std::memory_order_release);
 }
 

@@ -89,8 +89,8 @@ class Record {
   void ended(const char* kind, const char* said);
   void close();
   void saw(int peer, uint64_t number, uint64_t what) {
-    slot_->peers[peer].number = number;
-    slot_->peers[peer].what = what;
+    slot_->peers[peer].number.store(number, std::memory_order_relaxed);
+    slot_->peers[peer].what.store(what, std::memory_order_relaxed);
   }
 
   uint64_t id() const { return slot_->id; }
@@ -98,7 +98,9 @@ class Record {
   // The place of a string that a reader will find.
   static uint16_t name(const std::string& words);
   // Whether the place of each call in the program is to be kept, and that of this thread's next.
-  static bool wants_sites() { return kRecords && sites_->load(std::memory_order_relaxed) != 0; }
+  static bool wants_sites() {
+    return kRecords && sites_.load(std::memory_order_relaxed)->load(std::memory_order_relaxed) != 0;
+  }
   static thread_local uint16_t site
       __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
@@ -116,7 +118,7 @@ class Record {
     call.number.store(number, std::memory_order_release);
   }
 
-  static const std::atomic<uint32_t>* sites_;
+  static std::atomic<const std::atomic<uint32_t>*> sites_;
 
   static void write(Entry& entry, uint64_t number, const What& what, size_t bytes);
 
