@@ -51,7 +51,7 @@ class OneGpu:
         self.version = version.value
 
     @classmethod
-    def create(cls, world: World, timeout_s: float) -> OneGpu:
+    def create(cls, world: World, timeout_s: float, max_sms: int = 0) -> OneGpu:
         return cls(world, timeout_s)
 
     @classmethod
