@@ -226,8 +226,9 @@ def test_a_stack_says_what_it_is_in() -> None:
     assert first.thread == 0x7F0000001000 >> 6 & 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("kinds", ["order,slow,loop", "launcher,skip,extra"])
+# Not of calls that differ: where only two of three ranks have come to one, nobody can say whose is wrong.
+@pytest.mark.parametrize("kinds", ["loop,launcher", "SIGSTOP,SIGKILL"])
 def test_random_faults_are_told(kinds: str) -> None:
-    command = [sys.executable, "benchmarks/hangs.py", "--faults", "3", "--kinds", kinds, "--seed", "5"]
+    command = [sys.executable, "benchmarks/hangs.py", "--faults", "4", "--kinds", kinds, "--seed", "5"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
