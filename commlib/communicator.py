@@ -25,8 +25,10 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import facts
 from commlib.collectives.told import choice_of, plan_text
+from commlib.debug import metrics
 from commlib.errors import Closed, CommError
 from commlib.fused import Fused
+from commlib.hooks import Hooks, SlowCall
 from commlib.methods import Op
 from commlib.plan import Explanation, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, size_text
@@ -130,6 +132,7 @@ class Communicator(Fused):
         self.use(plan)
         lifetime.watch(self)
         debug.listen()
+        metrics.start()
         world.when_mixed(self._mixed)
 
     @classmethod
@@ -255,7 +258,41 @@ class Communicator(Fused):
     def check(self) -> None:
         """Raise if a peer is gone or the communicator has ended."""
         self._check_open()
-        self._backend.check()
+        calls: Any = self._unordered
+        if isinstance(calls, Hooks):
+            calls.watch(self._backend.check)
+        else:
+            self._backend.check()
+
+    def on_error(self, callback: Callable[[CommError], object]) -> None:
+        """Have a function called with the error that ends the communicator, once, before a call or check() raises it.
+
+        The thread that makes the call runs it; with `async_op=True` on CPUs, that is one of commlib's. What it raises
+        is logged.
+
+        Args:
+            callback: A function of the error.
+        """
+        self._hooks().on_error(callback)
+
+    def on_slow(self, callback: Callable[[SlowCall], object], factor: float) -> None:
+        """Have a function called after each call that takes `factor` times as long as usual, and 1 ms longer.
+
+        Usual is the median of the last 32 calls of the operation, size and type; the first 8 are never slow. The thread
+        that makes the call runs it. What it raises is logged. On GPUs calls only enqueue their work: this is refused.
+
+        Args:
+            callback: A function of a `commlib.hooks.SlowCall`: what took how long, and how long each rank kept it.
+            factor: Above 1.
+        """
+        self._hooks().on_slow(callback, factor)
+
+    def _hooks(self) -> Hooks:
+        self._check_open()
+        self._lanes.drain(COLLECTIVE_CALLS)
+        if not isinstance(cast("Any", self._unordered), Hooks):
+            self._calls = self._unordered = cast("Any", Hooks(self._unordered, self))
+        return cast("Hooks", self._unordered)
 
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""

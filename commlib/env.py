@@ -151,6 +151,12 @@ GUARD = Variable(
 CALL_SITES = Variable(
     "COMMLIB_CALL_SITES", _flag, False, "1: keep the file and line of every call for `commlib debug`; 2 µs a call"
 )
+METRICS = Variable(
+    "COMMLIB_METRICS",
+    str,
+    "",
+    "file for Prometheus that each rank writes every 5 s; {rank} in the name, else the suffix .RANK, tells them apart",
+)
 PLAN = Variable("COMMLIB_PLAN", str, "", "path of the plan file that rank 0 loads instead of searching for one")
 ALGORITHM = Variable(
     "COMMLIB_ALGORITHM",
@@ -231,5 +237,5 @@ def told_unknown(name: str) -> str:
 
 def settings() -> dict[str, str]:
     """Return what is set and changes a measurement; never the whole environment, which holds secrets."""
-    ours = [v.name for v in VARIABLES if not v.internal and v not in (PLAN, LIBRARY, CACHE_DIR, LOG, SECRET)]
+    ours = [v.name for v in VARIABLES if not v.internal and v not in (METRICS, PLAN, LIBRARY, CACHE_DIR, LOG, SECRET)]
     return {name: os.environ[name] for name in [*ours, "OMP_NUM_THREADS"] if os.environ.get(name)}

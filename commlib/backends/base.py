@@ -54,6 +54,7 @@ class Backend(ABC):
     has_arena = True  # there is symmetric memory
     hosts: Hosts | None = None  # of a world over several, with the shared memory inside this one
     no_hosts = "all ranks are on one host"  # why there are none
+    recorded_as = 0  # its communicator in the record of this process; 0: not in there
     choose: Choose  # without native code: what the plan in force says of a call
 
     @property

@@ -54,6 +54,7 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         if failures:
             raise CommError(failures[0])
         assert group is not None
+        self.recorded_as = memory[1]
         group.start(options.timeout_s, env.ISA.get(), options.checked, list(names))
         # Nobody may fail a peer's liveness check or leave before every rank watches every other.
         world.all_gather(b"", options.timeout_s)

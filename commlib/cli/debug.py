@@ -6,13 +6,16 @@ import json
 import shutil
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from commlib.debug.jobs import Job
     from commlib.debug.record import Record
+    from commlib.debug.trace import Calls
 
 APART_S = 0.7  # between the two looks at a job
 WATCH_S = 2.0
@@ -30,13 +33,16 @@ _NATIVE = {  # tools that show native stacks, the better one first
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for each job.")
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
 @click.option("--sites/--no-sites", default=None, help="Have the ranks keep the place of each call from now on.")
+@click.option("--slow", is_flag=True, help="Watch a job that is slow, and say where its time goes, and who is late.")
+@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=2.0, help="How long --slow watches. [2]")
 @click.option("--native", is_flag=True, help="Show native stacks too, with py-spy, gdb or eu-stack; takes seconds.")
-def debug(job: int | None, watch: bool, as_json: bool, dump: Path | None, sites: bool | None, native: bool) -> int:
+def debug(job: int | None, watch: bool, **options: Any) -> int:
     """Say what the ranks of JOB are in: commlib debug, from another shell, while the job runs.
 
     The job needs no preparation. JOB is the process of any of its ranks, or of what started them; without it, all jobs
     of this user on this host are shown. First it says in words which rank keeps the others, and what that rank does;
-    then there is a line for each rank and communicator.
+    then there is a line for each rank and communicator. With --slow it says where the time of a job goes that is not
+    stuck: waiting, moving data or the program, for each rank and operation, and which rank is late.
 
     The exit code is 3 if something is wrong.
     """
@@ -49,34 +55,78 @@ def debug(job: int | None, watch: bool, as_json: bool, dump: Path | None, sites:
             raise click.ClickException(f"no job {whose} has a communicator that `commlib debug` can read")
         if watch:
             click.clear()
-        wrong = [_show(records, as_json, dump, sites, native) for records in jobs]
+        wrong = [_show(records, Options(**options)) for records in jobs]
         if not watch:
             return 3 * any(wrong)
         time.sleep(WATCH_S)
 
 
-def _show(records: list[Record], as_json: bool, dump: Path | None, sites: bool | None, native: bool) -> bool:
+@dataclass(frozen=True)
+class Options:
+    """What is shown of a job, and kept."""
+
+    as_json: bool
+    dump: Path | None
+    sites: bool | None
+    native: bool
+    slow: bool
+    seconds: float
+
+
+@dataclass
+class Shown:
+    """What there is to show of a job: text and data, who is to be looked at more closely, the calls by rank."""
+
+    job: Job
+    text: str
+    data: dict[str, Any]
+    suspects: set[int]
+    wrong: bool
+    calls: Calls
+
+
+def _show(records: list[Record], options: Options) -> bool:
     """Show one job; say whether something is wrong."""
+    if options.sites is not None:
+        for record in records:
+            record.keep_sites(options.sites)
+    shown = _slow(records, options.seconds) if options.slow else _stuck(records)
+    data = json.dumps(shown.data, default=str)
+    click.echo(data if options.as_json else shown.text)
+    stacks = {pid: native_stack(pid) for pid in sorted(shown.suspects or set(shown.job.ranks)) if options.native}
+    for pid, stack in stacks.items():
+        click.echo(f"\nrank {shown.job.ranks[pid].number} (process {pid}):\n{stack}", err=options.as_json)
+    if options.dump is not None:
+        _dump(options.dump / str(shown.job.number), records, shown, data)
+    for record in records:
+        record.close()
+    return shown.wrong
+
+
+def _stuck(records: list[Record]) -> Shown:
     from commlib.debug import document, findings_of, page
     from commlib.debug.jobs import moments
+    from commlib.debug.trace import kept_calls
 
-    if sites is not None:
-        for record in records:
-            record.keep_sites(sites)
     before, job = moments(records, APART_S)
     findings = findings_of(job, before)
     job.ask_stacks(list(job.ranks))
-    text, data = page(job, before, findings), json.dumps(document(job, before, findings), default=str)
-    click.echo(data if as_json else text)
-    suspects = {pid for finding in findings for pid in finding.threads} or set(job.ranks)
-    stacks = {pid: native_stack(pid) for pid in sorted(suspects) if native}
-    for pid, stack in stacks.items():
-        click.echo(f"\nrank {job.ranks[pid].number} (process {pid}):\n{stack}", err=as_json)
-    if dump is not None:
-        _dump(dump, job.number, records, {"page.txt": text, "job.json": data})
-    for record in records:
-        record.close()
-    return any(finding.serious for finding in findings)
+    suspects = {pid for finding in findings for pid in finding.threads}
+    wrong = any(finding.serious for finding in findings)
+    return Shown(job, page(job, before, findings), document(job, before, findings), suspects, wrong, kept_calls(job))
+
+
+def _slow(records: list[Record], seconds: float) -> Shown:
+    from commlib.collectives.facts import traffic
+    from commlib.debug.sample import cores_of, watch, whereabouts
+    from commlib.debug.slow import slowness
+    from commlib.debug.slow_page import slow_document, slow_page
+
+    watched = watch(records, seconds)
+    job, found = watched.job, slowness(watched, traffic)
+    where = {one.pid: whereabouts(records, job, one.pid) for one in found.late}
+    given = job, found, where, cores_of(job)
+    return Shown(job, slow_page(*given), slow_document(*given), set(where), bool(found.late), watched.calls)
 
 
 def native_stack(pid: int) -> str:
@@ -93,12 +143,17 @@ def native_stack(pid: int) -> str:
     return f"none of {', '.join(_NATIVE)} is here"
 
 
-def _dump(folder: Path, number: int, records: list[Record], texts: dict[str, str]) -> None:
-    """Write a folder for the job: what was shown, and the record of each rank as it is."""
-    place = folder / str(number)
-    place.mkdir(parents=True, exist_ok=True)
+def _dump(place: Path, records: list[Record], shown: Shown, data: str) -> None:
+    """Write a folder for the job: what was shown, the record of each rank as it is, and its calls for other tools."""
+    from commlib.debug.flight import flights
+    from commlib.debug.trace import events_of, trace_text
+
+    (place / "flight").mkdir(parents=True, exist_ok=True)
+    texts = {"page.txt": shown.text, "job.json": data, "trace.json": trace_text(events_of(shown.job, shown.calls))}
     for name, text in texts.items():
         (place / name).write_text(text + "\n", encoding="utf-8")
     for record in records:
-        data = Path(f"/proc/self/fd/{record.fd}").read_bytes().rstrip(b"\0")
-        (place / f"record.{record.pid}").write_bytes(data)
+        kept = Path(f"/proc/self/fd/{record.fd}").read_bytes().rstrip(b"\0")
+        (place / f"record.{record.pid}").write_bytes(kept)
+    for rank, flight in flights(shown.job).items():
+        (place / "flight" / f"rank_{rank}").write_bytes(flight)

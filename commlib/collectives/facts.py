@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
+
 from commlib.collectives import COLLECTIVES, Algorithm
+from commlib.collectives.spec import Call
 from commlib.plan import Facts, Query
 
 
@@ -39,3 +42,12 @@ def _rows() -> dict[tuple[str, str], Algorithm]:
 
 
 FACTS = facts()
+
+
+def traffic(op: str, dtype: str, count: int, world: int) -> tuple[int, float]:
+    """Return the bytes of a call as nccl-tests prints them, and those that its bus bandwidth counts; 0 if unknown."""
+    collective = COLLECTIVES.get(op)
+    if collective is None:
+        return 0, 0.0
+    num_bytes = collective.num_bytes(Call(0, world, count, getattr(torch, dtype)))
+    return num_bytes, num_bytes * collective.bus_factor(world)

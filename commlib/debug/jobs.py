@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -94,18 +94,20 @@ def look(pids: Iterable[int]) -> Job:
     """Read the records of these processes; peers that they name, and that have none, are gone."""
     records = [record for pid in pids for record in records_of(pid)]
     try:
-        return _job(records)
+        return job_of(records)
     finally:
         for record in records:
             record.close()
 
 
-def _job(records: list[Record]) -> Job:
+def job_of(records: Sequence[Record]) -> Job:
+    """Say what the processes of these records are in now; peers that have none are gone."""
     ranks: dict[int, Rank] = {}
+    taken = [(record, record.taken()) for record in records]  # all at one moment; to read them takes longer
     at_ns = time.monotonic_ns()
-    for record in records:
+    for record, then in taken:
         with suppress(OSError):
-            rank = Rank(process(record.pid), record.slots(), record.parent)
+            rank = Rank(process(record.pid), record.slots(then), record.parent)
             ranks[record.pid] = rank
     for rank in [rank for rank in ranks.values() if rank.slots]:
         main = _main_slot(rank.slots)
@@ -156,6 +158,6 @@ def _above(pid: int) -> Iterator[int]:
 
 def moments(records: list[Record], apart_s: float) -> tuple[Job, Job]:
     """Look at a job twice: what both have in common, stands still."""
-    before = _job(records)
+    before = job_of(records)
     time.sleep(apart_s)
-    return before, _job(records)
+    return before, job_of(records)

@@ -7,13 +7,14 @@ import os
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from mmap import mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 NAME = "commlib.record"
-VERSION = 2
+VERSION = 3  # csrc/record/layout.h: kVersion
 GPU = 0xFFFFFFFF  # in the place of a thread
 _HEAD = struct.Struct("=8sII")
 _INNER, _CAPTURED, _SENDS = 1, 4, 8
@@ -105,6 +106,15 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Total:
+    """Calls in all: how many, their bytes, and their time from entry to end."""
+
+    calls: int
+    bytes: int
+    ns: int
+
+
+@dataclass(frozen=True)
 class Slot:
     """A communicator as one of its ranks has it."""
 
@@ -124,11 +134,19 @@ class Slot:
     peers: tuple[Peer, ...]
     calls: dict[int, Call]
     messages: dict[int, Call]
+    large: dict[str, Total]  # by operation: its calls of 64 KiB and more
 
     @property
     def under_way(self) -> Call | None:
         """The collective that it is in."""
         return self.calls.get(self.entered) if self.entered > self.finished else None
+
+
+class Taken(NamedTuple):
+    """What a record held at one moment: its head, and each slot twice."""
+
+    head: bytes
+    slots: list[tuple[bytes, bytes]]
 
 
 class Record:
@@ -137,8 +155,8 @@ class Record:
     def __init__(self, fd: int) -> None:
         self.fd = fd
         magic, self.version, size = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
-        if magic.rstrip(b"\0") != b"commlib":
-            raise ValueError("not a record of commlib")
+        if (magic.rstrip(b"\0"), self.version) != (b"commlib", VERSION):
+            raise ValueError("not a record of this version of commlib")
         self._described: dict[str, Any] = json.loads(os.pread(fd, size, _HEAD.size))
         self._types = {name: _Type(name, self._described["types"]) for name in self._described["types"]}
         self._header = self._types["Header"]
@@ -149,20 +167,38 @@ class Record:
         """Close its descriptor."""
         os.close(self.fd)
 
-    def slots(self) -> list[Slot]:
-        """Return the communicators, in the order in which they were made; what changes meanwhile is left out."""
-        kind, ops = self._types["Slot"], self._described
-        found = []
+    def taken(self) -> Taken:
+        """Copy the communicators as they are, twice: what changes meanwhile is left out."""
+        size = self.layout("Slot").size
         head = os.pread(self.fd, self._header.size, 0)
-        self._strings = head[self._header.place("strings") :]
-        self._sites = self._header.read(head)["wants_sites"]  # where it is off, places of calls are old
-        for number in range(self._described["slots"]):
-            at = self._header.size + number * kind.size
-            if os.pread(self.fd, 4, at) != bytes(4):
-                first, again = (kind.read(os.pread(self.fd, kind.size, at)) for _ in range(2))
-                if first["opened_ns"] == again["opened_ns"]:
-                    found.append(self._slot(first, again, ops))
+        return Taken(head, [(os.pread(self.fd, size, at), os.pread(self.fd, size, at)) for at in self.slot_places()])
+
+    def slots(self, taken: Taken | None = None) -> list[Slot]:
+        """Return the communicators, in the order in which they were made, as they are or were."""
+        taken = taken or self.taken()
+        self._strings = taken.head[self._header.place("strings") :]
+        self._sites = self._header.read(taken.head)["wants_sites"]  # where it is off, places of calls are old
+        kind, found = self.layout("Slot"), []
+        for one, other in taken.slots:
+            first, again = kind.read(one), kind.read(other)
+            if first["opened_ns"] == again["opened_ns"]:
+                found.append(self._slot(first, again, self._described))
         return sorted(found, key=lambda slot: slot.opened_ns)
+
+    def layout(self, name: str) -> _Type:
+        """Return where things are in a structure, such as a Slot."""
+        return self._types[name]
+
+    def slot_places(self) -> list[int]:
+        """Return where the slots that are in use begin."""
+        size = self.layout("Slot").size
+        places = (self._header.size + number * size for number in range(self._described["slots"]))
+        return [at for at in places if os.pread(self.fd, 4, at) != bytes(4)]
+
+    def call(self, brief: dict[str, Any], end: dict[str, Any] | None = None) -> Call:
+        """Return a collective, and when it ended where that is its end."""
+        call = self._call(brief if "count" in brief else self._unpacked(brief), self._described)
+        return replace(call, finished_ns=end["ns"]) if end and end["number"] == call.number else call
 
     def keep_sites(self, on: bool) -> None:
         """Have its process keep where in the program each call is made."""
@@ -187,9 +223,15 @@ class Record:
             ended_kind=again["ended_kind"],
             waits=(*(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1), *gpu.waits),
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
-            calls=stable("entries", dict) if on_gpu else stable("calls", self._unpacked),
+            calls=stable("entries", dict) if on_gpu else self._ended(stable("calls", self._unpacked), again["ends"]),
             messages=stable("messages", dict),
+            large={names["ops"][op]: Total(**total) for op, total in enumerate(again["large"]) if total["calls"]},
         )
+
+    @staticmethod
+    def _ended(calls: dict[int, Call], ends: list[dict[str, Any]]) -> dict[int, Call]:
+        at = {end["number"]: end["ns"] for end in ends}
+        return {number: replace(call, finished_ns=at.get(number, 0)) for number, call in calls.items()}
 
     def _unpacked(self, brief: dict[str, Any]) -> dict[str, Any]:
         """Return a collective on shm with the fields that lie in one number, csrc/shm/layout.h: Descriptor."""
@@ -233,6 +275,10 @@ class _Type:
         """Return where a field begins."""
         return int(self._fields[field][0])
 
+    def part(self, field: str) -> tuple[int, _Type, int]:
+        """Return where an array of structures begins, their type, and how many there are."""
+        return next((at, kind, times) for name, at, kind, times in self._nested if name == field)
+
     @cached_property
     def _plain(self) -> struct.Struct:
         """The plain fields, in order, with the room between them."""
@@ -252,7 +298,7 @@ class _Type:
         nested = [(name, at, *kind.split("*")) for name, (at, kind) in self._fields.items() if kind[0] not in "iufs"]
         return [(name, at, _Type(kind, self._types), int(times)) for name, at, kind, times in nested]
 
-    def read(self, data: bytes, start: int = 0) -> dict[str, Any]:
+    def read(self, data: bytes | mmap, start: int = 0) -> dict[str, Any]:
         """Return the fields by name."""
         values = (_text(value) for value in self._plain.unpack_from(data, start))
         found: dict[str, Any] = dict(zip(self._names, values, strict=True))
@@ -281,7 +327,7 @@ def records_of(pid: int) -> list[Record]:
             record = Record(os.open(fd, os.O_RDWR | os.O_CLOEXEC))
         except (OSError, ValueError, struct.error):
             continue
-        if record.pid == pid and record.version == VERSION:
+        if record.pid == pid:
             found.append(record)
         else:
             record.close()

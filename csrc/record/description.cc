@@ -32,6 +32,8 @@ struct Kind<char[N]> {
     static std::string text_of() { return text(#Type, "*", N); } \
   }
 COMMLIB_STRUCTURE(Brief);
+COMMLIB_STRUCTURE(End);
+COMMLIB_STRUCTURE(Total);
 COMMLIB_STRUCTURE(Entry);
 COMMLIB_STRUCTURE(Wait);
 COMMLIB_STRUCTURE(Peer);
@@ -79,6 +81,9 @@ std::string description() {
                 COMMLIB_FIELD(Brief, entered_ns), COMMLIB_FIELD(Brief, what),
                 COMMLIB_FIELD(Brief, algorithm), COMMLIB_FIELD(Brief, site),
                 COMMLIB_FIELD(Brief, thread)),
+      ",", structure("End", sizeof(End), COMMLIB_FIELD(End, number), COMMLIB_FIELD(End, ns)), ",",
+      structure("Total", sizeof(Total), COMMLIB_FIELD(Total, calls), COMMLIB_FIELD(Total, bytes),
+                COMMLIB_FIELD(Total, ns)),
       ",",
       structure("Entry", sizeof(Entry), COMMLIB_FIELD(Entry, number),
                 COMMLIB_FIELD(Entry, entered_ns), COMMLIB_FIELD(Entry, finished_ns),
@@ -107,7 +112,8 @@ std::string description() {
                 COMMLIB_FIELD(Slot, messages_made), COMMLIB_FIELD(Slot, waits),
                 COMMLIB_FIELD(Slot, peers), COMMLIB_FIELD(Slot, ended_kind),
                 COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls), COMMLIB_FIELD(Slot, gpu),
-                COMMLIB_FIELD(Slot, entries), COMMLIB_FIELD(Slot, messages)),
+                COMMLIB_FIELD(Slot, ends), COMMLIB_FIELD(Slot, large), COMMLIB_FIELD(Slot, entries),
+                COMMLIB_FIELD(Slot, messages)),
       ",",
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),

@@ -3,8 +3,8 @@
 //
 //   Header | Slot 0 | Slot 1 | ...        a slot belongs to one communicator
 //
-// Only its process writes to it. A reader knows the types from Header::description, so that it need
-// be neither of this version nor of this architecture. All times are CLOCK_MONOTONIC's, in ns.
+// Only its process writes to it. A reader learns the places of all fields from
+// Header::description. All times are CLOCK_MONOTONIC's, in ns.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,10 @@
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 2;
-constexpr int kCalls = 256;    // the last ones of a communicator
-constexpr int kMessages = 64;  // the same of send and recv
-constexpr int kWaits = 8;      // threads of a rank that may wait at once
+constexpr uint32_t kVersion = 3;  // a reader of another one leaves the file alone
+constexpr int kCalls = 256;       // the last ones of a communicator
+constexpr int kMessages = 64;     // the same of send and recv
+constexpr int kWaits = 8;         // threads of a rank that may wait at once
 constexpr int kSlots = 256;
 constexpr size_t kStrings = 32 << 10;
 constexpr size_t kSaid = 3 << 10;
@@ -60,6 +60,19 @@ struct alignas(64) Entry {
 };
 static_assert(sizeof(Entry) == 64);
 constexpr uint8_t kNoReduction = 255;
+
+// When a large collective on shm ended.
+struct End {
+  uint64_t number;
+  uint64_t ns;
+};
+
+// The large ones of an operation in all: calls, bytes, and time from entry to end.
+struct Total {
+  uint64_t calls;
+  uint64_t bytes;
+  uint64_t ns;
+};
 
 // A thread that waits for a peer longer than it spins.
 constexpr uint32_t kTaken = 1;  // no thread of a rank has this number
@@ -109,7 +122,9 @@ struct Slot {
   char ended_kind[24];  // the error that ended the communicator
   char ended[kSaid];
   Gpu gpu;
-  Brief calls[kCalls];    // on shm
+  Brief calls[kCalls];  // on shm
+  End ends[kCalls];
+  Total large[kOps];
   Entry entries[kCalls];  // on GPUs
   Entry messages[kMessages];
 };

@@ -103,6 +103,15 @@ void Record::saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const
   gpu.at_ns = now;
 }
 
+void Record::finish_large(uint64_t number, size_t bytes, uint64_t op) {
+  const uint64_t now = now_ns();
+  slot_->ends[number % kCalls] = {number, now};
+  Total& total = slot_->large[op];
+  total.calls += 1;
+  total.bytes += bytes;
+  total.ns += now - slot_->calls[number % kCalls].entered_ns;
+}
+
 void Record::ended(const char* kind, const char* said) {
   if (!kRecords || slot_->has_ended.exchange(1) != 0) return;
   copy_words(slot_->ended, said, sizeof(slot_->ended));

@@ -1,7 +1,7 @@
 // The record of one communicator: always on, so its cost is a clock of the kernel's and a line of
 // stores for each call. What it waits for is kept only once a wait outlasts the spin.
 //
-//   record.enter(number, what, bytes, algorithm); … record.finish(number);
+//   record.enter(number, what, bytes, algorithm); … record.finish(number, bytes, op);
 //   const Waiting waiting(record, peer, number, message);         (around a long wait)
 #pragma once
 
@@ -75,6 +75,11 @@ class Record {
   void finish(uint64_t number) {
     if (kRecords) slot_->finished.store(number, std::memory_order_release);
   }
+  // The same on shm, where large calls have the time of their end.
+  void finish(uint64_t number, size_t bytes, uint64_t op) {
+    if (kRecords && bytes >= kTimedBytes) finish_large(number, bytes, op);
+    finish(number);
+  }
   // The first one that came when the communicator had ended; `number` is that it would have had.
   void refuse(uint64_t number, uint64_t what);
   // A collective on a GPU; it finishes when it is on the stream.
@@ -117,6 +122,8 @@ class Record {
     call.thread = thread_number();
     call.number.store(number, std::memory_order_release);
   }
+
+  void finish_large(uint64_t number, size_t bytes, uint64_t op);
 
   static std::atomic<const std::atomic<uint32_t>*> sites_;
 

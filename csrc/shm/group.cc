@@ -131,7 +131,8 @@ void Group::begin(const Call& call) {
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
-  waiter_.record().enter(seq_, raw(mine_), call.bytes(), running_);
+  bytes_ = call.bytes();
+  waiter_.record().enter(seq_, raw(mine_), bytes_, running_);
   in_ = call.in;
   in_offset_ = call.in_offset;
   out_offset_ = call.out_offset;
@@ -194,7 +195,7 @@ void Group::post(uint64_t step) {
 void Group::finish(bool synchronised) {
   me_->consumed.store(next_, std::memory_order_release);
   me_->done.store(seq_, std::memory_order_release);
-  waiter_.record().finish(seq_);
+  waiter_.record().finish(seq_, bytes_, mine_.op);
   waiter_.ring();
   if (!synchronised) return;
   // Every peer has announced this operation, so it is done with the one before and with its chunks.

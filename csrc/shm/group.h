@@ -185,6 +185,7 @@ class COMMLIB_API Group {
   uint64_t hot_used_[kHotSlots] = {};  // the last operation in each hot slot
   size_t chunk_bytes_ = kMaxChunkBytes;
   size_t plan_bytes_ = 0;
+  size_t bytes_ = 0;  // of the one under way
   bool inner_ = false;
   bool late_ = false;  // the announcement went out before chunk 0 was staged
   std::atomic<bool> busy_{false};

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from commlib.bench.job import joined
 from commlib.bench.phases import GPU, HOST, Parts, Phases, Traced
 from commlib.cli.profile.comm_job import CommJob
-from commlib.cli.profile.comm_trace import Event, events_of, trace_text
+from commlib.cli.profile.comm_trace import events_of
 from commlib.communicator import Communicator
+from commlib.debug.trace import Event, trace_text
 from commlib.report.document import Kind, Report, Row
 from commlib.report.files import write
 from commlib.report.run import Output, until_it_ends

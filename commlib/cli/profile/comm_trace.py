@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from commlib.bench.phases import HOST, Traced
+from commlib.debug.trace import Event, named
 from commlib.timing.phases import TRACKS, Span
 
-Event = dict[str, Any]
 LANES = 1000  # of a track: one for each block
 
 
@@ -18,8 +16,8 @@ def events_of(rank: int, calls: Sequence[Traced]) -> list[Event]:
     found = list(_lanes(calls))
     names = {(at, name) for at, name, _, _ in found}
     told = [
-        _named("process_name", rank, 0, f"rank {rank}"),
-        *(_named("thread_name", rank, *of) for of in sorted(names)),
+        named("process_name", rank, 0, f"rank {rank}"),
+        *(named("thread_name", rank, *of) for of in sorted(names)),
     ]
     return told + [
         {
@@ -45,17 +43,5 @@ def _lanes(calls: Sequence[Traced]) -> Iterator[tuple[int, str, int, Span]]:
                 yield from ((*lane, span.moved(call.shift_ns)) for span in spans)
 
 
-def _named(what: str, rank: int, at: int, name: str) -> Event:
-    return {"name": what, "ph": "M", "pid": rank, "tid": at, "args": {"name": name}}
-
-
 def _times(span: Span) -> Event:
     return {"ts": span.start_ns * 1e-3, "dur": span.ns * 1e-3}
-
-
-def trace_text(events: Sequence[Event]) -> str:
-    """Return the file: times are microseconds since the first event."""
-    first = min((event["ts"] for event in events if "ts" in event), default=0.0)
-    moved = [{**event, "ts": round(event["ts"] - first, 3)} if "ts" in event else event for event in events]
-    lines = ",\n".join(json.dumps(event) for event in moved)
-    return f'{{"displayTimeUnit": "ns", "traceEvents": [\n{lines}\n]}}\n'

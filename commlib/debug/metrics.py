@@ -1,0 +1,106 @@
+"""COMMLIB_METRICS: what a rank has done and waited for, in a file as Prometheus reads it (its text format)."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from commlib import env
+from commlib.debug.jobs import Job, Rank, look
+from commlib.debug.record import Slot
+
+EVERY_S = 5.0
+_LOG = logging.getLogger("commlib")
+_FAMILIES = {
+    "calls_total": ("counter", "Collectives that the rank has entered."),
+    "large_calls_total": ("counter", "Collectives of 64 KiB and more that have ended, by operation."),
+    "large_bytes_total": ("counter", "Bytes of these: elements of the call times their size."),
+    "large_seconds_total": ("counter", "Time in these, waits for other ranks included."),
+    "waits_total": ("counter", "Waits for a peer that outlasted the spin."),
+    "wait_seconds_total": ("counter", "Time in these waits."),
+    "waiting_seconds": ("gauge", "How long the longest wait under way has lasted; 0: there is none."),
+    "ended": ("gauge", "1: an error has ended the communicator."),
+}
+_RUNNING: set[int] = set()  # the process whose file is written
+
+
+def start() -> None:
+    """Write the file of this rank every few seconds from now on, and when the process ends."""
+    if not env.METRICS.get() or os.getpid() in _RUNNING:
+        return
+    _RUNNING.clear()  # a forked child has its parent's entry, and none of its threads
+    _RUNNING.add(os.getpid())
+    threading.Thread(target=_serve, name="commlib-metrics", daemon=True).start()
+    atexit.register(write)
+
+
+def _serve() -> None:
+    pause = threading.Event()
+    while write():
+        pause.wait(EVERY_S)
+
+
+def write() -> bool:
+    """Write the file; say whether that worked."""
+    if os.getpid() not in _RUNNING:
+        return False
+    job = look([os.getpid()])
+    rank = job.ranks.get(os.getpid())
+    if rank is None or not rank.slots:
+        return True
+    path = path_of(env.METRICS.get(), rank.number)
+    made = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        made.write_text(metrics_text(job, rank), encoding="utf-8")
+        made.replace(path)
+    except OSError as error:
+        _LOG.warning("%s=%s: cannot be written: %s", env.METRICS.name, path, error)
+        with suppress(OSError):
+            made.unlink()
+        return False
+    return True
+
+
+def path_of(named: str, rank: int) -> Path:
+    """Return the file of a rank: {rank} in the name stands for its number, which else goes before the suffix."""
+    if "{rank}" in named:
+        return Path(named.replace("{rank}", str(rank)))
+    path = Path(named)
+    return path.with_name(f"{path.stem}.{rank}{path.suffix}")
+
+
+def metrics_text(job: Job, rank: Rank) -> str:
+    """Return the file."""
+    samples = [sample for number, slot in enumerate(rank.slots, 1) for sample in _samples(job, rank, slot, number)]
+    lines = []
+    for name, (kind, text) in _FAMILIES.items():
+        lines += [f"# HELP commlib_{name} {text}", f"# TYPE commlib_{name} {kind}"]
+        lines += [f"commlib_{name}{{{labels}}} {value:.9g}" for family, labels, value in samples if family == name]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(job: Job, rank: Rank, slot: Slot, number: int) -> Iterator[tuple[str, str, float]]:
+    base = {"rank": rank.number, "communicator": number, "ranks": slot.world, "backend": slot.backend}
+    yield "calls_total", _labels(base.items()), slot.entered
+    for op, total in slot.large.items():
+        labels = _labels([*base.items(), ("op", op)])
+        yield "large_calls_total", labels, total.calls
+        yield "large_bytes_total", labels, total.bytes
+        yield "large_seconds_total", labels, total.ns / 1e9
+    for at, peer in enumerate(slot.peers):
+        if at != slot.rank:
+            labels = _labels([*base.items(), ("peer", job.name(slot, at))])
+            yield "waits_total", labels, peer.waits
+            yield "wait_seconds_total", labels, peer.waited_ns / 1e9
+    longest = max((job.seconds_since(wait.since_ns) for wait in slot.waits), default=0.0)
+    yield "waiting_seconds", _labels(base.items()), max(longest, 0.0)
+    yield "ended", _labels([*base.items(), ("kind", slot.ended_kind)]), bool(slot.ended_kind)
+
+
+def _labels(pairs: Iterable[tuple[str, object]]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in pairs)

@@ -1,0 +1,110 @@
+"""What `commlib debug --slow` prints: sentences, then where the time of ranks and operations goes; or a document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from statistics import fmean
+from typing import Any
+
+from commlib.debug.jobs import Job
+from commlib.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_SHOWN = 6
+_STATES = ("program", "moves", "waits")
+
+
+def late_text(job: Job, one: RankTime, where: Counter[str]) -> str:
+    """Say which rank is late, by how much, and where it is meanwhile."""
+    share, each = f"{one.keeps:.0%} of the time", _short(one.each_s)
+    text = f"rank {one.rank} is late: the others wait for it {share}, {each} for each of {one.calls} calls, "
+    text += f"{_short(one.longest_s)} at most"
+    if one.keeps_in_call > one.keeps / 2:
+        text += ". It is in the calls too, but comes on more slowly"
+    known = Counter({place: count for place, count in where.items() if place})
+    if known:
+        place, count = known.most_common(1)[0]
+        text += f"; then process {one.pid} is {place} ({count} of {where.total()} looks)"
+    return text
+
+
+def _short(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
+
+
+def slow_page(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
+    """Return the text: who is late first, then where each rank's time goes, then each operation's."""
+    head = f"job {job.number}: {len(found.ranks)} ranks here, {job.command}"
+    lines = [head, f"{found.looks} looks in {found.seconds:.1f} s", "", *said(job, found, where, cores), ""]
+    rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited", "waits over time")]
+    for one in found.ranks:
+        bars = "".join(_BARS[round(share * (len(_BARS) - 1))] for share in one.blocks)
+        shares = (one.program, one.moves, one.waits, one.keeps)
+        rows.append((str(one.rank), *(f"{share:.0%}" for share in shares), f"|{bars}|"))
+    lines += [*_table(rows), ""]
+    rows = [("operation", "rank", "waits", "moves", "a call", "late by", "GB/s", "moving", "fastest", "algorithm")]
+    for op in found.ops[:_SHOWN]:
+        rows += _op_rows(op)
+    return "\n".join([*lines, *_table(rows)])
+
+
+def said(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> list[str]:
+    """Return the sentences."""
+    if not found.ranks:
+        return ["no rank has a communicator open"]
+    lines = [late_text(job, one, where.get(one.pid, Counter())) for one in found.late]
+    program, moves, waits = (f"{fmean(getattr(one, key) for one in found.ranks):.0%}" for key in _STATES)
+    text = f"ranks wait for others {waits} of their time, move data {moves}, and are in the program {program}"
+    lines.append(text if lines else f"no rank is late: {text}")
+    if not found.late and len(found.ranks) > cores and any(one.waits > LATE_SHARE for one in found.ranks):
+        lines.append(
+            f"{len(found.ranks)} ranks share {cores} core{'s' * (cores > 1)}: they wait for their turn on these"
+        )
+    rated = [op for op in found.ops if op.rate is not None and op.rate.bus > 0]
+    return lines + [_rate_text(op, op.rate) for op in rated[:1] if op.rate is not None]
+
+
+def _rate_text(op: OpTime, rate: Rate) -> str:
+    share = f"{rate.moving_bus / rate.best_bus:.0%} of the fastest one's"
+    return (
+        f"{_name(op)}: bus bandwidth is {rate.bus:.3g} GB/s with waits, and {rate.moving_bus:.3g} GB/s from when the "
+        f"last rank has come, {share}"
+    )
+
+
+def _name(op: OpTime) -> str:
+    return f"{op.op} {op.dtype}[{op.count}]" if op.dtype and op.count else op.op
+
+
+def _op_rows(op: OpTime) -> Iterator[tuple[str, ...]]:
+    rate = op.rate
+    tail: tuple[str, ...] = ("-",) * 5
+    if rate is not None:
+        rates = (f"{value:.3g}" if value else "-" for value in (rate.bus, rate.moving_bus, rate.best_bus))
+        tail = (_short(rate.each_s), _short(rate.late_s), *rates)
+    name, tail = _name(op), (*tail, op.algorithm)
+    for rank, share in sorted(op.ranks.items()):
+        yield (name, str(rank), f"{share.waits:.0%}", f"{share.moves:.0%}", *tail)
+        name, tail = "", ()
+
+
+def _table(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+
+
+def slow_document(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
+    """Return everything as data."""
+    return {
+        "schema": "commlib.debug.slow",
+        "version": 1,
+        "job": job.number,
+        "command": job.command,
+        "said": said(job, found, where, cores),
+        **asdict(found),
+        "where": {str(job.ranks[pid].number): dict(places) for pid, places in where.items()},
+    }

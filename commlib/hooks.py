@@ -1,0 +1,144 @@
+"""Hooks: functions of the program for the error that ends a communicator, and for calls that take unusually long."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import proxy
+
+import torch
+
+from commlib.collectives.python_calls import kind_of
+from commlib.debug.waited import Waited
+from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
+    from commlib.communicator import Communicator
+
+T = TypeVar("T")
+_LOG = logging.getLogger("commlib")
+RECENT, KNOWN = 32, 8  # calls whose median is the usual time, and how many of them it takes
+LEAST_S = 1e-3  # beyond the usual time: less is noise
+
+
+@dataclass(frozen=True)
+class SlowCall:
+    """A call that took unusually long; `waited_s` is how long it waited for each other rank, where that is known."""
+
+    op: str
+    num_bytes: int
+    dtype: str
+    seconds: float
+    usual_s: float
+    waited_s: dict[int, float]
+
+    @property
+    def late(self) -> int | None:
+        """The rank for which it waited most of the time that is too much; None: none."""
+        rank = max(self.waited_s, key=lambda rank: self.waited_s[rank], default=None)
+        return rank if rank is not None and self.waited_s[rank] > (self.seconds - self.usual_s) / 2 else None
+
+    def __str__(self) -> str:
+        """Return 'all_reduce of 32 bytes (float32) took 52.0 ms, usually 0.1 ms; 51.8 ms of it waiting for rank 2'."""
+        took = f"{self.op} of {self.num_bytes} bytes ({self.dtype}) took {self.seconds * 1e3:.1f} ms"
+        text = f"{took}, usually {self.usual_s * 1e3:.1f} ms"
+        if self.late is None:
+            return text
+        return f"{text}; {self.waited_s[self.late] * 1e3:.1f} ms of it waiting for rank {self.late}"
+
+
+class Hooks:
+    """Stands in for the calls of a communicator that has hooks."""
+
+    def __init__(self, calls: Calls, comm: Communicator) -> None:
+        self._calls, self._comm = calls, cast("Communicator", proxy(comm))
+        self._on_error: list[Callable[[CommError], object]] = []
+        self._on_slow: list[tuple[Callable[[SlowCall], object], float]] = []
+        self._told = Lock()
+        self._recent: dict[tuple[str, int, str], deque[float]] = {}
+        self._waited = Waited(comm._backend.recorded_as)
+
+    def on_error(self, callback: Callable[[CommError], object]) -> None:
+        """Add a function for the error that ends the communicator."""
+        self._on_error.append(_callable(callback))
+
+    def on_slow(self, callback: Callable[[SlowCall], object], factor: float) -> None:
+        """Add a function for calls that take `factor` times as long as usual."""
+        if self._comm.device.type != "cpu":
+            raise Unsupported(
+                "on_slow() times calls on the host, which on GPUs only enqueue their work; use `commlib debug --slow`"
+            )
+        if not factor > 1:
+            raise ValueError(f"factor is {factor!r}, but must be above 1")
+        self._on_slow.append((_callable(callback), factor))
+
+    def __getattr__(self, name: str) -> Any:
+        run = getattr(self._calls, name)
+        return run if name == "checks" else partial(self._call, name, run)
+
+    def _call(self, name: str, run: Callable[..., Any], *given: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return run(*given)
+        if not self._on_slow:
+            return self.watch(run, *given)
+        before, start = self._waited.by_rank(), time.perf_counter()
+        result = self.watch(run, *given)
+        self._look(name, given, time.perf_counter() - start, before)
+        return result
+
+    def watch(self, run: Callable[..., T], *given: Any) -> T:
+        """Do it; tell of the error that has ended the communicator before raising it."""
+        try:
+            return run(*given)
+        except Closed:
+            raise
+        except CommError as error:
+            if self._on_error and self._has_ended(error) and self._told.acquire(blocking=False):
+                for callback in self._on_error:
+                    _run(callback, error)
+            raise
+
+    def _has_ended(self, error: CommError) -> bool:
+        if isinstance(error, (PeerLost, CommTimeout)):
+            return True
+        try:
+            self._comm._backend.check()
+        except CommError:
+            return True
+        return False
+
+    def _look(self, name: str, given: tuple[Any, ...], seconds: float, before: list[int]) -> None:
+        num_bytes, dtype, _ = kind_of(name, given, self._comm.size)
+        recent = self._recent.setdefault((name, num_bytes, dtype), deque(maxlen=RECENT))
+        usual = median(recent) if len(recent) >= KNOWN else float("inf")
+        recent.append(seconds)
+        slow = [callback for callback, factor in self._on_slow if seconds >= factor * usual]
+        if slow and seconds - usual >= LEAST_S:
+            pairs = zip(before, self._waited.by_rank(), strict=True)
+            waited = {rank: (now - then) / 1e9 for rank, (then, now) in enumerate(pairs) if rank != self._comm.rank}
+            for callback in slow:
+                _run(callback, SlowCall(name, num_bytes, dtype, seconds, usual, waited))
+
+
+def _callable(callback: Callable[[T], object]) -> Callable[[T], object]:
+    if not callable(callback):
+        raise TypeError(f"callback is of type {type(callback).__name__}, but must be a function of one argument")
+    return callback
+
+
+def _run(callback: Callable[[T], object], told: T) -> None:
+    """Call it; what it raises is logged, as the caller's own result or error matters more."""
+    try:
+        callback(told)
+    except Exception:
+        with suppress(Exception):
+            _LOG.exception("a hook of a communicator failed on: %s", told)

@@ -1,0 +1,91 @@
+"""COMMLIB_METRICS: each rank writes what it did in the text format of Prometheus, whole at any time."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.debug import metrics
+from commlib.debug.jobs import look
+from commlib.debug.metrics import metrics_text, path_of
+from commlib.testing import Ranks
+
+SAMPLE = re.compile(r'commlib_([a-z_]+)\{((?:[a-z]+="[^"]*",?)+)\} ([0-9.e+-]+)')
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Read the format; a line that is none of it fails."""
+    found = {}
+    for line in text.splitlines():
+        if not line.startswith("# HELP ") and not line.startswith("# TYPE "):
+            match = SAMPLE.fullmatch(line)
+            assert match, line
+            found[match[1], match[2]] = float(match[3])
+    return found
+
+
+def work(comm: Communicator) -> str:
+    for _ in range(3):
+        comm.all_reduce(torch.ones(1 << 15))
+    comm.barrier()
+    job = look([os.getpid()])
+    return metrics_text(job, job.ranks[os.getpid()])
+
+
+def test_calls_bytes_and_waits_are_counted(shm_ranks: Ranks) -> None:
+    before, after = (shm_ranks.run(work)[1] for _ in range(2))
+    old, new = samples(before), samples(after)
+    deltas = {key: new[key] - old.get(key, 0) for key in new if 'ranks="4"' in key[1] and 'rank="1"' in key[1]}
+    named = {name: sum(value for key, value in deltas.items() if key[0] == name) for name, _ in deltas}
+    assert named["large_calls_total"] == 3
+    assert named["large_bytes_total"] == 3 * 4 << 15
+    assert named["large_seconds_total"] > 0
+    assert named["calls_total"] == 4
+    assert named["wait_seconds_total"] >= 0
+    assert any('peer="3"' in labels for _, labels in deltas)
+    assert after.count("# TYPE") == len({name for name, _ in new})
+
+
+@pytest.mark.parametrize(
+    ("named", "path"),
+    [("/x/commlib.prom", "/x/commlib.2.prom"), ("/x/r{rank}.prom", "/x/r2.prom"), ("/x/commlib", "/x/commlib.2")],
+)
+def test_each_rank_has_a_file_of_its_own(named: str, path: str) -> None:
+    assert path_of(named, 2) == Path(path)
+
+
+def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch, commlib\n"
+        "comm = commlib.init(backend='shm', max_bytes=1 << 20)\n"
+        "for _ in range(5):\n    comm.all_reduce(torch.ones(1 << 15))\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "commlib", "run", "-n", "2", str(script)]
+    set_to = {**os.environ, "COMMLIB_METRICS": str(tmp_path / "commlib.prom")}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=set_to)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(path.name for path in tmp_path.glob("*.prom")) == ["commlib.0.prom", "commlib.1.prom"]
+    assert not list(tmp_path.glob(".commlib*"))
+    found = samples((tmp_path / "commlib.1.prom").read_text(encoding="utf-8"))
+    assert {value for (name, labels), value in found.items() if name == "large_calls_total"} == {5}
+
+
+def test_a_place_that_cannot_be_written_is_a_warning(
+    shm_ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = look(shm_ranks.pids)
+    monkeypatch.setenv("COMMLIB_METRICS", str(tmp_path / "missing" / "commlib.prom"))
+    monkeypatch.setattr(metrics, "_RUNNING", {os.getpid()})
+    monkeypatch.setattr(metrics, "look", lambda pids: job)
+    job.ranks[os.getpid()] = job.ranks[shm_ranks.pids[0]]
+    assert not metrics.write()
+    assert "commlib.0.prom: cannot be written: " in caplog.text

@@ -1,0 +1,204 @@
+"""commlib debug --slow: a late rank is named, even traffic has none, and other tools read what the ranks have kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from commlib.cli.debug import debug
+from commlib.collectives.facts import traffic
+from commlib.communicator import Communicator
+from commlib.debug.flight import flights
+from commlib.debug.jobs import Job, look
+from commlib.debug.record import records_of
+from commlib.debug.sample import Watched, watch, whereabouts
+from commlib.debug.slow import Slowness, slowness
+from commlib.debug.slow_page import late_text
+from commlib.errors import CommError
+from commlib.testing import Handle, Ranks
+
+WATCH_S = 1.0
+LARGE = 1 << 16  # elements
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with Ranks(3, backend="shm", timeout_s=20.0, max_bytes=1 << 22) as ranks:
+        yield ranks
+
+
+def nap() -> None:
+    time.sleep(0.01)
+
+
+def work(comm: Communicator, path: str, late: int, count: int) -> None:
+    """Make calls until a file is gone; one rank may come late to each."""
+    x, more = torch.ones(count), torch.ones(1)
+    while more.item():
+        more.fill_(os.path.exists(path))  # noqa: PTH110 - quicker
+        comm.all_reduce(more, "min")
+        if comm.rank == late:
+            nap()
+        comm.all_reduce(x, "max")
+
+
+class Working:
+    """Ranks at work, until the block ends."""
+
+    def __init__(self, ranks: Ranks, path: Path, late: int = -1, count: int = LARGE) -> None:
+        self._path = path
+        path.touch()
+        self._handle: Handle = ranks.start(work, str(path), late, count)
+        self.records = [record for pid in ranks.pids for record in records_of(pid)]
+
+    def __enter__(self) -> Working:
+        time.sleep(0.1)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._path.unlink()
+        self._handle.join()
+        for record in self.records:
+            record.close()
+
+    def slowness(self) -> tuple[Watched, Slowness]:
+        watched = watch(self.records, WATCH_S)
+        return watched, slowness(watched, traffic)
+
+
+def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(three: Ranks, tmp_path: Path) -> None:
+    with Working(three, tmp_path / "go", late=1) as working:
+        watched, found = working.slowness()
+        (late,) = found.late
+        where = whereabouts(working.records, watched.job, late.pid)
+    assert late.rank == 1
+    text = late_text(watched.job, late, where)
+    assert text.startswith("rank 1 is late: the others wait for it ")
+    assert f"then process {three.pids[1]} is in test_slow.py:" in text
+    assert "in nap" in text
+    assert late.program > max(one.program for one in found.ranks if one is not late)
+
+
+def toggle(pid: int, done: threading.Event) -> None:
+    while not done.wait(0.02):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.08)
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_rank_that_is_stopped_again_and_again_is_late(three: Ranks, tmp_path: Path) -> None:
+    done = threading.Event()
+    with Working(three, tmp_path / "go") as working:
+        stops = threading.Thread(target=toggle, args=(three.pids[2], done))
+        stops.start()
+        _, found = working.slowness()
+        done.set()
+        stops.join()
+    assert [late.rank for late in found.late] == [2]
+
+
+@pytest.mark.parametrize("count", [8, LARGE])
+def test_even_traffic_has_no_late_rank(three: Ranks, tmp_path: Path, count: int) -> None:
+    with Working(three, tmp_path / "go", count=count) as working:
+        _, found = working.slowness()
+    assert found.late == []
+    for one in found.ranks:
+        assert one.program + one.moves + one.waits == pytest.approx(1)
+
+
+def test_of_large_calls_the_bandwidth_is_told(three: Ranks, tmp_path: Path) -> None:
+    with Working(three, tmp_path / "go") as working:
+        _, found = working.slowness()
+    large = next(op for op in found.ops if op.count == LARGE)
+    assert (large.op, large.dtype, large.world, set(large.ranks)) == ("all_reduce", "float32", 3, {0, 1, 2})
+    assert large.rate is not None
+    assert large.rate.num_bytes == LARGE * 4
+    assert 0 < large.rate.bus
+    assert 0 < large.rate.moving_bus <= large.rate.best_bus
+
+
+def test_the_command_shows_it_and_keeps_a_trace(three: Ranks, tmp_path: Path) -> None:
+    number, folder = str(three.pids[0]), tmp_path / "kept"
+    with Working(three, tmp_path / "go", late=0):
+        options = [number, "--slow", "--seconds", str(WATCH_S)]
+        shown = CliRunner().invoke(debug, options, standalone_mode=False)
+        kept = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
+    assert shown.return_value == 3
+    assert "rank 0 is late" in shown.output
+    assert "waits over time" in shown.output
+    data = json.loads(kept.output)
+    assert (data["schema"], [late["rank"] for late in data["late"]]) == ("commlib.debug.slow", [0])
+    trace = json.loads((folder / number / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    calls = [event for event in trace if event.get("cat") == "call" and event["ph"] == "X"]
+    assert {event["pid"] for event in calls} == {0, 1, 2}
+    assert all(event["dur"] > 0 and event["name"] == "all_reduce" for event in calls)
+
+
+def mismatch(comm: Communicator, kind: str) -> None:
+    for _ in range(300):
+        comm.all_reduce(torch.ones(8))
+    part = comm.split(comm.rank % 2)
+    assert part is not None
+    part.all_reduce(torch.ones(4))
+    if comm.rank == 0:
+        comm.send(torch.ones(3), 1)
+    if comm.rank == 1:
+        comm.recv(torch.ones(3), 0)
+    part.close()
+    try:
+        if kind == "skip" and comm.rank == 2:
+            time.sleep(2.0)
+        comm.all_reduce(torch.ones(9 if kind == "size" and comm.rank == 1 else 10))
+    except CommError:
+        pass
+
+
+def analysed(job: Job, folder: Path) -> str:
+    """Return what torch's own analyser says."""
+    for rank, flight in flights(job).items():
+        (folder / f"rank_{rank}").write_bytes(flight)
+    command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout + ran.stderr
+
+
+def waiting(ranks: Ranks) -> Job:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        job = look(ranks.pids)
+        stands = [slot for slots in job.communicators.values() for slot in slots if slot.world == 3]
+        if sum(slot.entered > 300 and bool(slot.waits) for slot in stands) == 2:
+            return job
+    raise AssertionError("the ranks do not wait")
+
+
+def test_torchs_analyser_names_the_rank_that_left_out_a_call(three: Ranks, tmp_path: Path) -> None:
+    handle = three.start(mismatch, "skip")
+    time.sleep(0.5)
+    said = analysed(waiting(three), tmp_path)
+    assert "Not all ranks joining collective" in said
+    assert "missing ranks: {2}" in said
+    assert "collective: nccl:all_reduce\n" in said
+    handle.join()
+    three.restart()
+
+
+def test_torchs_analyser_names_the_rank_with_another_size(three: Ranks, tmp_path: Path) -> None:
+    three.run(mismatch, "size")
+    said = analysed(look(three.pids), tmp_path)
+    assert "Culprit rank 1; Error type: SIZE_OR_SYNTAX_MISMATCH" in said
+    assert "'[[10]]' does not match found input sizes: '[[9]]'" in said
+    assert "missing ranks" not in said
+    three.restart()
