@@ -291,7 +291,7 @@ def test_what_native_code_tells_the_builder_of_kernels_is_compiled(
 ) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path))
-    rank: Any = SimpleNamespace(_arch="sm_90", size=2)
+    rank: Any = SimpleNamespace(_arch="sm_90", size=2, _stamped=False)
     for epilogue, types in ((SCALED, "bfloat16,float32,float16"), (INT8, "")):
         told = f"world=2 pairs=1 epilogue={epilogue.symbol} types={types}"
         source = "collectives/all_reduce_rms_norm/lsa_ll128_oneshot.cu"
