@@ -22,6 +22,7 @@ from commlib.cli.profile.plot import plot
 from commlib.cli.profile.report import ProfileReport
 from commlib.cli.profile.view import ProfileView
 from commlib.peers.kernels import once
+from commlib.peers.kernels.attention import AttentionCase
 from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
 from commlib.peers.kernels.measure import Group, Line, Settings
 from commlib.timing import Measurement
@@ -186,7 +187,7 @@ def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
     assert ncu[:2] == ["ncu", "--set=full"]
     assert {"--kernel-name=regex:store", "--launch-count=1", "--profile-from-start=off"} < set(ncu)
     assert ncu[ncu.index("commlib") + 1 :] == [
-        *("profile", "store", "--once", "--dim=512", "--rows=64", "--dtype=bfloat16", "--pattern=sequential", "--fp8")
+        *("profile", "store", "--dim=512", "--rows=64", "--dtype=bfloat16", "--pattern=sequential", "--fp8", "--once")
     ]
     nsys = once.command("nsys", CASE)
     assert nsys[:2] == ["nsys", "profile"]
@@ -194,11 +195,15 @@ def test_nsights_commands_look_at_one_call_of_one_kernel() -> None:
     assert nsys[-8:] == ncu[-8:]
 
 
-@pytest.mark.parametrize("case", [CASE, Case("metadata", 3, 8, torch.int32), Case("index", 2, 64, torch.float16)])
+ATTENTION = AttentionCase("attention", 2, 64, torch.float16, "random", "decode fp8", False, 48, 4, 2, 8, True)
+OTHERS = [Case("metadata", 3, 8, torch.int32), Case("index", 2, 64, torch.float16), ATTENTION]
+
+
+@pytest.mark.parametrize("case", [CASE, *OTHERS], ids=str)
 def test_the_words_of_one_call_ask_for_its_case(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Case] = []
     monkeypatch.setattr(once, "once", lambda found, device: asked.append(found) or 0)
-    result = CliRunner().invoke(main, ["profile", *once.once_words(case)])
+    result = CliRunner().invoke(main, ["profile", *case.words(), "--once"])
     assert result.exit_code == 0, result.output
     assert asked == [case]
 

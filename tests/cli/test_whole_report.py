@@ -274,7 +274,7 @@ def test_nsight_s_commands_are_printed_and_kept_where_the_tools_are_not(
     environment = {**os.environ, "PATH": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=90, check=False, env=environment)
     looks = Folder(measured).state["looks"]
-    assert [each["command"].split()[0] for each in looks] == 4 * ["ncu"]
+    assert [each["command"].split()[0] for each in looks] == 5 * ["ncu"]
     assert all("ncu is not here" in each["said"] for each in looks)
     assert all(each["command"] in done.stdout for each in looks)
     assert looks[0]["command"] in (measured / "made.md").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,11 @@ from commlib.cli.options import EXISTING, FILE, JSON, picture, read_bytes
 from commlib.cli.ranks import Words, started
 from commlib.peers.kernels import KERNELS, Listed
 from commlib.report import nsight
+
+if TYPE_CHECKING:
+    import torch
+
+    from commlib.peers.kernels.case import Case
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -65,17 +70,13 @@ def _run(name: str, **options: Any) -> None:
     from commlib.cli.profile.job import read_job
     from commlib.cli.profile.run import main
     from commlib.cli.profile.view import ProfileView
-    from commlib.peers.kernels import once
     from commlib.report.run import Output
 
     context = click.get_current_context()
     options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
     options.setdefault("variant", None)
     job = read_job(name, options)
-    if options["once"]:
-        context.exit(once.once(job.cases[0], job.settings.device))
-    if options["tool"]:
-        context.exit(nsight.run(once.command(options["tool"], job.cases[0])))
+    _look(options, job.cases[0], job.settings.device)
     output = Output(ProfileView, path=options["output"], picture=options["plot"])
     context.exit(main(job, output, shlex.join(["commlib", "profile", name, *context.meta["words"]])))
 
@@ -131,6 +132,9 @@ def radix(ctx: click.Context, seconds: float, leaves: int, seed: int, output: Pa
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1 …")
 @click.option("--seed", default=0, show_default=True, help="Seed of block order and intervals.")
 @click.option("-o", "--json", "output", **JSON)
+@click.option("--ncu", "tool", flag_value="ncu", default=None, help=nsight.HELP["ncu"])
+@click.option("--nsys", "tool", flag_value="nsys", default=None, help=nsight.HELP["nsys"])
+@click.option("--once", is_flag=True, hidden=True, help="Make one call of ours: what --ncu looks at.")
 def attention(**options: Any) -> None:
     """Time attention over a paged cache, or of whole prompts, against the ceilings of this machine."""
     from commlib.cli.profile.attention import main
@@ -140,8 +144,20 @@ def attention(**options: Any) -> None:
 
     ctx = click.get_current_context()
     options["seconds"] = options["seconds"] or (SWEEP_SECONDS if options["sweep"] else SECONDS)
+    job = read_job(options)
+    _look(options, job.cases[0], job.settings.device)
     command = shlex.join(["commlib", "profile", "attention", *ctx.meta["words"]])
-    ctx.exit(main(read_job(options), Output(AttentionView, path=options["output"]), command))
+    ctx.exit(main(job, Output(AttentionView, path=options["output"]), command))
+
+
+def _look(options: Mapping[str, Any], case: Case, device: torch.device) -> None:
+    """Make one call of a case and end, or have Nsight's tool look at it, if that is what is asked for."""
+    from commlib.peers.kernels import once
+
+    if options["once"]:
+        click.get_current_context().exit(once.once(case, device))
+    if options["tool"]:
+        click.get_current_context().exit(nsight.run(once.command(options["tool"], case)))
 
 
 @profile.command(cls=Words)

@@ -165,6 +165,7 @@ def look(folder: Folder, tool: str) -> None:
         ["profile", "index", "--dim", "4096", "-n", "1024"],
         ["profile", "store", "--dim", "1024", "-n", "512"],
         ["profile", "metadata", "-n", "64"],
+        ["profile", "attention"],
         ["bench", "all_reduce", "-n", ranks, "--sizes", "1M", "--dtype", "bfloat16", "--algorithms", "auto"],
     ]
     folder.state["looks"] = [each for each in folder.state["looks"] if each["tool"] != tool]

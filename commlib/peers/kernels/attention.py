@@ -57,6 +57,19 @@ class AttentionCase(Case):
         """The type of the cache."""
         return FP8 if self.variant.endswith("fp8") else self.dtype
 
+    @property
+    def launched(self) -> str:
+        """Ours that decodes; prompts are torch's."""
+        return "attend_spans" if self.phase == "decode" else ""
+
+    def words(self) -> list[str]:
+        """Return the words after `commlib profile` that ask for this case alone."""
+        sizes = {"batch": self.n, "length": self.length, "heads": self.heads, "kv-heads": self.kv_heads}
+        sizes |= {"dim": self.dim, "page-size": self.page_size}
+        words = [self.kernel, f"--phase={self.phase}", *(f"--{name}={size}" for name, size in sizes.items())]
+        flags = {"--fp8": self.kept_as == FP8, "--ragged": self.ragged}
+        return [*words, f"--dtype={self.type}", *(flag for flag, on in flags.items() if on)]
+
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
         if not self.ragged:

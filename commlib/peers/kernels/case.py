@@ -45,6 +45,17 @@ class Case:
         return str(self.dtype).removeprefix("torch.")
 
     @property
+    def launched(self) -> str:
+        """What the name of its kernel on a GPU has in it; "" where it is not ours."""
+        return self.kernel
+
+    def words(self) -> list[str]:
+        """Return the words after `commlib profile` that ask for this case alone."""
+        words = [self.kernel, f"--dim={self.dim}", f"--rows={self.n}", f"--dtype={self.type}"]
+        words += [f"--pattern={self.pattern}"] if self.pattern != "random" else []
+        return words + ([f"--{self.variant}"] if self.variant else [])
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.dim * self.dtype.itemsize

@@ -15,16 +15,9 @@ from commlib.report import nsight
 
 def command(tool: str, case: Case) -> list[str]:
     """Return the exact command for one call of ours of the case."""
-    output = "-".join(filter(None, [case.kernel, case.variant, str(case.n), str(case.dim)]))
-    chosen = ["--set=full", f"--kernel-name=regex:{case.kernel}", "--launch-count=1"]
-    return nsight.command(tool, output, ["profile", *once_words(case)], chosen)
-
-
-def once_words(case: Case) -> list[str]:
-    """Return the words after `commlib profile` that make just this case's call."""
-    words = [case.kernel, "--once", f"--dim={case.dim}", f"--rows={case.n}", f"--dtype={case.type}"]
-    words += [f"--pattern={case.pattern}"] if case.pattern != "random" else []
-    return words + ([f"--{case.variant}"] if case.variant else [])
+    output = "-".join(filter(None, [case.kernel, *case.variant.split(), str(case.n), str(case.dim)]))
+    one = [f"--kernel-name=regex:{case.launched}", "--launch-count=1"] if case.launched else []
+    return nsight.command(tool, output, ["profile", *case.words(), "--once"], ["--set=full", *one])
 
 
 def once(case: Case, device: torch.device) -> int:
