@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +12,7 @@ from commlib.debug.jobs import Job, Rank
 from commlib.debug.record import Slot
 from commlib.debug.words import doing_text, members_text, seconds_text, waited_in
 
+_IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below
 _STATES = {"R": "runs", "S": "sleeps", "T": "stopped", "t": "debugged", "Z": "dead", "X": "gone", "D": "in a disk"}
 
 
@@ -34,11 +37,26 @@ def page(job: Job, before: Job, findings: list[Finding]) -> str:
     rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in", "for", "at")]
     for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
         rows += _rows(job, rank)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines += ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += _table(rows, shutil.get_terminal_size().columns)
     made = enumerate(job.communicators.values(), 1)
     several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
     return "\n".join([*lines, *several * (len(several) > 2)])
+
+
+def _table(rows: list[tuple[str, ...]], columns: int) -> list[str]:
+    """Return the lines of a table; where it is too wide for the terminal, what a rank is in stands below its row."""
+    lines = _aligned(rows)
+    if max(map(len, lines)) <= columns:
+        return lines
+    lines = _aligned([row[:_IN] + row[_IN + 1 : -1] for row in rows])
+    words = [f"{row[_IN]}, at {row[-1]}" if row[-1] else row[_IN] for row in rows]
+    below = (textwrap.wrap(said, max(columns, 40), initial_indent=_INDENT, subsequent_indent=_INDENT) for said in words)
+    return [*lines[:1], *(line for row, more in list(zip(lines, below, strict=True))[1:] for line in (row, *more))]
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _progress_text(job: Job, before: Job) -> str:
