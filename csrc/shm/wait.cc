@@ -364,8 +364,7 @@ void Waiter::record_ending(const char* kind, const std::string& why) {
 void Waiter::end(const char* kind, const std::string& why) {
   // Told while all is as it was: ranks that hear of the end go on.
   const bool first = !ended();
-  const std::string more =
-      first && record::explain ? record::explain(record_.id(), kind) : "";
+  const std::string more = first && record::explain ? record::explain(record_.id(), kind) : "";
   record_ending(kind, more.empty() ? why : why + "\n" + more);
   throw_ending();
 }
