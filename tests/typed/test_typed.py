@@ -23,7 +23,7 @@ PUBLIC = {
     "all_reduce_rms_norm",
     *("all_to_all_single", "barrier", "broadcast", "broadcast_object", "gather", "recv", "reduce"),
     *("reduce_scatter_single", "reduce_scatter_tensor", "reduce_scatterv", "scatter", "send", "send_recv"),
-    *("abort", "check", "close", "empty", "explain", "split", "symmetric", "use"),
+    *("abort", "check", "close", "empty", "explain", "on_error", "on_slow", "split", "symmetric", "use"),
     *("backend", "device", "local_rank", "plan", "rank", "size"),
 }
 METHODS = [name for name in sorted(PUBLIC) if callable(getattr(commlib.Communicator, name, None))]
