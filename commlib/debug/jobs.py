@@ -132,7 +132,7 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
     records = [record for pid in _pids() for record in records_of(pid)]
     sets: list[tuple[set[int], list[Record]]] = []
     for record in records:
-        ids, mine = {slot.id for slot in record.slots() if not slot.closed}, [record]
+        ids, mine = record.open_communicators(), [record]
         if not ids:
             record.close()
             continue

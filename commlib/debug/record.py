@@ -19,6 +19,7 @@ GPU = 0xFFFFFFFF  # in the place of a thread
 _HEAD = struct.Struct("=8sII")
 _INNER, _CAPTURED, _SENDS = 1, 4, 8
 _NO_REDUCTION = 255
+_OPEN, _STATE, _NUMBER = 1, struct.Struct("=I"), struct.Struct("=Q")  # of a slot: its state in use, and two types
 
 
 @dataclass(frozen=True)
@@ -174,16 +175,33 @@ class Record:
         return Taken(head, [(os.pread(self.fd, size, at), os.pread(self.fd, size, at)) for at in self.slot_places()])
 
     def slots(self, taken: Taken | None = None) -> list[Slot]:
-        """Return the communicators, in the order in which they were made, as they are or were."""
+        """Return the open communicators and the last closed one, in the order in which they were made."""
         taken = taken or self.taken()
         self._strings = taken.head[self._header.place("strings") :]
         self._sites = self._header.read(taken.head)["wants_sites"]  # where it is off, places of calls are old
         kind, found = self.layout("Slot"), []
-        for one, other in taken.slots:
+        for one, other in self._recent(taken.slots):
             first, again = kind.read(one), kind.read(other)
             if first["opened_ns"] == again["opened_ns"]:
                 found.append(self._slot(first, again, self._described))
         return sorted(found, key=lambda slot: slot.opened_ns)
+
+    def _recent(self, slots: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        """Leave out those that were closed long ago: a process may have had many, and to read one takes long."""
+        place = {name: self.layout("Slot").place(name) for name in ("state", "opened_ns")}
+        opened = [pair for pair in slots if _STATE.unpack_from(pair[1], place["state"])[0] == _OPEN]
+        closed = [pair for pair in slots if _STATE.unpack_from(pair[1], place["state"])[0] != _OPEN]
+        return opened + sorted(closed, key=lambda pair: _NUMBER.unpack_from(pair[1], place["opened_ns"]))[-1:]
+
+    def open_communicators(self) -> set[int]:
+        """Return those that the process has open, by their ids: quick, however many it has had."""
+        kind = self.layout("Slot")
+
+        def number(what: struct.Struct, at: int) -> int:
+            return int(what.unpack(os.pread(self.fd, what.size, at))[0])
+
+        opened = (at for at in self.slot_places() if number(_STATE, at + kind.place("state")) == _OPEN)
+        return {number(_NUMBER, at + kind.place("id")) for at in opened}
 
     def layout(self, name: str) -> _Type:
         """Return where things are in a structure, such as a Slot."""
