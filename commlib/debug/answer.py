@@ -39,9 +39,13 @@ def explain(communicator: str, kind: str) -> tuple[bytes, str]:
 
 
 def explained_below(pid: int) -> list[str]:
-    """Say what keeps the ranks that a process has started."""
+    """Say what keeps the ranks that a process has started; nothing where that fails, as they must be ended."""
+    try:
+        jobs = jobs_here(pid)
+    except Exception:
+        return []
     lines = []
-    for records in jobs_here(pid):
+    for records in jobs:
         lines += explained([record.pid for record in records])
         for record in records:
             record.close()

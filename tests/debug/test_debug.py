@@ -15,9 +15,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import commlib
 from commlib.cli.debug import debug
 from commlib.communicator import Communicator
-from commlib.debug import Finding, call_site, findings_of, look
+from commlib.debug import Finding, answer, call_site, findings_of, look
 from commlib.debug.record import NAME, descriptors, records_of
 from commlib.debug.stacks import ask, parsed
 from commlib.errors import CommError, CommTimeout, PeerLost
@@ -39,6 +40,24 @@ def stay_away(comm: Communicator, seconds: float) -> None:
     if comm.rank == 2:
         time.sleep(seconds)
     comm.all_reduce(torch.ones(14336, dtype=torch.bfloat16))
+
+
+def close_many(comm: Communicator, number: int) -> None:
+    for _ in range(number):
+        with commlib.init(backend="shm", bootstrap="single", max_bytes=0) as alone:
+            alone.all_reduce(torch.ones(8))
+
+
+def test_of_communicators_that_are_closed_only_the_last_one_is_read(three: Ranks) -> None:
+    three.run(close_many, 20)
+    (record,) = records_of(three.pids[0])
+    slots = record.slots()
+    opened = {slot.id for slot in slots if not slot.closed}
+    assert [slot.closed for slot in slots].count(True) == 1
+    assert len(record.slot_places()) > 20
+    assert record.open_communicators() == opened
+    assert opened
+    record.close()
 
 
 def wait_for(ranks: Ranks, kind: str) -> Finding:
@@ -232,3 +251,11 @@ def test_random_faults_are_told(kinds: str) -> None:
     command = [sys.executable, "benchmarks/hangs.py", "--faults", "4", "--kinds", kinds, "--seed", "5"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(pid: int) -> None:
+        raise OSError(f"records of {pid}")
+
+    monkeypatch.setattr(answer, "jobs_here", broken)
+    assert answer.explained_below(os.getpid()) == []
