@@ -6,7 +6,9 @@ import json
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,9 +57,9 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
             raise click.ClickException(f"no job {whose} has a communicator that `commlib debug` can read")
         if watch:
             click.clear()
-        wrong = [_show(records, Options(**options)) for records in jobs]
+        wrong = _show_all(jobs, Options(**options))
         if not watch:
-            return 3 * any(wrong)
+            return 3 * wrong
         time.sleep(WATCH_S)
 
 
@@ -85,12 +87,24 @@ class Shown:
     calls: Calls
 
 
-def _show(records: list[Record], options: Options) -> bool:
-    """Show one job; say whether something is wrong."""
-    if options.sites is not None:
-        for record in records:
+def _show_all(jobs: list[list[Record]], options: Options) -> bool:
+    """Show jobs; say whether something is wrong. Those that may be stuck are looked at together, it takes no longer."""
+    for record in chain(*jobs):
+        if options.sites is not None:
             record.keep_sites(options.sites)
-    shown = _slow(records, options.seconds) if options.slow else _stuck(records)
+    shown = (_slow(records, options.seconds) for records in jobs) if options.slow else _stuck(jobs)
+    wrong: list[bool] = []
+    for one, records in zip(shown, jobs, strict=True):
+        if wrong and not options.as_json:
+            click.echo()
+        wrong.append(_show(one, records, options))
+    for record in chain(*jobs):
+        record.close()
+    return any(wrong)
+
+
+def _show(shown: Shown, records: list[Record], options: Options) -> bool:
+    """Show one job; say whether something is wrong."""
     data = json.dumps(shown.data, default=str)
     click.echo(data if options.as_json else shown.text)
     stacks = {pid: native_stack(pid) for pid in sorted(shown.suspects or set(shown.job.ranks)) if options.native}
@@ -98,22 +112,22 @@ def _show(records: list[Record], options: Options) -> bool:
         click.echo(f"\nrank {shown.job.ranks[pid].number} (process {pid}):\n{stack}", err=options.as_json)
     if options.dump is not None:
         _dump(options.dump / str(shown.job.number), records, shown, data)
-    for record in records:
-        record.close()
     return shown.wrong
 
 
-def _stuck(records: list[Record]) -> Shown:
+def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
     from commlib.debug import document, findings_of, page
-    from commlib.debug.jobs import moments
+    from commlib.debug.jobs import ask_stacks, moments
     from commlib.debug.trace import kept_calls
 
-    before, job = moments(records, APART_S)
-    findings = findings_of(job, before)
-    job.ask_stacks(list(job.ranks))
-    suspects = {pid for finding in findings for pid in finding.threads}
-    wrong = any(finding.serious for finding in findings)
-    return Shown(job, page(job, before, findings), document(job, before, findings), suspects, wrong, kept_calls(job))
+    looks = moments(jobs, APART_S)
+    ask_stacks(rank for _, job in looks for rank in job.ranks.values())
+    for before, job in looks:
+        findings = findings_of(job, before)
+        suspects = {pid for finding in findings for pid in finding.threads}
+        wrong = any(finding.serious for finding in findings)
+        text, data = page(job, before, findings), document(job, before, findings)
+        yield Shown(job, text, data, suspects, wrong, kept_calls(job))
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:

@@ -81,9 +81,14 @@ class Job:
 
     def ask_stacks(self, pids: Collection[int]) -> None:
         """Have these ranks say where their threads are."""
-        can = [pid for pid in pids if pid in self.ranks and not self.ranks[pid].process.halted and pid != os.getpid()]
-        for pid, stacks in ask(can).items():
-            self.ranks[pid].stacks = stacks
+        ask_stacks([self.ranks[pid] for pid in pids if pid in self.ranks])
+
+
+def ask_stacks(ranks: Iterable[Rank]) -> None:
+    """Have ranks, of several jobs maybe, say where their threads are, all at once."""
+    can = {rank.pid: rank for rank in ranks if not rank.process.halted and rank.pid != os.getpid()}
+    for pid, stacks in ask(list(can)).items():
+        can[pid].stacks = stacks
 
 
 def _main_slot(slots: Iterable[Slot]) -> Slot:
@@ -156,8 +161,8 @@ def _above(pid: int) -> Iterator[int]:
         pid = process(pid).parent
 
 
-def moments(records: list[Record], apart_s: float) -> tuple[Job, Job]:
-    """Look at a job twice: what both have in common, stands still."""
-    before = job_of(records)
+def moments(jobs: Sequence[Sequence[Record]], apart_s: float) -> list[tuple[Job, Job]]:
+    """Look at jobs twice, at all of them in the same period: what both looks have in common, stands still."""
+    befores = [job_of(records) for records in jobs]
     time.sleep(apart_s)
-    return before, job_of(records)
+    return [(before, job_of(records)) for before, records in zip(befores, jobs, strict=True)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commlib.debug.jobs import Job, job_of
+from commlib.debug.process import process
 from commlib.debug.record import Call, Gpu, Record, Slot
 
 RATE = 500  # looks a second
@@ -155,6 +156,8 @@ def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watc
             for eye in eyes:
                 eye.copy()
             copied = now
+            if all(process(record.pid).gone for record in records):
+                break
         time.sleep(max(step_ns - (time.monotonic_ns() - now), 0) / 1e9)
         now = time.monotonic_ns()
     for eye in eyes:
@@ -218,6 +221,7 @@ def _where(records: Sequence[Record], pid: int) -> str:
     rank = job.ranks[pid]
     if rank.process.halted:
         return rank.process.halted
-    last = max((call for slot in rank.slots for call in slot.calls.values()), key=lambda call: call.entered_ns)
-    stack = rank.stack(last.thread)
+    calls = (call for slot in rank.slots for call in slot.calls.values())
+    last = max(calls, key=lambda call: call.entered_ns, default=None)
+    stack = rank.stack(last.thread) if last is not None else None
     return f"in {stack}" if stack is not None and stack.place is not None else ""

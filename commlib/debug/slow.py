@@ -160,7 +160,7 @@ def _op_times(watched: Watched, traffic: Traffic) -> Iterator[OpTime]:
                 seen[communicator, look.kind][pid][look.peer >= 0] += 1
     moments = max(len(watched.looks), 1)
     for (communicator, kind), by_pid in seen.items():
-        slots = watched.job.communicators.get(communicator)
+        slots = watched.before.communicators.get(communicator)  # it may have been closed since
         if slots:
             found = OpTime(*kind, world=slots[0].world)
             for pid in (pid for pid, other in watched.calls if other == communicator):

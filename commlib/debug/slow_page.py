@@ -39,7 +39,8 @@ def _short(seconds: float) -> str:
 def slow_page(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
     """Return the text: who is late first, then where each rank's time goes, then each operation's."""
     head = f"job {job.number}: {len(found.ranks)} ranks here, {job.command}"
-    lines = [head, f"{found.looks} looks in {found.seconds:.1f} s", "", *said(job, found, where, cores), ""]
+    ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
+    lines = [head, f"{found.looks} looks in {found.seconds:.1f} s{ended}", "", *said(job, found, where, cores), ""]
     rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited", "waits over time")]
     for one in found.ranks:
         bars = "".join(_BARS[round(share * (len(_BARS) - 1))] for share in one.blocks)

@@ -19,6 +19,7 @@ import commlib
 from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import Finding, answer, call_site, findings_of, look
+from commlib.debug.jobs import moments
 from commlib.debug.record import NAME, descriptors, records_of
 from commlib.debug.stacks import ask, parsed
 from commlib.errors import CommError, CommTimeout, PeerLost
@@ -96,6 +97,18 @@ def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_pat
     data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
     assert (data["schema"], data["findings"][0]["ranks"]) == ("commlib.debug", [2])
     assert [rank["number"] for rank in data["ranks"]] == [0, 1, 2]
+    handle.join()
+    three.restart()
+
+
+def test_several_jobs_are_looked_at_in_the_same_period(three: Ranks) -> None:
+    handle = three.start(stay_away, 4.0)
+    wait_for(three, "missing")
+    jobs = [records_of(pid) for pid in three.pids]  # as if each rank were a job
+    looks = moments(jobs, 0.1)
+    assert max(before.at_ns for before, _ in looks) < min(after.at_ns for _, after in looks)
+    for (record,) in jobs:
+        record.close()
     handle.join()
     three.restart()
 

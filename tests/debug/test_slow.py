@@ -20,7 +20,7 @@ from commlib.cli.debug import debug
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug.flight import flights
-from commlib.debug.jobs import Job, look
+from commlib.debug.jobs import Job, jobs_here, look
 from commlib.debug.record import records_of
 from commlib.debug.sample import Watched, watch, whereabouts
 from commlib.debug.slow import Slowness, slowness
@@ -75,6 +75,31 @@ class Working:
     def slowness(self) -> tuple[Watched, Slowness]:
         watched = watch(self.records, WATCH_S)
         return watched, slowness(watched, traffic)
+
+
+SCRIPT = """
+import os, sys, torch, commlib
+comm = commlib.init(backend="shm", max_bytes=1 << 20)
+more = torch.ones(1)
+while more.item():
+    more.fill_(os.path.exists(sys.argv[1]))
+    comm.all_reduce(more, "min")
+    comm.all_reduce(torch.ones(1 << 16))
+"""
+
+
+def test_of_a_job_that_ends_meanwhile_what_was_seen_is_shown(tmp_path: Path) -> None:
+    script, go = tmp_path / "job.py", tmp_path / "go"
+    script.write_text(SCRIPT, encoding="utf-8")
+    go.touch()
+    with subprocess.Popen([sys.executable, "-m", "commlib", "run", "-n", "2", str(script), str(go)]) as job:
+        while not jobs_here(job.pid):
+            time.sleep(0.05)
+        threading.Timer(1.5, go.unlink).start()
+        shown = CliRunner().invoke(debug, [str(job.pid), "--slow", "--seconds", "60"], standalone_mode=False)
+        assert job.wait(20) == 0
+    assert ", until the job ended" in shown.output
+    assert "all_reduce float32[65536]" in shown.output
 
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(three: Ranks, tmp_path: Path) -> None:
