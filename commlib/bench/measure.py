@@ -20,6 +20,7 @@ from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.peers import AUTO, PROBE, Peer, load
+from commlib.peers.peer import refusing
 from commlib.plan import Explanation, Plan
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
@@ -240,6 +241,8 @@ def pinned_to(
 ) -> Candidate:
     """Return the candidate that makes the public call under a plan that leaves no choice."""
     prepare, enter = pinned(twin, collective, algorithm, plan, later)
+    if in_place and not algorithm.in_place:
+        prepare = refusing("it cannot work in place")
     empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
     return Candidate(algorithm.name, prepare, in_place, empty, enter)
 

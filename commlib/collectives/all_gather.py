@@ -12,7 +12,7 @@ from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import lines, moved_chunks, packets, tiles
+from commlib.collectives.variants import engines, lines, moved_chunks, packets, tiles
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
@@ -84,6 +84,7 @@ ALL_GATHER = Collective(
         *_ALGORITHMS,
         Algorithm("nccl_staged", "nccl", arena=True),
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", refuses=refuses_old_nccl),
+        Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
         Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=TILES, variants=tiles),

@@ -10,7 +10,7 @@ from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
-from commlib.collectives.variants import lines, moved_chunks, tiles
+from commlib.collectives.variants import engines, lines, moved_chunks, tiles
 
 
 def torch_direct(
@@ -89,6 +89,15 @@ ALL_TO_ALL = Collective(
         Algorithm("nccl_direct", "nccl", in_place=False),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
         Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=TILES, variants=tiles),
+        Algorithm(
+            "engine_pull",
+            "nccl",
+            placement="symmetric",
+            kernel="all_gather",
+            in_place=False,
+            engine=True,
+            variants=engines,
+        ),
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

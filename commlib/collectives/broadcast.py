@@ -10,7 +10,7 @@ from commlib.collectives.hier_calls import complete, doublings, hosts_of, share_
 from commlib.collectives.params import CHUNKS, PACKETS
 from commlib.collectives.spec import Algorithm, Collective, Link
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, lines
+from commlib.collectives.variants import chunks, engines, lines
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
@@ -69,6 +69,7 @@ BROADCAST = Collective(
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
         Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
         Algorithm("torch_direct", "torch", run=torch_direct),
         Algorithm(
             "hier_oneshot",

@@ -10,6 +10,8 @@ from commlib.collectives import COLLECTIVES, Algorithm
 from commlib.collectives.spec import Call
 from commlib.plan import Facts, Query
 
+NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data"
+
 
 def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
     """Return what is true where symmetric memory is there, or is not, and where something speaks against hier_*.
@@ -33,7 +35,11 @@ def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
         row = _rows().get((op, algorithm))
         return row is not None and row.placement == "symmetric"
 
-    return Facts(refuses, symmetric)
+    def remark(op: str, algorithm: str) -> str:
+        row = _rows().get((op, algorithm))
+        return NO_MULTIPROCESSORS if row is not None and row.engine else ""
+
+    return Facts(refuses, symmetric, remark)
 
 
 @cache

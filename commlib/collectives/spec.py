@@ -49,7 +49,8 @@ class Algorithm:
     it is for ranks on several hosts, with shared memory inside each; `ordered` that it adds in rank order, so that
     results are bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
     `in_place`: input and output may be the same memory, where the collective has such a form; `composed` that it is
-    another call and, behind it, its kernel. `params` are what a plan may set; `variants(num_bytes)` gives those that
+    another call and, behind it, its kernel; `engine` that copy engines move its data, and its kernel only says when.
+    `params` are what a plan may set; `variants(num_bytes)` gives those that
     are worth measuring at a size, none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with
     its device code; `folder` is where a plugin's native half lies, which its loader fills in. `link(hosts, num_bytes)`
     says what goes between hosts with the same number of ranks.
@@ -66,6 +67,7 @@ class Algorithm:
     refuses: Callable[[torch.dtype, str, int], str | None] = lambda dtype, redop, size: None
     in_place: bool = True
     composed: bool = False
+    engine: bool = False
     params: tuple[Param, ...] = ()
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
     folder: str = ""

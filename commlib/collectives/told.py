@@ -30,6 +30,7 @@ def _lines_of_row(collective: Collective, algorithm: Algorithm, size: int) -> It
         "reduces": collective.reduces,
         "rooted": collective.rooted,
         "composed": algorithm.composed,
+        "engine": algorithm.engine,
     }
     told = " ".join(f"{name}={'yes' if fact else 'no'}" for name, fact in facts.items())
     yield (

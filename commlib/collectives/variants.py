@@ -55,6 +55,11 @@ def tiles(num_bytes: int) -> Variants:
     return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
 
 
+def engines(num_bytes: int) -> Variants:
+    """Nothing to set: copies by the GPU's engines, which take microseconds to start."""
+    return ({},) if num_bytes >= 512 * _K else ()
+
+
 def clusters(num_bytes: int) -> Variants:
     """Clusters of blocks that own rows of packets: one for each row, while rows are few."""
     return () if num_bytes > 1 * _M else ({"blocks": 128},)

@@ -13,11 +13,12 @@ class Facts:
     """What is true of the algorithms that rules name; told from above, where their tables are.
 
     `refusal(query, algorithm)` says why it cannot serve a call, or None; `symmetric(op, algorithm)` whether it is for
-    tensors in symmetric memory alone.
+    tensors in symmetric memory alone; `remark(op, algorithm)` what else `explain` should say of it, "" if nothing.
     """
 
     refusal: Callable[[Query, str], str | None] = lambda query, algorithm: None
     symmetric: Callable[[str, str], bool] = lambda op, algorithm: True
+    remark: Callable[[str, str], str] = lambda op, algorithm: ""
 
 
 ALL_SERVE = Facts()

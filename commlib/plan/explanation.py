@@ -63,6 +63,7 @@ class Explanation:
     match: str = ""
     pinned_by: str = ""
     link: str = ""  # what goes between hosts
+    remark: str = ""  # of the algorithm, whatever the plan
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
@@ -77,8 +78,7 @@ class Explanation:
         ]
         if self.pinned_by:
             lines[2] = f"  pinned by {self.pinned_by}"
-        if self.link:
-            lines[2:2] = [f"  {self.link}"]
+        lines[2:2] = [f"  {told}" for told in (self.remark, self.link) if told]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 

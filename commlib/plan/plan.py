@@ -201,6 +201,7 @@ class Plan:
             low_ci_bytes=before.ci_bytes if before else None,
             match=str(self.fit) if rule.source == self.source else "",
             pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
+            remark=facts.remark(op, entry.algorithm),
             passed=found.passed,
         )
 

@@ -3,6 +3,13 @@
 #include <cstring>
 
 namespace commlib::nccl {
+namespace {
+
+constexpr char kAtAnotherPlace[] =
+    " at another place in symmetric memory than its own; make symmetric tensors in the same order "
+    "on every rank, and call in place on all ranks or on none";
+
+}  // namespace
 
 Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe,
              std::function<std::string()> waiting)
@@ -102,6 +109,10 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
                   report.peer, " called something else",
                   report.theirs.what ? text(", last seen in ", record(report.theirs)) : "",
                   "; make the same calls with the same plan, dtype and size on every rank");
+    case Ending::misplaced:
+      *kind = "CommError";
+      return text("rank ", rank_, ": ", record(report.mine), " found the input of rank ",
+                  report.peer, kAtAnotherPlace);
     default:
       *kind = "CommError";
       return text("rank ", rank_, ": aborted in ", record(report.mine));
@@ -132,6 +143,9 @@ std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
       return text("ranks disagree: rank ", rank, " found that rank ", awaited,
                   " called something else, and told rank ", rank_,
                   "; make the same calls with the same plan, dtype and size on every rank");
+    case Ending::misplaced:
+      return text("rank ", rank_, ": the communicator has ended, because rank ", rank,
+                  " found the input of rank ", awaited, kAtAnotherPlace);
     default:
       return text("rank ", rank_, ": rank ", rank, " aborted the communicator");
   }

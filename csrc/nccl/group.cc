@@ -147,6 +147,8 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   const Recorded recorded(*this, call, *choice, stream, capture);
   if (call.rows) {
     run_rows(call, *choice, stream, capture);
+  } else if (plan_.row(choice->algorithm).engine) {
+    pull(call, *choice, stream, capture);
   } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
     vendor(call, choice->algorithm, symmetric, stream, capture);
   } else {
@@ -346,11 +348,15 @@ bool Group::close(double wait_s) {
     launch(Call{Op::barrier, DType::u8}, barrier, own_stream_, 0);
     together = cuda().cuStreamSynchronize(own_stream_) == kCudaSuccess && !fault_.over();
   }
-  if (!together) return false;  // freeing would wait for what may never end
+  if (!together) {
+    engine_.settle(std::min(wait_s, kLeaveS));  // what they read is unmapped next
+    return false;                               // freeing would wait for what may never end
+  }
   if (arena_) arena_->close(true);
   cuda().cuMemFree(device_pointer(scratch_));
   order_.close();
   deadline_.close();
+  engine_.close();
   cuda().cuStreamDestroy(own_stream_);
   fault_.release();
   return true;

@@ -15,6 +15,7 @@
 #include "nccl/algorithm.h"
 #include "nccl/arena.h"
 #include "nccl/deadline.h"
+#include "nccl/engine.h"
 #include "nccl/fault.h"
 #include "nccl/kernels.h"
 #include "nccl/order.h"
@@ -105,6 +106,9 @@ class Group {
   };
   void launch_in_order(const Kernels::Instance& instance, const Job& job, const void* more,
                        const Size& size, bool lets_next_start, CUstream stream, uint64_t capture);
+  // Data that copy engines move.
+  void pull(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
+  Copies copies_of(const Call& call, const Moves& mine, const Reads& reads) const;
   // Rows: those of all ranks summed and worked on by one kernel; by another call and a kernel
   // behind it; of this rank alone, whose sums lie at `in`.
   void run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
@@ -147,6 +151,7 @@ class Group {
   Order order_;
   Fault fault_;
   Deadline deadline_;
+  Engine engine_;
   std::unique_ptr<Watch> watch_, ticks_;  // one that never asks the driver, one that does
   CUstream own_stream_ = nullptr;         // for words between host and arena
   Job job_{};                             // what no call changes

@@ -52,6 +52,7 @@ std::vector<Row> read_rows(const std::string& text, const ParamNames& params) {
                       words.is("reduces"),
                       words.is("rooted"),
                       words.is("composed"),
+                      words.is("engine"),
                       {},
                       {}});
     } else if (words.kind() == "serves") {

@@ -29,6 +29,7 @@ struct Row {
   bool reduces;        // the collective reduces: device code is compiled for a type and a reduction
   bool rooted;         // the collective has a root
   bool composed;       // of another call, and its device code behind that
+  bool engine;         // copy engines move its data: its device code only says when
   std::bitset<kReductions> serves;  // which types and reductions it runs
   Params defaults{};
 };

@@ -37,7 +37,7 @@ def told(serves: Serves) -> str:
         placement = "symmetric" if name == "shm_symmetric" else "plain"
         lines.append(
             f"algorithm op=all_reduce name={name} placement={placement} kernel= "
-            "arena=no reduces=yes rooted=no composed=no"
+            "arena=no reduces=yes rooted=no composed=no engine=no"
         )
         lines += [f"serves dtype={dtype} redop={redop}" for dtype, redop in serves[name]]
         lines += ["param name=chunk_bytes default=131072", "param name=hot default=0"] * (placement == "plain")

@@ -17,6 +17,7 @@ MOST_RANKS = 8 if one_gpu.RANKS else 4
 SHARING = (
     "compiled_graphs",
     "debug",
+    "engine",
     "epilogue",
     "fused",
     "max_sms",

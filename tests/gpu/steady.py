@@ -35,6 +35,7 @@ class Steady:
         dtype: torch.dtype = torch.float32,
         *,
         symmetric: bool = False,
+        in_place: bool = False,
         shifts: tuple[int, int] = (0, 0),
     ) -> None:
         self.comm, self.spec = comm, COLLECTIVES[name]
@@ -46,7 +47,7 @@ class Steady:
             return torch.empty(elements + shift, dtype=dtype, device=comm.device)[shift:]
 
         elements_in, elements_out = self.spec.shapes(self.call)
-        if self.spec.out_of_place:
+        if self.spec.out_of_place and not in_place:
             self.x, self.out = allocate(elements_in, shifts[0]), allocate(elements_out, shifts[1])
         else:
             assert self.spec.in_place is not None

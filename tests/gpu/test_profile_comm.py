@@ -71,6 +71,12 @@ def test_other_collectives_are_marked_too(tmp_path: Path, op: str) -> None:
     assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"gap"} | reduces
 
 
+def test_of_a_call_by_copy_engines_the_gpu_has_one_phase(tmp_path: Path) -> None:
+    found = profiled(tmp_path, "all_gather", "--algorithm", "engine_pull", "--bytes", "4M")
+    assert (found["choice"]["algorithm"], found["wrong"]) == ("engine_pull", 0)
+    assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})
+
+
 @pytest.mark.parametrize("algorithm", ["nccl_direct"])  # in its name, so that ranks of one GPU leave it out
 def test_of_a_call_that_is_nccl_s_the_gpu_has_one_phase(tmp_path: Path, algorithm: str) -> None:
     found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", "64K")

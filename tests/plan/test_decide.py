@@ -139,6 +139,16 @@ def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
     assert plan.explain("all_reduce", 8, world=2, facts=FACTS).algorithm == "shm_oneshot"
 
 
+def test_explain_says_what_takes_no_multiprocessors() -> None:
+    plan = Plan.only({"all_gather": "engine_pull"}, base=shipped_plan("nccl"))
+    said = [
+        str(plan.explain("all_gather", 1 << 26, world=2, placement=placement, facts=FACTS))
+        for placement in ("symmetric", "plain")
+    ]
+    assert "\n  takes no multiprocessors: copy engines move the data\n" in said[0]
+    assert "multiprocessors" not in said[1]
+
+
 def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:
     ranges = [
         {"max_bytes": 1024, "algorithm": "a", "params": {"blocks": 1}},

@@ -31,6 +31,7 @@ COPIES = {
     "nccl_staged": "one into symmetric memory, one out of it; NCCL's between",
     "nccl_symmetric": "none: NCCL reads and writes the tensors where they lie",
     "nccl_composed": "those of the all_reduce before; then rows are read and written once more",
+    "engine_": "none: copy engines read the peers' tensors where they lie",
     "lsa_": "tiles are pushed into slots of the peers, and read there; one flag for each tile",
     "lsa_ll_": "packets are pushed into slots of the peers, and read there; 2 bytes on the link for each byte of data",
     "lsa_ll128_": "lines are pushed into slots of the peers, and read there; 16 bytes on the link for 15 of data",

@@ -9,7 +9,7 @@ void broadcast(Target& target, const Tensor& x_given, int64_t src) {
   target.open();
   rank_in_world(src, "src", target.world());
   Call call = make_call(Op::broadcast, x, x, x.count, RedOp::sum, src);
-  target.run(call, call.bytes(), target.rank() == src ? Placed{&x, &x} : Placed{});
+  target.run(call, call.bytes(), {&x, &x});
 }
 
 COMMLIB_CALL(broadcast, "x, src");

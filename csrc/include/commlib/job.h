@@ -41,6 +41,14 @@ struct Progress {
   u64 waits_for;
 };
 
+// What a rank says to a peer around the copies of its engines: the flag of the call, and where its
+// input lies in its arena.
+struct alignas(16) Said {
+  u64 flag;
+  u64 place;
+};
+enum class Turn : u32 { ready, read, count };  // its input may be read | it has read the others'
+
 struct alignas(256) Control {
   u64 ll_number[kChannels];
   u64 ll128_number[kChannels];
@@ -48,6 +56,8 @@ struct alignas(256) Control {
   u64 token;               // of the check that memory is mapped
   u64 asked_ns;            // when a kernel last looked whether the host aborts
   alignas(128) Progress progress;
+  u64 engine_number;  // calls whose data copy engines have moved
+  alignas(128) Said said[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
@@ -67,7 +77,7 @@ struct Report {
   Progress progress;  // the same of Control::progress
 };
 
-enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer };
+enum class Ending : u64 { none, timeout, mismatch, aborted, by_peer, misplaced };
 
 constexpr u64 kNobody = 0xff;
 
@@ -99,6 +109,12 @@ struct Moves {
   u64 send_at[kMaxPeers], send_bytes[kMaxPeers];  // in `in`, for rank r
   u64 take_at[kMaxPeers], take_bytes[kMaxPeers];  // in `out`, from rank r
   u64 longest;                                    // of all ranks' blocks, equal on all ranks
+};
+
+// The second parameter of the kernel around the copies of engines.
+struct Reads {
+  u64 in_at[kMaxPeers];  // where each rank's input lies in its arena, as this rank reads it
+  Turn turn;
 };
 
 // Where the parts of an arena begin, for a world of n. Slots of tiles follow the TileBlocks; how
