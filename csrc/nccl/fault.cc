@@ -3,13 +3,6 @@
 #include <cstring>
 
 namespace commlib::nccl {
-namespace {
-
-constexpr char kAtAnotherPlace[] =
-    " at another place in symmetric memory than its own; make symmetric tensors in the same order "
-    "on every rank, and call in place on all ranks or on none";
-
-}  // namespace
 
 Fault::Fault(int rank, int world, double timeout_s, std::function<std::string(uint64_t)> describe,
              std::function<std::string()> waiting)
@@ -112,7 +105,9 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
     case Ending::misplaced:
       *kind = "CommError";
       return text("rank ", rank_, ": ", record(report.mine), " found the input of rank ",
-                  report.peer, kAtAnotherPlace);
+                  report.peer, " at another place in symmetric memory than its own; make ",
+                  "symmetric tensors in the same order on every rank, and call in place on all ",
+                  "ranks or on none");
     default:
       *kind = "CommError";
       return text("rank ", rank_, ": aborted in ", record(report.mine));
@@ -145,7 +140,8 @@ std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
                   "; make the same calls with the same plan, dtype and size on every rank");
     case Ending::misplaced:
       return text("rank ", rank_, ": the communicator has ended, because rank ", rank,
-                  " found the input of rank ", awaited, kAtAnotherPlace);
+                  " found the input of rank ", awaited,
+                  " at another place in symmetric memory than its own");
     default:
       return text("rank ", rank_, ": rank ", rank, " aborted the communicator");
   }
