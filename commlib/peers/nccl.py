@@ -52,10 +52,17 @@ class Nccl(CallTable):
         if comm.device.type != "cuda":
             return f"NCCL needs GPUs; this job is on {comm.device.type}"
         try:
-            self.lib = ctypes.CDLL(LIBRARY)  # the process has it: torch's
+            self.lib = self.opened()
         except OSError as error:
-            return f"{LIBRARY} cannot be loaded ({error}); install torch for CUDA"
+            return str(error)
         return ""
+
+    def opened(self) -> ctypes.CDLL:
+        """Open the library, which the process has: torch's; OSError says why it cannot be."""
+        try:
+            return ctypes.CDLL(LIBRARY)
+        except OSError as error:
+            raise OSError(f"{LIBRARY} cannot be loaded ({error}); install torch for CUDA") from None
 
     def join(self, comm: Communicator) -> None:
         """Make a communicator of the same ranks."""

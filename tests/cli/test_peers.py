@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,6 +97,8 @@ def reasons(comm: Communicator, name: str) -> list[str]:
         ("nccl", "NCCL needs GPUs; this job is on cpu"),
         ("symm", "torch's symmetric memory is on GPUs; this job is on cpu"),
         ("nccl_windows", "NCCL needs GPUs; this job is on cpu"),
+        ("newer_nccl", "NCCL needs GPUs; this job is on cpu"),
+        ("newer_nccl_windows", "NCCL needs GPUs; this job is on cpu"),
         ("flashinfer", "torch's symmetric memory is on GPUs; this job is on cpu"),
     ],
 )
@@ -160,3 +164,52 @@ def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: p
     assert mpi.trial() == "MPICH starts only under its own mpirun"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert mpi.trial() == "mpi4py is not here; `pip install mpi4py mpich`"
+
+
+NCCL = """
+int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}
+int {name}(int* version) {{ return ncclGetVersion(version); }}
+"""
+TWO = """
+import ctypes, sys
+from newer_nccl import Newer, version
+first = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # as torch's may be
+peer = Newer()
+second = peer.opened()
+inside = ctypes.c_int()
+second.inside(ctypes.byref(inside))
+print(version(first), version(second), inside.value, peer.title)
+"""
+
+
+def test_a_newer_nccl_calls_itself_and_not_the_one_that_the_process_has(tmp_path: Path) -> None:
+    libraries = []
+    for name, number in (("outside", 22809), ("inside", 23203)):
+        (tmp_path / name).mkdir()
+        library = tmp_path / name / "libnccl.so.2"
+        source = library.with_suffix(".c")
+        source.write_text(NCCL.format(name=name, version=number))
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname={library.name}", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
+        libraries.append(str(library))
+    first, second = libraries
+    settings = {**os.environ, "NEWER_NCCL": second, "PYTHONPATH": str(FOLDER)}
+    command = [sys.executable, "-c", TWO, first]
+    result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert result.stdout == "2.28.9 2.32.3 23203 NCCL 2.32.3\n", result.stderr
+
+
+def test_what_is_no_newer_nccl_is_named_with_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    opened = python_file(FOLDER / "newer_nccl.py", "make").opened
+    text = tmp_path / "text.so"
+    text.write_text("no library")
+    cases = {
+        "": "NEWER_NCCL is not set; set it to the libnccl.so.2 of another NCCL",
+        "/gone/nccl.so": r"NEWER_NCCL=/gone/nccl.so is no NCCL \(.*No such file.*\); set it to the libnccl.so.2",
+        str(text): r"text.so is no NCCL \(.*(invalid ELF header|file too short)\); set it to",
+        importlib.util.find_spec("_ctypes").origin: r"is no NCCL \(.*undefined symbol: ncclGetVersion\)",
+    }
+    for named, said in cases.items():
+        monkeypatch.setenv("NEWER_NCCL", named)
+        with pytest.raises(OSError, match=said):
+            opened()
