@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -97,7 +98,21 @@ def _purpose(path: Path) -> str:
     return " ".join(first.split()).rstrip(".:").replace("|", "\\|")
 
 
-PAGES = {"cli.md": cli, "environment.md": environment, "files.md": files}
+def which(results: str, part: int) -> str:
+    """Return the page "which library at which size" of one run that is kept."""
+    from commlib.bench.rows import KIND
+    from commlib.bench.which import page
+
+    return page(KIND.read_all(ROOT / "benchmarks/results" / results)[part - 1]) + "\n"
+
+
+PAGES = {
+    "cli.md": cli,
+    "environment.md": environment,
+    "files.md": files,
+    "which_library_h200.html": partial(which, "bench_h200.json", 1),
+    "which_library_xeon_2_cores.html": partial(which, "bench_xeon_2_cores.json", 1),
+}
 
 
 def stale() -> list[str]:

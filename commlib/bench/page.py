@@ -23,7 +23,7 @@ def lines(document: dict[str, Any], width: int) -> list[str]:
     """Return the page, no wider than the terminal; it is one screen of fifty lines for all collectives."""
     series = list(grouped(document["rows"], series_of))
     return [
-        *_folded(_head(document), width),
+        *_folded(head(document), width),
         "",
         *_table(document, series, width),
         "",
@@ -45,7 +45,8 @@ def _folded(texts: Iterable[str], width: int) -> list[str]:
     return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
 
 
-def _head(document: dict[str, Any]) -> Iterator[str]:
+def head(document: dict[str, Any]) -> Iterator[str]:
+    """Say what was measured, where, and by which plan."""
     config, machine = document["config"], document["fingerprint"]
     types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
     graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""

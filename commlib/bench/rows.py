@@ -76,6 +76,12 @@ def steady(row: Row) -> bool:
     return spread(row["time_us"]) <= AGREE
 
 
+def versus(ours: Row, other: Row) -> dict[str, float]:
+    """Return how many times as long the other takes: of medians, and of the middle four fifths of blocks."""
+    a, b = other["time_us"], ours["time_us"]
+    return {"ratio": a["p50"] / b["p50"], "low": a["p10"] / b["p90"], "high": a["p90"] / b["p10"]}
+
+
 def averages(rows: Sequence[Row]) -> dict[str, Any]:
     """Average bus bandwidth of one collective as nccl-tests does: of the plan's choices on plain tensors, of peers."""
     moving = [row for row in measured(rows) if row["size"]]

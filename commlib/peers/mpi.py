@@ -57,8 +57,11 @@ class Mpi(CallTable):
 
     def join(self, comm: Communicator) -> None:
         """Start MPI in this process, unless mpirun did."""
-        if launcher.is_launcher():
-            return
+        if not launcher.is_launcher():
+            self._begin(comm)
+        self.title = self.library.get_vendor()[0]
+
+    def _begin(self, comm: Communicator) -> None:
         address = comm.broadcast_object(pmi.server(comm.size) if comm.rank == 0 else None, 0)
         pmi.start(address, comm.rank, comm.size)
         self.library = launcher.library(finalize=False)  # after Ctrl-C nobody may come to MPI_Finalize

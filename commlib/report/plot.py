@@ -44,8 +44,18 @@ class Bar:
 
 
 @dataclass(frozen=True)
+class Tile:
+    """One size of a strip: who it belongs to, the class of a page's style that gives it a look, and its two texts."""
+
+    name: str
+    look: str
+    text: str
+    tick: str  # below it
+
+
+@dataclass(frozen=True)
 class Panel:
-    """One axis with a logarithm of sizes below; or bars, where there are no sizes; or lanes of a timeline."""
+    """One axis with a logarithm of sizes below; or bars, where there are no sizes; or lanes of a timeline; or tiles."""
 
     title: str
     xlabel: str = ""
@@ -53,6 +63,7 @@ class Panel:
     lines: Sequence[Line] = ()
     bars: Mapping[str, float] = field(default_factory=dict)  # by label, in place of lines
     timeline: Sequence[Bar] = ()  # in place of lines: lanes below each other
+    tiles: Sequence[Tile] = ()  # in place of lines, in pages alone: a strip from left to right
     ticks: Mapping[float, str] = field(default_factory=dict)  # sizes that are written below the axis
     log_y: bool = False
     y_range: tuple[float | None, float | None] = (None, None)

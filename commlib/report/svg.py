@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
+from itertools import groupby
+from textwrap import wrap
 
 from commlib.report.figures import fitted
 from commlib.report.plot import Line, Panel
@@ -14,6 +16,7 @@ WIDTH, HEIGHT = 380, 250  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 56, 12, 34, 44  # beside its axes
 NO_TITLE, NO_LABEL = 14, 20  # less high without them
 BAR, CHARACTER = 26, 6.2  # height of a bar; width of a small character
+TILE, LINE = 38, 15  # height of a tile, in which five characters stand upright, and of a line of text
 DASHES = {"--": "6 3", ":": "2 3"}
 ROUND = "h0"  # a point, whose stroke has round ends
 # Marker of matplotlib → its outline, drawn from the middle; those that are not here are round.
@@ -35,7 +38,7 @@ def svg(panel: Panel, name: str, titled: bool = True) -> str:
     """Return one panel, whose name no other of the page has, with its title unless that stands elsewhere."""
     drawn = panel if titled else replace(panel, title="")
     height, inside = _drawn(drawn)
-    top, foot = 0 if drawn.title else NO_TITLE, 0 if panel.xlabel or panel.bars else NO_LABEL
+    top, foot = 0 if drawn.title else NO_TITLE, 0 if panel.xlabel or panel.bars or panel.tiles else NO_LABEL
     title = ": ".join(filter(None, (panel.title, panel.ylabel or panel.xlabel))).replace("\n", " ")
     return (
         f'<svg viewBox="0 {top} {WIDTH} {height - top - foot}" role="img" aria-labelledby="{name}-t {name}-d">'
@@ -50,16 +53,18 @@ def _drawn(panel: Panel) -> tuple[int, Iterator[str]]:
         return 2 * BAR + BAR * len(panel.bars), _bars(panel)
     if panel.timeline:
         return TOP + BAR * len(_lanes(panel)) + BOTTOM, _timeline(panel)
+    if panel.tiles:
+        return TOP + TILE + LINE * (2 + len(_lines(panel))), _strip(panel)
     return HEIGHT, _axes(panel)
 
 
 def legend(panels: Sequence[Panel]) -> str:
-    """Return the names of all lines and stretches, each once, with their marks."""
+    """Return the names of all lines, stretches and tiles, each once, with their marks."""
     lines = {line.label: _markers(line, [(0, 0)]) for panel in panels for line in panel.lines if line.label}
     stretches = {
-        name: f'<rect class="mark c{at % 10}" x="-6" y="-5" width="12" height="10"/>'
+        name: f'<rect class="{look}" x="-6" y="-5" width="12" height="10"/>'
         for panel in panels
-        for name, at in _labels(panel).items()
+        for name, look in _looks(panel).items()
     }
     items = (
         f'<li><svg viewBox="-6 -6 12 12" aria-hidden="true">{mark}</svg>{escape(name)}</li>'
@@ -72,6 +77,8 @@ def described(panel: Panel) -> str:
     """Say what a panel shows: each line by its ends."""
     if panel.bars:
         return "; ".join(f"{name}: {fitted(value, 8)}" for name, value in panel.bars.items())
+    if panel.tiles:
+        return "; ".join(f"{tile.tick}: {tile.name} {tile.text}" for tile in panel.tiles)
     said = [f"{of.lane}: {of.label} {fitted(of.width, 8)} from {fitted(of.start, 8)}" for of in panel.timeline]
     said += [_said(line) for line in panel.lines if line.x]
     said += [f"{label or 'limit'} {fitted(value, 8)}" for value, label in panel.limits]
@@ -121,7 +128,7 @@ def _axes(panel: Panel) -> Iterator[str]:
 
 def _apart(texts: Sequence[tuple[float, float, str]]) -> Iterator[tuple[float, float, str]]:
     """Yield the texts of a line that do not cover the one before."""
-    free = 0.0
+    free = -CHARACTER  # a panel's edge cuts nothing
     for x, y, text in sorted(texts):
         half = (len(text) + 1) * CHARACTER / 2
         if x - half >= free:
@@ -164,6 +171,34 @@ def _lanes(panel: Panel) -> list[str]:
 def _labels(panel: Panel) -> dict[str, int]:
     """Number the labels of a timeline: what has one label has one colour."""
     return {label: at for at, label in enumerate(dict.fromkeys(bar.label for bar in panel.timeline))}
+
+
+def _looks(panel: Panel) -> dict[str, str]:
+    """Return the look of each name of a timeline or of a strip."""
+    return {name: f"mark c{at % 10}" for name, at in _labels(panel).items()} | {
+        tile.name: tile.look for tile in panel.tiles
+    }
+
+
+def _lines(panel: Panel) -> list[str]:
+    return wrap(panel.xlabel, int(WIDTH / CHARACTER))
+
+
+def _strip(panel: Panel) -> Iterator[str]:
+    """Yield tiles of one width: above them who they belong to, where there is room, and below them sizes and words."""
+    wide, foot = WIDTH / len(panel.tiles), TOP + TILE
+    yield f'<text class="title" x="0" y="14">{escape(panel.title)}</text>' if panel.title else ""
+    middles = [round(wide * (at + 0.5), 1) for at in range(len(panel.tiles))]
+    for x, tile in zip(middles, panel.tiles, strict=True):
+        left, turned = x - wide / 2 + 0.5, CHARACTER * len(tile.text) > wide - 2
+        yield f'<rect class="{tile.look}" x="{left:.1f}" y="{TOP}" width="{wide - 1:.1f}" height="{TILE}"/>'
+        place = f'transform="translate({x} {TOP + TILE / 2}){" rotate(-90)" * turned}"'
+        yield f'<text class="on" text-anchor="middle" y="4" {place}>{escape(tile.text)}</text>'
+    owners = [list(of) for _, of in groupby(zip(middles, panel.tiles, strict=True), lambda placed: placed[1].name)]
+    named = (((of[0][0] + of[-1][0]) / 2, TOP - 5, of[0][1].name, wide * len(of)) for of in owners)
+    yield _texts("middle", (name[:3] for name in named if CHARACTER * len(name[2]) <= name[3]))
+    yield _texts("middle", _apart([(x, foot + LINE, tile.tick) for x, tile in zip(middles, panel.tiles, strict=True)]))
+    yield _texts("start", ((0, foot + LINE * (2 + at), line) for at, line in enumerate(_lines(panel))))
 
 
 def _timeline(panel: Panel) -> Iterator[str]:

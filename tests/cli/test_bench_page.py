@@ -107,6 +107,7 @@ def test_mpi_and_torch_stand_beside_ours_on_the_cpu_unasked(run: tuple[str, dict
     mpi = ["mpi"] if importlib.util.find_spec("mpi4py") else []
     assert run[1]["config"]["peers"] == [*mpi, "torch"]
     assert run[1]["config"]["baseline"] == [*mpi, "torch"][0]
+    assert {row["library"] for row in run[1]["rows"] if row["algorithm"] == "mpi"} == ({"MPICH"} if mpi else set())
     assert {row["wrong"] for row in run[1]["rows"] if "skipped" not in row} == {0}
 
 

@@ -12,9 +12,9 @@ import pytest
 from commlib.report.formats import escaped
 from commlib.report.html import html
 from commlib.report.page import Code, Grid, Picture, Points, Section, Text, markdown
-from commlib.report.plot import MARKERS, Line, Panel, look
+from commlib.report.plot import MARKERS, Line, Panel, Tile, look
 from commlib.report.progress import line, remaining_s
-from commlib.report.svg import SHAPES, svg
+from commlib.report.svg import SHAPES, legend, svg
 from commlib.report.table import Column
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,6 +83,28 @@ def test_a_panel_is_drawn_inside_its_frame_and_says_what_it_shows() -> None:
     assert "limit 200000" in (described.text or "")
     marks = [each.get("d") or "" for each in root.iter("path") if re.match("mark|dot", each.get("class") or "")]
     assert [mark.count("M") for mark in marks] == len(lines) * [3]
+
+
+@pytest.mark.parametrize("count", [1, 5, 21, 60])
+def test_tiles_fill_a_strip_and_their_texts_stand_upright_where_they_are_narrow(count: int) -> None:
+    looks = ("level", "mark c1")
+    tiles = [Tile(("level", "a<b")[at > 3], looks[at > 3], "12.3", f"{at}K") for at in range(count)]
+    panel = Panel("all_reduce", xlabel="way to 4K, then way " * 9, tiles=tiles)
+    root = ElementTree.fromstring(svg(panel, "p"))
+    width, height = map(float, (root.get("viewBox") or "").split()[2:])
+    rects = [{key: float(each.get(key) or 0) for key in ("x", "y", "width", "height")} for each in root.iter("rect")]
+    assert len(rects) == count
+    assert all(a["x"] + a["width"] <= b["x"] <= a["x"] + a["width"] + 2 for a, b in pairwise(rects))
+    assert rects[0]["x"] <= 1 and rects[-1]["x"] + rects[-1]["width"] >= width - 1
+    texts = [each for each in root.iter("text") if each.get("class") == "on"]
+    assert {each.text for each in texts} == {"12.3"}
+    assert all(("rotate" in (each.get("transform") or "")) == (rects[0]["width"] < 26) for each in texts)
+    lowest = max(float(each.get("y") or 0) for each in root.iter("text"))
+    assert lowest <= height
+    assert "".join(root.itertext()).count("then way") == 18  # drawn in lines, and in the title
+    assert [name for name in ("level", "a&lt;b") if name in legend([panel])] == ["level", "a&lt;b"][: 1 + (count > 4)]
+    (described,) = root.iter("desc")
+    assert (described.text or "").startswith("0K: level 12.3")
 
 
 def test_what_is_written_below_an_axis_does_not_cover_what_stands_beside_it() -> None:

@@ -95,7 +95,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--full", is_flag=True, help="Print every row also without OP, in place of a page.")
 @click.option("--format", "form", type=click.Choice(BenchView.forms), help="[default: table, page without OP]")
 @click.option(
-    "-o", "--output", type=FILE, help="Also write the results to FILE: JSON, or .csv, .md, .osu by its suffix."
+    "-o", "--output", type=FILE, help="Also write the results to FILE: JSON, or .csv, .md, .osu, .html by its suffix."
 )
 @click.option("--plot", type=FILE, help="Also draw the curves to FILE: .png or .svg.")
 @click.option("--ncu", "tool", flag_value="ncu", help=nsight.HELP["ncu"])

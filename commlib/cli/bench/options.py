@@ -29,7 +29,7 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     peers = _peers(options["peers"], options["peer"])
     _check_world(ranks, options)
     check_output(str(options["output"]))
-    check_files(options["output"], options["plot"], endings=(".json", ".csv", ".md", ".osu"))
+    check_files(options["output"], options["plot"], endings=(".json", ".csv", ".md", ".osu", ".html"))
     options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     sizes = _sizes(options, dtypes, brief=not ops)

@@ -1,4 +1,4 @@
-"""How a document of `commlib bench` is shown: the table, OSU's layout, markdown, CSV, JSON, and as a picture."""
+"""How a document of `commlib bench` is shown: the table, OSU's layout, markdown, CSV, JSON, HTML, and as a picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from commlib.bench import osu, page
+from commlib.bench import osu, page, which
 from commlib.bench.plot import plot
 from commlib.bench.rows import measured, series_of, title
 from commlib.cli.bench import columns, notes
@@ -22,7 +22,7 @@ WIDE = 120  # columns from which both forms fit on a line
 class BenchView(View):
     """nccl-tests' table, one line per algorithm."""
 
-    forms: ClassVar = ("table", "page", "osu", "md", "csv", "json")
+    forms: ClassVar = ("table", "page", "osu", "md", "csv", "json", "html")
 
     @property
     def abreast(self) -> bool:
@@ -86,6 +86,10 @@ class BenchView(View):
     def csv(self) -> str:
         """Return a line for each row."""
         return csv_text(self.rows(), columns.CSV)
+
+    def html(self) -> str:
+        """Return the page that says which library is the fastest at which size."""
+        return which.page(self.document)
 
     def osu(self) -> str:
         """Return OSU's columns, one table for each algorithm in each form."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from commlib.report.figures import fitted, percent_text, ratio_text
+from commlib.report.measured import ENOUGH, outcome
 
 CLOSE = 0.8  # of the floor: nothing else takes long
 HALF = 0.5  # of the time: less than that, the bytes do not explain it
-ENOUGH = 1.05  # times as fast: less is level
 NEAR = 2.0  # times the shortest call of the series
 BYTES, WORK, FIXED, CALL, OPEN = "bandwidth", "arithmetic", "fixed cost", "our code", "not known"
 RULE = (
@@ -58,11 +58,7 @@ class Call:
     @property
     def outcome(self) -> str:
         """Whether ours is faster or slower than the best of the others, by enough and beyond doubt."""
-        if self.versus is None:
-            return ""
-        if self.versus["low"] > 1 and self.versus["ratio"] >= ENOUGH:
-            return "faster"
-        return "slower" if self.versus["high"] < 1 and self.versus["ratio"] <= 1 / ENOUGH else "level"
+        return outcome(self.versus)
 
 
 def bottleneck(call: Call) -> tuple[str, str]:

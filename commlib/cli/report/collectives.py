@@ -7,7 +7,7 @@ from typing import Any
 
 from commlib.bench.page import compared
 from commlib.bench.plot import panels
-from commlib.bench.rows import measured, median_us, series_of, steady, title
+from commlib.bench.rows import measured, median_us, series_of, steady, title, versus
 from commlib.cli.bench.view import BenchView
 from commlib.cli.profile.comm_analysis_view import AnalysisView
 from commlib.cli.profile.comm_view import CommView
@@ -43,7 +43,7 @@ def bench_calls(document: Document) -> Iterator[Call]:
                 need_us=floor if ours["size"] else 0.0,
                 least_us=least if len(found) > 1 or not ours["size"] else None,
                 beside=best["algorithm"] if best else "",
-                versus=_versus(ours, best) if best else None,
+                versus=versus(ours, best) if best and steady(best) else None,
             )
 
 
@@ -55,14 +55,6 @@ def _share(ours: Row, limit: float | None) -> float | None:
     """Return the bus bandwidth's share of the limit: of its size, if the document says so."""
     found = ours["busbw"] / limit if limit and ours["size"] else None
     return ours.get("of_limit") or found
-
-
-def _versus(ours: Row, best: Row) -> dict[str, float] | None:
-    """Return how many times as long the best other takes: of medians, and of the middle four fifths of blocks."""
-    if not steady(best):
-        return None
-    a, b = best["time_us"], ours["time_us"]
-    return {"ratio": a["p50"] / b["p50"], "low": a["p10"] / b["p90"], "high": a["p90"] / b["p10"]}
 
 
 def section(document: Document) -> list[Block]:
