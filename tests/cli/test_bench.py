@@ -234,7 +234,7 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
         (("--root", "2"), "--root 2 is not one of 2 ranks"),
         (("--plot", "curves.pdf"), "no .png or .svg file"),
         (("-o", "nowhere/report.json"), "no folder nowhere"),
-        (("-o", "report.txt"), "-o report.txt: results end in .json, .csv, .md, .osu; give the file such a name"),
+        (("-o", "report.txt"), "results end in .json, .csv, .md, .osu, .html; give the file such a name"),
         (("--graph", "--backend", "shm"), "--graph needs GPUs"),
         (("all_reduce", "--redop", "band"), "nothing to measure: band of float32 is not defined"),
         (("barrier", "--in-place", "in"), "nothing to measure: barrier has no in-place form"),
