@@ -242,17 +242,19 @@ class Communicator(Fused):
 
     # --- life ---------------------------------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+    def split(self, color: int | None, key: int = 0, *, max_sms: int | None = None) -> Communicator | None:
         """Make one communicator for each color and return this rank's; every rank must call it.
 
         Args:
             color: Ranks with the same color form a communicator; a rank with color None gets None.
             key: The new ranks are in the order of (key, rank).
+            max_sms: As of init(), the same on all ranks of a color; without it, as of this communicator.
         """
         for name, number in (("color", 0 if color is None else color), ("key", key)):
             if not isinstance(number, SupportsIndex):
                 raise TypeError(f"{name} is of type {type(number).__name__}, but must be an int")
-        make = partial(Communicator._create, backend=self.backend, plan=self.plan, **self._options.shared)
+        limits = self._options.shared | ({} if max_sms is None else {"max_sms": max_sms})
+        make = partial(Communicator._create, backend=self.backend, plan=self.plan, **limits)
         return split(self, color, key, make)
 
     def check(self) -> None:

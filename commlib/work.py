@@ -253,7 +253,8 @@ class StreamLanes:
         """Make the call behind what the current stream has so far."""
         _refuse_tracing(what)
         if self._side is None:
-            self._side = torch.cuda.Stream(self._device)
+            # High priority: where products of the caller's fill the GPU, few blocks need not wait for all of theirs.
+            self._side = torch.cuda.Stream(self._device, priority=-1)
         caller = torch.cuda.current_stream(self._device)
         self._side.wait_event(caller.record_event())
         device = torch.cuda.current_device()

@@ -98,6 +98,27 @@ def test_ranks_with_different_limits_of_multiprocessors_are_told() -> None:
     assert said == {"ranks disagree on max_sms (rank 0: 0, rank 1: 8); start every rank with the same settings"}
 
 
+def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
+    """The limits of a split with one of its own and of that one's split, and what is said of limits that differ."""
+    few = comm.split(0, max_sms=3)
+    assert few is not None
+    with few:
+        part = few.split(0)
+        assert part is not None
+        with part:
+            found = few._options.max_sms, part._options.max_sms
+    with pytest.raises(PlanMismatch) as caught:
+        comm.split(0, max_sms=1 + comm.rank)
+    return *found, str(caught.value)
+
+
+def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks() -> None:
+    with Ranks(2, backend="shm", max_bytes=SMALL) as ranks:
+        found = ranks.run(limits_of_splits)
+    said = "ranks disagree on max_sms (rank 0: 1, rank 1: 2); start every rank with the same settings"
+    assert found == [(3, 3, said)] * 2
+
+
 def pinned(comm: Communicator) -> tuple[str, bool, str, str]:
     """What explain says, what the native table finds, and the digests of the plan and of a split's."""
     why = comm.explain("all_reduce", 1 << 20)

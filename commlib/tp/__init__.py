@@ -11,6 +11,7 @@ from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
 from commlib.tp.logits import Sampling, gather_logits, greedy, sample
 from commlib.tp.model import KVCache, Llama
 from commlib.tp.norm import FusedResidualNorm
+from commlib.tp.pipeline import Pipeline
 from commlib.tp.scheduler import Draw, Request, Scheduler
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, heads, shard
@@ -26,6 +27,7 @@ __all__ = [
     "KVCache",
     "Llama",
     "LlamaConfig",
+    "Pipeline",
     "RandomWeights",
     "Request",
     "RowParallelLinear",

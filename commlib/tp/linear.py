@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.communicator import Communicator
+from commlib.tp.pipeline import Pipeline, Steps
+from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, shard
 from commlib.tp.weights import Source
 
@@ -18,8 +21,26 @@ def parameter(comm: Communicator, *shape: int, dtype: torch.dtype) -> nn.Paramet
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=comm.device), requires_grad=False)
 
 
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Write a linear layer's outputs of rows to `out`; both may be batches of rows that do not lie together."""
+    batched = x.dim() > weight.dim()
+    by = weight.t().expand(len(x), -1, -1) if batched else weight.t()
+    if bias is None:
+        return (torch.bmm if batched else torch.mm)(x, by, out=out)
+    return (torch.baddbmm if batched else torch.addmm)(bias, x, by, out=out)
+
+
+def in_step(comm: Communicator, pipeline: Pipeline | None, shape: Sequence[int]) -> list[slice]:
+    """Return the chunks of each rank's rows of a tensor of all tokens; none: they are computed one after the other."""
+    tokens, *batch, _ = shape
+    if pipeline is None or tokens % comm.size:
+        return []
+    cuts = pipeline.cuts(tokens * math.prod(batch), comm.size)
+    return cuts if len(cuts) > 1 else []
+
+
 class ColumnParallelLinear(nn.Module):
-    """A linear layer of which each rank computes a part of the outputs; it moves no data between ranks.
+    """A linear layer of which each rank computes a part of the outputs; forward() moves no data between ranks.
 
     A merged layer has several parts, e.g. the Q, K and V of this rank: one product, whose columns `split` takes apart.
     """
@@ -36,14 +57,40 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         if isinstance(out_features, int):
             out_features = [shard(out_features, comm.rank, comm.size)]
+        self.comm = comm
         self.parts = list(out_features)
         self.in_features, self.lengths = in_features, [part.length for part in self.parts]
         self.weight = parameter(comm, sum(self.lengths), in_features, dtype=dtype)
         self.bias = parameter(comm, sum(self.lengths), dtype=dtype) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return this rank's outputs of all parts."""
-        return F.linear(x, self.weight, self.bias)
+        if out is None:
+            return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias, out)
+
+    def gathered(self, rows: Tensor, tokens: int, pipeline: Pipeline | None = None) -> Tensor:
+        """Return this rank's outputs of all tokens, of which each rank passes its rows: sequence parallel.
+
+        Args:
+            rows: This rank's, as `scatter_rows` divides them.
+            tokens: The rows of all ranks.
+            pipeline: Says in how many chunks; where the ranks do not divide the tokens, it is one.
+        """
+        cuts = in_step(self.comm, pipeline, (tokens, *rows.shape[1:]))
+        if pipeline is None or not cuts:
+            return self.forward(gather_rows(self.comm, rows, rows.new_empty(tokens, *rows.shape[1:])))
+        out = rows.new_empty(tokens, *rows.shape[1:-1], len(self.weight))
+        own, of_ranks = rows.view(-1, self.in_features), out.view(self.comm.size, -1, len(self.weight))
+        pipeline.run(self._gather(pipeline, own[cut], of_ranks[:, cut]) for cut in cuts)
+        return out
+
+    def _gather(self, pipeline: Pipeline, rows: Tensor, out: Tensor) -> Steps[None]:
+        whole = rows.new_empty(self.comm.size, *rows.shape)
+        work = pipeline.gather_rows(rows, whole.flatten(0, 1))
+        yield
+        work.wait()
+        product(whole, self.weight, self.bias, out)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """Return the parts of what forward() returned, as views."""
@@ -90,15 +137,35 @@ class RowParallelLinear(nn.Module):
 
     def partial(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return what this rank adds to the output, for FusedResidualNorm; `out` may be of comm.empty()."""
-        rows = x.reshape(-1, self.part.length)
         if out is None:
             out = x.new_empty(*x.shape[:-1], self.out_features)
-        flat = out.view(-1, self.out_features)
-        if self.bias is not None and self.comm.rank == 0:
-            torch.addmm(self.bias, rows, self.weight.t(), out=flat)
-        else:
-            torch.mm(rows, self.weight.t(), out=flat)
+        product(x.reshape(-1, self.part.length), self.weight, self._own_bias, out.view(-1, self.out_features))
         return out
+
+    def scattered(self, x: Tensor, pipeline: Pipeline | None = None) -> Tensor:
+        """Return those rows of the output that this rank keeps, as `scatter_rows` does: sequence parallel.
+
+        Args:
+            x: This rank's inputs of all tokens.
+            pipeline: Says in how many chunks; where the ranks do not divide the tokens, it is one.
+        """
+        cuts = in_step(self.comm, pipeline, x.shape)
+        if pipeline is None or not cuts:
+            return scatter_rows(self.comm, self.partial(x))
+        out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
+        of_ranks, own = x.reshape(self.comm.size, -1, self.part.length), out.view(-1, self.out_features)
+        pipeline.run(self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts)
+        return out
+
+    @property
+    def _own_bias(self) -> Tensor | None:
+        return self.bias if self.comm.rank == 0 else None
+
+    def _scatter(self, pipeline: Pipeline, x: Tensor, out: Tensor) -> Steps[None]:
+        partial = product(x, self.weight, self._own_bias, x.new_empty(*x.shape[:-1], self.out_features))
+        work = pipeline.scatter_rows(partial.flatten(0, 1), out)
+        yield
+        work.wait()
 
     def load(self, source: Source, name: str) -> None:
         """Read this rank's columns of the weight, and the bias."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.kernels import store
+from commlib.timing import Run
 from commlib.tp.batch import Batch, attend
 from commlib.tp.config import LlamaConfig, frequencies
 from commlib.tp.embedding import VocabParallelEmbedding
 from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
 from commlib.tp.norm import FusedResidualNorm
+from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.shard import heads, shard
 from commlib.tp.weights import SafeTensors, Source
 
@@ -46,10 +49,6 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.qkv = ColumnParallelLinear(comm, config.hidden_size, [queries, keys, keys], **options)
         self.out = RowParallelLinear(comm, queries, config.hidden_size, **options)
-
-    def forward(self, x: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the partial result, in place of x."""
-        return self.out.partial(self.mixed(self.qkv(x), batch, rotary, cache), out=x)
 
     def mixed(self, qkv: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
         """Return what lies between the two products: the new K and V are stored, and each token looks at its own."""
@@ -97,16 +96,45 @@ class Layer(nn.Module):
         self, x: Tensor, residual: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Take and return normalised rows and the residual."""
-        x, residual = self.middle(self.attention(x, batch, rotary, cache), residual)
+        mixed = self.attention.mixed(self.attention.qkv(x), batch, rotary, cache)
+        return self.behind(mixed, x, residual)
+
+    def behind(self, mixed: Tensor, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the same from what attention mixed on; the normalised rows replace x."""
+        x, residual = self.middle(self.attention.out.partial(mixed, out=x), residual)
         normed: tuple[Tensor, Tensor] = self.end(self.mlp(x), residual)
         return normed
+
+    def steps(self, pipeline: Pipeline, mixed: Tensor, x: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+        """Do as behind(), for one chunk of a pipeline, which x may fill up with rows; return the new residual."""
+        self.attention.out.partial(mixed, out=x[: len(mixed)])
+        middle = yield from self.middle.steps(pipeline, x, residual)
+        end: Tensor = yield from self.end.steps(pipeline, self.mlp(x), middle)
+        return end
+
+
+@dataclass
+class Chunk:
+    """Some tokens of a batch on their way from one attention to the next."""
+
+    rows: slice
+    x: Tensor
+    qkv: Tensor
+    residual: Tensor | None = None  # of the rows that this rank keeps
+
+    def through(self, steps: Steps[Tensor], follower: Layer | None) -> Steps[None]:
+        """Take these steps, which return the residual, and compute what the attention behind them takes."""
+        self.residual = yield from steps
+        if follower is not None:
+            follower.attention.qkv(self.x, out=self.qkv)
 
 
 class Llama(nn.Module):
     """A decoder whose forward() returns this rank's logits of each request's last token.
 
     One buffer of `max_tokens` rows, in symmetric memory where it fits, is input and output of every block: partial
-    results are written where they are added up, and normalised rows where they are read.
+    results are written where they are added up, and normalised rows where they are read. Batches of which `pipeline`
+    makes several chunks run sequence parallel, with the communication of a chunk beside the products of others.
     """
 
     def __init__(
@@ -117,9 +145,11 @@ class Llama(nn.Module):
         dtype: torch.dtype = torch.float32,
         max_tokens: int = 512,
         sequence_parallel: bool = False,
+        pipeline: Pipeline | None = None,
     ) -> None:
         super().__init__()
         self.comm, self.config, self.dtype = comm, config, dtype
+        self.pipeline = pipeline or Pipeline(comm)
 
         def norm() -> FusedResidualNorm:
             options: Any = {"sequence_parallel": sequence_parallel, "dtype": dtype}
@@ -138,12 +168,61 @@ class Llama(nn.Module):
         """Store the new tokens in the cache; return this rank's logits, [requests, part of the vocabulary]."""
         if len(batch.ids) > len(self.buffer):
             raise ValueError(f"the batch has {len(batch.ids)} new tokens, but max_tokens is {len(self.buffer)}")
+        run = self._at_once if len(self.pipeline.cuts(len(batch.ids))) == 1 else self._in_chunks
+        x = run(batch, cache)
+        logits: Tensor = self.head(x[batch.last])
+        return logits
+
+    def between(self, tokens: int) -> Run:
+        """Return what a layer does between two attentions for so many tokens, made up: what Pipeline.tune measures."""
+        layer: Any = self.layers[0]
+        mixed = torch.randn(tokens, layer.attention.out.part.length, device=self.comm.device).to(self.dtype)
+
+        def run() -> None:
+            if len(self.pipeline.cuts(tokens)) == 1:
+                layer.attention.qkv(layer.behind(mixed, self.buffer[:tokens], None)[0])
+            else:
+                self._layer_in_chunks(layer, layer, mixed, self._chunks(tokens)[0])
+
+        return run
+
+    def _at_once(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Return the normalised rows behind the last layer."""
         rotary = self.rotary(batch.positions)
+        x: Tensor
         x, residual = self.begin(self.embed.partial(batch.ids, self.buffer[: len(batch.ids)]))
         for layer, of_layer in zip(self.layers, zip(cache.k, cache.v, strict=True), strict=True):
             x, residual = layer(x, residual, batch, rotary, of_layer)
-        logits: Tensor = self.head(x[batch.last])
-        return logits
+        return x
+
+    def _in_chunks(self, batch: Batch, cache: KVCache) -> Tensor:
+        """Return the same; from one attention to the next, all is done for each chunk of tokens apart."""
+        rotary, layers = self.rotary(batch.positions), list[Any](self.layers)
+        chunks, qkv = self._chunks(len(batch.ids))
+        self.pipeline.run(chunk.through(self._begin(batch.ids[chunk.rows], chunk.x), layers[0]) for chunk in chunks)
+        for number, layer in enumerate(layers):
+            mixed = layer.attention.mixed(qkv, batch, rotary, (cache.k[number], cache.v[number]))
+            self._layer_in_chunks(layer, layers[number + 1] if number + 1 < len(layers) else None, mixed, chunks)
+        return self.buffer[: len(batch.ids)]
+
+    def _chunks(self, tokens: int) -> tuple[list[Chunk], Tensor]:
+        """Return the chunks of a batch, and its Q, K and V; rows of zeros make ranks' parts equal if there is room."""
+        first: Any = self.layers[0]
+        filled = min(-(-tokens // self.comm.size) * self.comm.size, len(self.buffer))
+        self.buffer[tokens:filled] = 0
+        qkv = self.buffer.new_empty(filled, len(first.attention.qkv.weight))
+        return [Chunk(rows, self.buffer[rows], qkv[rows]) for rows in self.pipeline.cuts(filled)], qkv[:tokens]
+
+    def _begin(self, ids: Tensor, x: Tensor) -> Steps[Tensor]:
+        self.embed.partial(ids, x[: len(ids)])
+        return (yield from self.begin.steps(self.pipeline, x, None))
+
+    def _layer_in_chunks(self, layer: Layer, follower: Layer | None, mixed: Tensor, chunks: Sequence[Chunk]) -> None:
+        def program(chunk: Chunk) -> Steps[None]:
+            steps = layer.steps(self.pipeline, mixed[chunk.rows], chunk.x, chunk.residual)
+            return chunk.through(steps, follower)
+
+        self.pipeline.run(map(program, chunks))
 
     def load(self, source: Source) -> None:
         """Read every weight by Hugging Face's names for Llama."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
 from commlib.tp.linear import parameter
+from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.weights import Source
 
@@ -37,14 +39,29 @@ class FusedResidualNorm(nn.Module):
         """Return (normalised rows, the new residual); they replace `partial` and `residual`."""
         if self.sequence_parallel:
             rows = scatter_rows(self.comm, partial)
-            if residual is not None:
-                rows += residual
-            y = normalised(rows, self.weight, self.eps, self.weight_bias, None, False).to(rows.dtype)
-            return gather_rows(self.comm, y, partial), rows
+            return gather_rows(self.comm, self._normalised(rows, residual), partial), rows
         y, residual = self.comm.all_reduce_rms_norm(
             partial, residual, self.weight, self.eps, weight_bias=self.weight_bias
         )
         return y, residual
+
+    def steps(self, pipeline: Pipeline, partial: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+        """Do as forward() with sequence_parallel, for one chunk of a pipeline; return the new residual."""
+        scattered = pipeline.scatter_rows(partial)
+        yield
+        rows: Tensor = scattered.result()
+        gathered = pipeline.gather_rows(self._normalised(rows, residual), partial)
+        yield
+        gathered.wait()
+        return rows
+
+    def _normalised(self, rows: Tensor, residual: Tensor | None) -> Tensor:
+        """Add the residual to the rows, and return their norm."""
+        if residual is not None:
+            rows += residual
+        if self.weight_bias:  # added to the weight in float32, which torch's kernel does not
+            return normalised(rows, self.weight, self.eps, self.weight_bias, None, False).to(rows.dtype)
+        return F.rms_norm(rows, self.weight.shape, self.weight, self.eps)
 
     def load(self, source: Source, name: str) -> None:
         """Read the weight, the same on all ranks."""

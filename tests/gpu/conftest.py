@@ -23,6 +23,7 @@ SHARING = (
     "max_sms",
     "mixtures",
     "nccl_conformance",
+    "pipeline",
     "profile_comm",
     "tp",
 )

@@ -1,0 +1,123 @@
+"""Chunks with communication beside the products give what layers give at once: eager, replayed, and in the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+from commlib.tp import ColumnParallelLinear, Engine, Llama, Pipeline, RandomWeights, RowParallelLinear, gather_rows
+from tests.tp import reference
+from tests.tp.reference import CONFIG
+
+SOURCE = RandomWeights(1)
+PROMPTS = [[(37 * at + 5) % CONFIG.vocab_size for at in range(count)] for count in (9, 1, 300, 301)]
+CAN_DIFFER = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # a product of other shape adds up in another order
+
+
+def few_of(comm: Communicator) -> Communicator:
+    few = comm.split(0, comm.rank, max_sms=8)
+    assert few is not None
+    return few
+
+
+class Block:
+    """A column-parallel layer and a row-parallel one behind it, between tokens that are divided over the ranks."""
+
+    def __init__(self, comm: Communicator, tokens: int, dtype: torch.dtype) -> None:
+        self.comm, self.tokens = comm, tokens
+        self.column = ColumnParallelLinear(comm, 256, 512, bias=True, dtype=dtype)
+        self.row = RowParallelLinear(comm, 512, 256, bias=True, dtype=dtype)
+        self.column.load(SOURCE, "column")
+        self.row.load(SOURCE, "row")
+        self.own = torch.empty(tokens // comm.size, 256, dtype=dtype, device=comm.device)
+
+    def set(self, step: int) -> None:
+        generator = torch.Generator(self.comm.device).manual_seed(100 * step + self.comm.rank)
+        self.own.normal_(generator=generator)
+
+    def run(self, pipeline: Pipeline | None) -> torch.Tensor:
+        return self.row.scattered(self.column.gathered(self.own, self.tokens, pipeline), pipeline)
+
+    def all_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return gather_rows(self.comm, rows, rows.new_empty(self.tokens, 256)).float().cpu()
+
+
+@torch.no_grad()
+def block_in_chunks(comm: Communicator, dtype: torch.dtype, count: int, captured: bool) -> list[Any]:
+    """Return what each step gives at once, and what it gives in chunks."""
+    found = []
+    with few_of(comm) as few:
+        block, pipeline = Block(comm, 512 * comm.size, dtype), Pipeline(few, {0: count})
+        block.set(0)
+        out = block.run(pipeline)
+        graph = torch.cuda.CUDAGraph() if captured else None
+        if graph is not None:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                out = block.run(pipeline)
+        for step in range(20):
+            block.set(step)
+            if graph is None:
+                out = block.run(pipeline)
+            else:
+                graph.replay()
+            found.append((block.all_rows(block.run(None)), block.all_rows(out)))
+        torch.cuda.synchronize()
+        few.check()
+        del graph
+    return found
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
+def test_layers_in_chunks_give_what_they_give_at_once(
+    nccl_ranks: Ranks, dtype: torch.dtype, count: int, captured: bool
+) -> None:
+    for steps in nccl_ranks.run(block_in_chunks, dtype, count, captured, world=2):
+        for at_once, in_chunks in steps:
+            apart = (in_chunks - at_once).norm() / at_once.norm()
+            assert apart < CAN_DIFFER[dtype]
+        assert not torch.equal(steps[0][0], steps[1][0]), "every step has other values"
+
+
+def generate(comm: Communicator, rule: dict[int, int], graphs: bool) -> list[list[int]]:
+    with few_of(comm) as few:
+        pipeline = Pipeline(few, rule, multiple=32)
+        model = Llama(comm, CONFIG, max_tokens=640, pipeline=pipeline)
+        model.load(SOURCE)
+        engine = Engine(model, pages=200, page_size=4, graphs=graphs)
+        found = [[one.tokens for one in engine.generate(PROMPTS, 6)] for _ in range(2)]
+        engine.close()
+        few.check()
+    assert found[0] == found[1]
+    return found[0]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("rule", [{64: 2}, {1: 5}], ids=str)
+def test_prompts_in_chunks_give_the_tokens_of_the_reference_on_the_cpu(
+    nccl_ranks: Ranks, rule: dict[int, int], graphs: bool
+) -> None:
+    expected = [reference.generated(CONFIG, SOURCE, prompt, 6) for prompt in PROMPTS]
+    assert nccl_ranks.run(generate, rule, graphs, world=2) == [expected] * 2
+
+
+@torch.no_grad()
+def measured(comm: Communicator) -> dict[int, int]:
+    with few_of(comm) as few:
+        pipeline = Pipeline(few, multiple=32)
+        model = Llama(comm, CONFIG, max_tokens=256, pipeline=pipeline)
+        model.load(SOURCE)
+        return pipeline.tune(model.between, [16, 256], chunks=(2, 4), seconds=0.2)
+
+
+def test_a_rule_is_measured_and_the_same_on_all_ranks(nccl_ranks: Ranks) -> None:
+    first, second = nccl_ranks.run(measured, world=2)
+    assert first == second
+    assert first[16] == 1, "16 tokens are no two chunks of 32"
+    assert first[256] in {1, 2, 4}

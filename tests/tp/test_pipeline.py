@@ -1,0 +1,195 @@
+"""What is computed in chunks, with communication beside the products, is what is computed one after the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import product
+
+import pytest
+import torch
+
+from commlib.tp import (
+    ColumnParallelLinear,
+    Engine,
+    KVCache,
+    Llama,
+    Pipeline,
+    RandomWeights,
+    RowParallelLinear,
+    extend_batch,
+    gather_logits,
+    gather_rows,
+    shard,
+)
+from tests.tp import reference
+from tests.tp.reference import CONFIG
+
+SOURCE = RandomWeights(1)
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [1], [130] * 20, [5, 6, 7, 2, 2]]
+WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
+
+
+# --- which chunks -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 127, 128, 1000, 1024, 4096, 5003])
+def test_chunks_are_all_tokens_in_order_each_a_multiple_but_the_last(tokens):
+    for count, parts in product((1, 2, 3, 4, 8), (1, 2, 4)):
+        cuts = Pipeline(None, {0: count}).cuts(tokens, parts)
+        assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(tokens // parts))
+        assert 1 <= len(cuts) <= count
+        assert all((cut.stop - cut.start) % (128 // parts) == 0 for cut in cuts[:-1])
+
+
+def test_large_batches_have_as_many_chunks_as_the_rule_says_and_small_ones_are_computed_at_once():
+    pipeline = Pipeline(None, {2048: 2, 8192: 4})
+    chunks = {tokens: len(pipeline.cuts(tokens)) for tokens in (1, 2047, 2048, 8191, 8192, 100_000)}
+    assert chunks == {1: 1, 2047: 1, 2048: 2, 8191: 2, 8192: 4, 100_000: 4}
+    assert len(Pipeline(None).cuts(100_000)) == 1, "without a rule nothing is divided"
+
+
+@pytest.mark.parametrize(("rule", "multiple"), [({128: 0}, 128), ({-1: 2}, 128), ({}, 0)])
+def test_a_rule_that_cannot_be_is_refused(rule, multiple):
+    with pytest.raises(ValueError, match=r"tokens must be 0 or more, chunks and multiple 1 or more"):
+        Pipeline(None, rule, multiple=multiple)
+
+
+def test_a_chunk_waits_for_its_communication_behind_what_the_next_one_computes():
+    done = []
+
+    def program(chunk):
+        done.append(f"product {chunk}")
+        yield
+        done.append(f"wait {chunk}")
+        yield
+        done.append(f"end {chunk}")
+
+    Pipeline(None).run(program(chunk) for chunk in "abc")
+    expected = "product a, product b, wait a, product c, wait b, end a, wait c, end b, end c"
+    assert ", ".join(done) == expected
+
+
+# --- layers -----------------------------------------------------------------------------------------------------------
+
+
+def all_ways(comm, shape, counts, bias):
+    """Return what layers give at once, then in so many chunks, and whether anything ran beside the products."""
+    tokens, *_ = shape
+    column = ColumnParallelLinear(comm, 12, 13, bias=bias)
+    row = RowParallelLinear(comm, 13, 6, bias=bias)
+    column.load(SOURCE, "column")
+    row.load(SOURCE, "row")
+    part = shard(tokens, comm.rank, comm.size)
+    x = torch.randn(*shape, 12, generator=torch.Generator().manual_seed(0))
+    found = []
+    with comm.split(0, max_sms=8) as few:
+        for pipeline in (None, *(Pipeline(few, {0: count}, multiple=4) for count in counts)):
+            middle = column.gathered(x[part.start : part.start + part.length], tokens, pipeline)
+            rows = row.scattered(middle, pipeline)
+            found.append((middle, rows, gather_rows(comm, rows, rows.new_empty(tokens, *rows.shape[1:]))))
+        return column(x), found, few._lanes.used
+
+
+@WORLDS
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(0,), (7,), (31,), (64,), (100,), (16, 3)], ids=str)
+def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(shm_ranks, world, bias, shape):
+    for whole, (at_once, *in_chunks), beside in shm_ranks.run(all_ways, shape, (1, 2, 3, 8), bias, world=world):
+        assert torch.equal(at_once[0], whole)
+        for found in in_chunks:
+            torch.testing.assert_close(found, at_once)
+        assert beside == (shape[0] > 0 and shape[0] % world == 0), "where every rank has as many rows"
+
+
+def test_layers_on_torch_in_chunks_give_what_they_give_at_once(torch_ranks):
+    for _, (at_once, in_chunks), beside in torch_ranks.run(all_ways, (64,), (4,), True, world=2):
+        torch.testing.assert_close(in_chunks, at_once)
+        assert beside
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def model_of(comm, pipeline, max_tokens=64):
+    model = Llama(comm, CONFIG, max_tokens=max_tokens, pipeline=pipeline)
+    model.load(SOURCE)
+    return model
+
+
+@torch.no_grad()
+def logits_of(comm, rule, multiple, prompt, max_tokens):
+    with comm.split(0) as few:
+        model = model_of(comm, Pipeline(few, rule, multiple=multiple), max_tokens)
+        model.buffer.fill_(torch.nan)  # what nobody writes must count nowhere
+        pages, table = KVCache(model, 16, 4), torch.arange(16, dtype=torch.int32)[None]
+        local = model(extend_batch([prompt], [0], table, 4), pages)
+        return gather_logits(comm, local, CONFIG.vocab_size)
+
+
+@WORLDS
+@pytest.mark.parametrize(("count", "multiple"), [(2, 4), (3, 3), (8, 1), (60, 1)])
+@pytest.mark.parametrize(("tokens", "max_tokens"), [(1, 64), (13, 13), (13, 14), (13, 64), (48, 48)])
+def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(
+    shm_ranks, world, count, multiple, tokens, max_tokens
+):
+    prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
+    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
+    for found in shm_ranks.run(logits_of, {0: count}, multiple, prompt, max_tokens, world=world):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def generate(comm, rule):
+    before = threading.active_count()
+    with comm.split(0) as few:
+        engine = Engine(model_of(comm, Pipeline(few, rule, multiple=4)), pages=24, page_size=4)
+        tokens = [one.tokens for one in engine.generate(PROMPTS, 6)]
+        beside = few._lanes.used
+    waited = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < waited:
+        time.sleep(0.01)
+    return tokens, beside, threading.active_count() - before
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_prompts_run_in_chunks_and_decode_steps_do_not_and_no_thread_stays(shm_ranks, world):
+    expected = [reference.generated(CONFIG, SOURCE, prompt, 6) for prompt in PROMPTS]
+    for rule, used in (({8: 3}, True), ({100: 3}, False)):
+        assert shm_ranks.run(generate, rule, world=world) == [(expected, used, 0)] * world
+
+
+# --- measuring a rule -------------------------------------------------------------------------------------------------
+
+
+def tuned(comm):
+    """Measure work that is faster in four chunks from 200 tokens on, and slower in chunks below."""
+    pipeline = Pipeline(comm, multiple=1)
+
+    def prepare(tokens):
+        chunks = {1: 4, 2: 3, 4: 1} if tokens >= 200 else {1: 1, 2: 3, 4: 4}
+        return lambda: time.sleep(chunks[len(pipeline.cuts(tokens))] * 4e-3)
+
+    found = pipeline.tune(prepare, [200, 100, 3], chunks=(2, 4), seconds=0.1)
+    assert found == pipeline.rule
+    with pytest.raises(ZeroDivisionError):
+        pipeline.tune(lambda tokens: lambda: 1 / 0, [7])
+    assert found == pipeline.rule, "what failed leaves the rule"
+    return found
+
+
+def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(shm_ranks):
+    assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: 4}] * 2
+
+
+def tuned_model(comm):
+    with comm.split(0) as few:
+        pipeline = Pipeline(few, multiple=8)
+        model = model_of(comm, pipeline)
+        return pipeline.tune(model.between, [8, 64], chunks=(2, 3), seconds=0.05)
+
+
+def test_a_rule_is_measured_on_a_layer_of_the_model_and_is_the_same_on_all_ranks(shm_ranks):
+    first, second = shm_ranks.run(tuned_model, world=2)
+    assert first == second
+    assert first[8] == 1, "8 tokens are no two chunks of 8"
+    assert first[64] in {1, 2, 3}
