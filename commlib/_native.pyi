@@ -101,8 +101,21 @@ class Calls:
     def enqueue_barrier(self) -> None:
         """csrc/collectives/barrier/entry.cc: enqueue_barrier"""
 
-def open_checks(rank: int, world: int, gpu: int, /) -> Calls:
+def open_checks(rank: int, world: int, gpu: int, record: Recorder | None, reducing: str, rooted: str, /) -> Calls:
     """csrc/binding/checks.cc: open_checks"""
+
+class Recorder:
+    """The record of a communicator whose calls Python runs; csrc/binding/recorder.cc has each method by its name."""
+
+    def enter(self, op: str, dtype: str, count: int, redop: int, root: int, /) -> None: ...
+    def leave(self) -> None: ...
+    def ended(self, kind: str, said: str, /) -> None: ...
+    def close(self) -> None: ...
+
+def open_recorder(
+    backend: str, id: int, rank: int, timeout_s: float, pids: Sequence[int], names: Sequence[int], /
+) -> Recorder:
+    """csrc/binding/recorder.cc: open_recorder"""
 
 class Epilogue:
     """What is declared of an epilogue; csrc/collectives/all_reduce_epilogue/entry.cc has it."""

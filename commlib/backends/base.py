@@ -13,7 +13,7 @@ import torch
 from commlib.errors import Unsupported
 
 if TYPE_CHECKING:
-    from commlib._native import Calls, NcclGroup, ShmGroup
+    from commlib._native import Calls, NcclGroup, Recorder, ShmGroup
     from commlib.backends.hosts import Hosts
 
 Choose = Callable[[str, int, str, str], str]
@@ -55,6 +55,7 @@ class Backend(ABC):
     hosts: Hosts | None = None  # of a world over several, with the shared memory inside this one
     no_hosts = "all ranks are on one host"  # why there are none
     recorded_as = 0  # its communicator in the record of this process; 0: not in there
+    recorder: Recorder | None = None  # without native code: of its calls
     choose: Choose  # without native code: what the plan in force says of a call
 
     @property

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Calls:
     """Return calls that check their arguments as native ones do, then run what the plan names."""
     index = -1 if backend.device.type == "cpu" else backend.device.index
-    checks = library.open_checks(backend.rank, backend.size, index)
+    reducing = " ".join(name for name, collective in collectives.items() if collective.reduces)
+    rooted = " ".join(name for name, collective in collectives.items() if collective.rooted)
+    checks = library.open_checks(backend.rank, backend.size, index, backend.recorder, reducing, rooted)
     halves = {name: _half(backend, collective) for name, collective in collectives.items()}
     message, reduce = halves.pop("send_recv"), halves["all_reduce"]
     halves |= {
@@ -60,11 +62,19 @@ def _is_redop(value: object) -> bool:
 
 def _call(backend: Backend, name: str, half: Callable[..., Any], checks: Calls) -> Callable[..., Any]:
     check = getattr(checks, name)
+    leave = backend.recorder.leave if backend.recorder is not None else _nothing
 
     def call(*given: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # what stands for the check in a graph makes the call
             return getattr(checks, name)(*given)
-        check(*given)
-        return backend.run(name, partial(half, *given))
+        check(*given)  # from here on it is in the record
+        try:
+            return backend.run(name, partial(half, *given))
+        finally:
+            leave()
 
     return call
+
+
+def _nothing() -> None:
+    pass

@@ -49,7 +49,9 @@ class _Stuck:
 
 def findings_of(job: Job, before: Job | None = None, stuck_s: float = STUCK_S) -> list[Finding]:
     """Return them, the most telling first; `before` is the job a moment ago, without which waits count by length."""
-    stuck = {one.node: one for one in _stuck(job, before, stuck_s)}
+    stuck: dict[tuple[int, int], _Stuck] = {}
+    for one in _stuck(job, before, stuck_s):  # a thread that waits inside of a call, waits in that call
+        stuck.setdefault(one.node, one)
     found = [*_differs(job, stuck), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
     found += _halted(job, found)
     return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job)]
@@ -171,10 +173,13 @@ def _halted(job: Job, found: list[Finding]) -> Iterator[Finding]:
 
 
 def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
+    told: list[set[int]] = []  # the processes of communicators whose ranks differ
     for slots in job.communicators.values():
+        members = {peer.pid for peer in slots[0].peers}
         found = differences(job, slots)
-        if found is None:
+        if found is None or any(members < other for other in told):  # what a call is made of differs, too
             continue
+        told += [members] * slots[0].by_torch
         # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
         beyond = [one for one in stuck.values() if one.rank.number not in found.ranks and one.peer is not None]
         owes = {one.peer.number: one for one in beyond if one.peer is not None and one.peer.number in found.ranks}

@@ -12,6 +12,7 @@ from functools import cached_property
 from commlib.debug.process import Process, command_of, process
 from commlib.debug.record import Record, Slot, records_of
 from commlib.debug.stacks import Stack, ask
+from commlib.debug.unsaid import add_waits
 
 
 @dataclass
@@ -86,7 +87,7 @@ class Job:
 
 def ask_stacks(ranks: Iterable[Rank]) -> None:
     """Have ranks, of several jobs maybe, say where their threads are, all at once."""
-    can = {rank.pid: rank for rank in ranks if not rank.process.halted and rank.pid != os.getpid()}
+    can = {rank.pid: rank for rank in ranks if not rank.process.halted and 0 < rank.pid != os.getpid()}
     for pid, stacks in ask(list(can)).items():
         can[pid].stacks = stacks
 
@@ -121,6 +122,7 @@ def job_of(records: Sequence[Record]) -> Job:
             for peer in slot.peers:
                 if not slot.closed and peer.pid not in ranks:
                     ranks[peer.pid] = Rank(process(peer.pid), number=peer.name if slot is main else -1)
+    add_waits(ranks)
     return Job(ranks, at_ns)
 
 

@@ -47,7 +47,9 @@ class Process:
 
 
 def process(pid: int) -> Process:
-    """Look at one; of a process that is not there, say that it is gone."""
+    """Look at one; one that is not there is gone. Of those elsewhere, below 1, nothing is known."""
+    if pid < 1:
+        return Process(pid, state="?")
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

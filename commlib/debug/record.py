@@ -140,7 +140,17 @@ class Slot:
     @property
     def under_way(self) -> Call | None:
         """The collective that it is in."""
-        return self.calls.get(self.entered) if self.entered > self.finished else None
+        return self.calls.get(self.entered) if self.entered > self.finished and not self.handed_over else None
+
+    @property
+    def by_torch(self) -> bool:
+        """Whether torch's process group makes its calls: it does not say for whom it waits."""
+        return self.backend.startswith("torch")
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether that is one of which nobody knows when a call ends."""
+        return self.backend.startswith("torch ")
 
 
 class Taken(NamedTuple):
@@ -230,7 +240,7 @@ class Record:
 
         plain = {key: again[key] for key in ("id", "rank", "world", "backend", "opened_ns", "timeout_s")}
         gpu = Gpu(**again["gpu"][0])
-        on_gpu = again["backend"] == "nccl"
+        on_shm = again["backend"] == "shm"
         return Slot(
             **plain,
             gpu=gpu,
@@ -241,7 +251,7 @@ class Record:
             ended_kind=again["ended_kind"],
             waits=(*(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1), *gpu.waits),
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
-            calls=stable("entries", dict) if on_gpu else self._ended(stable("calls", self._unpacked), again["ends"]),
+            calls=self._ended(stable("calls", self._unpacked), again["ends"]) if on_shm else stable("entries", dict),
             messages=stable("messages", dict),
             large={names["ops"][op]: Total(**total) for op, total in enumerate(again["large"]) if total["calls"]},
         )

@@ -71,8 +71,10 @@ class _Eye:
         kind = record.layout("Slot")
         start, self._wait, waits = kind.part("waits")
         self._waits = range(at + start, at + start + waits * self._wait.size, self._wait.size)
-        self._on_gpu = slot.backend == "nccl"
-        self._calls, self._call, self._room = kind.part("entries" if self._on_gpu else "calls")
+        self._on_gpu, self._on_shm = slot.backend == "nccl", slot.backend == "shm"
+        self.rank, self.by_torch, self.entered = slot.rank, slot.by_torch, 0
+        self.waits_since = 0
+        self._calls, self._call, self._room = kind.part("calls" if self._on_shm else "entries")
         self._ends, self._end, _ = kind.part("ends")  # on GPUs there are none
         self._gpu, self._gpu_type, _ = kind.part("gpu")
         self._counts = [at + kind.place(name) for name in ("entered", "finished")]
@@ -83,7 +85,8 @@ class _Eye:
         """Say what it is in now."""
         if self._on_gpu and (kernel := self._kernel()) is not None:
             return kernel
-        entered, finished = (struct.unpack_from("=Q", self._memory, at)[0] for at in self._counts)
+        self.entered, finished = (struct.unpack_from("=Q", self._memory, at)[0] for at in self._counts)
+        entered = self.entered
         waits = [self._wait.read(self._memory, at) for at in self._waits if self._thread(at) > 1]
         oldest = min(waits, key=lambda wait: int(wait["since_ns"]), default=None)
         if oldest is None and entered <= finished:
@@ -134,7 +137,7 @@ class _Eye:
                 brief, at = slice(row * self._call.size, (row + 1) * self._call.size), row * self._end.size
                 number, ended = (struct.unpack_from("=Q", *where)[0] for where in ((first, brief.start), (ends, at)))
                 known = found.get(number)
-                news = known is None or (number == ended and not known.finished_ns)
+                news = known is None or (not known.finished_ns and (number == ended or not self._on_shm))
                 if news and first[brief] == again[brief]:
                     call = self._record.call(self._call.read(first, brief.start), self._end.read(ends, at))
                     found[call.number] = call
@@ -151,7 +154,7 @@ def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watc
     now = start = time.monotonic_ns()
     copied = 0
     while now < start + seconds * 1e9:
-        looks.append((now, {eye.place: eye.look() for eye in eyes}))
+        looks.append((now, _looks(eyes, now)))
         if now - copied > COPY_S * 1e9:
             for eye in eyes:
                 eye.copy()
@@ -163,6 +166,22 @@ def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watc
     for eye in eyes:
         eye.copy()
     return Watched(before, job_of(records), looks, {eye.place: eye.calls() for eye in eyes})
+
+
+def _looks(eyes: Sequence[_Eye], now: int) -> dict[Place, Look]:
+    """Look with all of them. torch's groups do not say for whom they wait: it is the rank that is behind most."""
+    looks = {eye.place: eye.look() for eye in eyes}
+    for eye in eyes:
+        look = looks[eye.place]
+        if eye.by_torch and look.kind is not None:
+            theirs = [other for other in eyes if other.place[1] == eye.place[1]]
+            last = min(theirs, key=lambda other: other.entered)
+            if last.entered < eye.entered:
+                eye.waits_since = eye.waits_since or now
+                looks[eye.place] = Look(look.kind, last.rank, eye.waits_since)
+                continue
+        eye.waits_since = 0
+    return looks
 
 
 def _eyes(records: Sequence[Record]) -> Iterator[_Eye]:
@@ -208,7 +227,7 @@ def whereabouts(records: Sequence[Record], job: Job, pid: int) -> Counter[str]:
     deadline = time.monotonic() + PLACES_S
     while found.total() < PLACES and time.monotonic() < deadline:
         time.sleep(1 / RATE)
-        seen = {eye.place: eye.look() for eye in eyes}
+        seen = _looks(eyes, time.monotonic_ns())
         if any(kept == pid for _, kept in blamed(job, seen)):
             found[_where(records, pid)] += 1
             time.sleep(PLACES_S / PLACES / 4)

@@ -41,7 +41,7 @@ struct alignas(32) Brief {
   uint32_t thread;  // that made it, as thread_number() has it
 };
 
-// Any other call: a message, or a call on a GPU.
+// Any other call: a message, or a call on another backend than shm.
 struct alignas(64) Entry {
   std::atomic<uint64_t> number;
   uint64_t entered_ns;
@@ -125,7 +125,7 @@ struct Slot {
   Brief calls[kCalls];  // on shm
   End ends[kCalls];
   Total large[kOps];
-  Entry entries[kCalls];  // on GPUs
+  Entry entries[kCalls];  // on other backends
   Entry messages[kMessages];
 };
 

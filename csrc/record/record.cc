@@ -106,10 +106,24 @@ void Record::saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const
 void Record::finish_large(uint64_t number, size_t bytes, uint64_t op) {
   const uint64_t now = now_ns();
   slot_->ends[number % kCalls] = {number, now};
+  add(op, bytes, now - slot_->calls[number % kCalls].entered_ns);
+}
+
+void Record::finish_timed(uint64_t number, size_t bytes, uint64_t op) {
+  if (!kRecords) return;
+  Entry& entry = slot_->entries[number % kCalls];
+  if (bytes >= kTimedBytes) {
+    entry.finished_ns = now_ns();
+    add(op, bytes, entry.finished_ns - entry.entered_ns);
+  }
+  finish(number);
+}
+
+void Record::add(uint64_t op, size_t bytes, uint64_t ns) {
   Total& total = slot_->large[op];
   total.calls += 1;
   total.bytes += bytes;
-  total.ns += now - slot_->calls[number % kCalls].entered_ns;
+  total.ns += ns;
 }
 
 void Record::ended(const char* kind, const char* said) {

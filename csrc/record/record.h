@@ -80,9 +80,11 @@ class Record {
     if (kRecords && bytes >= kTimedBytes) finish_large(number, bytes, op);
     finish(number);
   }
+  // The same of an Entry.
+  void finish_timed(uint64_t number, size_t bytes, uint64_t op);
   // The first one that came when the communicator had ended; `number` is that it would have had.
   void refuse(uint64_t number, uint64_t what);
-  // A collective on a GPU; it finishes when it is on the stream.
+  // A collective of another backend; on a GPU it finishes when it is on the stream.
   void enter(uint64_t number, const What& what, size_t bytes);
   // Where the GPU is; `what` in words.
   void saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const char* what);
@@ -124,6 +126,7 @@ class Record {
   }
 
   void finish_large(uint64_t number, size_t bytes, uint64_t op);
+  void add(uint64_t op, size_t bytes, uint64_t ns);
 
   static std::atomic<const std::atomic<uint32_t>*> sites_;
 

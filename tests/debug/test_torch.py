@@ -1,0 +1,182 @@
+"""commlib debug: calls that torch's process groups make are in the record, and who has not come to one is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from commlib.communicator import Communicator
+from commlib.debug import Finding, findings_of, look
+from commlib.debug.record import records_of
+from commlib.debug.sample import watch
+from commlib.errors import CommError
+from commlib.testing import Ranks
+from tests import hosts
+
+QUICK_S, LONG_S = 0.1, 30.0
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Ranks]:
+    with Ranks(3, backend="torch", timeout_s=LONG_S) as ranks:
+        yield ranks
+
+
+def wait_for(ranks: Ranks, kind: str) -> Finding:
+    """Look until there is such a finding, which comes first."""
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        found = findings_of(look(ranks.pids), stuck_s=QUICK_S)
+        if found and found[0].kind == kind:
+            return found[0]
+    raise AssertionError(f"no finding of kind {kind}: {found}")
+
+
+def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
+    x, many = torch.ones(30_000), torch.ones(90_000)
+    comm.all_reduce(x, "max")
+    comm.broadcast(x[:5].to(torch.bfloat16), 2)
+    comm.all_gather_into_tensor(many, x)
+    comm.all_reduce(x[:1], async_op=True).wait()
+    comm.barrier()
+    if comm.rank == 0:
+        comm.recv(x[:5], 1)
+    elif comm.rank == 1:
+        comm.send(x[:5], 0)
+    (record,) = records_of(os.getpid())
+    (slot,) = [slot for slot in record.slots() if not slot.closed]
+    record.close()
+    assert (slot.backend, slot.entered, slot.finished, slot.waits) == ("torch", 5, 5, ())
+    messages = [f"{call.details}, #{call.stream}, {call.root} {call.sends}" for call in slot.messages.values()]
+    made = [slot.calls[number] for number in sorted(slot.calls)]
+    return [str(call) for call in made], [bool(call.finished_ns) for call in made], messages
+
+
+def test_calls_are_kept_with_what_ranks_must_agree_on(three: Ranks) -> None:
+    first, second, third = three.run(make_calls)
+    assert first[0] == [
+        "all_reduce #1 (float32, 30000 elements, max)",
+        "broadcast #2 (bfloat16, 5 elements, root 2)",
+        "all_gather #3 (float32, 30000 elements)",
+        "all_reduce #4 (float32, 1 elements, sum)",
+        "barrier #5",
+    ]
+    assert first[1] == [True, False, True, False, False]  # large ones are timed
+    assert (first[2], second[2], third[2]) == (
+        ["float32, 5 elements, #1, 1 False"],
+        ["float32, 5 elements, #1, 0 True"],
+        [],
+    )
+    three.restart()
+
+
+def stay_away(comm: Communicator, seconds: float) -> None:
+    comm.all_reduce(torch.ones(8))
+    if comm.rank == 2:
+        time.sleep(seconds)
+    comm.all_reduce(torch.ones(3))
+
+
+def test_a_rank_that_has_not_come_is_named(three: Ranks) -> None:
+    handle = three.start(stay_away, 1.5)
+    found = wait_for(three, "missing")
+    assert found.ranks == (2,)
+    assert "rank 2 has not made all_reduce #2 (float32, 3 elements, sum): ranks 0 and 1 wait for it" in found.text
+    handle.join()
+    three.restart()
+
+
+def test_a_rank_that_is_stopped_inside_a_call_is_named(three: Ranks) -> None:
+    handle = three.start(stay_away, 0.0)
+    handle.join()
+    os.kill(three.pids[1], signal.SIGSTOP)
+    handle = three.start(stay_away, 0.0)
+    try:
+        found = wait_for(three, "missing")
+        assert found.ranks == (1,)
+    finally:
+        os.kill(three.pids[1], signal.SIGCONT)
+    handle.join()
+    three.restart()
+
+
+def differ(comm: Communicator) -> None:
+    comm.barrier()
+    comm.all_reduce(torch.ones(3 if comm.rank == 1 else 4))
+
+
+def test_a_call_that_differs_is_told(three: Ranks) -> None:
+    handle = three.start(differ)
+    assert wait_for(three, "differs").ranks == (1,)
+    del handle
+    three.restart()
+
+
+def never_send(comm: Communicator) -> None:
+    comm.barrier()
+    if comm.rank == 0:
+        comm.recv(torch.ones(7), 1)
+    elif comm.rank == 1:
+        time.sleep(1.5)
+        comm.send(torch.ones(7), 0)
+
+
+def test_a_message_that_does_not_come_is_told(three: Ranks) -> None:
+    handle = three.start(never_send)
+    found = wait_for(three, "missing")
+    assert found.ranks == (1,)
+    assert "the other end of recv from rank 1 (message #1, float32, 7 elements)" in found.text
+    handle.join()
+    three.restart()
+
+
+def late(comm: Communicator) -> None:
+    for _ in range(100):
+        if comm.rank == 1:
+            time.sleep(0.02)
+        comm.all_reduce(torch.ones(3))
+
+
+def test_a_late_rank_is_what_others_are_seen_to_wait_for(three: Ranks) -> None:
+    handle = three.start(late)
+    time.sleep(0.2)
+    records = [record for pid in three.pids for record in records_of(pid)]
+    looks = watch(records, 0.5).looks
+    waits = [look.peer for _, seen in looks for (pid, _), look in seen.items() if pid == three.pids[0]]
+    assert waits.count(1) > len(waits) / 2
+    for record in records:
+        record.close()
+    handle.join()
+    three.restart()
+
+
+def time_out(comm: Communicator) -> str:
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(3.0)
+    try:
+        comm.all_reduce(torch.ones(3))
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_a_timeout_brings_who_has_not_come() -> None:
+    with Ranks(2, backend="torch", timeout_s=1.0) as ranks:
+        said = ranks.run(time_out)[0]
+    assert "rank 1 has not made all_reduce #2 (float32, 3 elements, sum): rank 0 waits for it" in said
+
+
+def test_over_hosts_the_call_is_told_and_not_what_it_is_made_of() -> None:
+    with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=LONG_S) as ranks:
+        handle = ranks.start(stay_away, 2.0)
+        found = wait_for(ranks, "missing")
+        assert found.ranks == (2,)
+        assert "rank 2 has not made all_reduce #2 (float32, 3 elements, sum) of communicator 1" in found.text
+        assert "ranks 0, 1 and 3 wait for it" in found.text
+        handle.join()
