@@ -10,20 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import commlib
 from commlib.bench.job import Job
-from commlib.bench.measure import pinned_to
 from commlib.bench.rows import KIND, spread
 from commlib.cli import main
-from commlib.collectives import COLLECTIVES
-from commlib.collectives.spec import Call
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
@@ -399,13 +394,3 @@ def test_help_names_options_and_subcommands(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["bench", "show", "--help"])
     assert " bench show [OPTIONS] FILE" in capsys.readouterr().out
-
-
-def test_what_cannot_work_in_place_is_not_measured_there() -> None:
-    spec, x = COLLECTIVES["all_to_all"], torch.zeros(8)
-    row = replace(spec.algorithm("shm_oneshot"), in_place=False)
-    with commlib.init(backend="shm") as comm:
-        call = Call(0, 1, 8, x.dtype)
-        pinned_to(comm, spec, row, comm.plan, in_place=False).prepare(x, x.clone(), call)
-        with pytest.raises(commlib.Unsupported, match="cannot work in place"):
-            pinned_to(comm, spec, row, comm.plan, in_place=True).prepare(x, x, call)

@@ -1,4 +1,4 @@
-"""The peers of `commlib bench`: why one makes no calls, and that those it makes are right."""
+"""The peers of `commlib bench`, and algorithms: why one makes no calls, and that those it makes are right."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+import commlib
+from commlib.bench.measure import pinned_to
 from commlib.bootstrap import mpi
 from commlib.cli.options import python_file
-from commlib.collectives import COLLECTIVES, Collective
+from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.peers import PEERS, load
@@ -213,3 +217,13 @@ def test_what_is_no_newer_nccl_is_named_with_what_to_set(monkeypatch: pytest.Mon
         monkeypatch.setenv("NEWER_NCCL", named)
         with pytest.raises(OSError, match=said):
             opened()
+
+
+def test_what_cannot_work_in_place_is_not_measured_there() -> None:
+    spec, x = COLLECTIVES["all_to_all"], torch.zeros(8)
+    row = replace(spec.algorithm("shm_oneshot"), in_place=False)
+    with commlib.init(backend="shm") as comm:
+        call = Call(0, 1, 8, x.dtype)
+        pinned_to(comm, spec, row, comm.plan, in_place=False).prepare(x, x.clone(), call)
+        with pytest.raises(Unsupported, match="cannot work in place"):
+            pinned_to(comm, spec, row, comm.plan, in_place=True).prepare(x, x, call)
