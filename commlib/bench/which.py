@@ -31,14 +31,15 @@ from commlib.report.plot import Panel, Tile
 from commlib.report.table import Column
 from commlib.report.view import grouped, unfinished
 
-OURS, LEVEL, ALONE = "commlib", "level", "no other here"
+OURS, LEVEL, UNCLEAR, ALONE = "commlib", "level", "unclear", "no other here"
+NOBODY = {LEVEL: "level", UNCLEAR: "unclear", ALONE: "alone"}  # and the class of each in a page
 COLOURS = 10  # of a page
 RULE = (
     "commlib is what the plan picks on ordinary tensors. Another library has the fastest of its ways to make the call, "
     "also on memory that was registered with it.",
     f"One of the two is the fastest if the other's median is at least {ENOUGH:g} times as long and their blocks lie "
-    "apart: nine tenths of its blocks are faster than nine tenths of the other's. Else commlib and the best other are "
-    f"{LEVEL}: the difference is within the noise.",
+    f"apart: nine tenths of its blocks are faster than nine tenths of the other's. They are {LEVEL} if their medians "
+    f"differ by less. It is {UNCLEAR} if these differ by more and the blocks overlap: the noise is too large to tell.",
     "The number is the time of the best other divided by commlib's: above 1 commlib is faster. ~ stands before it "
     f"where the blocks of one of the two differ by more than {AGREE:.0%}.",
 )
@@ -54,10 +55,12 @@ class Size:
 
     @property
     def fastest(self) -> str:
-        """The library that is the fastest by the rule, LEVEL, or ALONE."""
+        """The library that is the fastest by the rule, or why it is nobody."""
         if self.best is None:
             return ALONE
-        return {"faster": OURS, "slower": library(self.best), "level": LEVEL}[outcome(versus(self.ours, self.best))]
+        found = versus(self.ours, self.best)
+        level = LEVEL if 1 / ENOUGH < found["ratio"] < ENOUGH else UNCLEAR
+        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(found)]
 
     @property
     def ratio(self) -> str:
@@ -106,7 +109,7 @@ def _others(ours: Row, call: Sequence[Row]) -> dict[str, Row]:
 def _looks(document: dict[str, Any]) -> dict[str, str]:
     """Return the look of each name in the whole page."""
     names = dict.fromkeys([OURS, *map(library, rivals(document["rows"]))])
-    return {name: f"mark c{at % COLOURS}" for at, name in enumerate(names)} | {LEVEL: "level", ALONE: "alone"}
+    return {name: f"mark c{at % COLOURS}" for at, name in enumerate(names)} | NOBODY
 
 
 def _strip(sizes: Sequence[Size], looks: Mapping[str, str]) -> Panel:
@@ -131,10 +134,9 @@ def _verdict(series: Sequence[Sequence[Size]]) -> str:
     calls = found.total() - found[ALONE]
     if not calls:
         return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
-    won = [f"{name} in {count}" for name, count in found.most_common() if name not in (OURS, LEVEL, ALONE)]
-    rest = f"; another library is the fastest in the rest: {', '.join(won)}" if won else ""
-    ours = f"commlib is the fastest in {found[OURS]}, and level with the best other in {found[LEVEL]}"
-    return f"Of {calls} calls, {ours}{rest}."
+    won = [f"{name} in {count}" for name, count in found.most_common() if name not in (OURS, *NOBODY)]
+    said = [f"commlib is the fastest in {found[OURS]}", *won, f"{found[LEVEL]} are {LEVEL}"]
+    return f"Of {calls} calls, {', '.join(said)}, and {found[UNCLEAR]} are {UNCLEAR}."
 
 
 def _problems(document: dict[str, Any]) -> Iterator[str]:
@@ -169,4 +171,4 @@ def _theirs(name: str, named: bool, size: Size) -> str:
 
 
 def _tone(size: Size) -> str:
-    return {OURS: GOOD, LEVEL: "", ALONE: ""}.get(size.fastest, WARN)
+    return GOOD if size.fastest == OURS else "" if size.fastest in NOBODY else WARN

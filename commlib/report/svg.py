@@ -196,7 +196,7 @@ def _strip(panel: Panel) -> Iterator[str]:
         yield f'<text class="on" text-anchor="middle" y="4" {place}>{escape(tile.text)}</text>'
     owners = [list(of) for _, of in groupby(zip(middles, panel.tiles, strict=True), lambda placed: placed[1].name)]
     named = (((of[0][0] + of[-1][0]) / 2, TOP - 5, of[0][1].name, wide * len(of)) for of in owners)
-    yield _texts("middle", (name[:3] for name in named if CHARACTER * len(name[2]) <= name[3]))
+    yield _texts("middle", (name[:3] for name in named if CHARACTER * (len(name[2]) + 1) <= name[3]))
     yield _texts("middle", _apart([(x, foot + LINE, tile.tick) for x, tile in zip(middles, panel.tiles, strict=True)]))
     yield _texts("start", ((0, foot + LINE * (2 + at), line) for at, line in enumerate(_lines(panel))))
 
