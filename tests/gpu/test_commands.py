@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from commlib.plan import Plan
+
+PEERS = Path(__file__).resolve().parents[2] / "benchmarks/peers"
 
 
 def commlib(*words: str) -> subprocess.CompletedProcess[str]:
@@ -35,6 +39,26 @@ def test_bench_replays_graphs_beside_its_peers() -> None:
     assert found["config"]["mode"] == "graph"
     timed = {row["algorithm"] for row in found["rows"] if "time_us" in row}
     assert {"nccl", "torch", "nccl_direct", "lsa_ll_oneshot"} <= timed, found["rows"]
+    assert found["out_of_bounds"] == {"count": 0, "okay": True}
+
+
+@pytest.mark.parametrize("graph", [(), ("--graph",)], ids=["eager", "graph"])
+def test_a_second_nccl_in_the_same_processes_makes_the_calls_and_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: tuple[str, ...]
+) -> None:
+    mapped = Path("/proc/self/maps").read_text(encoding="utf-8").split()
+    copy = shutil.copy(next(name for name in mapped if "libnccl.so" in name), tmp_path)  # to the loader it is another
+    monkeypatch.setenv("NEWER_NCCL", str(copy))
+    files = (f"--peer={PEERS / name}.py" for name in ("nccl_windows", "newer_nccl", "newer_nccl_windows"))
+    words = ("-n", "2", "--dtype", "bf16", "-b", "1K", "-e", "1M", "-f", "32", "--time", "8", "--format", "json")
+    done = commlib("bench", "all_reduce", "all_gather", *words, *graph, "--peers", "nccl", *files)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    timed = {(row["op"], row["algorithm"]): row for row in found["rows"] if "time_us" in row}
+    for op in ("all_reduce", "all_gather"):
+        assert {(op, "nccl"), (op, "nccl_symmetric")} <= set(timed), found["notes"]
+        assert re.fullmatch(r"NCCL \d+\.\d+\.\d+", timed[op, "newer_nccl"]["library"])
+        assert timed[op, "newer_nccl_symmetric"]["library"].endswith(", symmetric windows")
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
 
 
