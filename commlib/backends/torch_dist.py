@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
 from commlib.backends.hosts import Hosts
-from commlib.backends.recorded import open_record
+from commlib.backends.recorded import Recorded
 from commlib.bootstrap.address import source_address
 from commlib.bootstrap.neighbours import hosts_of
 from commlib.bootstrap.store import ANSWER_S
@@ -67,7 +67,8 @@ class TorchBackend(Backend):
         engine = ("nccl" if on_gpus else "gloo") if given is None else dist.get_backend(given)
         cuda = "nccl" in engine and "gloo" not in engine
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-        self.recorder, self._id = open_record(world, f"torch {engine}"[:11] if cuda else "torch", options.timeout_s)
+        self._recorded = Recorded(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
+        self.recorder = self._recorded.recorder
         if cuda:
             self.no_hosts = "on GPUs NCCL's own group serves all calls, inside hosts and between them"
         elif spread:
@@ -195,7 +196,7 @@ class TorchBackend(Backend):
             return self._kind(self._ended)
         if self.hosts is not None:
             error = self._first(error)
-        said = debug.explain(str(self._id), type(error).__name__)[1]
+        said = debug.explain(str(self._recorded.id), type(error).__name__)[1]
         self._kind, self._ended = type(error), "\n".join([str(error), *said.splitlines()])
         error = self._kind(self._ended)
         if self.recorder is not None:
@@ -274,8 +275,7 @@ class TorchBackend(Backend):
         """Drop the group if it is ours."""
         if not self._ended:
             self._ended, self._kind = "this communicator is closed; call commlib.init() for a new one", Closed
-        if self.recorder is not None:
-            self.recorder.close()
+        self._recorded.close()
         if self.hosts is not None:
             self.hosts.inside.close()
         if self._own:

@@ -92,7 +92,7 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
     for record in chain(*jobs):
         if options.sites is not None:
             record.keep_sites(options.sites)
-    shown = (_slow(records, options.seconds) for records in jobs) if options.slow else _stuck(jobs)
+    shown = (_slow(records, options.seconds) for records in jobs) if options.slow else _stuck(jobs, options.sites)
     wrong: list[bool] = []
     for one, records in zip(shown, jobs, strict=True):
         if wrong and not options.as_json:
@@ -107,7 +107,9 @@ def _show(shown: Shown, records: list[Record], options: Options) -> bool:
     """Show one job; say whether something is wrong."""
     data = json.dumps(shown.data, default=str)
     click.echo(data if options.as_json else shown.text)
-    stacks = {pid: native_stack(pid) for pid in sorted(shown.suspects or set(shown.job.ranks)) if options.native}
+    stacks = {
+        pid: native_stack(pid) for pid in sorted(shown.suspects or set(shown.job.ranks)) if options.native and pid > 0
+    }
     for pid, stack in stacks.items():
         click.echo(f"\nrank {shown.job.ranks[pid].number} (process {pid}):\n{stack}", err=options.as_json)
     if options.dump is not None:
@@ -115,12 +117,12 @@ def _show(shown: Shown, records: list[Record], options: Options) -> bool:
     return shown.wrong
 
 
-def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
+def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
     from commlib.debug import document, findings_of, page
     from commlib.debug.jobs import ask_stacks, moments
     from commlib.debug.trace import kept_calls
 
-    looks = moments(jobs, APART_S)
+    looks = moments(jobs, APART_S, sites)
     ask_stacks(rank for _, job in looks for rank in job.ranks.values())
     for before, job in looks:
         findings = findings_of(job, before)

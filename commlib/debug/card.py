@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+HOSTS = "commlib.hosts"  # memory of a rank that has the cards of all, where some are on other hosts
+
 
 def here() -> tuple[str, str]:
     """Return what processes that see each other have in common: the booted kernel and the namespace of processes."""

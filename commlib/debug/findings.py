@@ -20,7 +20,7 @@ _LATE_SHARE, _LATE_S, _WAITING_SHARE = 0.5, 0.03, 0.3
 class Finding:
     """Something that is wrong, the ranks to look at, and the call that it is about."""
 
-    kind: str  # missing, differs, gone, order, stopped, late, ended, launcher
+    kind: str  # missing, differs, gone, order, stopped, late, ended, launcher, silent
     ranks: tuple[int, ...]
     text: str
     calls: tuple[tuple[int, int], ...] = ()  # the communicator, and the number of the call or message
@@ -54,7 +54,7 @@ def findings_of(job: Job, before: Job | None = None, stuck_s: float = STUCK_S) -
         stuck.setdefault(one.node, one)
     found = [*_differs(job, stuck), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
     found += _halted(job, found)
-    return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job)]
+    return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job), *_silent(job, stuck_s)]
 
 
 def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
@@ -168,7 +168,7 @@ def _halted(job: Job, found: list[Finding]) -> Iterator[Finding]:
     told = {number for finding in found for number in finding.ranks}
     for rank in job.ranks.values():
         if rank.process.state in ("T", "t") and rank.number not in told:
-            text = f"rank {rank.number} (process {rank.pid}) is {rank.process.halted}"
+            text = f"rank {rank.number} (process {rank.place}) is {rank.process.halted}"
             yield Finding("stopped", (rank.number,), text)
 
 
@@ -200,7 +200,7 @@ def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
             continue
         slot, at = max(places, key=lambda place: place[0].peers[place[1]].number)
         name, seen = job.name(slot, at), slot.calls.get(slot.peers[at].number)
-        text = f"rank {name} (process {pid}) has died"
+        text = f"rank {name} (process {rank.place}) has died"
         text += f"; it was last seen in {seen}{where_text(job, slot)}" if seen else ""
         if waits := [one for one in stuck.values() if one.peer is rank]:
             text += f"; {_waiting_text(job, waits)}, in {waited_text(job, waits[0].slot, waits[0].wait)}"
@@ -260,3 +260,15 @@ def _orphans(job: Job) -> Iterator[Finding]:
         numbers = tuple(sorted(rank.number for rank in orphans))
         text = f"what started {ranks_text(numbers)} (process {parents}) has ended, so nothing will end them"
         yield Finding("launcher", numbers, text, serious=False)
+
+
+def _silent(job: Job, stuck_s: float) -> Iterator[Finding]:
+    """Hosts of which nobody has said what their ranks are in: they may keep the others."""
+    names = sorted({rank.card.host if rank.card else "another host" for rank in job.ranks.values() if rank.silent})
+    calls = [slot.under_way for rank in job.ranks.values() for slot in rank.slots if not slot.closed]
+    stands = any(call is not None and job.seconds_since(call.entered_ns) >= stuck_s for call in calls)
+    for name in names:
+        silent = [rank for rank in job.ranks.values() if rank.silent and (rank.card is None or rank.card.host == name)]
+        numbers = tuple(sorted(rank.number for rank in silent))
+        text = f"{name} does not answer: what {ranks_text(numbers)} do is not known; run commlib debug there"
+        yield Finding("silent", numbers, text, serious=stands)

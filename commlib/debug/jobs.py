@@ -6,11 +6,15 @@ import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
+from commlib.debug.asking import Host, ask_all, other_hosts
+from commlib.debug.card import Card
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import Record, Slot, records_of
+from commlib.debug.record import Record, Slot, Taken, records_of
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.unsaid import add_waits
 
@@ -24,11 +28,22 @@ class Rank:
     started_by: int = 0
     number: int = -1  # in the largest communicator
     stacks: list[Stack] = field(default_factory=list)
+    card: Card | None = None  # of one on another host
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Its process; of one on another host, a number that stands for it."""
         return self.process.pid
+
+    @property
+    def place(self) -> str:
+        """Its process, and its host if that is another one: '4711' or 'node2:4711'."""
+        return str(self.pid) if self.card is None else f"{self.card.host}:{self.card.pid}"
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is on a host that has not answered."""
+        return self.process.state == "?"
 
     @property
     def orphan(self) -> bool:
@@ -54,7 +69,8 @@ class Job:
     @property
     def number(self) -> int:
         """The process of its first rank that lives, by which the job is called."""
-        return min((rank for rank in self.ranks.values() if rank.slots), key=lambda rank: rank.number).pid
+        here = (rank for rank in self.ranks.values() if rank.slots and rank.pid > 0)
+        return min(here, key=lambda rank: rank.number).pid
 
     @cached_property
     def communicators(self) -> dict[int, list[Slot]]:
@@ -108,22 +124,41 @@ def look(pids: Iterable[int]) -> Job:
 
 def job_of(records: Sequence[Record]) -> Job:
     """Say what the processes of these records are in now; peers that have none are gone."""
-    ranks: dict[int, Rank] = {}
+    return _job(_now(records))
+
+
+class _Moment(NamedTuple):
+    """What records held at a moment."""
+
+    at_ns: int
+    taken: list[tuple[Record, Taken, Process]]
+
+
+def _now(records: Sequence[Record]) -> _Moment:
     taken = [(record, record.taken()) for record in records]  # all at one moment; to read them takes longer
-    at_ns = time.monotonic_ns()
-    for record, then in taken:
+    return _Moment(time.monotonic_ns(), [(record, then, process(record.pid)) for record, then in taken])
+
+
+def _job(moment: _Moment, hosts: Sequence[Host] = (), which: int = -1) -> Job:
+    """Return the job at a moment, which is one of those at which other hosts have said what their ranks are in."""
+    ranks: dict[int, Rank] = {}
+    for record, then, now in moment.taken:
         with suppress(OSError):
-            rank = Rank(process(record.pid), record.slots(then), record.parent)
-            ranks[record.pid] = rank
+            ranks[record.pid] = Rank(now, record.slots(then), record.parent)
+    cards = {card.number: replace(card, key="") for host in hosts for card in host.cards}  # the key is no news
+    for seen in [seen for host in hosts if host.moments for seen in host.moments[which]]:
+        card = cards.get(seen.process.pid)
+        ranks[seen.process.pid] = Rank(seen.process, seen.slots, seen.started_by, stacks=seen.stacks, card=card)
     for rank in [rank for rank in ranks.values() if rank.slots]:
         main = _main_slot(rank.slots)
         rank.number = main.peers[main.rank].name
         for slot in rank.slots:
             for peer in slot.peers:
                 if not slot.closed and peer.pid not in ranks:
-                    ranks[peer.pid] = Rank(process(peer.pid), number=peer.name if slot is main else -1)
+                    number = peer.name if slot is main else -1
+                    ranks[peer.pid] = Rank(process(peer.pid), number=number, card=cards.get(peer.pid))
     add_waits(ranks)
-    return Job(ranks, at_ns)
+    return Job(ranks, moment.at_ns)
 
 
 def _pids() -> Iterator[int]:
@@ -163,8 +198,17 @@ def _above(pid: int) -> Iterator[int]:
         pid = process(pid).parent
 
 
-def moments(jobs: Sequence[Sequence[Record]], apart_s: float) -> list[tuple[Job, Job]]:
-    """Look at jobs twice, at all of them in the same period: what both looks have in common, stands still."""
-    befores = [job_of(records) for records in jobs]
+def moments(jobs: Sequence[Sequence[Record]], apart_s: float, sites: bool | None = None) -> list[tuple[Job, Job]]:
+    """Look at jobs twice, at all of them in the same period: what both looks have in common, stands still.
+
+    Ranks on other hosts are asked meanwhile; `sites`: whether they are to keep the place of each call from now on.
+    """
+    hosts = [other_hosts(records) for records in jobs]
+    asked = ask_all([*chain(*hosts)], apart_s, sites)
+    befores = [_now(records) for records in jobs]
     time.sleep(apart_s)
-    return [(before, job_of(records)) for before, records in zip(befores, jobs, strict=True)]
+    afters = [_now(records) for records in jobs]
+    for thread in asked:
+        thread.join()
+    looks = zip(befores, afters, hosts, strict=True)
+    return [(_job(before, others, 0), _job(after, others, 1)) for before, after, others in looks]

@@ -13,7 +13,16 @@ from commlib.debug.record import Slot
 from commlib.debug.words import doing_text, members_text, seconds_text, waited_in
 
 _IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below
-_STATES = {"R": "runs", "S": "sleeps", "T": "stopped", "t": "debugged", "Z": "dead", "X": "gone", "D": "in a disk"}
+_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "T": "stopped",
+    "t": "debugged",
+    "Z": "dead",
+    "X": "gone",
+    "D": "in a disk",
+    "?": "unknown",
+}
 
 
 def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> list[str]:
@@ -30,7 +39,7 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
     living = sum(bool(rank.slots) for rank in job.ranks.values())
-    lines = [f"job {job.number}: {living} of {len(job.ranks)} ranks here, {job.command}", ""]
+    lines = [f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}", ""]
     if not any(finding.serious for finding in findings):
         lines.append(_progress_text(job, before))
     lines += [*findings_lines(job, before, findings), ""]
@@ -41,6 +50,12 @@ def page(job: Job, before: Job, findings: list[Finding]) -> str:
     made = enumerate(job.communicators.values(), 1)
     several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
     return "\n".join([*lines, *several * (len(several) > 2)])
+
+
+def _hosts_text(job: Job) -> str:
+    """Say where the ranks are: 'here', or 'here and on node2'."""
+    others = sorted({rank.card.host for rank in job.ranks.values() if rank.card is not None and rank.slots})
+    return f"here and on {', '.join(others)}" if others else "here"
 
 
 def _table(rows: list[tuple[str, ...]], columns: int) -> list[str]:
@@ -74,8 +89,8 @@ def _progress_text(job: Job, before: Job) -> str:
 
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
     """Return a row for each communicator that the rank has open."""
-    state = _STATES.get(rank.process.state, rank.process.state)
-    head = (str(rank.number), str(rank.pid), state, str(rank.process.core) if rank.process.core >= 0 else "")
+    state = "unknown" if rank.silent else _STATES.get(rank.process.state, rank.process.state)
+    head = (str(rank.number), rank.place, state, str(rank.process.core) if rank.process.core >= 0 else "")
     order = list(job.communicators)
     rows: list[tuple[str, ...]] = []
     for slot in [slot for slot in rank.slots if not slot.closed]:

@@ -190,13 +190,13 @@ class Record:
         self._strings = taken.head[self._header.place("strings") :]
         self._sites = self._header.read(taken.head)["wants_sites"]  # where it is off, places of calls are old
         kind, found = self.layout("Slot"), []
-        for one, other in self._recent(taken.slots):
+        for one, other in self.recent(taken.slots):
             first, again = kind.read(one), kind.read(other)
             if first["opened_ns"] == again["opened_ns"]:
                 found.append(self._slot(first, again, self._described))
         return sorted(found, key=lambda slot: slot.opened_ns)
 
-    def _recent(self, slots: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def recent(self, slots: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Leave out those that were closed long ago: a process may have had many, and to read one takes long."""
         place = {name: self.layout("Slot").place(name) for name in ("state", "opened_ns")}
         opened = [pair for pair in slots if _STATE.unpack_from(pair[1], place["state"])[0] == _OPEN]

@@ -73,11 +73,13 @@ def doing_text(rank: Rank, before: Process | None, thread: int = 0) -> str:
     """Say what the process of a rank does now."""
     now = rank.process
     if now.gone or now.halted:
-        return f"process {rank.pid} is {'gone' if now.state == 'X' else now.halted}"
+        return f"process {rank.place} is {'gone' if now.state == 'X' else now.halted}"
     stack = rank.stack(thread)
-    words = [f"process {rank.pid} is in {stack}" if stack and stack.frames else f"process {rank.pid} runs no Python"]
+    words = [
+        f"process {rank.place} is in {stack}" if stack and stack.frames else f"process {rank.place} runs no Python"
+    ]
     if not rank.stacks:
-        words = [f"process {rank.pid} does not say where it is"]
+        words = [f"process {rank.place} does not say where it is"]
     share = now.busy_since(before) if before is not None else -1
     if share > 0.05:
         words.append(f"it uses {share:.0%} of core {now.core}")

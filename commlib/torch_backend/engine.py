@@ -30,7 +30,7 @@ _NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not said"
 # host needs to bring another stream behind that one.
 INLINE_BYTES = 4 << 20
 # A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
-_OPS = {hash(dist.ReduceOp(op)): name for name, op in TORCH_OPS.items()}
+OPS = {hash(dist.ReduceOp(op)): name for name, op in TORCH_OPS.items()}
 
 
 class Engine:
@@ -56,7 +56,7 @@ class Engine:
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce a tensor in place."""
-        x, op = _one("all_reduce", tensors), _OPS.get(hash(opts.reduceOp))
+        x, op = _one("all_reduce", tensors), OPS.get(hash(opts.reduceOp))
         if op is None:
             op = _scale("all_reduce", opts, x.mul_)
         if not x.is_contiguous():
@@ -227,7 +227,7 @@ def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:
 
 def _op(call: str, opts: Any) -> Any:
     """Return a reduction of torch's options as commlib knows it."""
-    op = _OPS.get(hash(opts.reduceOp))
+    op = OPS.get(hash(opts.reduceOp))
     return _scale(call, opts, None) if op is None else op
 
 

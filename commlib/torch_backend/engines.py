@@ -16,12 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commlib.backends.recorded import Recorded
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
+from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.gpu_mail import GpuMail
+from commlib.torch_backend.handed import enter
 from commlib.torch_backend.mail import Mail
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
@@ -45,6 +48,7 @@ class Engines:
         self._place, self.kinds, self._settings = place, kinds, settings
         self._communicators: dict[str, Communicator] = {}
         self._torchs: list[Any] = []
+        self._records: dict[str, Recorded] = {}  # of devices that torch's engines serve
         self._ended = ""
         self.cuda: Any = None
         self.cpu: Any = self._make("cpu", None) if "cpu" in kinds else None
@@ -61,6 +65,12 @@ class Engines:
             return self.cpu
         self.cuda = self.cuda or self._make(kind, device.index)
         return self.cuda
+
+    def enter(self, device: torch.device, name: str, arguments: tuple[Any, ...]) -> None:
+        """Keep a call that goes to an engine of torch's."""
+        record = self._records.get(device.type)
+        if record is not None and record.recorder is not None:
+            enter(record.recorder, name, arguments)
 
     def mail(self, device: torch.device) -> Any:
         """Return what sends and receives the messages of a device."""
@@ -88,9 +98,31 @@ class Engines:
             end(comm)
         for engine in torchs:
             getattr(engine, others)()
+        for record in self._records.values():
+            record.close()
 
     def _make(self, kind: str, index: int | None) -> Any:
-        return self._ours(kind, index) if self.kinds[kind] == OURS else self._torch(self.kinds[kind], kind)
+        if self.kinds[kind] == OURS:
+            return self._ours(kind, index)
+        world = self._world(kind, None)
+        try:
+            return self._recorded(world, self.kinds[kind], kind)
+        finally:
+            world.close()
+
+    def _world(self, kind: str, local: int | None) -> StoreWorld:
+        """Meet the other ranks at the group's store."""
+        place = self._place
+        store = _C10D.PrefixStore(f"commlib/{kind}", place.store)
+        return StoreWorld(
+            "torch.distributed", store, Identity(place.rank, place.size, local), place.timeout.total_seconds()
+        )
+
+    def _recorded(self, world: World, name: str, kind: str) -> Any:
+        """Make an engine of torch's for a device, and begin its record."""
+        engine = self._torch(name, kind)
+        self._records[kind] = Recorded(world, f"torch {name}", self._place.timeout.total_seconds())
+        return engine
 
     def _mail(self, device: torch.device) -> Any:
         if device.type == "cuda" and self.kinds.get("cuda") == OURS:
@@ -100,18 +132,16 @@ class Engines:
 
     def _ours(self, kind: str, index: int | None) -> Any:
         """Make a communicator over the group's store; the world behind it has done its part then."""
-        store, rank, size = _C10D.PrefixStore(f"commlib/{kind}", self._place.store), self._place.rank, self._place.size
         timeout_s = self._place.timeout.total_seconds()
         if kind == "cuda":
             torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
-        local = torch.cuda.current_device() if kind == "cuda" else None
-        world = StoreWorld("torch.distributed", store, Identity(rank, size, local), timeout_s)
+        world = self._world(kind, torch.cuda.current_device() if kind == "cuda" else None)
         settings = {"timeout_s": timeout_s, **self._settings}
         if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:
             settings["checked"] = True
         try:
             if kind == "cuda" and not one_host(world, timeout_s):
-                return self._torch("nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
+                return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
             comm = Communicator._create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:

@@ -144,6 +144,7 @@ class CommlibGroup(dist.ProcessGroup):
             call = engine.comm.all_reduce_rms_norm
             return call(x, residual, weight, eps, weight_bias=weight_bias, out=y, residual_out=h)
         h = x.clone(memory_format=torch.contiguous_format)  # on GPUs of several hosts torch's NCCL serves the group
+        self._engines.enter(x.device, "allreduce", ([h], dist.AllreduceOptions()))
         engine.allreduce([h], dist.AllreduceOptions()).wait()
         if residual is not None:
             h += residual
@@ -163,7 +164,10 @@ class CommlibGroup(dist.ProcessGroup):
         self._sequence += 1
         (opts,) = with_options("barrier", arguments, named)
         device = opts.device or torch.device(next(iter(self._engines.kinds)))
-        run = self._engines.of(device).barrier
+        engine = self._engines.of(device)
+        run = engine.barrier
+        if type(engine) is not Engine:
+            self._engines.enter(device, "barrier", (opts,))
         work: dist.Work = run(opts) if not _profiling() else _recorded(f"{OURS}:barrier", run, (opts,))
         return work if self._coalescing is None else self._kept(work)
 
@@ -276,7 +280,10 @@ def _collective(name: str) -> Callable[..., Any]:
         if named or type(arguments[-1]) is not options:
             arguments = with_options(name, arguments, named)
         self._sequence += 1
-        run = getattr(self._engine_of(arguments), name)
+        engine = self._engine_of(arguments)
+        run = getattr(engine, name)
+        if type(engine) is not Engine:
+            self._engines.enter(_first_tensor(arguments).device, name, arguments)
         work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
         return work if self._coalescing is None else self._kept(work)
 

@@ -114,4 +114,12 @@ void RecorderHandle::enter(const std::string& op, const std::string& dtype, int6
   recorder->enter(call, static_cast<int>(redop), static_cast<int>(root));
 }
 
+void RecorderHandle::leave() { recorder->leave(); }
+
+void RecorderHandle::ended(const std::string& kind, const std::string& said) {
+  recorder->record().ended(kind.c_str(), said.c_str());
+}
+
+void RecorderHandle::close() { recorder->record().close(); }
+
 }  // namespace commlib::binding

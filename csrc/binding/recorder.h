@@ -46,11 +46,9 @@ struct RecorderHandle {
 
   void enter(const std::string& op, const std::string& dtype, int64_t count, int64_t redop,
              int64_t root);
-  void leave() { recorder->leave(); }
-  void ended(const std::string& kind, const std::string& said) {
-    recorder->record().ended(kind.c_str(), said.c_str());
-  }
-  void close() { recorder->record().close(); }
+  void leave();
+  void ended(const std::string& kind, const std::string& said);
+  void close();
 };
 
 }  // namespace commlib::binding
