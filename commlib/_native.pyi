@@ -39,7 +39,7 @@ def set_recorded(
 class Calls:
     """The collectives of one communicator; they keep its memory, and say so when it is closed."""
 
-    def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, /) -> Tensor:
+    def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, max_sms: int = 0, /) -> Tensor:
         """csrc/collectives/all_reduce/entry.cc: all_reduce"""
     def all_reduce_rms_norm(
         self,
@@ -55,6 +55,7 @@ class Calls:
         weight_bias: float,
         center: bool,
         quant: str | None,
+        max_sms: int = 0,
         /,
     ) -> None:
         """csrc/collectives/all_reduce_rms_norm/entry.cc: all_reduce_rms_norm"""
@@ -68,27 +69,33 @@ class Calls:
         /,
     ) -> None:
         """csrc/collectives/all_reduce_epilogue/entry.cc: all_reduce_epilogue"""
-    def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, /) -> None:
+    def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce/entry.cc: reduce"""
-    def broadcast(self, x: Tensor, src: int, /) -> None:
+    def broadcast(self, x: Tensor, src: int, max_sms: int = 0, /) -> None:
         """csrc/collectives/broadcast/entry.cc: broadcast"""
-    def all_gather(self, out: Tensor, x: Tensor, /) -> None:
+    def all_gather(self, out: Tensor, x: Tensor, max_sms: int = 0, /) -> None:
         """csrc/collectives/all_gather/entry.cc: all_gather"""
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], /) -> None:
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], max_sms: int = 0, /) -> None:
         """csrc/collectives/all_gather/entry.cc: all_gatherv"""
-    def reduce_scatter(self, out: Tensor, x: Tensor, redop: RedOp, /) -> None:
+    def reduce_scatter(self, out: Tensor, x: Tensor, redop: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce_scatter/entry.cc: reduce_scatter"""
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sequence[int], redop: RedOp, /) -> None:
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sequence[int], redop: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce_scatter/entry.cc: reduce_scatterv"""
-    def all_to_all(self, out: Tensor, x: Tensor, /) -> None:
+    def all_to_all(self, out: Tensor, x: Tensor, max_sms: int = 0, /) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_all"""
     def all_to_allv(
-        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None, /
+        self,
+        out: Tensor,
+        x: Tensor,
+        out_splits: Sequence[int] | None,
+        in_splits: Sequence[int] | None,
+        max_sms: int = 0,
+        /,
     ) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_allv"""
-    def gather(self, out: Tensor | None, x: Tensor, dst: int, /) -> None:
+    def gather(self, out: Tensor | None, x: Tensor, dst: int, max_sms: int = 0, /) -> None:
         """csrc/collectives/gather/entry.cc: gather"""
-    def scatter(self, out: Tensor | None, x: Tensor | None, src: int, /) -> None:
+    def scatter(self, out: Tensor | None, x: Tensor | None, src: int, max_sms: int = 0, /) -> None:
         """csrc/collectives/scatter/entry.cc: scatter"""
     def send(self, x: Tensor, dst: int, /) -> None:
         """csrc/collectives/send_recv/entry.cc: send"""

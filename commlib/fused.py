@@ -27,6 +27,7 @@ class Fused(Collectives):
         scale: Tensor | None = None,
         out: Tensor | None = None,
         residual_out: Tensor | None = None,
+        max_sms: int = 0,
     ) -> tuple[Tensor, ...]:
         """Add up all ranks' `x`, add the residual, normalise each row. See also `help(commlib.Communicator)`.
 
@@ -48,6 +49,7 @@ class Fused(Collectives):
             scale: One float32 number, for "fp8" alone.
             out: Where to put y.
             residual_out: Where to put h.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             (y, h), with quant (y, h, scale).
@@ -65,7 +67,11 @@ class Fused(Collectives):
         if quant in OWN_SCALES:
             found = torch.empty(scale_shape(x, quant), dtype=torch.float32, device=x.device)
         made = found if found is not scale else None
-        self._calls.all_reduce_rms_norm(
-            x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
-        )
+        if max_sms:
+            given = x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
+            self._asked("all_reduce_rms_norm", given, None, False, max_sms)
+        else:
+            self._calls.all_reduce_rms_norm(
+                x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
+            )
         return (out, residual_out) if found is None or quant is None else (out, residual_out, found)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, cast, overload
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
 from weakref import proxy
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from commlib import env
 from commlib.backends.base import Backend
 from commlib.messages import Later, Messages, Now
 from commlib.native import library
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Op: TypeAlias = "Redop | dist.ReduceOp.RedOpType"
 """A reduction: its name, or torch.distributed.ReduceOp.SUM and its kind."""
 
+T = TypeVar("T")
 Run: TypeAlias = "Callable[[Calls], object]"
 Out: TypeAlias = "Tensor | None"
 Sizes: TypeAlias = "Sequence[int]"
@@ -44,10 +46,14 @@ class Collectives(Messages):
     # --- reductions ---------------------------------------------------------------------------------------------
 
     @overload
-    def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
+    def all_reduce(
+        self, x: Tensor, op: Op = ..., out: Out = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
     @overload
-    def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
-    def all_reduce(self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
+    def all_reduce(self, x: Tensor, op: Op = ..., out: Out = ..., *, async_op: Later, max_sms: int = ...) -> Work: ...
+    def all_reduce(
+        self, x: Tensor, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Reduce over all ranks; every rank gets the result. See also `help(commlib.Communicator)`.
 
         Args:
@@ -55,6 +61,7 @@ class Collectives(Messages):
             op: The reduction.
             out: Where to put the result: as many elements as `x`, of its type; `x` then stays as it is.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or `x` without one.
@@ -63,15 +70,21 @@ class Collectives(Messages):
             >>> comm.all_reduce(torch.tensor([1.0, 2.0]))  # on two ranks
             tensor([2., 4.])
         """
-        if async_op:
-            return self._later("all_reduce", lambda calls: calls.all_reduce(x, op, out))
+        if async_op or max_sms:
+            return self._asked("all_reduce", (x, op, out), x if out is None else out, async_op, max_sms)
         return self._calls.all_reduce(x, op, out)
 
     @overload
-    def reduce(self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., async_op: Now = ...) -> Tensor: ...
+    def reduce(
+        self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
     @overload
-    def reduce(self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., *, async_op: Later) -> Work: ...
-    def reduce(self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False) -> Tensor | Work:
+    def reduce(
+        self, x: Tensor, dst: int, op: Op = ..., out: Out = ..., *, async_op: Later, max_sms: int = ...
+    ) -> Work: ...
+    def reduce(
+        self, x: Tensor, dst: int, op: Op = "sum", out: Out = None, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Reduce over all ranks; rank `dst` gets the result. See also `help(commlib.Communicator)`.
 
         Args:
@@ -80,6 +93,7 @@ class Collectives(Messages):
             op: The reduction.
             out: As in all_reduce; other ranks' `out` stays as it is.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or `x` without one; the result on rank `dst` alone.
@@ -89,16 +103,22 @@ class Collectives(Messages):
             tensor([1., 2.])
         """
         target = x if out is None else out
-        if async_op:
-            return self._later("reduce", lambda calls: calls.reduce(out, x, dst, op), target)
+        if async_op or max_sms:
+            return self._asked("reduce", (out, x, dst, op), target, async_op, max_sms)
         self._calls.reduce(out, x, dst, op)
         return target
 
     @overload
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = ..., async_op: Now = ...) -> Tensor: ...
+    def reduce_scatter_tensor(
+        self, out: Tensor, x: Tensor, op: Op = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
     @overload
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = ..., *, async_op: Later) -> Work: ...
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False) -> Tensor | Work:
+    def reduce_scatter_tensor(
+        self, out: Tensor, x: Tensor, op: Op = ..., *, async_op: Later, max_sms: int = ...
+    ) -> Work: ...
+    def reduce_scatter_tensor(
+        self, out: Tensor, x: Tensor, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Reduce over all ranks and keep block `rank`. See also `help(commlib.Communicator)`.
 
         Args:
@@ -106,22 +126,27 @@ class Collectives(Messages):
             x: One block for each rank, the first dimension first.
             op: The reduction.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.reduce_scatter_tensor(torch.empty(2), torch.arange(4.0))  # rank 1 of two
             tensor([4., 6.])
         """
-        if async_op:
-            return self._later("reduce_scatter", lambda calls: calls.reduce_scatter(out, x, op), out)
+        if async_op or max_sms:
+            return self._asked("reduce_scatter", (out, x, op), out, async_op, max_sms)
         self._calls.reduce_scatter(out, x, op)
         return out
 
     @overload
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., async_op: Now = ...) -> Tensor: ...
-    @overload
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., *, async_op: Later) -> Work: ...
     def reduce_scatterv(
-        self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False
+        self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
+    @overload
+    def reduce_scatterv(
+        self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = ..., *, async_op: Later, max_sms: int = ...
+    ) -> Work: ...
+    def reduce_scatterv(
+        self, out: Tensor, x: Tensor, sizes: Sizes, op: Op = "sum", async_op: bool = False, *, max_sms: int = 0
     ) -> Tensor | Work:
         """Reduce over all ranks and keep block `rank`, in blocks of different sizes; else as reduce_scatter_tensor.
 
@@ -131,14 +156,14 @@ class Collectives(Messages):
             sizes: The elements of each rank's block, the same on all ranks.
             op: The reduction.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.reduce_scatterv(torch.empty(1 + 2 * comm.rank), torch.arange(4.0), [1, 3])  # rank 1 of two
             tensor([2., 4., 6.])
         """
-        if async_op:
-            kept = copy(sizes)
-            return self._later("reduce_scatterv", lambda calls: calls.reduce_scatterv(out, x, kept, op), out)
+        if async_op or max_sms:
+            return self._asked("reduce_scatterv", (out, x, copy(sizes), op), out, async_op, max_sms)
         self._calls.reduce_scatterv(out, x, sizes, op)
         return out
 
@@ -147,34 +172,41 @@ class Collectives(Messages):
     # --- moves --------------------------------------------------------------------------------------------------
 
     @overload
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Now = ...) -> Tensor: ...
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Now = ..., *, max_sms: int = ...) -> Tensor: ...
     @overload
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later) -> Work: ...
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: bool = False) -> Tensor | Work:
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, async_op: Later, *, max_sms: int = ...) -> Work: ...
+    def all_gather_into_tensor(
+        self, out: Tensor, x: Tensor, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Put every rank's `x` into `out`, in rank order. See also `help(commlib.Communicator)`.
 
         Args:
             out: Where to put them: size × x.numel() elements of any shape.
             x: This rank's block, of one size and type on all ranks. It may be block `rank` of `out` itself.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_gather_into_tensor(torch.empty(2, 1), torch.tensor([float(comm.rank)]))
             tensor([[0.],
                     [1.]])
         """
-        if async_op:
-            return self._later("all_gather", lambda calls: calls.all_gather(out, x), out)
+        if async_op or max_sms:
+            return self._asked("all_gather", (out, x), out, async_op, max_sms)
         self._calls.all_gather(out, x)
         return out
 
     all_gather_single = all_gather_into_tensor
 
     @overload
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Now = ...) -> Tensor: ...
+    def all_gatherv(
+        self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
     @overload
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Later) -> Work: ...
-    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False) -> Tensor | Work:
+    def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sizes, async_op: Later, *, max_sms: int = ...) -> Work: ...
+    def all_gatherv(
+        self, out: Tensor, x: Tensor, sizes: Sizes, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Put every rank's `x` into `out`, in blocks of different sizes; else as all_gather_into_tensor.
 
         Args:
@@ -182,27 +214,48 @@ class Collectives(Messages):
             x: `sizes[rank]` elements.
             sizes: The elements of each rank's `x`, the same on all ranks.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_gatherv(torch.empty(3), torch.ones(comm.rank + 1), [1, 2])
             tensor([1., 1., 1.])
         """
-        if async_op:
-            kept = copy(sizes)
-            return self._later("all_gatherv", lambda calls: calls.all_gatherv(out, x, kept), out)
+        if async_op or max_sms:
+            return self._asked("all_gatherv", (out, x, copy(sizes)), out, async_op, max_sms)
         self._calls.all_gatherv(out, x, sizes)
         return out
 
     @overload
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., async_op: Now = ...
+        self,
+        out: Tensor,
+        x: Tensor,
+        out_splits: Splits = ...,
+        in_splits: Splits = ...,
+        async_op: Now = ...,
+        *,
+        max_sms: int = ...,
     ) -> Tensor: ...
     @overload
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, out_splits: Splits = ..., in_splits: Splits = ..., *, async_op: Later
+        self,
+        out: Tensor,
+        x: Tensor,
+        out_splits: Splits = ...,
+        in_splits: Splits = ...,
+        *,
+        async_op: Later,
+        max_sms: int = ...,
     ) -> Work: ...
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, out_splits: Splits = None, in_splits: Splits = None, async_op: bool = False
+        self,
+        out: Tensor,
+        x: Tensor,
+        out_splits: Splits = None,
+        in_splits: Splits = None,
+        async_op: bool = False,
+        *,
+        max_sms: int = 0,
     ) -> Tensor | Work:
         """Send block j of `x` to rank j. See also `help(commlib.Communicator)`.
 
@@ -212,48 +265,54 @@ class Collectives(Messages):
             out_splits: The rows of the first dimension that come from each rank; without it, equal blocks.
             in_splits: The rows that go to each rank; rank i's in_splits[j] is rank j's out_splits[i].
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.all_to_all_single(torch.empty(2), torch.tensor([0.0, 1.0]) + 10 * comm.rank)  # rank 1 of two
             tensor([ 1., 11.])
         """
         if out_splits is None and in_splits is None:
-            if async_op:
-                return self._later("all_to_all", lambda calls: calls.all_to_all(out, x), out)
+            if async_op or max_sms:
+                return self._asked("all_to_all", (out, x), out, async_op, max_sms)
             self._calls.all_to_all(out, x)
             return out
-        if async_op:
-            kept = copy(out_splits), copy(in_splits)
-            return self._later("all_to_all", lambda calls: calls.all_to_allv(out, x, *kept), out)
+        if async_op or max_sms:
+            splits = copy(out_splits), copy(in_splits)
+            return self._asked("all_to_allv", (out, x, *splits), out, async_op, max_sms)
         self._calls.all_to_allv(out, x, out_splits, in_splits)
         return out
 
     @overload
-    def broadcast(self, x: Tensor, src: int, async_op: Now = ...) -> Tensor: ...
+    def broadcast(self, x: Tensor, src: int, async_op: Now = ..., *, max_sms: int = ...) -> Tensor: ...
     @overload
-    def broadcast(self, x: Tensor, src: int, async_op: Later) -> Work: ...
-    def broadcast(self, x: Tensor, src: int, async_op: bool = False) -> Tensor | Work:
+    def broadcast(self, x: Tensor, src: int, async_op: Later, *, max_sms: int = ...) -> Work: ...
+    def broadcast(self, x: Tensor, src: int, async_op: bool = False, *, max_sms: int = 0) -> Tensor | Work:
         """Make every rank's `x` a copy of rank `src`'s. See also `help(commlib.Communicator)`.
 
         Args:
             x: What rank `src` sends, and where the others get it; of one size and type on all ranks.
             src: The rank that sends.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Example:
             >>> comm.broadcast(torch.tensor([comm.rank]), src=1)
             tensor([1])
         """
-        if async_op:
-            return self._later("broadcast", lambda calls: calls.broadcast(x, src), x)
+        if async_op or max_sms:
+            return self._asked("broadcast", (x, src), x, async_op, max_sms)
         self._calls.broadcast(x, src)
         return x
 
     @overload
-    def gather(self, x: Tensor, dst: int, out: Out = ..., async_op: Now = ...) -> Tensor | None: ...
+    def gather(
+        self, x: Tensor, dst: int, out: Out = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor | None: ...
     @overload
-    def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later) -> Work: ...
-    def gather(self, x: Tensor, dst: int, out: Out = None, async_op: bool = False) -> Tensor | Work | None:
+    def gather(self, x: Tensor, dst: int, out: Out = ..., *, async_op: Later, max_sms: int = ...) -> Work: ...
+    def gather(
+        self, x: Tensor, dst: int, out: Out = None, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work | None:
         """Stack every rank's `x` on rank `dst`. See also `help(commlib.Communicator)`.
 
         Args:
@@ -261,6 +320,7 @@ class Collectives(Messages):
             dst: The rank that gets them.
             out: Where rank `dst` puts them, size × x.numel() elements; without it a new tensor. Others' is ignored.
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             On rank `dst`, `out` or a new tensor of shape (size, *x.shape); None on the other ranks.
@@ -273,16 +333,20 @@ class Collectives(Messages):
         result = None
         if self.rank == dst:
             result = _made("gather", x, lambda: (self.size, *x.shape)) if out is None else out
-        if async_op:
-            return self._later("gather", lambda calls: calls.gather(result, x, dst), result)
+        if async_op or max_sms:
+            return self._asked("gather", (result, x, dst), result, async_op, max_sms)
         self._calls.gather(result, x, dst)
         return result
 
     @overload
-    def scatter(self, x: Tensor | None, src: int, out: Out = ..., async_op: Now = ...) -> Tensor: ...
+    def scatter(
+        self, x: Tensor | None, src: int, out: Out = ..., async_op: Now = ..., *, max_sms: int = ...
+    ) -> Tensor: ...
     @overload
-    def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later) -> Work: ...
-    def scatter(self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False) -> Tensor | Work:
+    def scatter(self, x: Tensor | None, src: int, out: Out = ..., *, async_op: Later, max_sms: int = ...) -> Work: ...
+    def scatter(
+        self, x: Tensor | None, src: int, out: Out = None, async_op: bool = False, *, max_sms: int = 0
+    ) -> Tensor | Work:
         """Give each rank its block of rank `src`'s `x`. See also `help(commlib.Communicator)`.
 
         Args:
@@ -290,6 +354,7 @@ class Collectives(Messages):
             src: The rank that sends.
             out: Where to put the block. Only rank `src` may omit it; it then gets a new tensor of shape x.shape[1:].
             async_op: Return a Work at once.
+            max_sms: The multiprocessors of its GPU that this call takes at most, 0 for no limit.
 
         Returns:
             `out`, or the new tensor.
@@ -301,8 +366,8 @@ class Collectives(Messages):
         source = x if self.rank == src else None  # other ranks' x does not count
         if source is not None and out is None:
             out = _made("scatter", source, lambda: source.shape[1:])
-        if async_op:
-            return self._later("scatter", lambda calls: calls.scatter(out, source, src), out)
+        if async_op or max_sms:
+            return self._asked("scatter", (out, source, src), cast("Tensor", out), async_op, max_sms)
         self._calls.scatter(out, source, src)
         return cast("Tensor", out)  # the call was refused without one
 
@@ -328,7 +393,22 @@ class Collectives(Messages):
         self._lanes.drain(COLLECTIVE_CALLS)
         return self._backend.inner()
 
-    def _later(self, name: str, run: Run, result: Tensor | None = None) -> Work:
+    def _asked(self, name: str, given: tuple[object, ...], result: T, async_op: bool, max_sms: int) -> T | Work:
+        """Make a call later, on few multiprocessors, or both."""
+        most = self._most(name, max_sms) if max_sms else ()
+        if async_op:
+            return self._later(name, lambda calls: getattr(calls, name)(*given, *most), result)
+        getattr(self._calls, name)(*given, *most)
+        return result
+
+    def _most(self, name: str, max_sms: int) -> tuple[int, ...]:
+        """Return what native code is told of the multiprocessors; other backends leave them to their engine."""
+        if torch.compiler.is_dynamo_compiling():
+            raise NotImplementedError(f"{name} with max_sms= cannot be compiled; use commlib.init(max_sms=)")
+        limit = env.MAX_SMS.given(max_sms, "max_sms")
+        return (limit,) if self._backend.native else ()
+
+    def _later(self, name: str, run: Run, result: object = None) -> Work:
         """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
         calls = self._unordered
 

@@ -158,6 +158,12 @@ def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm, name):
         graph(torch.ones(2))
 
 
+def test_a_call_with_a_limit_of_its_own_says_that_it_cannot_be_compiled(comm):
+    graph = torch.compile(lambda x: comm.all_reduce(x, max_sms=8), fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"all_reduce with max_sms= cannot be compiled; use commlib.init\(max_sms=\)"):
+        graph(torch.ones(2))
+
+
 def test_wrong_arguments_are_refused_when_the_graph_runs(comm):
     graph = torch.compile(lambda x: comm.all_reduce(x, out=x.new_empty(3)), fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="out has 3 elements, but needs 2: as many as x"):

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 Variants = tuple[Mapping[str, int], ...]
+NCCL_SMS = 32  # multiprocessors that NCCL's kernels take at most between GPUs of one host
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Algorithm:
     another call and, behind it, its kernel; `engine` that copy engines move its data, and its kernel only says when.
     `params` are what a plan may set; `variants(num_bytes)` gives those that
     are worth measuring at a size, none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with
-    its device code; `folder` is where a plugin's native half lies, which its loader fills in. `link(hosts, num_bytes)`
-    says what goes between hosts with the same number of ranks.
+    its device code; `folder` is where a plugin's native half lies, which its loader fills in. It takes `sms`
+    multiprocessors at most, where it has no `blocks`. `link(hosts, num_bytes)` says what goes between hosts with the
+    same number of ranks.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Algorithm:
     params: tuple[Param, ...] = ()
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
     folder: str = ""
+    sms: int = NCCL_SMS
     link: Callable[[int, int], Link] | None = None
 
     @property

@@ -46,7 +46,7 @@ class Engine:
             if self._gpu and sum(x.nbytes for x in outputs) <= INLINE_BYTES:
                 run(self.comm._calls)
                 return OnStream(self.comm.device, outputs, self._blocks)
-            work = self.comm._later(name, run, outputs)  # type: ignore[arg-type]  # its result is torch's list
+            work = self.comm._later(name, run, outputs)
             work.timeout = opts.timeout if opts.timeout > _NO_TIME else None
             return work
         run(self.comm._calls)

@@ -3,7 +3,9 @@
 // operation:
 //
 //   void broadcast(Target& target, const Tensor& x, int64_t src) { … }
-//   COMMLIB_CALL(broadcast, "x, src");
+//   COMMLIB_COLLECTIVE(broadcast, "x, src");
+//
+// A collective may be given one argument more: the multiprocessors that the call takes at most.
 #pragma once
 
 #include <optional>
@@ -49,16 +51,37 @@ inline Call make_call(Op op, const Buffer& x, const Buffer& out, size_t count,
 }
 
 template <class Here, class R, class... Args>
-PyMethodDef call_of(R (*)(Target&, Args...)) {
-  const auto call = [](Object* self, Object* const* given, Size count) {
+Object* run_on(Target& target, Object* const* given, Size count) {
+  return Entry<Here, R, Args...>::call(
+      given, count, [&](auto&... arguments) -> R { return Here::target()(target, arguments...); });
+}
+template <class Here, bool kLimits, class R, class... Args>
+PyMethodDef entry_of(R (*)(Target&, Args...)) {
+  constexpr Size kAll = sizeof...(Args);
+  const auto call = [](Object* self, Object* const* given, Size count) -> Object* {
     Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
     const During inside(target.stamps, Phase::native);
     if (__builtin_expect(record::Record::wants_sites(), 0)) keep_site();
-    return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
-      return Here::target()(target, arguments...);
-    });
+    if (kLimits && __builtin_expect(count == kAll + 1, 0)) {
+      return python::entered([&] {
+        const Argument last = {Here::names(), static_cast<int>(kAll), Here::name()};
+        Limited limited(target, From<int64_t>::take(given[kAll], last));
+        return run_on<Here, R, Args...>(limited, given, kAll);
+      });
+    }
+    return run_on<Here, R, Args...>(target, given, count);
   };
-  return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
+  const auto document =
+      kLimits ? Entry<Here, R, Args..., int64_t>::doc : Entry<Here, R, Args...>::doc;
+  return {Here::name(), call, kFastCall, document()};
+}
+template <class Here, class Function>
+PyMethodDef call_of(Function target) {
+  return entry_of<Here, false>(target);
+}
+template <class Here, class Function>
+PyMethodDef collective_of(Function target) {
+  return entry_of<Here, true>(target);
 }
 
 struct RegisteredCall {
@@ -67,5 +90,8 @@ struct RegisteredCall {
 #define COMMLIB_CALL(function, argument_names)                     \
   static const ::commlib::binding::RegisteredCall call_##function( \
       COMMLIB_ENTRY(call_of, #function, function, argument_names))
+#define COMMLIB_COLLECTIVE(function, argument_names)               \
+  static const ::commlib::binding::RegisteredCall call_##function( \
+      COMMLIB_ENTRY(collective_of, #function, function, argument_names ", max_sms"))
 
 }  // namespace commlib::binding

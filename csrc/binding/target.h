@@ -2,6 +2,7 @@
 // to run a call whose arguments were checked.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -67,6 +68,33 @@ class Target {
   bool closed_ = false;
 };
 using TargetPtr = std::shared_ptr<Target>;
+
+// The same ranks, for one call that takes so many multiprocessors at most. CPUs have none to save.
+class Limited final : public Target {
+ public:
+  Limited(Target& all, int64_t max_sms)
+      : Target(all),
+        all_(all),
+        max_sms_(static_cast<uint32_t>(std::clamp<int64_t>(max_sms, 0, UINT32_MAX))) {}
+  const char* backend() const override { return all_.backend(); }
+  bool reduces(DType dtype, RedOp redop) const override { return all_.reduces(dtype, redop); }
+  void run(Call& call, size_t plan_bytes, Placed placed) override {
+    call.max_sms = max_sms_;
+    all_.run(call, plan_bytes, placed);
+  }
+  bool exchange(const int64_t* mine, size_t count, int64_t* everyone) override {
+    return all_.exchange(mine, count, everyone);
+  }
+  void send(const Buffer& x, int to) override { all_.send(x, to); }
+  void receive(const Buffer& x, int from) override { all_.receive(x, from); }
+  void send_receive(const Buffer& x, int to, const Buffer& out, int from) override {
+    all_.send_receive(x, to, out, from);
+  }
+
+ private:
+  Target& all_;
+  const uint32_t max_sms_;
+};
 
 // Lets a target stamp its calls, or no longer, if there is room for none; the tensor has the stamps
 // and keeps them.

@@ -98,10 +98,11 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
     }
     case Ending::mismatch:
       *kind = "CommError";
-      return text("ranks disagree: rank ", rank_, " called ", record(report.mine), ", rank ",
-                  report.peer, " called something else",
-                  report.theirs.what ? text(", last seen in ", record(report.theirs)) : "",
-                  "; make the same calls with the same plan, dtype and size on every rank");
+      return text(
+          "ranks disagree: rank ", rank_, " called ", record(report.mine), ", rank ", report.peer,
+          " called something else",
+          report.theirs.what ? text(", last seen in ", record(report.theirs)) : "",
+          "; make the same calls with the same plan, dtype, size and max_sms on every rank");
     case Ending::misplaced:
       *kind = "CommError";
       return text("rank ", rank_, ": ", record(report.mine), " found the input of rank ",
@@ -135,9 +136,10 @@ std::string Fault::reason_of_peer(uint64_t ended, const char** kind) const {
       return text("rank ", rank_, ": the communicator has ended, because rank ", rank, " waited ",
                   timeout_s_, " s for rank ", awaited, ", which did not come in time");
     case Ending::mismatch:
-      return text("ranks disagree: rank ", rank, " found that rank ", awaited,
-                  " called something else, and told rank ", rank_,
-                  "; make the same calls with the same plan, dtype and size on every rank");
+      return text(
+          "ranks disagree: rank ", rank, " found that rank ", awaited,
+          " called something else, and told rank ", rank_,
+          "; make the same calls with the same plan, dtype, size and max_sms on every rank");
     case Ending::misplaced:
       return text("rank ", rank_, ": the communicator has ended, because rank ", rank,
                   " found the input of rank ", awaited,

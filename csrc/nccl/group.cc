@@ -141,7 +141,11 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   }
   const uint64_t capture = capture_of(stream);
   const Mode mode = capture ? Mode::graph : Mode::eager;
-  const Choice* choice = plan_.find(mode, symmetric, call, plan_bytes);
+  // The communicator takes no more than tile_blocks for any call.
+  const bool limited = call.max_sms && call.max_sms < job_.tile_blocks;
+  const Choice* choice = limited ? plan_.find_within(mode, symmetric, call, plan_bytes)
+                                 : plan_.find(mode, symmetric, call, plan_bytes);
+  if (!choice && limited) fail_unlimited(call, plan_.find(mode, symmetric, call, plan_bytes));
   if (!choice) fail_unplanned(call, plan_bytes);
   enter(stamps_, Phase::launch);
   const Recorded recorded(*this, call, *choice, stream, capture);
@@ -163,6 +167,17 @@ void Group::fail_unplanned(const Call& call, size_t plan_bytes) const {
        no_arena_.empty() ? "" : ", where there is no symmetric memory: ", no_arena_);
 }
 
+// Of a call that runs without max_sms; `usual` is what would run.
+void Group::fail_unlimited(const Call& call, const Choice* usual) const {
+  if (!usual) return;
+  const Row& row = plan_.row(usual->algorithm);
+  fail("Unsupported", "max_sms is ", call.max_sms, ", but ", name_of(call.op), " runs ", row.name,
+       " here, which takes up to ", row.sms,
+       " multiprocessors, and the plan has nothing that takes fewer; leave max_sms out, or limit "
+       "all calls of the communicator: commlib.init(max_sms=",
+       call.max_sms, ")");
+}
+
 std::string Group::describe(uint64_t what) const {
   if (what == 0) return "nothing";
   const auto op = static_cast<Op>(what & 0xff);
@@ -171,6 +186,12 @@ std::string Group::describe(uint64_t what) const {
   if (plan_.reduces(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
   words += " by " + plan_.row(static_cast<int>(what >> 32 & 0xffffff)).name;
   return what & kInner ? words + " (made inside another call)" : words;
+}
+
+// All blocks must be on the GPU at once: they wait for peers.
+unsigned Group::most_blocks(const Shape& shape, const Call& call) const {
+  const unsigned most = std::min(shape.blocks, job_.tile_blocks);
+  return call.max_sms ? std::min(most, call.max_sms) : most;
 }
 
 void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
@@ -191,9 +212,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
     share = moves.longest;
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  // All blocks must be on the GPU at once: they wait for peers.
-  const unsigned most = std::min(shape.blocks, job_.tile_blocks);
-  const unsigned blocks = wanted < most ? static_cast<unsigned>(wanted) : most;
+  const auto blocks = static_cast<unsigned>(std::min<u64>(wanted, most_blocks(shape, call)));
   job.redop = static_cast<int>(elements.redop);
   job.tile_bytes = shape.tile_bytes;
   job.signature =

@@ -98,8 +98,10 @@ class Group {
     const Algorithm* vendor;
     int kernel;
   };
+  void fail_unlimited(const Call& call, const Choice* usual) const;
   [[noreturn]] void fail_unplanned(const Call& call, size_t plan_bytes) const;
   std::string describe(uint64_t what) const;  // Job::what, in words
+  unsigned most_blocks(const Shape& shape, const Call& call) const;
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   struct Size {
     unsigned blocks, threads;

@@ -38,9 +38,10 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   job.tile_bytes = in_tiles ? row_tile_bytes(row_bytes, shape.tile_bytes) : 0;
   const u64 of_unit = in_tiles ? job.tile_bytes / row_bytes : 1;
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
-  // All blocks must be on the GPU at once: they wait for peers.
   const unsigned of_cluster = instance.cluster_blocks;
-  const u64 at_once = std::min<u64>({units, shape.blocks, job_.tile_blocks});
+  // A cluster may lie on as many multiprocessors as it has blocks.
+  const unsigned most = most_blocks(shape, call) / (call.max_sms ? of_cluster : 1);
+  const u64 at_once = std::min<u64>(units, std::max(most, 1u));
   const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
   const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
@@ -57,6 +58,7 @@ void Group::compose_rows(const Call& call, CUstream stream) {
   Call part{Op::all_reduce, call.dtype};
   part.count = call.count;
   part.detail = call.detail;  // which ranks compare
+  part.max_sms = call.max_sms;
   part.in = call.in;
   part.out = row.room ? row.room : row.scratch(call.bytes());
   if (row.rows.in_stride_bytes != row_bytes && row.rows.rows > 1) {
@@ -97,7 +99,8 @@ void Group::finish_rows(const Call& call, const Kernels::Instance& kernel, const
   Job job = job_;
   job.in = in;
   job.bytes = call.bytes();
-  const u64 blocks = std::min<u64>(rows.rows, u64{kResidentRows} * job_.tile_blocks);
+  const u32 most = call.max_sms ? std::min(call.max_sms, job_.tile_blocks) : job_.tile_blocks;
+  const u64 blocks = std::min<u64>(rows.rows, u64{kResidentRows} * most);
   Kernels::launch(kernel, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
                   stream);
 }

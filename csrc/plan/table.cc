@@ -20,6 +20,11 @@ struct PlanTable::Rule {
   }
 };
 
+PlanTable::PlanTable(ParamNames params, Check check)
+    : params_(std::move(params)),
+      check_(std::move(check)),
+      blocks_(std::find(params_.begin(), params_.end(), std::string("blocks")) - params_.begin()) {}
+
 void PlanTable::learn(const std::string& text) {
   for (Row& row : read_rows(text, params_)) {
     OpFacts& facts = ops_[static_cast<size_t>(row.op)];
@@ -73,6 +78,7 @@ void PlanTable::read_line(const Words& words, std::vector<Rule>& rules) const {
   Rule& rule = rules.back();
   Choice choice = read_choice(words, rule.op);
   if (words.kind() == "fallback") return rule.fallback.push_back(choice);
+  if (words.kind() == "fewer") return rule.ranges.back().fewer.push_back(choice);
   if (!rule.ranges.empty()) choice.least_bytes = rule.ranges.back().most_bytes + 1;
   rule.ranges.push_back(choice);
 }
@@ -95,6 +101,31 @@ std::vector<PlanTable::Rule> PlanTable::read(const std::string& text) const {
   return rules;
 }
 
+bool PlanTable::is_within(const Choice& choice, uint32_t sms) const {
+  const Row& row = this->row(choice.algorithm);
+  if (row.kernel.empty()) return row.sms <= sms;
+  return row.engine || (!row.composed && choice.params[blocks_] <= sms);
+}
+
+const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call,
+                                     size_t bytes) const {
+  const std::vector<Choice>& list = list_for(mode, symmetric, call);
+  const auto here = std::find_if(list.begin(), list.end(),
+                                 [&](const Choice& choice) { return choice.has(bytes); });
+  if (here == list.end() || here->algorithm == Choice::kNone) return nullptr;
+  if (is_within(*here, call.max_sms)) return &*here;
+  for (const Choice& few : here->fewer) {
+    if (is_within(few, call.max_sms)) return &few;
+  }
+  if (!here->fewer.empty() && can_be_cut(here->fewer.back())) return &here->fewer.back();
+  const Choice* nearest = nullptr;
+  for (const Choice& choice : list) {
+    if (!can_be_cut(choice) || bytes % choice.align != 0) continue;
+    if (!nearest || choice.distance(bytes) < nearest->distance(bytes)) nearest = &choice;
+  }
+  return nearest;
+}
+
 // A kind of call: its type and reduction, and what the plain rules have for it if its tensors are
 // symmetric.
 struct PlanTable::Wanted {
@@ -114,6 +145,9 @@ bool PlanTable::serves(const Choice& choice, const Wanted& wanted) const {
 void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& wanted,
                        std::vector<Choice>& list) const {
   const auto put = [&](Choice choice) {
+    auto& fewer = choice.fewer;
+    const auto cannot = [&](const Choice& few) { return !serves(few, wanted); };
+    fewer.erase(std::remove_if(fewer.begin(), fewer.end(), cannot), fewer.end());
     choice.least_bytes = std::max(choice.least_bytes, range.least_bytes);
     choice.most_bytes = std::min(choice.most_bytes, range.most_bytes);
     if (choice.least_bytes <= choice.most_bytes) list.push_back(choice);

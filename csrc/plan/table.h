@@ -33,9 +33,17 @@ struct Choice {
   uint64_t align;  // its bytes are a multiple of this: ranks agree on them, not on pointers
   int algorithm;   // place among the rows; kNone: no rule has anything
   Params params;
+  // What is best on fewer multiprocessors, the most of them first.
+  std::vector<Choice> fewer = {};
 
   bool has(uint64_t bytes) const {
     return least_bytes <= bytes && bytes <= most_bytes && (align == 1 || bytes % align == 0);
+  }
+  // How many times larger or smaller than its sizes another is.
+  double distance(uint64_t bytes) const {
+    const auto ratio = [](uint64_t of, uint64_t to) { return (of + 1.0) / (to + 1.0); };
+    if (bytes < least_bytes) return ratio(least_bytes, bytes);
+    return bytes > most_bytes ? ratio(bytes, most_bytes) : 1;
   }
 };
 
@@ -45,8 +53,7 @@ class PlanTable {
   using Check = std::function<void(const Row&, const Params&)>;
 
   // `params`: the names of those that the backend knows, in the order of Choice::params.
-  explicit PlanTable(ParamNames params, Check check = nullptr)
-      : params_(std::move(params)), check_(std::move(check)) {}
+  explicit PlanTable(ParamNames params, Check check = nullptr);
 
   // Every algorithm of the backend, once; what a plan then names by its place.
   void learn(const std::string& text);
@@ -60,13 +67,15 @@ class PlanTable {
 
   // Null: the plan has nothing for such a call.
   const Choice* find(Mode mode, bool symmetric, const Call& call, size_t bytes) const {
-    const size_t kind = kind_of(planned_as(call.op), symmetric, mode) * kReductions;
-    const uint32_t list = compiled_.index[kind + reduction(call.dtype, call.redop)];
-    for (const Choice& choice : compiled_.lists[list]) {
+    for (const Choice& choice : list_for(mode, symmetric, call)) {
       if (choice.has(bytes)) return choice.algorithm == Choice::kNone ? nullptr : &choice;
     }
     return nullptr;
   }
+  // The same for a call that takes call.max_sms multiprocessors at most: what is best on so few, as
+  // far as the plan knows; else what can be cut down to so few, of this range or of the nearest.
+  // Null: nothing can.
+  const Choice* find_within(Mode mode, bool symmetric, const Call& call, size_t bytes) const;
 
   // Whether some algorithm reduces so.
   bool reduces(DType dtype, RedOp redop) const { return reduces_[reduction(dtype, redop)]; }
@@ -88,6 +97,15 @@ class PlanTable {
     std::vector<std::vector<Choice>> lists{1};  // the first is empty
     std::vector<uint32_t> index = std::vector<uint32_t>(kKinds * kReductions);  // into lists
   };
+  const std::vector<Choice>& list_for(Mode mode, bool symmetric, const Call& call) const {
+    const size_t kind = kind_of(planned_as(call.op), symmetric, mode) * kReductions;
+    return compiled_.lists[compiled_.index[kind + reduction(call.dtype, call.redop)]];
+  }
+  // Whether its launch can have fewer blocks than the plan says.
+  bool can_be_cut(const Choice& choice) const {
+    return choice.algorithm != Choice::kNone && !row(choice.algorithm).kernel.empty();
+  }
+  bool is_within(const Choice& choice, uint32_t sms) const;
   std::vector<Rule> read(const std::string& text) const;
   void read_line(const Words& words, std::vector<Rule>& rules) const;
   Choice read_choice(const Words& words, Op op) const;
@@ -100,6 +118,7 @@ class PlanTable {
 
   const ParamNames params_;
   const Check check_;
+  const size_t blocks_;   // the place of "blocks" among the parameters, where kernels have it
   std::deque<Row> rows_;  // names stay where they are
   OpFacts ops_[kOps];
   std::bitset<kReductions> reduces_;

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from commlib import env
+from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
+from commlib.errors import CommError, Unsupported
 from commlib.testing import Ranks
 from tests.gpu.fresh import fresh
-from tests.gpu.steady import KERNELS, Steady, first, pinned
+from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
+from tests.limited import Limited
 
 COUNTS = (1, 5003, 1 << 20)
 
@@ -43,6 +46,85 @@ def on_few(comm: Communicator, max_sms: int) -> str:
 @pytest.mark.parametrize("max_sms", [1, 3, 16])
 def test_every_kernel_is_right_on_few_multiprocessors(nccl_ranks: Ranks, max_sms: int) -> None:
     assert set(nccl_ranks.run(on_few, max_sms)) == {""}
+
+
+def call_by_call(comm: Communicator, max_sms: int) -> str:
+    """Every kernel of ours, with a limit of its own for each call, eager and in a graph, beside calls without."""
+    found = []
+    for name, algorithm in KERNELS:
+        with pinned(comm, name, algorithm):
+            for count in COUNTS:
+                few, all_of_it = Steady(Limited(comm, max_sms), name, count), Steady(comm, name, count)
+                for call in (few, all_of_it, few):
+                    call.load(1)
+                    call.run()
+                    found.append(call.wrong(1))
+            graph = capture(few, all_of_it)
+            for step in range(3):
+                few.load(step)
+                all_of_it.load(step)
+                graph.replay()
+                found += [few.wrong(step), all_of_it.wrong(step)]
+    return first(found)
+
+
+@pytest.mark.parametrize("max_sms", [1, 3, 16])
+def test_every_kernel_is_right_where_calls_have_limits_of_their_own(nccl_ranks: Ranks, max_sms: int) -> None:
+    assert set(nccl_ranks.run(call_by_call, max_sms)) == {""}
+
+
+def norm_on_few(comm: Communicator, max_sms: int) -> float:
+    """The largest difference that a limit makes to an all_reduce with a norm behind, by each algorithm of ours."""
+    rows, weight = torch.arange(96 * 256.0, device=comm.device).view(96, 256) % 7, torch.ones(256, device=comm.device)
+    worst = 0.0
+    for algorithm in COLLECTIVES["all_reduce_rms_norm"].rows("nccl"):
+        with pinned(comm, "all_reduce_rms_norm", algorithm):
+            few = comm.all_reduce_rms_norm(rows.clone(), None, weight, max_sms=max_sms)
+            usual = comm.all_reduce_rms_norm(rows.clone(), None, weight)
+            worst = max([worst, *(float((a - b).abs().max()) for a, b in zip(few, usual, strict=True))])
+    return worst
+
+
+@pytest.mark.parametrize("max_sms", [1, 6])
+def test_a_norm_on_few_multiprocessors_has_the_same_bits(nccl_ranks: Ranks, max_sms: int) -> None:
+    assert set(nccl_ranks.run(norm_on_few, max_sms)) == {0.0}
+
+
+def disagreeing(comm: Communicator) -> str:
+    """Ranks with different limits, where that makes for different blocks."""
+    with fresh(comm, max_bytes=8 << 20) as own, pinned(own, "all_gather", "lsa_ll128_oneshot"):
+        x = torch.ones(1 << 18, device=own.device)
+        out = torch.empty(own.size << 18, device=own.device)
+        own.all_gather_into_tensor(out, x, max_sms=8)
+        own.barrier()
+        try:
+            own.all_gather_into_tensor(out, x, max_sms=4 + own.rank)
+            own.barrier()
+        except CommError as error:
+            return str(error)
+    return "nothing"
+
+
+def test_ranks_with_different_limits_are_told_so(nccl_ranks: Ranks) -> None:
+    for said in nccl_ranks.run(disagreeing, world=2):
+        assert "ranks disagree" in said
+        assert "make the same calls with the same plan, dtype, size and max_sms on every rank" in said
+
+
+def only_nccl(comm: Communicator) -> str:
+    rows = [1] * comm.size
+    x = torch.ones(comm.size, device=comm.device)
+    try:
+        comm.all_to_all_single(torch.empty_like(x), x, rows, rows, max_sms=4)
+    except Unsupported as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks) -> None:
+    for said in nccl_ranks.run(only_nccl):
+        assert said.startswith("max_sms is 4, but all_to_allv runs nccl_direct here")
+        assert "commlib.init(max_sms=4)" in said
 
 
 @pytest.mark.parametrize(("algorithm", "size"), [("lsa_ll128_oneshot", "256K"), ("lsa_twoshot", "16M")])

@@ -30,8 +30,8 @@ void all_gatherv(Target& target, const Tensor& out_given, const Tensor& x_given,
   target.run(call, out.bytes(), {&x, &x});
 }
 
-COMMLIB_CALL(all_gather, "out, x");
-COMMLIB_CALL(all_gatherv, "out, x, sizes");
+COMMLIB_COLLECTIVE(all_gather, "out, x");
+COMMLIB_COLLECTIVE(all_gatherv, "out, x, sizes");
 
 }  // namespace
 }  // namespace commlib::binding

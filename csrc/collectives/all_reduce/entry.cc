@@ -26,7 +26,7 @@ Object* all_reduce(Target& target, const Tensor& x_given, RedOp redop,
   return python::again(given->object());
 }
 
-COMMLIB_CALL(all_reduce, "x, redop, out");
+COMMLIB_COLLECTIVE(all_reduce, "x, redop, out");
 
 }  // namespace
 }  // namespace commlib::binding

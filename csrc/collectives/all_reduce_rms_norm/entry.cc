@@ -122,9 +122,10 @@ void all_reduce_rms_norm(Target& target, const Tensor& x_given,
   run_rows(target, x_given, x, row, row.rows.width | uint64_t{row.form()} << 32);
 }
 
-COMMLIB_CALL(all_reduce_rms_norm,
-             "x, residual, weight, bias, scale, out, residual_out, scale_out, eps, weight_bias, "
-             "center, quant");
+COMMLIB_COLLECTIVE(
+    all_reduce_rms_norm,
+    "x, residual, weight, bias, scale, out, residual_out, scale_out, eps, weight_bias, "
+    "center, quant");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -91,8 +91,8 @@ void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
   target.run(call, call.bytes() * target.world(), {&x, &x});
 }
 
-COMMLIB_CALL(all_to_all, "out, x");
-COMMLIB_CALL(all_to_allv, "out, x, out_splits, in_splits");
+COMMLIB_COLLECTIVE(all_to_all, "out, x");
+COMMLIB_COLLECTIVE(all_to_allv, "out, x, out_splits, in_splits");
 
 }  // namespace
 }  // namespace commlib::binding

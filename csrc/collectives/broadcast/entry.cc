@@ -12,7 +12,7 @@ void broadcast(Target& target, const Tensor& x_given, int64_t src) {
   target.run(call, call.bytes(), {&x, &x});
 }
 
-COMMLIB_CALL(broadcast, "x, src");
+COMMLIB_COLLECTIVE(broadcast, "x, src");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -19,7 +19,7 @@ void gather(Target& target, const std::optional<Tensor>& out_given, const Tensor
   target.run(call, x.bytes() * target.world(), {&x, &x});
 }
 
-COMMLIB_CALL(gather, "out, x, dst");
+COMMLIB_COLLECTIVE(gather, "out, x, dst");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -18,7 +18,7 @@ void reduce(Target& target, const std::optional<Tensor>& out_given, const Tensor
   target.run(call, call.bytes(), {&x, &x});
 }
 
-COMMLIB_CALL(reduce, "out, x, dst, redop");
+COMMLIB_COLLECTIVE(reduce, "out, x, dst, redop");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -32,8 +32,8 @@ void reduce_scatterv(Target& target, const Tensor& out_given, const Tensor& x_gi
   target.run(call, x.bytes(), {&x, &x});
 }
 
-COMMLIB_CALL(reduce_scatter, "out, x, redop");
-COMMLIB_CALL(reduce_scatterv, "out, x, sizes, redop");
+COMMLIB_COLLECTIVE(reduce_scatter, "out, x, redop");
+COMMLIB_COLLECTIVE(reduce_scatterv, "out, x, sizes, redop");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -26,7 +26,7 @@ void scatter(Target& target, const std::optional<Tensor>& out_given,
   target.run(call, out.bytes() * target.world(), target.rank() == src ? Placed{&x, &x} : Placed{});
 }
 
-COMMLIB_CALL(scatter, "out, x, src");
+COMMLIB_COLLECTIVE(scatter, "out, x, src");
 
 }  // namespace
 }  // namespace commlib::binding

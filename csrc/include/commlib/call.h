@@ -68,6 +68,7 @@ struct Call {
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
   int source = 0;                       // send_recv: who sends to this rank
+  uint32_t max_sms = 0;                 // multiprocessors that it takes at most; 0: no limit
   const RowCall* rows = nullptr;        // what is done with each row, here or in the call of a part
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;
