@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, overload
 
 from torch import Tensor
 
-from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, Work
-
-if TYPE_CHECKING:
-    from commlib._native import Calls
+from commlib.calling import Calling
+from commlib.work import COLLECTIVE_CALLS, Work
 
 Now: TypeAlias = Literal[False]
 Later: TypeAlias = Literal[True]
 
 
-class Messages:
+class Messages(Calling):
     """Messages of a pair match in the order of their calls, and come behind the collectives before them."""
-
-    _lanes: Lanes | StreamLanes
-    _unordered: Calls  # nobody waits for asynchronous calls
 
     @overload
     def send(self, x: Tensor, dst: int, async_op: Now = ...) -> None: ...

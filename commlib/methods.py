@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from copy import copy
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, overload
-from weakref import proxy
+from typing import TypeAlias, cast, overload
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib import env
-from commlib.backends.base import Backend
 from commlib.messages import Later, Messages, Now
 from commlib.native import library
 from commlib.redops import Redop
-from commlib.work import COLLECTIVE_CALLS, Work
-
-if TYPE_CHECKING:
-    from commlib._native import Calls
+from commlib.work import Work
 
 Op: TypeAlias = "Redop | dist.ReduceOp.RedOpType"
 """A reduction: its name, or torch.distributed.ReduceOp.SUM and its kind."""
 
-T = TypeVar("T")
-Run: TypeAlias = "Callable[[Calls], object]"
 Out: TypeAlias = "Tensor | None"
 Sizes: TypeAlias = "Sequence[int]"
 Splits: TypeAlias = "Sequence[int] | None"
@@ -35,13 +24,6 @@ Splits: TypeAlias = "Sequence[int] | None"
 
 class Collectives(Messages):
     """Names, arguments and results as in torch.distributed; with `async_op=True` the result is a Work."""
-
-    rank: int
-    size: int
-    device: torch.device
-    _backend: Backend
-    _calls: Calls  # behind asynchronous calls, while there are any
-    _graph_name: str  # by which compiled graphs know it
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -385,45 +367,6 @@ class Collectives(Messages):
             return self._later("barrier", lambda calls: calls.enqueue_barrier())
         self._calls.barrier()
         return None
-
-    # --- inside -------------------------------------------------------------------------------------------------
-
-    def _inner(self) -> AbstractContextManager[None]:
-        """Mark the calls inside as part of another one, when those on the lane, which are not, are done."""
-        self._lanes.drain(COLLECTIVE_CALLS)
-        return self._backend.inner()
-
-    def _asked(self, name: str, given: tuple[object, ...], result: T, async_op: bool, max_sms: int) -> T | Work:
-        """Make a call later, on few multiprocessors, or both."""
-        most = self._most(name, max_sms) if max_sms else ()
-        if async_op:
-            return self._later(name, lambda calls: getattr(calls, name)(*given, *most), result)
-        getattr(self._calls, name)(*given, *most)
-        return result
-
-    def _most(self, name: str, max_sms: int) -> tuple[int, ...]:
-        """Return what native code is told of the multiprocessors; other backends leave them to their engine."""
-        if torch.compiler.is_dynamo_compiling():
-            raise NotImplementedError(f"{name} with max_sms= cannot be compiled; use commlib.init(max_sms=)")
-        limit = env.MAX_SMS.given(max_sms, "max_sms")
-        return (limit,) if self._backend.native else ()
-
-    def _later(self, name: str, run: Run, result: object = None) -> Work:
-        """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
-        calls = self._unordered
-
-        def call() -> object:
-            done = run(calls)
-            return result if done is None else done
-
-        work = self._lanes.submit(COLLECTIVE_CALLS, name, call)
-        if self._calls is calls:
-            self._calls = self._lanes.after(calls, partial(_unorder, proxy(self)))
-        return work
-
-
-def _unorder(comm: Collectives) -> None:
-    comm._calls = comm._unordered
 
 
 def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:

@@ -16,7 +16,8 @@ OUTSIDE = {kind.__name__ for kind in KINDS} | {"RuntimeError"}  # of Python's ow
 ARGUMENTS = {"ValueError", "TypeError"}
 LAUNCHER = "commlib"  # what stands before the launcher's own lines
 LAUNCHER_FILE = "launch.py"
-NATIVE = re.compile(r'\b(?:fail|end|record_ending)\(\s*"(\w+)",|\breturn (?=text\(\s*"rank)')  # "rank 1: …" is a whole one
+# "rank 1: …" is a whole one
+NATIVE = re.compile(r'\b(?:fail|end|record_ending)\(\s*"(\w+)",|\breturn (?=text\(\s*"rank)')
 
 
 class Message(NamedTuple):
