@@ -85,7 +85,7 @@ class Decode:
     def __init__(self, comm: Communicator, options: argparse.Namespace, ways: Ways) -> None:
         self.comm, self.context = comm, options.context
         self.dtype, self.most = getattr(torch, options.dtype), max(options.batches)
-        self.model = Llama(comm, _config(options), dtype=self.dtype, max_tokens=self.most)
+        self.model = Llama(comm, config_of(options), dtype=self.dtype, max_tokens=self.most)
         self.model.load(DeviceWeights(comm.device))
         self.norms = [module for module in self.model.modules() if isinstance(module, FusedResidualNorm)]
         self._way: Any = Norms()
@@ -227,7 +227,8 @@ def _over(timed: dict[What, Measurement], what: What, others: list[str]) -> dict
     return {other: ratio(result, timed[what]) for other, result in found.items() if result is not None and what.way}
 
 
-def _config(options: argparse.Namespace) -> LlamaConfig:
+def config_of(options: argparse.Namespace) -> LlamaConfig:
+    """Return the model's shape."""
     return LlamaConfig(
         vocab_size=options.vocab,
         hidden_size=options.hidden,

@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 MOST_FILES = 200
 SHIM = """#!{python} -IS
@@ -107,6 +109,7 @@ def be(seat: dict[str, Any], files: list[int]) -> None:
     os.sched_setaffinity(0, seat["cores"])
     os.environ.clear()
     os.environ.update(seat["environ"])
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(seat["cores"]))))  # as torch does when it starts
     alone()
     sys.executable = str(Path(seat["python"]).with_name("python"))
     os._exit(finished(seat["words"]))

@@ -13,10 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS, OTHERS = {"fused", "shm_composed", "shm_oneshot", "shm_twoshot", "unfused"}, {"gloo"}
 
 
-def run(python: Path, folder: Path, words: str) -> tuple[str, dict[str, Any]]:
+def run(python: Path, folder: Path, words: str, last: str = "--time 0") -> tuple[str, dict[str, Any]]:
     command = [str(python.with_name("commlib")), "run", "-n", "2", "--no-prefix", str(python)]
     done = subprocess.run(
-        [*command, *words.split(), "--device", "cpu", "--time", "0", "-o", str(folder / "found.json")],
+        [*command, *words.split(), "--device", "cpu", *last.split(), "-o", str(folder / "found.json")],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -54,6 +54,76 @@ def test_the_norm_of_rows_is_right_by_every_way(quick_python: Path, tmp_path: Pa
         assert {row["way"] for row in rows} == ways
         assert all(0 < row["apart"] < 0.04 and {"shm_composed", "unfused"} < {*row["over"], ""} for row in rows)
         assert f"{tokens} × 128" in said
+
+
+def test_a_layer_of_prompts_gives_the_same_in_chunks_and_the_rule_that_was_measured_is_kept(
+    quick_python: Path, tmp_path: Path
+) -> None:
+    shape = "--hidden 64 --heads 4 --kv-heads 2 --intermediate 96"
+    said, found = run(quick_python, tmp_path, f"benchmarks/tp_prefill.py --tokens 128,256 --chunks 2 --sms 8 {shape}")
+    ways = {"fused", "scattered", "none"}
+    assert {row["way"] for row in found["rows"] if row["tokens"] == 128} == ways
+    assert {row["way"] for row in found["rows"] if row["tokens"] == 256} == {*ways, "2 × 8"}
+    assert all(row["us"] > 0 and row["blocks"] >= 5 for row in found["rows"])
+    assert found["wrong"] == {}
+    assert found["rules"]["8"]["128"] == 1 and found["rules"]["8"]["256"] in {1, 2}
+    assert "rule of 8 multiprocessors: {128: 1, 256: " in said
+
+
+def test_products_and_calls_are_timed_alone_and_beside_each_other(quick_python: Path, tmp_path: Path) -> None:
+    said, found = run(quick_python, tmp_path, "benchmarks/beside.py --quick --sms 8,0 --tokens 1024", "--turns 2")
+    cases = {(row["case"], row["op"]) for row in found["rows"]}
+    assert {op for case, op in cases if case == "512³"} == {"all_gather", "reduce_scatter", "all_reduce"}
+    assert len(cases) == 7
+    for case, op in cases:
+        rows = {row["way"]: row for row in found["rows"] if (row["case"], row["op"]) == (case, op)}
+        assert set(rows) == {"ours 8", "ours", "torch"}
+        assert [row["max_sms"] for row in rows.values()] == [8, 0, 0]
+        for row in rows.values():
+            assert row["turns"] == 2
+            assert min(row[name]["low"] for name in ("product_us", "call_us", "both_us", "call_slower")) > 0
+            assert row["hidden"]["low"] <= row["hidden"]["median"] <= row["hidden"]["high"]
+    assert found["wrong"] == {} and found["no_clocks"] == "there is no GPU"
+    assert list(found["missing"]) == [
+        "nccl_symmetric, all_gather",
+        "nccl_symmetric, reduce_scatter",
+        "nccl_symmetric, all_reduce",
+    ]
+    assert "# not here: nccl_symmetric, all_reduce: NCCL needs GPUs" in said
+
+
+LIAR = """
+from commlib.peers import CallTable
+
+class Liar(CallTable):
+    name, labels = "liar", ("liar",)
+    calls = {name: lambda x, out, call: lambda: out.fill_(3) for name in ("all_gather", "reduce_scatter")}
+
+make = Liar
+"""
+
+
+def test_a_call_with_wrong_values_is_not_timed_and_is_an_error(quick_python: Path, tmp_path: Path) -> None:
+    (tmp_path / "liar.py").write_text(LIAR)
+    words = f"benchmarks/beside.py --quick --no-cube --sms 8 --tokens 1024 --peer {tmp_path / 'liar.py'}"
+    command = [str(quick_python.with_name("commlib")), "run", "-n", "2", "--no-prefix", str(quick_python)]
+    done = subprocess.run(
+        [*command, *words.split(), "--device", "cpu", "--turns", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    for case in (
+        "qkv, 64, all_gather",
+        "gate_up, 64, all_gather",
+        "out, 64, reduce_scatter",
+        "down, 64, reduce_scatter",
+    ):
+        assert f"# WRONG: liar, {case}: " in done.stdout
+    assert "\nliar" not in done.stdout
 
 
 WRONG = """
