@@ -64,18 +64,15 @@ class Prefill:
         self.model = Llama(comm, config_of(options), dtype=self.dtype, **most)
         self.model.load(DeviceWeights(comm.device))
         self._norms = [module for module in self.model.modules() if isinstance(module, FusedResidualNorm)]
-        self.few = {sms: comm.split(0, comm.rank, max_sms=sms) for sms in options.sms}
         plain = {FUSED: (comm, False), SCATTERED: (comm, True), NONE: (Silent(comm), True)}
         self.chunks = {f"{count} × {sms}": (count, sms) for sms, count in product(options.sms, options.chunks)}
         self.enters = {label: partial(self._use, *how) for label, how in plain.items()}
         self.enters |= {label: partial(self._use, comm, False, *how) for label, how in self.chunks.items()}
 
-    def _use(self, comm: Any, scattered: bool, chunks: int = 1, sms: int | None = None) -> None:
+    def _use(self, comm: Any, scattered: bool, chunks: int = 1, sms: int = 0) -> None:
         for norm in self._norms:
             norm.comm, norm.sequence_parallel = comm, scattered
-        self.pipeline.rule = {0: chunks}
-        few = self.few.get(sms) if sms is not None else None
-        self.pipeline.comm = few or self.comm
+        self.pipeline.rule, self.pipeline.max_sms = {0: chunks}, sms
 
     def apart(self, label: str, tokens: int) -> float:
         """Return how far the rows of a way are from those of the fused call, on the worst rank."""
@@ -103,12 +100,6 @@ class Prefill:
         """Measure a rule beside the fused call."""
         self._use(self.comm, False, sms=sms)
         return self.pipeline.tune(self.model.between, tokens, chunks, seconds)
-
-    def close(self) -> None:
-        """Close what was made."""
-        for few in self.few.values():
-            if few is not None:
-                few.close()
 
 
 def hidden(way: Measurement, after: Measurement, none: Measurement, seed: int = 0) -> dict[str, float]:
@@ -186,7 +177,6 @@ def main() -> int:
                 facts["rules"][sms] = prefill.tune(options.tokens, sms, options.chunks, options.time / 4)
                 say(f"rule of {sms} multiprocessors: {facts['rules'][sms]}", flush=True)
             write(options.output if comm.rank == 0 else None, {**document, **facts, "rows": rows})
-            prefill.close()
         say("\n".join(f"# WRONG: {label}: {off:.2g} of its size away" for label, off in wrong.items()), flush=True)
     return int(bool(wrong))
 

@@ -21,22 +21,25 @@ CHUNKS, LEAST_TURNS, MOST_TURNS = (2, 4, 8), 9, 49
 
 
 class Pipeline:
-    """How many chunks a number of tokens is computed in, and the communicator that works beside the products.
+    """How many chunks a number of tokens is computed in, and how their calls are made beside the products.
 
     Without a rule everything runs one after the other. `tune` measures one; a rule is a dict, which can be kept and
     passed the next time.
     """
 
-    def __init__(self, comm: Communicator, rule: Mapping[int, int] | None = None, *, multiple: int = 128) -> None:
-        """Pipeline over `comm`, best one of few multiprocessors: `comm.split(0, max_sms=8)`.
+    def __init__(
+        self, comm: Communicator, rule: Mapping[int, int] | None = None, *, max_sms: int = 0, multiple: int = 128
+    ) -> None:
+        """Pipeline over `comm`.
 
         Args:
-            comm: Makes the calls of chunks, asynchronously.
+            comm: Makes the calls of chunks, asynchronously: that of the layers, or one of the same ranks.
             rule: {2048: 2, 8192: 4}: from so many tokens on, so many chunks; fewer tokens run one after the other.
+            max_sms: The multiprocessors that such a call takes from the products at most, 0 for no limit.
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
         """
-        self.comm, self.rule, self.multiple = comm, dict(rule or {}), multiple
+        self.comm, self.rule, self.max_sms, self.multiple = comm, dict(rule or {}), max_sms, multiple
         wrong = {tokens: count for tokens, count in self.rule.items() if tokens < 0 or count < 1}
         if wrong or multiple < 1:
             raise ValueError(
@@ -51,12 +54,12 @@ class Pipeline:
 
     def scatter_rows(self, x: Tensor, out: Tensor | None = None) -> Work:
         """Start to add up all ranks' rows; result() waits for those that this rank keeps."""
-        work: Work = scatter(self.comm, x, out, async_op=True)
+        work: Work = scatter(self.comm, x, out, async_op=True, max_sms=self.max_sms)
         return work
 
     def gather_rows(self, rows: Tensor, out: Tensor) -> Work:
         """Start to put every rank's rows into `out`."""
-        work: Work = gather(self.comm, rows, out, async_op=True)
+        work: Work = gather(self.comm, rows, out, async_op=True, max_sms=self.max_sms)
         return work
 
     def run(self, programs: Iterable[Steps[Any]]) -> None:

@@ -18,12 +18,6 @@ PROMPTS = [[(37 * at + 5) % CONFIG.vocab_size for at in range(count)] for count 
 CAN_DIFFER = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # a product of other shape adds up in another order
 
 
-def few_of(comm: Communicator) -> Communicator:
-    few = comm.split(0, comm.rank, max_sms=8)
-    assert few is not None
-    return few
-
-
 class Block:
     """A column-parallel layer and a row-parallel one behind it, between tokens that are divided over the ranks."""
 
@@ -49,26 +43,23 @@ class Block:
 @torch.no_grad()
 def block_in_chunks(comm: Communicator, dtype: torch.dtype, count: int, captured: bool) -> list[Any]:
     """Return what each step gives at once, and what it gives in chunks."""
-    found = []
-    with few_of(comm) as few:
-        block, pipeline = Block(comm, 512 * comm.size, dtype), Pipeline(few, {0: count})
-        block.set(0)
-        out = block.run(pipeline)
-        graph = torch.cuda.CUDAGraph() if captured else None
-        if graph is not None:
-            torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
-                out = block.run(pipeline)
-        for step in range(20):
-            block.set(step)
-            if graph is None:
-                out = block.run(pipeline)
-            else:
-                graph.replay()
-            found.append((block.all_rows(block.run(None)), block.all_rows(out)))
+    block, pipeline = Block(comm, 512 * comm.size, dtype), Pipeline(comm, {0: count}, max_sms=8)
+    block.set(0)
+    out = block.run(pipeline)
+    graph = torch.cuda.CUDAGraph() if captured else None
+    if graph is not None:
         torch.cuda.synchronize()
-        few.check()
-        del graph
+        with torch.cuda.graph(graph):
+            out = block.run(pipeline)
+    found = []
+    for step in range(20):
+        block.set(step)
+        if graph is None:
+            out = block.run(pipeline)
+        else:
+            graph.replay()
+        found.append((block.all_rows(block.run(None)), block.all_rows(out)))
+    comm.check()
     return found
 
 
@@ -86,14 +77,12 @@ def test_layers_in_chunks_give_what_they_give_at_once(
 
 
 def generate(comm: Communicator, rule: dict[int, int], graphs: bool) -> list[list[int]]:
-    with few_of(comm) as few:
-        pipeline = Pipeline(few, rule, multiple=32)
-        model = Llama(comm, CONFIG, max_tokens=640, pipeline=pipeline)
-        model.load(SOURCE)
-        engine = Engine(model, pages=200, page_size=4, graphs=graphs)
-        found = [[one.tokens for one in engine.generate(PROMPTS, 6)] for _ in range(2)]
-        engine.close()
-        few.check()
+    model = Llama(comm, CONFIG, max_tokens=640, pipeline=Pipeline(comm, rule, max_sms=8, multiple=32))
+    model.load(SOURCE)
+    engine = Engine(model, pages=200, page_size=4, graphs=graphs)
+    found = [[one.tokens for one in engine.generate(PROMPTS, 6)] for _ in range(2)]
+    engine.close()
+    comm.check()
     assert found[0] == found[1]
     return found[0]
 
@@ -109,11 +98,10 @@ def test_prompts_in_chunks_give_the_tokens_of_the_reference_on_the_cpu(
 
 @torch.no_grad()
 def measured(comm: Communicator) -> dict[int, int]:
-    with few_of(comm) as few:
-        pipeline = Pipeline(few, multiple=32)
-        model = Llama(comm, CONFIG, max_tokens=256, pipeline=pipeline)
-        model.load(SOURCE)
-        return pipeline.tune(model.between, [16, 256], chunks=(2, 4), seconds=0.2)
+    pipeline = Pipeline(comm, max_sms=8, multiple=32)
+    model = Llama(comm, CONFIG, max_tokens=256, pipeline=pipeline)
+    model.load(SOURCE)
+    return pipeline.tune(model.between, [16, 256], chunks=(2, 4), seconds=0.2)
 
 
 def test_a_rule_is_measured_and_the_same_on_all_ranks(nccl_ranks: Ranks) -> None:

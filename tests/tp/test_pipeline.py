@@ -83,12 +83,12 @@ def all_ways(comm, shape, counts, bias):
     part = shard(tokens, comm.rank, comm.size)
     x = torch.randn(*shape, 12, generator=torch.Generator().manual_seed(0))
     found = []
-    with comm.split(0, max_sms=8) as few:
-        for pipeline in (None, *(Pipeline(few, {0: count}, multiple=4) for count in counts)):
+    with comm.split(0) as beside:
+        for pipeline in (None, *(Pipeline(beside, {0: count}, max_sms=8, multiple=4) for count in counts)):
             middle = column.gathered(x[part.start : part.start + part.length], tokens, pipeline)
             rows = row.scattered(middle, pipeline)
             found.append((middle, rows, gather_rows(comm, rows, rows.new_empty(tokens, *rows.shape[1:]))))
-        return column(x), found, few._lanes.used
+        return column(x), found, beside._lanes.used
 
 
 @WORLDS
@@ -119,12 +119,11 @@ def model_of(comm, pipeline, max_tokens=64):
 
 @torch.no_grad()
 def logits_of(comm, rule, multiple, prompt, max_tokens):
-    with comm.split(0) as few:
-        model = model_of(comm, Pipeline(few, rule, multiple=multiple), max_tokens)
-        model.buffer.fill_(torch.nan)  # what nobody writes must count nowhere
-        pages, table = KVCache(model, 16, 4), torch.arange(16, dtype=torch.int32)[None]
-        local = model(extend_batch([prompt], [0], table, 4), pages)
-        return gather_logits(comm, local, CONFIG.vocab_size)
+    model = model_of(comm, Pipeline(comm, rule, max_sms=8, multiple=multiple), max_tokens)
+    model.buffer.fill_(torch.nan)  # what nobody writes must count nowhere
+    pages, table = KVCache(model, 16, 4), torch.arange(16, dtype=torch.int32)[None]
+    local = model(extend_batch([prompt], [0], table, 4), pages)
+    return gather_logits(comm, local, CONFIG.vocab_size)
 
 
 @WORLDS
@@ -141,10 +140,10 @@ def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(
 
 def generate(comm, rule):
     before = threading.active_count()
-    with comm.split(0) as few:
-        engine = Engine(model_of(comm, Pipeline(few, rule, multiple=4)), pages=24, page_size=4)
+    with comm.split(0) as made:
+        engine = Engine(model_of(comm, Pipeline(made, rule, multiple=4)), pages=24, page_size=4)
         tokens = [one.tokens for one in engine.generate(PROMPTS, 6)]
-        beside = few._lanes.used
+        beside = made._lanes.used
     waited = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < waited:
         time.sleep(0.01)
@@ -182,10 +181,8 @@ def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are
 
 
 def tuned_model(comm):
-    with comm.split(0) as few:
-        pipeline = Pipeline(few, multiple=8)
-        model = model_of(comm, pipeline)
-        return pipeline.tune(model.between, [8, 64], chunks=(2, 3), seconds=0.05)
+    pipeline = Pipeline(comm, multiple=8)
+    return pipeline.tune(model_of(comm, pipeline).between, [8, 64], chunks=(2, 3), seconds=0.05)
 
 
 def test_a_rule_is_measured_on_a_layer_of_the_model_and_is_the_same_on_all_ranks(shm_ranks):
