@@ -67,6 +67,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
         self.native_group.start(pids, self._nonce, self._build)
+        self.recorded_as = self._nonce
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
     def _set_up_memory(self, world: World) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from commlib.debug.jobs import Job
 from commlib.debug.record import Call, Slot
-from commlib.debug.words import difference_text, ranks_text, where_text
+from commlib.debug.words import difference_text, kernel_text, ranks_text, where_text
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ def _told(job: Job, slots: list[Slot], number: int, made: dict[int, Call], kinds
     said = []
     for ranks in sorted(groups.values(), key=len):
         call = made[ranks[0]]
-        sites = sorted({made[rank].site for rank in ranks if made[rank].site})
-        at = f" at {', '.join(sites)}" if sites else ""
-        said.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{at}")
+        at = _at(", ".join(sorted({made[rank].site for rank in ranks if made[rank].site})))
+        graph = f" in graph {call.graph}" if call.graph else ""
+        said.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{graph}{at}")
     odd = [rank for rank, call in made.items() if most == second or call.what != common]
     others = next(rank for rank in made if made[rank].what != made[odd[0]].what)
     hint = _hint(slots, number, odd[0], others) if most > second else ""
@@ -59,3 +59,47 @@ def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
     if (behind and number + 1 in mine) or mine.get(number) == mine.get(number - 1):
         return ". It made one more call, as it seems"
     return ""
+
+
+def graph_differences(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare the graphs that have been captured, also those whose calls are no longer kept."""
+    for number in sorted(set().union(*(slot.graphs for slot in slots))):
+        # The newest may be under way.
+        # The newest one that has not been replayed may not be whole.
+        known = [slot for slot in slots if number in slot.graphs]
+        whole = {
+            slot.rank: slot.graphs[number] for slot in known if slot.graphs[number].over or number < max(slot.graphs)
+        }
+        if len({(of.what, of.calls) for of in whole.values()}) > 1:
+            said = {rank: (of.what, f"captured {of.calls} calls{_at(of.site)}") for rank, of in whole.items()}
+            first = min(of.first for of in whole.values())
+            return _grouped(job, slots, said, first, f"ranks differ in the calls of graph {number}")
+    return None
+
+
+def left_differently(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare what the GPUs were in when the communicator ended."""
+    left = {slot.rank: slot for slot in slots if slot.gpu.left_in}
+    said = {}
+    for rank, slot in left.items():
+        gpu = slot.gpu
+        words = f"was in {gpu.left_what}, {kernel_text(slot, gpu.left_graph, gpu.left_in, gpu.left_of_graph)}"
+        said[rank] = (hash((gpu.left_what, gpu.left_graph, gpu.left_of_graph)), words)
+    if len({what for what, _ in said.values()}) < 2:
+        return None
+    first = min(slot.gpu.left_in for slot in left.values())
+    return _grouped(job, slots, said, first, "GPUs were in different calls when the communicator ended")
+
+
+def _grouped(job: Job, slots: list[Slot], said: dict[int, tuple[int, str]], number: int, head: str) -> Difference:
+    """Say what each rank did, and which of them are in the minority, or all where none is."""
+    kinds = Counter(what for what, _ in said.values())
+    (common, most), (_, second) = kinds.most_common(2)
+    odd = [rank for rank, (what, _) in said.items() if most == second or what != common]
+    words = "; ".join(f"{ranks_text([job.name(slots[0], rank)])} {text}" for rank, (_, text) in said.items())
+    named = tuple(sorted(job.name(slots[0], rank) for rank in odd))
+    return Difference(named, number, f"{head}{where_text(job, slots[0])}: {words}")
+
+
+def _at(site: str) -> str:
+    return f" at {site}" if site else ""

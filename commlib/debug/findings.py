@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from commlib.debug.differences import differences
+from commlib.debug.differences import differences, graph_differences, left_differently
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.process import killed_for_memory
 from commlib.debug.record import GPU, Slot, Wait
@@ -122,7 +122,8 @@ def _missing_one(job: Job, rank: Rank, first: _Stuck, waits: list[_Stuck]) -> Fi
     else:
         made = "the GPU of rank {} has not come to {}: {}" if wait.caller == GPU else "rank {} has not made {}: {}"
         text = made.format(number, call, tail)
-        text += f"; {last_text(job, slot)}" if slot is not None else ""
+        graph = first.slot.gpu.graph if wait.caller == GPU else 0
+        text += f"; {last_text(job, slot, graph)}" if slot is not None else ""
     threads = {rank.pid: first.next[1] if first.next else 0}
     return Finding("missing", (number,), text, ((first.slot.id, wait.number),), threads)
 
@@ -176,7 +177,7 @@ def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
     told: list[set[int]] = []  # the processes of communicators whose ranks differ
     for slots in job.communicators.values():
         members = {peer.pid for peer in slots[0].peers}
-        found = differences(job, slots)
+        found = differences(job, slots) or graph_differences(job, slots) or left_differently(job, slots)
         if found is None or any(members < other for other in told):  # what a call is made of differs, too
             continue
         told += [members] * slots[0].by_torch

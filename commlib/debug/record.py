@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 NAME = "commlib.record"
-VERSION = 3  # csrc/record/layout.h: kVersion
+VERSION = 4  # csrc/record/layout.h: kVersion
 GPU = 0xFFFFFFFF  # in the place of a thread
 _HEAD = struct.Struct("=8sII")
 _INNER, _CAPTURED, _SENDS = 1, 4, 8
@@ -40,6 +40,7 @@ class Call:
     flags: int
     finished_ns: int = 0
     stream: int = 0  # of a message, its number among those of its pair
+    graph: int = 0  # that it was captured in
 
     @property
     def sends(self) -> bool:
@@ -88,20 +89,40 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Graph:
+    """Calls that were captured together; `over` counts those of commlib's kernels that have run, `kernels` a replay."""
+
+    first: int
+    what: int  # what ranks must agree on, in all of its calls
+    over: int
+    calls: int
+    kernels: int
+    site: str
+
+
+@dataclass(frozen=True)
 class Gpu:
-    """Where the GPU of a rank is; `over` counts the calls of commlib's kernels, replayed ones included."""
+    """Where the GPU of a rank is; `over` counts the calls of commlib's kernels, replayed ones included.
+
+    `left_in` and its like are of the call that the GPU was in when the communicator ended, if it was in one.
+    """
 
     at_ns: int
     over: int
     waits_in: int
     waits_for: int
     since_ns: int
+    graph: int
+    left_in: int
+    left_graph: int
+    left_of_graph: int
     what: str
+    left_what: str
 
     @property
     def waits(self) -> tuple[Wait, ...]:
         """The wait that its kernel is in, as that of a thread of its own."""
-        if self.at_ns == 0 or self.waits_in != self.over + 1:
+        if self.at_ns == 0 or self.waits_in != self.over + 1 or self.left_in:
             return ()
         return (Wait(GPU, GPU, self.waits_for, self.waits_in, self.since_ns, 0),)
 
@@ -136,6 +157,7 @@ class Slot:
     calls: dict[int, Call]
     messages: dict[int, Call]
     large: dict[str, Total]  # by operation: its calls of 64 KiB and more
+    graphs: dict[int, Graph]  # that have been captured, by number
 
     @property
     def under_way(self) -> Call | None:
@@ -253,6 +275,11 @@ class Record:
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
             calls=self._ended(stable("calls", self._unpacked), again["ends"]) if on_shm else stable("entries", dict),
             messages=stable("messages", dict),
+            graphs={
+                number: Graph(**{**graph, "site": self._string(graph["site"])})
+                for number, graph in enumerate(again["graphs"], 1)
+                if graph["calls"]
+            },
             large={names["ops"][op]: Total(**total) for op, total in enumerate(again["large"]) if total["calls"]},
         )
 
@@ -285,7 +312,8 @@ class Record:
         code = entry["redop"]
         redop = "" if code == _NO_REDUCTION else names["redops"][code]
         op, dtype = names["ops"][entry["op"]], names["dtypes"][entry["dtype"]]
-        places = {"algorithm": self._string(entry["algorithm"]), "site": self._string(entry["site"] * self._sites)}
+        sited = self._sites or entry["flags"] & _CAPTURED  # the site of another call may be an old one
+        places = {"algorithm": self._string(entry["algorithm"]), "site": self._string(entry["site"] if sited else 0)}
         entry.pop("inner", None)
         return Call(**{**entry, **places, "op": op, "dtype": dtype, "redop": redop})
 
@@ -327,11 +355,12 @@ class _Type:
         return [(name, at, _Type(kind, self._types), int(times)) for name, at, kind, times in nested]
 
     def read(self, data: bytes | mmap, start: int = 0) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Return the fields by name; of an array `graphs` as many as `graphs_used` says."""
         values = (_text(value) for value in self._plain.unpack_from(data, start))
         found: dict[str, Any] = dict(zip(self._names, values, strict=True))
         for name, at, kind, times in self._nested:
-            found[name] = [kind.read(data, start + at + i * kind.size) for i in range(times)]
+            used = found.get(f"{name}_used", times)
+            found[name] = [kind.read(data, start + at + i * kind.size) for i in range(used)]
         return found
 
 

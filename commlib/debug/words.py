@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.process import Process
@@ -55,15 +56,29 @@ def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
         peer = job.name(slot, wait.peer)
         return f"{verb} {way} rank {peer} (message #{wait.number}{details})"
     if wait.caller == GPU:
-        return f"{slot.gpu.what}, call #{wait.number} of its kernels, with those of replayed graphs"
+        return f"{slot.gpu.what}, {kernel_text(slot, slot.gpu.graph, wait.number)}"
     return str(slot.calls.get(wait.number) or f"call #{wait.number}")
 
 
-def last_text(job: Job, slot: Slot) -> str:
-    """Say what a rank did last in a communicator."""
+def kernel_text(slot: Slot, graph: int, number: int, of_graph: int = -1) -> str:
+    """Say which call it is: 'call 5 of 12 in replay 17 of graph 2 (captured at decode.py:88)'; of_graph: those over."""
+    of = slot.graphs.get(graph)
+    if of is None or not of.kernels:
+        return f"call #{number} of its kernels" + (", with those of replayed graphs" if slot.graphs else "")
+    replay, at = divmod(of.over if of_graph < 0 else of_graph, of.kernels)
+    call = slot.calls.get(of.first + at) if of.calls == of.kernels else None
+    site = call.site if call is not None and call.graph == graph else of.site
+    captured = f" (captured at {Path(site).name})" if site else ""
+    return f"call {at + 1} of {of.kernels} in replay {replay + 1} of graph {graph}{captured}"
+
+
+def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
+    """Say what a rank did last in a communicator, and how often its GPU has run a graph."""
     call = slot.calls.get(slot.entered)
     if slot.gpu.at_ns and call is not None:
-        return f"its GPU has finished {slot.gpu.over} calls, its program made {call} last"
+        of = slot.graphs.get(graph)
+        replays = f" and {of.over // of.kernels} replays of graph {graph}" if of is not None and of.kernels else ""
+        return f"its GPU has finished {slot.gpu.over} calls{replays}, its program made {call} last"
     if call is None:
         return "it has made no collective there yet"
     return f"its last one there is {call}, {seconds_text(job.seconds_since(call.entered_ns))} ago"

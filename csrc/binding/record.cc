@@ -30,6 +30,7 @@ void set_recorded(Object* given_caller, Object* given_explainer) {
   caller = python::Callback(given_caller);
   explainer = python::Callback(given_explainer);
   record::explain = explain;
+  record::find_site = keep_site;
 }
 
 COMMLIB_MODULE(module) {

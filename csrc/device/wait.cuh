@@ -23,11 +23,15 @@ __device__ __forceinline__ void announce(const Job& job) {
   CallRecord* current = &control_of(job, job.rank)->progress.current;
   st_relaxed_sys(&current->what, job.what);
   st_relaxed_sys(&current->bytes, job.bytes);
+  st_relaxed_sys(&current->graph, static_cast<u64>(job.graph));
 }
 
 // One call more is over, also in a graph; said once in the grid.
 __device__ __forceinline__ void count_call(const Job& job) {
-  if (blockIdx.x == 0) atomicAdd(&control_of(job, job.rank)->progress.current.number, 1ull);
+  if (blockIdx.x != 0) return;
+  Progress* progress = &control_of(job, job.rank)->progress;
+  atomicAdd(&progress->current.number, 1ull);
+  if (job.graph != 0) atomicAdd(&progress->of_graph[job.graph], 1ull);
 }
 
 __device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
@@ -44,7 +48,7 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   const auto read = [&](int rank) {
     const CallRecord* from = &control_of(job, rank)->progress.current;
     return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->what),
-                      ld_relaxed_sys(&from->bytes)};
+                      ld_relaxed_sys(&from->bytes), ld_relaxed_sys(&from->graph)};
   };
   Report* report = job.report;
   report->peer = peer;
@@ -67,6 +71,16 @@ __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
          atomicCAS(asked, before, now) == before && ld_relaxed_sys(&job.report->abort) != 0;
 }
 
+// What this rank was in when the communicator ended: the first call that it left says so.
+__device__ __noinline__ bool leave(const Job& job) {
+  Progress* progress = &control_of(job, job.rank)->progress;
+  if (claim_sys(&progress->has_left, 1) == 0) {
+    progress->left = {ld_relaxed_sys(&progress->current.number), job.what, job.bytes, job.graph};
+    progress->left_of_graph = ld_relaxed_sys(&progress->of_graph[job.graph]);
+  }
+  return true;
+}
+
 // Whether to stop waiting for `peer`, which began at `since`. `flag` is what it wrote last,
 // `expected` what was hoped for: the same number with another signature is another call.
 __device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 expected, u64 since,
@@ -76,13 +90,14 @@ __device__ __noinline__ bool give_up(const Job& job, int peer, u64 flag, u64 exp
   st_relaxed_sys(&progress->waits_in, ld_relaxed_sys(&progress->current.number) + 1);
   const u64 ended = ld_relaxed_sys(&control_of(job, job.rank)->ended);
   if ((ended & 0xff) == static_cast<u64>(Ending::by_peer)) st_relaxed_sys(&job.report->kind, ended);
-  if (ended != 0) return true;
+  if (ended != 0) return leave(job);
   Ending why = Ending::none;
   if (flag != expected && (flag ^ expected) >> kSignatureBits == 0) why = Ending::mismatch;
   if (now - since >= job.timeout_ns) why = Ending::timeout;
   if (aborted(job, now)) why = Ending::aborted;
-  if (why != Ending::none) end_call(job, why, peer);
-  return why != Ending::none;
+  if (why == Ending::none) return false;
+  end_call(job, why, peer);
+  return leave(job);
 }
 
 // Counts polls of one wait; its clock starts when it runs out for the first time.

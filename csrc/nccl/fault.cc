@@ -49,12 +49,15 @@ void Fault::lost(int peer) {
                          "the remaining ranks"));
 }
 
+void Fault::tell() {
+  if (ended_.load(std::memory_order_acquire)) return;
+  const char* kind = nullptr;
+  const std::string reason = reason_of(*report_, &kind);
+  end(kind, reason);
+}
+
 void Fault::raise() {
-  if (!ended_.load(std::memory_order_acquire)) {
-    const char* kind = nullptr;
-    const std::string reason = reason_of(*report_, &kind);
-    end(kind, reason);
-  }
+  tell();
   explain();
   const std::lock_guard<std::mutex> lock(mutex_);
   throw Failure(kind_, text_);

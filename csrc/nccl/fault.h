@@ -34,6 +34,8 @@ class Fault {
   bool over() const { return ended_.load(std::memory_order_acquire) || reported(); }
   // Ends it, unless it has ended; kernels that wait leave. Callable from any thread.
   void end(const char* kind, const std::string& text);
+  // Says for readers of the record what has ended it, if a kernel has.
+  void tell();
   // A peer's process is gone.
   void lost(int peer);
   // Where Control::ended is to be copied to; and what to make of it, once the copy is there.

@@ -221,9 +221,10 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
 }
 
-void Group::launch_in_order(const Kernels::Instance& instance, const Job& job, const void* more,
+void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
                             const Size& size, bool lets_next_start, CUstream stream,
                             uint64_t capture) {
+  job.graph = record_->count_kernel(capture);
   const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
   order_.before(stream, capture,
                 {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,
@@ -273,14 +274,15 @@ void Group::tick() {
   if (state == kCudaErrorDeinitialized) return ticks_->stop();  // the process ends
   check(state, "cuCtxSetCurrent");
   const Relaxed relaxed;
-  if (fault_.over()) {
-    if (deadline_.owes_peers()) tell_peers(Ending::timeout);
-    return deadline_.revoke();
-  }
   if (has_arena()) {
     fault_.look_at_copy();  // of the last tick
     record_progress();
     fetch_progress();
+  }
+  if (fault_.over()) {
+    fault_.tell();
+    if (deadline_.owes_peers()) tell_peers(Ending::timeout);
+    return deadline_.revoke();
   }
   if (deadline_.check_made()) return;
   tell_peers(Ending::timeout);
@@ -340,15 +342,17 @@ void Group::fetch_progress() {
   const auto from = arena_->base() + offsetof(Control, ended);
   cuda().cuMemcpyDtoHAsync(fault_.ended_copy(), device_pointer(from), sizeof(u64), own_stream_);
   const auto progress = arena_->base() + offsetof(Control, progress);
-  cuda().cuMemcpyDtoHAsync(fault_.progress_copy(), device_pointer(progress), sizeof(Progress),
-                           own_stream_);
+  const size_t bytes = offsetof(Progress, of_graph) + sizeof(u64) * (record_->graphs() + 1);
+  cuda().cuMemcpyDtoHAsync(fault_.progress_copy(), device_pointer(progress), bytes, own_stream_);
 }
 
 // Of the last tick: it has been copied since.
 void Group::record_progress() {
-  const Progress seen = *fault_.progress_copy();
-  const std::string what = text(describe(seen.current.what), " of ", seen.current.bytes, " bytes");
-  record_->saw_gpu(seen.current.number, seen.waits_in, seen.waits_for, what.c_str());
+  const auto words = [this](const CallRecord& call) {
+    return text(describe(call.what), " of ", call.bytes, " bytes");
+  };
+  const Progress& seen = *fault_.progress_copy();
+  record_->saw_gpu(seen, words(seen.current), seen.has_left ? words(seen.left) : "");
 }
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.

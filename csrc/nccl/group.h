@@ -106,7 +106,7 @@ class Group {
   struct Size {
     unsigned blocks, threads;
   };
-  void launch_in_order(const Kernels::Instance& instance, const Job& job, const void* more,
+  void launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
                        const Size& size, bool lets_next_start, CUstream stream, uint64_t capture);
   // Data that copy engines move.
   void pull(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
@@ -130,8 +130,7 @@ class Group {
   void record_progress();
   // Keeps a call for readers of the record: until it is on the stream, it is under way.
   class Recorded;
-  record::What recorded(const Call& call, const Choice& choice, CUstream stream,
-                        uint64_t capture) const;
+  record::What recorded(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
 
   int rank_;
   int world_;

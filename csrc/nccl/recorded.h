@@ -10,6 +10,7 @@ class Group::Recorded {
  public:
   Recorded(Group& group, const Call& call, const Choice& choice, CUstream stream, uint64_t capture)
       : group_(group), record_(*group.record_), message_(call.op == Op::send_recv) {
+    if (capture && record::find_site && !record::Record::wants_sites()) record::find_site();
     const record::What what = group.recorded(call, choice, stream, capture);
     if (message_) {
       number_ = record_.enter_message(what, call.bytes());
@@ -36,7 +37,7 @@ class Group::Recorded {
 };
 
 inline record::What Group::recorded(const Call& call, const Choice& choice, CUstream stream,
-                                    uint64_t capture) const {
+                                    uint64_t capture) {
   const bool message = call.op == Op::send_recv;
   const uint64_t agreed = pack(call, choice.algorithm, inner_);
   unsigned flags = (inner_ ? record::kInner : 0) | (capture ? record::kCaptured : 0);
@@ -53,7 +54,8 @@ inline record::What Group::recorded(const Call& call, const Choice& choice, CUst
           static_cast<uint8_t>(call.op),
           static_cast<uint8_t>(call.dtype),
           plan_.reduces(call.op) ? static_cast<uint8_t>(call.redop) : record::kNoReduction,
-          static_cast<uint8_t>(flags)};
+          static_cast<uint8_t>(flags),
+          record_->graph_of(capture)};
 }
 
 }  // namespace commlib::nccl

@@ -37,6 +37,7 @@ COMMLIB_STRUCTURE(Total);
 COMMLIB_STRUCTURE(Entry);
 COMMLIB_STRUCTURE(Wait);
 COMMLIB_STRUCTURE(Peer);
+COMMLIB_STRUCTURE(Graph);
 COMMLIB_STRUCTURE(Gpu);
 
 #define COMMLIB_FIELD(Type, field)                                                               \
@@ -85,13 +86,13 @@ std::string description() {
       structure("Total", sizeof(Total), COMMLIB_FIELD(Total, calls), COMMLIB_FIELD(Total, bytes),
                 COMMLIB_FIELD(Total, ns)),
       ",",
-      structure("Entry", sizeof(Entry), COMMLIB_FIELD(Entry, number),
-                COMMLIB_FIELD(Entry, entered_ns), COMMLIB_FIELD(Entry, finished_ns),
-                COMMLIB_FIELD(Entry, what), COMMLIB_FIELD(Entry, count),
-                COMMLIB_FIELD(Entry, stream), COMMLIB_FIELD(Entry, algorithm),
-                COMMLIB_FIELD(Entry, site), COMMLIB_FIELD(Entry, thread),
-                COMMLIB_FIELD(Entry, root), COMMLIB_FIELD(Entry, op), COMMLIB_FIELD(Entry, dtype),
-                COMMLIB_FIELD(Entry, redop), COMMLIB_FIELD(Entry, flags)),
+      structure(
+          "Entry", sizeof(Entry), COMMLIB_FIELD(Entry, number), COMMLIB_FIELD(Entry, entered_ns),
+          COMMLIB_FIELD(Entry, finished_ns), COMMLIB_FIELD(Entry, what),
+          COMMLIB_FIELD(Entry, count), COMMLIB_FIELD(Entry, stream),
+          COMMLIB_FIELD(Entry, algorithm), COMMLIB_FIELD(Entry, site), COMMLIB_FIELD(Entry, thread),
+          COMMLIB_FIELD(Entry, root), COMMLIB_FIELD(Entry, op), COMMLIB_FIELD(Entry, dtype),
+          COMMLIB_FIELD(Entry, redop), COMMLIB_FIELD(Entry, flags), COMMLIB_FIELD(Entry, graph)),
       ",",
       structure("Wait", sizeof(Wait), COMMLIB_FIELD(Wait, thread), COMMLIB_FIELD(Wait, peer),
                 COMMLIB_FIELD(Wait, number), COMMLIB_FIELD(Wait, since_ns),
@@ -101,9 +102,16 @@ std::string description() {
                 COMMLIB_FIELD(Peer, number), COMMLIB_FIELD(Peer, what), COMMLIB_FIELD(Peer, waits),
                 COMMLIB_FIELD(Peer, waited_ns)),
       ",",
+      structure("Graph", sizeof(Graph), COMMLIB_FIELD(Graph, first), COMMLIB_FIELD(Graph, what),
+                COMMLIB_FIELD(Graph, over), COMMLIB_FIELD(Graph, calls),
+                COMMLIB_FIELD(Graph, kernels), COMMLIB_FIELD(Graph, site)),
+      ",",
       structure("Gpu", sizeof(Gpu), COMMLIB_FIELD(Gpu, at_ns), COMMLIB_FIELD(Gpu, over),
                 COMMLIB_FIELD(Gpu, waits_in), COMMLIB_FIELD(Gpu, waits_for),
-                COMMLIB_FIELD(Gpu, since_ns), COMMLIB_FIELD(Gpu, what)),
+                COMMLIB_FIELD(Gpu, since_ns), COMMLIB_FIELD(Gpu, graph),
+                COMMLIB_FIELD(Gpu, left_in), COMMLIB_FIELD(Gpu, left_graph),
+                COMMLIB_FIELD(Gpu, left_of_graph), COMMLIB_FIELD(Gpu, what),
+                COMMLIB_FIELD(Gpu, left_what)),
       ",",
       structure("Slot", kSlotBytes, COMMLIB_FIELD(Slot, state), COMMLIB_FIELD(Slot, rank),
                 COMMLIB_FIELD(Slot, world), COMMLIB_FIELD(Slot, backend), COMMLIB_FIELD(Slot, id),
@@ -113,7 +121,8 @@ std::string description() {
                 COMMLIB_FIELD(Slot, peers), COMMLIB_FIELD(Slot, ended_kind),
                 COMMLIB_FIELD(Slot, ended), COMMLIB_FIELD(Slot, calls), COMMLIB_FIELD(Slot, gpu),
                 COMMLIB_FIELD(Slot, ends), COMMLIB_FIELD(Slot, large), COMMLIB_FIELD(Slot, entries),
-                COMMLIB_FIELD(Slot, messages)),
+                COMMLIB_FIELD(Slot, messages), COMMLIB_FIELD(Slot, graphs_used),
+                COMMLIB_FIELD(Slot, graphs)),
       ",",
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),

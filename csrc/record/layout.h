@@ -12,10 +12,11 @@
 #include <cstdint>
 
 #include "commlib/call.h"
+#include "commlib/job.h"
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 3;  // a reader of another one leaves the file alone
+constexpr uint32_t kVersion = 4;  // a reader of another one leaves the file alone
 constexpr int kCalls = 256;       // the last ones of a communicator
 constexpr int kMessages = 64;     // the same of send and recv
 constexpr int kWaits = 8;         // threads of a rank that may wait at once
@@ -57,6 +58,7 @@ struct alignas(64) Entry {
   uint8_t dtype;
   uint8_t redop;  // kNoReduction: none
   uint8_t flags;
+  uint16_t graph;  // that it was captured in; 0: none, or one beyond those that are counted
 };
 static_assert(sizeof(Entry) == 64);
 constexpr uint8_t kNoReduction = 255;
@@ -95,6 +97,17 @@ struct Peer {
   std::atomic<uint64_t> waited_ns;
 };
 
+// Calls that were captured together: numbered from 1 in each communicator, in the order of their
+// captures.
+struct Graph {
+  uint64_t first;  // number of its first call
+  uint64_t what;   // what ranks must agree on in all of its calls
+  uint64_t over;   // calls of commlib's kernels that have run, as Gpu has it
+  uint32_t calls;
+  uint32_t kernels;  // of these, those of commlib's kernels: so many of `over` are a replay
+  uint16_t site;     // of the first call
+};
+
 // Where a GPU is, as a thread of its rank has fetched it; calls of NCCL's own do not count.
 struct Gpu {
   uint64_t at_ns;      // when; 0: never
@@ -102,7 +115,12 @@ struct Gpu {
   uint64_t waits_in;   // over + 1: it waits now
   uint64_t waits_for;  // a peer
   uint64_t since_ns;   // when it was first seen so
-  char what[112];      // the call that it waited in, in words
+  uint64_t graph;      // of the call that it waited in; 0: none
+  uint64_t left_in;    // over + 1 of the call that it was in when the communicator ended; 0: none
+  uint64_t left_graph;
+  uint64_t left_of_graph;  // calls of that graph that were over
+  char what[112];          // the call that it waited in, in words
+  char left_what[112];     // the call that it was in when the communicator ended
 };
 
 struct Slot {
@@ -127,6 +145,8 @@ struct Slot {
   Total large[kOps];
   Entry entries[kCalls];  // on other backends
   Entry messages[kMessages];
+  uint32_t graphs_used;
+  Graph graphs[kGraphs];
 };
 
 struct Header {

@@ -20,6 +20,7 @@ void copy_words(char* to, const char* words, size_t room) {
 }  // namespace
 
 std::string (*explain)(uint64_t id, const char* kind) = nullptr;
+void (*find_site)() = nullptr;
 thread_local uint16_t Record::site = 0;
 static const std::atomic<uint32_t> kNoSites{0};
 std::atomic<const std::atomic<uint32_t>*> Record::sites_{&kNoSites};
@@ -73,12 +74,18 @@ void Record::write(Entry& entry, uint64_t number, const What& what, size_t bytes
   entry.dtype = what.dtype;
   entry.redop = what.redop;
   entry.flags = what.flags;
+  entry.graph = what.graph;
   entry.number.store(number, std::memory_order_release);
 }
 
 void Record::enter(uint64_t number, const What& what, size_t bytes) {
   if (!kRecords) return;
   write(slot_->entries[number % kCalls], number, what, bytes);
+  if (what.graph) {
+    Graph& graph = slot_->graphs[what.graph - 1];
+    if (graph.calls++ == 0) graph.first = number, graph.site = site;
+    graph.what = graph.what * 31 + what.what;
+  }
   slot_->entered.store(number, std::memory_order_release);
 }
 
@@ -89,17 +96,47 @@ uint64_t Record::enter_message(const What& what, size_t bytes) {
   return number;
 }
 
-void Record::saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const char* what) {
+uint16_t Record::graph_of(uint64_t capture) {
+  if (!kRecords || capture == 0) return 0;
+  if (capture != capture_) {
+    capture_ = capture;
+    graph_ = 0;
+    if (slot_->graphs_used + 1 < kGraphs) graph_ = static_cast<uint16_t>(++slot_->graphs_used);
+  }
+  return graph_;
+}
+
+uint16_t Record::count_kernel(uint64_t capture) {
+  const uint16_t graph = graph_of(capture);
+  if (graph) slot_->graphs[graph - 1].kernels += 1;
+  return graph;
+}
+
+void Record::saw_gpu(const Progress& seen, const std::string& what, const std::string& left) {
   if (!kRecords) return;
   Gpu& gpu = slot_->gpu;
-  const uint64_t now = now_ns();
-  if (gpu.at_ns == 0 || gpu.over != over || gpu.waits_in != waits_in) {
+  const uint64_t now = now_ns(), over = seen.current.number;
+  if (gpu.at_ns == 0 || gpu.over != over || gpu.waits_in != seen.waits_in) {
+    if (gpu.waits_in == gpu.over + 1) {  // that wait is over, as far as ticks can tell
+      Peer& peer = slot_->peers[gpu.waits_for];
+      peer.waits.fetch_add(1, std::memory_order_relaxed);
+      peer.waited_ns.fetch_add(now - gpu.since_ns, std::memory_order_relaxed);
+    }
     gpu.since_ns = now;
-    copy_words(gpu.what, what, sizeof(gpu.what));
+    copy_words(gpu.what, what.c_str(), sizeof(gpu.what));
   }
   gpu.over = over;
-  gpu.waits_in = waits_in;
-  gpu.waits_for = waits_for;
+  gpu.waits_in = seen.waits_in;
+  gpu.waits_for = seen.waits_for;
+  gpu.graph = seen.current.graph;
+  for (uint32_t graph = 1; graph <= slot_->graphs_used; ++graph)
+    slot_->graphs[graph - 1].over = seen.of_graph[graph];
+  if (seen.has_left && gpu.left_in == 0) {
+    copy_words(gpu.left_what, left.c_str(), sizeof(gpu.left_what));
+    gpu.left_graph = seen.left.graph;
+    gpu.left_of_graph = seen.left_of_graph;
+    gpu.left_in = seen.left.number + 1;
+  }
   gpu.at_ns = now;
 }
 

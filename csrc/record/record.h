@@ -37,6 +37,8 @@ inline uint32_t thread_number() {
 // What the ranks of communicator `id` are in, in words, for the error that ends it; set by the
 // binding.
 extern std::string (*explain)(uint64_t id, const char* kind);
+// Keeps the place in the program of the call under way; set by the binding.
+extern void (*find_site)();
 
 // What a rank is in a communicator; `id` is the same on all its ranks.
 struct Identity {
@@ -57,6 +59,7 @@ struct What {
   uint16_t algorithm;  // of Record::name()
   int16_t root;
   uint8_t op, dtype, redop, flags;
+  uint16_t graph = 0;  // of Record::graph_of()
 };
 
 class Record {
@@ -86,8 +89,13 @@ class Record {
   void refuse(uint64_t number, uint64_t what);
   // A collective of another backend; on a GPU it finishes when it is on the stream.
   void enter(uint64_t number, const What& what, size_t bytes);
-  // Where the GPU is; `what` in words.
-  void saw_gpu(uint64_t over, uint64_t waits_in, uint64_t waits_for, const char* what);
+  // The number of the graph that a stream is captured into; 0: none.
+  uint16_t graph_of(uint64_t capture);
+  // The same, of a call that is counted when it runs.
+  uint16_t count_kernel(uint64_t capture);
+  uint32_t graphs() const { return slot_->graphs_used; }
+  // Where the GPU is, with the calls that it waits in, and has left, in words.
+  void saw_gpu(const Progress& seen, const std::string& what, const std::string& left);
   // Returns the number of the message, by which it ends.
   uint64_t enter_message(const What& what, size_t bytes);
   void finish_message(uint64_t number) {
@@ -135,6 +143,8 @@ class Record {
   Slot* slot_;
   bool shared_;  // else nobody sees it
   bool closed_ = false;
+  uint64_t capture_ = 0;  // the newest
+  uint16_t graph_ = 0;    // its number
 };
 
 // A thread that waits for a peer; `message`: as Wait has it.

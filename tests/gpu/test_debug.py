@@ -69,10 +69,36 @@ def test_a_rank_that_has_not_replayed_is_named_with_the_call_inside_of_the_graph
     found = found_while(nccl_ranks, nccl_ranks.start(replay, 2, AWAY_S))
     last = nccl_ranks.size - 1
     assert (found.kind, found.ranks) == ("missing", (last,))
-    # It has made two of four replays: calls of the kernels that are over differ by none, and the next one is awaited.
     slots = [slot for rank in look(nccl_ranks.pids).ranks.values() for slot in rank.slots]
     assert all(slot.gpu.at_ns for slot in slots if not slot.closed and slot.entered)
-    assert "with those of replayed graphs" in found.text
+    assert f"call 1 of {CALLS_OF_GRAPH} in replay 3 of graph " in found.text
+    assert "(captured at test_debug.py:" in found.text
+    assert "and 2 replays of graph " in found.text
+
+
+def replay_another(comm: Communicator) -> None:
+    """Capture two graphs; at last the last rank replays the other one."""
+    x, y = torch.ones(1024, device=comm.device), torch.ones(512, device=comm.device)
+    for one in (x, y):
+        comm.all_reduce(one, "max")
+    torch.cuda.synchronize()
+    graphs = [capture([lambda one=one: comm.all_reduce(one, "max")] * CALLS_OF_GRAPH) for one in (x, y)]
+    comm.barrier()
+    graphs[0].replay()
+    graphs[comm.rank == comm.size - 1].replay()
+    torch.cuda.synchronize()
+    deadline = time.monotonic() + AWAY_S
+    while time.monotonic() < deadline:  # the record says it without a call of the program's
+        time.sleep(0.1)
+
+
+def test_of_a_rank_that_replays_another_graph_both_are_named() -> None:
+    with Ranks(2, backend="nccl", timeout_s=60.0, max_bytes=1 << 20) as two:
+        found = found_while(two, two.start(replay_another))
+    assert found.kind == "differs"
+    assert "rank 0 was in all_reduce float32 max" in found.text
+    assert f"of 4096 bytes, call 1 of {CALLS_OF_GRAPH} in replay 2 of graph 1" in found.text
+    assert f"of 2048 bytes, call 1 of {CALLS_OF_GRAPH} in replay 1 of graph 2" in found.text
 
 
 def test_calls_of_a_graph_are_kept_as_captured(nccl_ranks: Ranks) -> None:

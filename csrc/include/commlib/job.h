@@ -25,20 +25,27 @@ constexpr int kDepth = 3;               // steps that a block pushes ahead of wh
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
 constexpr int kSignatureBits = 16;
+constexpr u32 kGraphs = 512;  // graphs of a communicator whose calls are counted; from 1, 0: none
 
 // The call a rank waits in, for the error message of a peer that waits for it.
 struct CallRecord {
   u64 number;  // calls that are over
   u64 what;    // op, dtype, redop, root, algorithm as the host packs them
   u64 bytes;
+  u64 graph;  // that it was captured in
 };
 
 // Where a rank's GPU is: what it waited in last, the number of that call among those that are over
-// or under way, replayed ones included, and the peer it waited for.
+// or under way, replayed ones included, and the peer it waited for; what it was in when the
+// communicator ended; and how many calls of each graph are over.
 struct Progress {
   CallRecord current;
   u64 waits_in;
   u64 waits_for;
+  u64 has_left;
+  CallRecord left;
+  u64 left_of_graph;  // calls of its graph that were over then
+  u64 of_graph[kGraphs];
 };
 
 // What a rank says to a peer around the copies of its engines: the flag of the call, and where its
@@ -101,6 +108,7 @@ struct Job {
   int redop;
   u32 signature;    // of everything ranks must agree on in this call
   u32 tile_blocks;  // that the layout has room for, the same on every rank
+  u32 graph;        // as CallRecord has it
 };
 
 // What each rank sends and takes where that differs from peer to peer: the second parameter of the

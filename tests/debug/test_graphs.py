@@ -1,0 +1,118 @@
+"""What is said of ranks whose GPUs replay graphs, from records as ranks with GPUs keep them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from commlib.debug import Finding, findings_of
+from commlib.debug.jobs import Job, Rank
+from commlib.debug.process import Process
+from commlib.debug.record import Call, Gpu, Graph, Peer, Slot
+
+NOW_NS, PIDS = 10_000_000_000, (101, 102)
+WORDS = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
+IDLE = Gpu(NOW_NS, 0, 0, 0, 0, 0, 0, 0, 0, "nothing of 0 bytes", "")
+# Two graphs of three and of two calls; the first one has run twice, the second one not at all.
+GRAPHS = {1: Graph(1, 77, 6, 3, 3, "model.py:8"), 2: Graph(4, 78, 0, 2, 2, "model.py:9")}
+
+
+def captured(number: int, graph: int) -> Call:
+    return Call(
+        number=number,
+        op="all_reduce",
+        dtype="float32",
+        count=1024,
+        redop="max",
+        root=-1,
+        algorithm="lsa_ll_oneshot",
+        site=f"/home/me/model.py:{10 + number}",
+        thread=1,
+        entered_ns=1,
+        what=5,
+        flags=4,
+        graph=graph,
+    )
+
+
+def slot_of(rank: int, gpu: Gpu, graphs: dict[int, Graph] = GRAPHS) -> Slot:
+    calls = {number: captured(number, 1 + (number > 3)) for number in range(1, 6)}
+    return Slot(
+        id=7,
+        rank=rank,
+        world=2,
+        backend="nccl",
+        opened_ns=1,
+        timeout_s=60.0,
+        closed=False,
+        entered=5,
+        finished=5,
+        ended="",
+        ended_kind="",
+        waits=gpu.waits,
+        gpu=gpu,
+        peers=tuple(Peer(pid, number, 0, 0, 0, 0) for number, pid in enumerate(PIDS)),
+        calls=calls,
+        messages={},
+        large={},
+        graphs=graphs,
+    )
+
+
+def found(*slots: Slot) -> list[Finding]:
+    ranks = {pid: Rank(Process(pid, "S"), [slot], number=slot.rank) for pid, slot in zip(PIDS, slots, strict=True)}
+    return findings_of(Job(ranks, NOW_NS))
+
+
+def waiting(over: int, of_graph: int) -> Slot:
+    """Rank 0, whose GPU waits for rank 1 in a call of graph 1."""
+    gpu = replace(IDLE, over=over, waits_in=over + 1, waits_for=1, since_ns=NOW_NS - 3_000_000_000, graph=1, what=WORDS)
+    return slot_of(0, gpu, {**GRAPHS, 1: replace(GRAPHS[1], over=of_graph)})
+
+
+def test_the_replay_and_the_call_in_it_are_named() -> None:
+    (one,) = found(waiting(7, 7), slot_of(1, replace(IDLE, over=6)))
+    assert (one.kind, one.ranks, one.calls) == ("missing", (1,), ((7, 8),))
+    place = f"has not come to {WORDS}, call 2 of 3 in replay 3 of graph 1 (captured at model.py:12)"
+    assert place in one.text
+    assert "its GPU has finished 6 calls and 2 replays of graph 1" in one.text
+
+
+def test_of_calls_that_are_no_longer_kept_the_first_ones_place_is_told() -> None:
+    there, here = replace(waiting(6, 6), calls={}), slot_of(1, IDLE)
+    (one,) = found(there, here)
+    assert "call 1 of 3 in replay 3 of graph 1 (captured at model.py:8)" in one.text
+
+
+def test_calls_outside_of_graphs_are_counted_with_those_inside() -> None:
+    eager = waiting(8, 6)
+    eager = replace(eager, gpu=replace(eager.gpu, graph=0))
+    (one,) = found(replace(eager, waits=eager.gpu.waits), slot_of(1, IDLE))
+    assert f"{WORDS}, call #9 of its kernels, with those of replayed graphs" in one.text
+
+
+def test_where_gpus_were_in_different_calls_both_are_told() -> None:
+    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
+    other = replace(left, left_graph=2, left_of_graph=1)
+    (one,) = found(slot_of(0, left), slot_of(1, other))
+    assert (one.kind, one.ranks, one.calls) == ("differs", (0, 1), ((7, 7),))
+    assert f"rank 0 was in {WORDS}, call 1 of 3 in replay 3 of graph 1 (captured at model.py:11)" in one.text
+    assert f"rank 1 was in {WORDS}, call 2 of 2 in replay 1 of graph 2 (captured at model.py:15)" in one.text
+
+
+def test_where_gpus_were_in_one_call_none_differs() -> None:
+    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
+    assert found(slot_of(0, left), slot_of(1, left)) == []
+
+
+def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_kept() -> None:
+    other = {**GRAPHS, 1: replace(GRAPHS[1], what=79, calls=4, kernels=4)}
+    slots = [replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})]
+    (one,) = found(*slots)
+    assert (one.kind, one.ranks) == ("differs", (0, 1))
+    words = "in the calls of graph 1: rank 0 captured 3 calls at model.py:8; rank 1 captured 4 calls at model.py:8"
+    assert words in one.text
+
+
+def test_the_newest_graph_may_still_be_under_way() -> None:
+    other = {**GRAPHS, 2: replace(GRAPHS[2], what=79, calls=1, kernels=1)}
+    assert found(replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})) == []
