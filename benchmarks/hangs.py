@@ -2,6 +2,7 @@
 
 python benchmarks/hangs.py --faults 200 -o benchmarks/results/hangs.json
 python benchmarks/hangs.py --healthy 600      # seconds; what it finds there is a false alarm
+python benchmarks/hangs.py --faults 50 --graphs --device cuda -o graph_hangs.json     # inside of replayed graphs
 
 Each job is 2 to 4 ranks that make random calls on several communicators, from one or two threads. In each, one rank
 does something wrong at a random moment; the job is then looked at from outside, as the command does.
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+import graph_hangs
 import torch
 from written import command_line, head, write
 
@@ -364,7 +366,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first fault")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--graphs", action="store_true", help="two ranks that replay CUDA graphs, see graph_hangs.py")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of --graphs")
+    parser.add_argument("--pairs", type=int, default=1, help="of ranks, side by side, of --graphs")
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which --graphs begins no fault any more")
     options = parser.parse_args()
+    if options.graphs:
+        return graph_hangs.faults(options)
     return healthy(options) if options.healthy else faults(options)
 
 
