@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commlib.debug.card import HOSTS, Card, elsewhere, here
+from commlib.debug.kept import Call, Slot
 from commlib.debug.process import Process
-from commlib.debug.record import Call, Record, Slot, Taken, descriptors
+from commlib.debug.record import Record, Taken, descriptors
 from commlib.debug.stacks import Frame, Stack
 from commlib.debug.wire import ask
 

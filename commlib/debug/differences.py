@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from commlib.debug.jobs import Job
-from commlib.debug.record import Call, Slot
+from commlib.debug.kept import Call, Slot
 from commlib.debug.words import difference_text, kernel_text, ranks_text, where_text
 
 

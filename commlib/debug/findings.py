@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from commlib.debug.differences import differences, graph_differences, left_differently
 from commlib.debug.jobs import Job, Rank
+from commlib.debug.kept import GPU, Slot, Wait
 from commlib.debug.process import killed_for_memory
-from commlib.debug.record import GPU, Slot, Wait
 from commlib.debug.words import last_text, ranks_text, seconds_text, waited_text, where_text
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from commlib.debug.asking import Host, ask_all, other_hosts
 from commlib.debug.card import Card
+from commlib.debug.kept import Slot
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import Record, Slot, Taken, records_of
+from commlib.debug.record import Record, Taken, records_of
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.unsaid import add_waits
 

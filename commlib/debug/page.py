@@ -9,7 +9,7 @@ from typing import Any
 
 from commlib.debug.findings import Finding
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.record import Slot
+from commlib.debug.kept import Slot
 from commlib.debug.words import doing_text, members_text, seconds_text, waited_in
 
 _IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commlib.debug.jobs import Job, job_of
+from commlib.debug.kept import Call, Gpu, Slot
 from commlib.debug.process import process
-from commlib.debug.record import Call, Gpu, Record, Slot
+from commlib.debug.record import Record
 
 RATE = 500  # looks a second
 MOST = 20_000  # looks at all: a long watch looks less often

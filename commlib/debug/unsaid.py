@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from commlib.debug.record import Slot, Wait
+from commlib.debug.kept import Slot, Wait
 
 if TYPE_CHECKING:
     from commlib.debug.jobs import Rank

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from commlib.debug.jobs import Job, Rank
+from commlib.debug.kept import GPU, Call, Slot, Wait
 from commlib.debug.process import Process
-from commlib.debug.record import GPU, Call, Slot, Wait
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

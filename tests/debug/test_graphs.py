@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Rank
+from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot
 from commlib.debug.process import Process
-from commlib.debug.record import Call, Gpu, Graph, Peer, Slot
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
 WORDS = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
@@ -25,7 +25,7 @@ def captured(number: int, graph: int) -> Call:
         redop="max",
         root=-1,
         algorithm="lsa_ll_oneshot",
-        site=f"/home/me/model.py:{10 + number}",
+        site=f"/x/model.py:{10 + number}",
         thread=1,
         entered_ns=1,
         what=5,
