@@ -48,13 +48,12 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
     The exit code is 3 if something is wrong.
     """
-    from commlib.debug.jobs import jobs_here
+    from commlib.debug.jobs import jobs_here, why_none
 
     while True:
         jobs = jobs_here(job)
         if not jobs:
-            whose = "of this user on this host" if job is None else f"of process {job}"
-            raise click.ClickException(f"no job {whose} has a communicator that `commlib debug` can read")
+            raise click.ClickException(why_none(job))
         if watch:
             click.clear()
         wrong = _show_all(jobs, Options(**options))

@@ -9,13 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 from commlib.debug.asking import Host, ask_all, other_hosts
 from commlib.debug.card import Card
 from commlib.debug.kept import Slot
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import Record, Taken, records_of
+from commlib.debug.record import NAME, Record, Taken, descriptors, records_of
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.unsaid import add_waits
 
@@ -89,8 +90,8 @@ class Job:
         return command_of(self.number)
 
     def seconds_since(self, ns: int) -> float:
-        """Return how long ago that was."""
-        return (self.at_ns - ns) / 1e9
+        """Return how long ago that was; the clocks of other hosts are known to some milliseconds."""
+        return max(self.at_ns - ns, 0) / 1e9
 
     def name(self, slot: Slot, peer: int) -> int:
         """Return the number of a rank of a communicator in the whole job."""
@@ -190,6 +191,23 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
     for record in [record for mine in found if mine not in chosen for record in mine]:
         record.close()
     return chosen
+
+
+def why_none(wanted: int | None) -> str:
+    """Say why no job was found, and what to do."""
+    starting = "ranks that are still in commlib.init() have none yet: init() says after its deadline who has not come"
+    if wanted is None:
+        return f"no process of this user on this host has a communicator (other users' jobs: as root); {starting}"
+    try:
+        owner = Path(f"/proc/{wanted}").stat().st_uid
+    except OSError:
+        return f"there is no process {wanted} on this host"
+    if os.geteuid() not in (0, owner):
+        return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
+    below = [pid for pid in _pids() if wanted in _above(pid)]
+    if any(descriptors(pid, NAME) and not records_of(pid) for pid in below):
+        return f"process {wanted} runs another version of commlib; use the `commlib` of its environment"
+    return f"neither process {wanted} nor a process below it has a communicator; {starting}"
 
 
 def _above(pid: int) -> Iterator[int]:

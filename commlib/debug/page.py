@@ -39,7 +39,7 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
     living = sum(bool(rank.slots) for rank in job.ranks.values())
-    lines = [f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}", ""]
+    lines = [clipped(f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}"), ""]
     if not any(finding.serious for finding in findings):
         lines.append(_progress_text(job, before))
     lines += [*findings_lines(job, before, findings), ""]
@@ -50,6 +50,12 @@ def page(job: Job, before: Job, findings: list[Finding]) -> str:
     made = enumerate(job.communicators.values(), 1)
     several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
     return "\n".join([*lines, *several * (len(several) > 2)])
+
+
+def clipped(line: str) -> str:
+    """Cut a line to the terminal's width: command lines can be long."""
+    columns, line = max(shutil.get_terminal_size().columns, 40), line.removesuffix(", ")  # one that ended has none
+    return line if len(line) <= columns else f"{line[: columns - 1]}…"
 
 
 def _hosts_text(job: Job) -> str:
@@ -82,6 +88,8 @@ def _progress_text(job: Job, before: Job) -> str:
         for slot in rank.slots
         if rank.pid in before.ranks and (was := before.ranks[rank.pid].slot(slot.id)) is not None
     ]
+    if not job.communicators:
+        return "the job ended meanwhile"
     if any(rates):
         return f"nothing is wrong: ranks make up to {max(rates):.0f} calls in a second"
     return "no rank waits for another one, and none makes calls"

@@ -227,15 +227,25 @@ def records_of(pid: int) -> list[Record]:
     """Open the records of a process; one that it has from its parent, since a fork, is not its own."""
     found = []
     for fd in descriptors(pid, NAME):
-        try:
-            record = Record(os.open(fd, os.O_RDWR | os.O_CLOEXEC))
-        except (OSError, ValueError, struct.error):
-            continue
-        if record.pid == pid:
+        record = opened(fd)
+        if record is not None and record.pid == pid:
             found.append(record)
-        else:
+        elif record is not None:
             record.close()
     return found
+
+
+def opened(fd: Path) -> Record | None:
+    """Open a record; None where it has gone, or is of another version."""
+    try:
+        own = os.open(fd, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return Record(own)
+    except (OSError, ValueError, struct.error):
+        os.close(own)
+        return None
 
 
 def descriptors(pid: int, name: str) -> list[Path]:

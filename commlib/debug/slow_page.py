@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from commlib.debug.jobs import Job
+from commlib.debug.page import clipped
 from commlib.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -38,7 +39,7 @@ def _short(seconds: float) -> str:
 
 def slow_page(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
     """Return the text: who is late first, then where each rank's time goes, then each operation's."""
-    head = f"job {job.number}: {len(found.ranks)} ranks here, {job.command}"
+    head = clipped(f"job {job.number}: {len(found.ranks)} ranks here, {job.command}")
     ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
     lines = [head, f"{found.looks} looks in {found.seconds:.1f} s{ended}", "", *said(job, found, where, cores), ""]
     rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited", "waits over time")]

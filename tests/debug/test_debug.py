@@ -113,12 +113,23 @@ def test_several_jobs_are_looked_at_in_the_same_period(three: Ranks) -> None:
     three.restart()
 
 
-def test_without_a_job_the_command_says_so() -> None:
+def test_without_a_job_the_command_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         shown = CliRunner().invoke(debug, [str(other.pid)])
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        foreign = CliRunner().invoke(debug, [str(other.pid)])
         other.kill()
     assert shown.exit_code == 1
-    assert "no job of process" in shown.output
+    assert f"neither process {other.pid} nor a process below it has a communicator; ranks that are" in shown.output
+    assert f"process {other.pid} belongs to another user (number {os.getuid()})" in foreign.output
+    assert f"there is no process {other.pid}" in CliRunner().invoke(debug, [str(other.pid)]).output
+
+
+def test_a_record_of_another_version_is_told(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("commlib.debug.record.VERSION", 1)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert "runs another version of commlib" in CliRunner().invoke(debug, [str(three.pids[0])]).output
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def disagree(comm: Communicator) -> str:

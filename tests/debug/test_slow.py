@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from commlib.cli.debug import debug
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
+from commlib.debug import jobs
 from commlib.debug.flight import flights
 from commlib.debug.jobs import Job, jobs_here, look
 from commlib.debug.record import records_of
@@ -88,18 +90,28 @@ while more.item():
 """
 
 
-def test_of_a_job_that_ends_meanwhile_what_was_seen_is_shown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_job_may_end_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
     script, go = tmp_path / "job.py", tmp_path / "go"
     script.write_text(SCRIPT, encoding="utf-8")
     go.touch()
     with subprocess.Popen([sys.executable, "-m", "commlib", "run", "-n", "2", str(script), str(go)]) as job:
         while not jobs_here(job.pid):
             time.sleep(0.05)
-        threading.Timer(1.5, go.unlink).start()
-        shown = CliRunner().invoke(debug, [str(job.pid), "--slow", "--seconds", "60"], standalone_mode=False)
-        assert job.wait(20) == 0
-    assert ", until the job ended" in shown.output
-    assert "all_reduce float32[65536]" in shown.output
+
+        def end(seconds: float) -> None:
+            go.unlink(missing_ok=True)
+            job.wait()
+
+        if slow:
+            threading.Timer(1.5, go.unlink).start()
+        else:  # between the two looks
+            monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=end, monotonic_ns=time.monotonic_ns))
+        options = ["--slow", "--seconds", "60"] if slow else []
+        shown = CliRunner().invoke(debug, [str(job.pid), *options], standalone_mode=False)
+    assert shown.return_value == 0
+    assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output
+    assert "all_reduce float32[65536]" in shown.output or not slow
 
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(three: Ranks, tmp_path: Path) -> None:
