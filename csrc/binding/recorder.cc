@@ -40,7 +40,7 @@ std::unique_ptr<RecorderHandle> open_recorder(const std::string& backend, int64_
                                      narrowed(pids),
                                      names};
   if (pids.size() > kMaxRanks)
-    fail("Unsupported", "a record has room for ", kMaxRanks, " ranks, not for ", pids.size());
+    fail("ValueError", "a record has room for ", kMaxRanks, " ranks, not for ", pids.size());
   return std::make_unique<RecorderHandle>(RecorderHandle{std::make_shared<Recorder>(identity)});
 }
 
