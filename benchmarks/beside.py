@@ -18,6 +18,7 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from commlib.errors import CommError, Unsupported
 from commlib.peers import load
 from commlib.plan import Plan
 from commlib.report.figures import size_text
-from commlib.timing import Candidate, Run, buffers_of, pinned, plain_on, public_call
+from commlib.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
 from commlib.timing.truth import Truth
 
 OURS = "ours"
@@ -66,8 +67,8 @@ class Way:
     candidate: Callable[[Collective], Candidate]
     max_sms: int = 0
     leave: int = 0
-    tensors: tuple[Tensor, ...] = ()  # of the case at hand
-    calls: list[Run] = field(default_factory=list)
+    tensors: Any = None  # input and output of the case at hand
+    calls: list[Run] = field(default_factory=list)  # the one call
     counts: tuple[int, int, int] = (1, 1, 1)  # products, and calls that last shorter and longer
     turns: list[list[Times]] = field(default_factory=list)
 
@@ -175,22 +176,32 @@ class Measured:
         ]
 
     def _prepared(self, way: Way, truth: Truth) -> bool:
-        """Allocate and check values beside a product; what one rank cannot do, no rank does."""
-        reason, wrong = "", 0
-        try:
+        """Allocate, and check values beside a product."""
+        wrong: list[int] = []
+
+        def allocate() -> None:
             candidate = way.candidate(self.op)
-            way.tensors = x, out = buffers_of(self.op, self.call, candidate)
-            way.calls = [candidate.prepare(x, out, self.call)]
+            way.tensors = buffers_of(self.op, self.call, candidate)
+            way.calls = [candidate.prepare(*way.tensors, self.call)]
+
+        def check() -> None:
+            wrong.append(truth.wrong(*way.tensors, lambda: self._beside(way, 1, 1)))
+
+        if reason := self._fails(allocate) or self._fails(check):
+            self._ways.missing[f"{way.label}, {self.case.op}"] = reason
+            return False
+        if elements := sum(map(sum, self.comm.all_gather_object(wrong))):
+            self.wrong[f"{way.label}, {self.case.name}, {self.case.op}"] = f"{elements} elements"
+        return not elements
+
+    def _fails(self, attempt: Run) -> str:
+        """Return why it fails: what one rank cannot do, no rank does."""
+        reason = ""
+        try:
+            attempt()
         except (CommError, torch.OutOfMemoryError) as error:
             reason = str(error)
-        reason = next((said for said in self.comm.all_gather_object(reason) if said), "")
-        if not reason:
-            wrong = sum(self.comm.all_gather_object(truth.wrong(x, out, lambda: self._beside(way, 1, 1))))
-        if reason:
-            self._ways.missing[f"{way.label}, {self.case.op}"] = reason
-        if wrong:
-            self.wrong[f"{way.label}, {self.case.name}, {self.case.op}"] = f"{wrong} elements"
-        return not (reason or wrong)
+        return next((said for said in self.comm.all_gather_object(reason) if said), "")
 
     def _beside(self, way: Way, products: int, calls: int) -> Times:
         with leaving(way.leave):
@@ -293,36 +304,42 @@ def arguments() -> argparse.Namespace:
     return options
 
 
+def measured(comm: Communicator, options: argparse.Namespace) -> dict[str, str]:
+    """Measure every case, print it, and write the figures after each; return whose values were wrong."""
+    gpu = comm.device.type == "cuda"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    clocks = Clocks(gpu)
+    clock, ways = (OnGpu if gpu else OnCpu)(comm, clocks), Ways(comm, options)
+    rows, wrong = list[dict[str, Any]](), dict[str, str]()
+    say = print if comm.rank == 0 else lambda *_, **__: None
+    for case in cases(options, comm.size):
+        of_case = Measured(ways, clock, case, dtype)
+        clocks.seen(comm)
+        of_case.run(options.turns)
+        found, seen = of_case.rows(), clocks.seen(comm)
+        wrong |= of_case.wrong
+        rows += [{**row, "clocks": seen} for row in found]
+        say(table(case, found, seen), flush=True)
+        facts: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "missing": ways.missing}
+        facts |= {"wrong": wrong, "no_clocks": clocks.reason}
+        facts["multiprocessors"] = torch.cuda.get_device_properties().multi_processor_count if gpu else None
+        document = head("beside", comm.size, comm.backend, launched=True)
+        write(options.output if comm.rank == 0 else None, {**document, **facts, "rows": rows})
+    clock.close()
+    ways.close()
+    say("\n".join(f"# not here: {label}: {reason}" for label, reason in ways.missing.items()), flush=True)
+    say("\n".join(f"# WRONG: {label}: {how}" for label, how in wrong.items()), flush=True)
+    return wrong
+
+
 def main() -> int:
-    """Measure every case, print it, and write the figures after each."""
+    """Measure on the ranks that were started."""
     options = arguments()
     backend = {"cpu": "shm", "cuda": "nccl", None: "auto"}[options.device]
     with commlib.init(backend=backend, max_bytes=options.max_bytes) as comm:
-        gpu = comm.device.type == "cuda"
-        dtype = torch.bfloat16 if gpu else torch.float32
-        clocks = Clocks(gpu)
-        clock, ways = (OnGpu if gpu else OnCpu)(comm, clocks), Ways(comm, options)
-        rows: list[dict[str, Any]] = []
-        wrong: dict[str, str] = {}
-        say = print if comm.rank == 0 else lambda *_, **__: None
-        for case in cases(options, comm.size):
-            measured = Measured(ways, clock, case, dtype)
-            clocks.seen(comm)
-            measured.run(options.turns)
-            found, seen = measured.rows(), clocks.seen(comm)
-            wrong |= measured.wrong
-            rows += [{**row, "clocks": seen} for row in found]
-            say(table(case, found, seen), flush=True)
-            facts: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch."), "missing": ways.missing}
-            facts |= {"wrong": wrong, "no_clocks": clocks.reason}
-            facts["multiprocessors"] = torch.cuda.get_device_properties().multi_processor_count if gpu else None
-            document = head("beside", comm.size, comm.backend, launched=True)
-            write(options.output if comm.rank == 0 else None, {**document, **facts, "rows": rows})
-        clock.close()
-        ways.close()
-        say("\n".join(f"# not here: {label}: {reason}" for label, reason in ways.missing.items()), flush=True)
-        say("\n".join(f"# WRONG: {label}: {how}" for label, how in wrong.items()), flush=True)
-    return int(bool(wrong))
+        with own_stream(comm.device) if comm.device.type == "cuda" else nullcontext():
+            wrong = measured(comm, options)
+        return int(bool(wrong))
 
 
 if __name__ == "__main__":
