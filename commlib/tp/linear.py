@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.communicator import Communicator
-from commlib.tp.pipeline import Pipeline, Steps
+from commlib.tp.pipeline import Pipeline
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, shard
 from commlib.tp.weights import Source
+from commlib.work import Work
 
 
 def parameter(comm: Communicator, *shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -30,7 +31,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     return (torch.baddbmm if batched else torch.addmm)(bias, x, by, out=out)
 
 
-def in_step(comm: Communicator, pipeline: Pipeline | None, shape: Sequence[int]) -> list[slice]:
+def chunks_of(comm: Communicator, pipeline: Pipeline | None, shape: Sequence[int]) -> list[slice]:
     """Return the chunks of each rank's rows of a tensor of all tokens; none: they are computed one after the other."""
     tokens, *batch, _ = shape
     if pipeline is None or tokens % comm.size:
@@ -77,20 +78,17 @@ class ColumnParallelLinear(nn.Module):
             tokens: The rows of all ranks.
             pipeline: Says in how many chunks; where the ranks do not divide the tokens, it is one.
         """
-        cuts = in_step(self.comm, pipeline, (tokens, *rows.shape[1:]))
+        cuts = chunks_of(self.comm, pipeline, (tokens, *rows.shape[1:]))
         if pipeline is None or not cuts:
             return self.forward(gather_rows(self.comm, rows, rows.new_empty(tokens, *rows.shape[1:])))
         out = rows.new_empty(tokens, *rows.shape[1:-1], len(self.weight))
         own, of_ranks = rows.view(-1, self.in_features), out.view(self.comm.size, -1, len(self.weight))
-        pipeline.run(self._gather(pipeline, own[cut], of_ranks[:, cut]) for cut in cuts)
+        wholes = [rows.new_empty(self.comm.size, *own[cut].shape) for cut in cuts]
+        works = [pipeline.gather_rows(own[cut], whole.flatten(0, 1)) for cut, whole in zip(cuts, wholes, strict=True)]
+        for cut, whole, work in zip(cuts, wholes, works, strict=True):
+            work.wait()
+            product(whole, self.weight, self.bias, of_ranks[:, cut])
         return out
-
-    def _gather(self, pipeline: Pipeline, rows: Tensor, out: Tensor) -> Steps[None]:
-        whole = rows.new_empty(self.comm.size, *rows.shape)
-        work = pipeline.gather_rows(rows, whole.flatten(0, 1))
-        yield
-        work.wait()
-        product(whole, self.weight, self.bias, out)
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
         """Return the parts of what forward() returned, as views."""
@@ -149,23 +147,23 @@ class RowParallelLinear(nn.Module):
             x: This rank's inputs of all tokens.
             pipeline: Says in how many chunks; where the ranks do not divide the tokens, it is one.
         """
-        cuts = in_step(self.comm, pipeline, x.shape)
+        cuts = chunks_of(self.comm, pipeline, x.shape)
         if pipeline is None or not cuts:
             return scatter_rows(self.comm, self.partial(x))
         out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
         of_ranks, own = x.reshape(self.comm.size, -1, self.part.length), out.view(-1, self.out_features)
-        pipeline.run(self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts)
+        works = [self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts]
+        for work in works:
+            work.wait()
         return out
 
     @property
     def _own_bias(self) -> Tensor | None:
         return self.bias if self.comm.rank == 0 else None
 
-    def _scatter(self, pipeline: Pipeline, x: Tensor, out: Tensor) -> Steps[None]:
+    def _scatter(self, pipeline: Pipeline, x: Tensor, out: Tensor) -> Work:
         partial = product(x, self.weight, self._own_bias, x.new_empty(*x.shape[:-1], self.out_features))
-        work = pipeline.scatter_rows(partial.flatten(0, 1), out)
-        yield
-        work.wait()
+        return pipeline.scatter_rows(partial.flatten(0, 1), out)
 
     def load(self, source: Source, name: str) -> None:
         """Read this rank's columns of the weight, and the bias."""

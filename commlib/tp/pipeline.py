@@ -65,8 +65,8 @@ class Pipeline:
     def run(self, programs: Iterable[Steps[Any]]) -> None:
         """Run one program for each chunk: each goes a step when the chunk after it has gone one.
 
-        So a chunk waits for its communication behind the product of another chunk. All ranks take the same steps in
-        the same order.
+        So a chunk waits for its communication behind what another one computes. All ranks take the same steps in the
+        same order.
         """
         coming, running = iter(programs), list[Steps[Any]]()
         while (newest := next(coming, None)) is not None or running:

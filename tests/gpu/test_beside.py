@@ -1,0 +1,41 @@
+"""The benchmarks of communication beside products run to their end, with right values, on small tensors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, words: str) -> dict[str, Any]:
+    ranks = [sys.executable, "-m", "commlib", "run", "-n", "2", "--no-prefix", sys.executable]
+    command = [*ranks, *words.split(), "--device", "cuda", "-o", str(folder / "found.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_products_and_calls_are_timed_alone_and_beside_each_other(tmp_path: Path) -> None:
+    found = run(tmp_path, "benchmarks/beside.py --quick --sms 8,0 --tokens 1024")
+    ways = {row["way"] for row in found["rows"]}
+    assert {"ours 8", "ours"} <= ways
+    assert ways >= {"nccl"} or "nccl, all_gather" in found["missing"]
+    assert len({(row["case"], row["op"]) for row in found["rows"]}) == 7
+    for row in found["rows"]:
+        assert min(row[name]["low"] for name in ("product_us", "call_us", "both_us", "product_slower")) > 0
+        assert found["no_clocks"] or min(row["clocks"]["mhz"]) > 0
+
+
+def test_a_layer_of_prompts_gives_the_same_in_chunks_and_at_once(tmp_path: Path) -> None:
+    shape = "--hidden 512 --heads 8 --kv-heads 2 --intermediate 1024"
+    for graph in ("", " --graph"):
+        words = f"benchmarks/tp_prefill.py --tokens 256,512 --chunks 2,4 --sms 8 --time 0.3{graph} {shape}"
+        found = run(tmp_path, words)
+        assert {row["way"] for row in found["rows"]} == {"fused", "scattered", "none", "2 × 8", "4 × 8"}
+        assert found["wrong"] == {}
+        assert set(found["rules"]["8"]) == {"256", "512"}
