@@ -197,7 +197,9 @@ def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: st
                 raise ValueError(f"{rule.where()}: no {key} {value!r}; there are {', '.join(valid)}")
         for part, entries in (("ranges", rule.ranges), ("fallback", rule.fallback)):
             for at, entry in enumerate(entries):
-                if entry.algorithm not in algorithms[rule.op]:
+                named = (entry.algorithm, *(point.algorithm for point in entry.curve))
+                unknown = next((name for name in named if name not in algorithms[rule.op]), None)
+                if unknown is not None:
                     names = ", ".join(algorithms[rule.op]) or "none"
-                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {entry.algorithm!r}"
+                    where, lacks = rule.where(part, at), f"{rule.op} has no algorithm {unknown!r}"
                     raise ValueError(f"{where}: {lacks}{on}; it has {names}, and what {env.PLUGINS.name} adds")

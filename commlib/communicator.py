@@ -23,7 +23,7 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.given import given
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
-from commlib.collectives.facts import facts
+from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.told import choice_of, plan_text
 from commlib.debug import metrics
 from commlib.errors import Closed, CommError
@@ -190,7 +190,7 @@ class Communicator(Fused):
         self._check_open()
         return self._backend.symmetric()
 
-    def explain(
+    def explain(  # noqa: PLR0913 - the keys of a rule
         self,
         op: str,
         num_bytes: int,
@@ -199,6 +199,7 @@ class Communicator(Fused):
         *,
         placement: str = "plain",
         mode: str = "eager",
+        max_sms: int = 0,
     ) -> Explanation:
         """Say which algorithm would run, by which rule of which plan; print the result.
 
@@ -209,6 +210,7 @@ class Communicator(Fused):
             redop: The reduction.
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
+            max_sms: The multiprocessors that the call takes at most, 0 for no limit.
         """
         name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena, self._backend.no_hosts)
         if not isinstance(getattr(torch, name, None), torch.dtype):
@@ -218,9 +220,12 @@ class Communicator(Fused):
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        found = self.plan.explain(
-            op, num_bytes, name, redop_name(redop), world=self.size, placement=placement, mode=mode, facts=known
-        )
+        limit, own_limit = env.MAX_SMS.given(max_sms, "max_sms"), self._options.max_sms
+        keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
+        keys["max_sms"] = 0 if own_limit and limit >= own_limit else limit
+        found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
+        if own_limit:
+            found = replace(found, sms=min(found.sms, own_limit))
         hosts, row = self._backend.hosts, COLLECTIVES[op].algorithm(found.algorithm)
         if hosts is None or row.link is None:
             return found
@@ -234,11 +239,13 @@ class Communicator(Fused):
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self._lanes.drain(COLLECTIVE_CALLS)
+        most = self._options.max_sms
+        limited = plan.limited(most, FACTS) if most else plan
         if (group := self._backend.native_group) is not None:
-            group.set_plan(plan_text(plan, self.size, self.backend))
+            group.set_plan(plan_text(limited, self.size, self.backend))
         elif not self._backend.native:
             self._backend.choose = choice_of(plan, self._backend)
-        self.plan = plan
+        self.plan, self._limited = plan, limited
 
     # --- life ---------------------------------------------------------------------------------------------------
 

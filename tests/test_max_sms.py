@@ -68,3 +68,14 @@ def test_what_is_no_number_of_multiprocessors_is_refused_by_name(request: pytest
     (negative, broken), _ = ranks.run(refused, world=2)
     assert negative.startswith("ValueError: max_sms=-1: expected a number of multiprocessors, or 0 for no limit")
     assert broken.startswith("TypeError: max_sms=1.5: ")
+
+
+def explained(comm: Communicator) -> str:
+    assert comm.explain("all_reduce", 8, max_sms=4) == comm.explain("all_reduce", 8)
+    with pytest.raises(ValueError, match="max_sms=-2: expected a number of multiprocessors"):
+        comm.explain("all_reduce", 8, max_sms=-2)
+    return str(comm.explain("all_reduce", 8, max_sms=4))
+
+
+def test_an_explanation_on_cpus_knows_no_multiprocessors(shm_ranks: Ranks) -> None:
+    assert "multiprocessors" not in "".join(shm_ranks.run(explained, world=2))

@@ -68,6 +68,9 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
 @_choice("--placement", ["plain", "symmetric"], "symmetric: the tensor comes from comm.empty().")
 @_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
+@click.option(
+    "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
+)
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @_ranks
 @_backend

@@ -14,7 +14,7 @@ from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_reduce import ALL_REDUCE
 from commlib.collectives.norms import normalised, quantised
 from commlib.collectives.params import CHUNKS, ROW_TILES, ROWS
-from commlib.collectives.spec import Algorithm, Call, Collective, Fold
+from commlib.collectives.spec import MOST_SMS, Algorithm, Call, Collective, Fold
 from commlib.collectives.variants import chunks, clusters, row_tiles, rows
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("shm_composed", "shm", refuses=refuses),
         Algorithm("shm_oneshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
-        Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, refuses=refuses),
+        Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, sms=MOST_SMS, refuses=refuses),
         Algorithm(
             "lsa_ll128_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
         ),

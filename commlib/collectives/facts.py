@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import torch
@@ -39,7 +40,11 @@ def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
         row = _rows().get((op, algorithm))
         return NO_MULTIPROCESSORS if row is not None and row.engine else ""
 
-    return Facts(refuses, symmetric, remark)
+    def sms(op: str, algorithm: str, params: Mapping[str, int]) -> tuple[int, int]:
+        row = _rows().get((op, algorithm))
+        return (0, 0) if row is None else (row.most_sms(params), row.least_sms(params))
+
+    return Facts(refuses, symmetric, remark, sms)
 
 
 @cache

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 Variants = tuple[Mapping[str, int], ...]
+MOST_SMS = 256  # of a GPU that kernels serve
 NCCL_SMS = 32  # multiprocessors that NCCL's kernels take at most between GPUs of one host
 
 
@@ -75,6 +76,18 @@ class Algorithm:
     folder: str = ""
     sms: int = NCCL_SMS
     link: Callable[[int, int], Link] | None = None
+
+    def most_sms(self, params: Mapping[str, int]) -> int:
+        """Return the multiprocessors of a GPU that it takes at most, 0 for none."""
+        if self.backend != "nccl" or self.engine:
+            return 0
+        defaults = {param.name: param.default for param in self.params}
+        return {"blocks": self.sms, **defaults, **params}["blocks"]
+
+    def least_sms(self, params: Mapping[str, int]) -> int:
+        """Return on how few of them a limit can make it run."""
+        most = self.most_sms(params)
+        return min(most, 1) if self.kernel else most
 
     @property
     def needs_arena(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 
 from commlib.backends.base import Backend, Choose
@@ -10,7 +10,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.facts import facts
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.errors import Unsupported
-from commlib.plan import Plan, Query, Rule
+from commlib.plan import Plan, Point, Query, Range, Rule
 from commlib.plan.decide import decide
 from commlib.redops import DTYPES, REDOPS
 
@@ -80,11 +80,24 @@ def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:
     yield f"rule op={rule.op} placement={rule.placement} mode={rule.mode} dtype={rule.dtype} redop={rule.redop}"
     for kind, entries in (("range", rule.ranges), ("fallback", rule.fallback)):
         for entry in entries:
-            algorithm = COLLECTIVES[rule.op].rows(backend).get(entry.algorithm) if rule.op in COLLECTIVES else None
-            if algorithm is None:
-                raise ValueError(f"{rule.where()}: {rule.op} has no algorithm {entry.algorithm!r} on {backend}")
-            if fault := algorithm.fault_of(entry.params):
-                raise ValueError(f"{rule.where()}: {fault}")
+            most = _row(rule, entry, backend).most_sms(entry.params)
             size = {} if entry.max_bytes is None else {"max_bytes": entry.max_bytes}
-            words = {"algorithm": entry.algorithm, **size, "align": entry.align, **entry.params}
-            yield " ".join([kind, *(f"{name}={value}" for name, value in words.items())])
+            yield _line(kind, entry, {**size, "align": entry.align})
+            for point in entry.fewer(most):
+                _row(rule, point, backend)
+                yield _line("fewer", point, {})
+
+
+def _row(rule: Rule, entry: Range | Point, backend: str) -> Algorithm:
+    """Return the row of what an entry names; a ValueError says what is wrong with it."""
+    algorithm = COLLECTIVES[rule.op].rows(backend).get(entry.algorithm) if rule.op in COLLECTIVES else None
+    if algorithm is None:
+        raise ValueError(f"{rule.where()}: {rule.op} has no algorithm {entry.algorithm!r} on {backend}")
+    if fault := algorithm.fault_of(entry.params):
+        raise ValueError(f"{rule.where()}: {fault}")
+    return algorithm
+
+
+def _line(kind: str, entry: Range | Point, more: Mapping[str, int]) -> str:
+    words = {"algorithm": entry.algorithm, **more, **entry.params}
+    return " ".join([kind, *(f"{name}={value}" for name, value in words.items())])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from commlib.collectives.spec import Variants
 
 _K, _M = 1 << 10, 1 << 20
+FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on beside all
 
 
 def chunks(num_bytes: int) -> Variants:
@@ -49,10 +50,11 @@ def two_phases_of_lines(num_bytes: int) -> Variants:
 
 
 def tiles(num_bytes: int) -> Variants:
-    """Tiles by bulk copies: all multiprocessors; smaller tiles start sooner, larger ones cost fewer flags."""
+    """Tiles by bulk copies: smaller ones start sooner, larger ones cost fewer flags, and fewer blocks leave the GPU."""
     if num_bytes < 128 * _K:
         return ()  # their start takes longer than the whole call otherwise does
-    return tuple({**_shape(132, 384, 16), "tile_bytes": size * _K} for size in (8, 16))
+    small = {**_shape(132, 384, 16), "tile_bytes": 8 * _K}
+    return small, *({**_shape(blocks, 384, 16), "tile_bytes": 16 * _K} for blocks in (132, *FEW))
 
 
 def engines(num_bytes: int) -> Variants:
@@ -72,7 +74,10 @@ def rows(num_bytes: int) -> Variants:
 
 def row_tiles(num_bytes: int) -> Variants:
     """Tiles of whole rows."""
-    return () if num_bytes < 128 * _K else tuple({"blocks": 132, "tile_bytes": size * _K} for size in (8, 16))
+    if num_bytes < 128 * _K:
+        return ()
+    small = {"blocks": 132, "tile_bytes": 8 * _K}
+    return small, *({"blocks": blocks, "tile_bytes": 16 * _K} for blocks in (132, *FEW))
 
 
 def _shape(blocks: int, threads: int, grain_bytes: int) -> dict[str, int]:

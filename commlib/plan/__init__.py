@@ -4,7 +4,7 @@ from commlib.plan.compare import differences
 from commlib.plan.decide import Facts
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.plan import HEAD, Plan
-from commlib.plan.rules import MODES, PLACEMENTS, Query, Range, Rule
+from commlib.plan.rules import MODES, PLACEMENTS, Point, Query, Range, Rule
 from commlib.plan.search import find, find_own, shipped, shipped_plan, slug, user_path
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Facts",
     "Match",
     "Plan",
+    "Point",
     "Query",
     "Range",
     "Rule",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from commlib.plan.rules import Query, Range, Rule
+from commlib.plan.rules import Point, Query, Range, Rule
 
 
 @dataclass(frozen=True)
@@ -13,12 +14,22 @@ class Facts:
     """What is true of the algorithms that rules name; told from above, where their tables are.
 
     `refusal(query, algorithm)` says why it cannot serve a call, or None; `symmetric(op, algorithm)` whether it is for
-    tensors in symmetric memory alone; `remark(op, algorithm)` what else `explain` should say of it, "" if nothing.
+    tensors in symmetric memory alone; `remark(op, algorithm)` what else `explain` should say of it, "" if nothing;
+    `sms(op, algorithm, params)` the multiprocessors that it takes at most, and those that a limit can leave to it.
     """
 
     refusal: Callable[[Query, str], str | None] = lambda query, algorithm: None
     symmetric: Callable[[str, str], bool] = lambda op, algorithm: True
     remark: Callable[[str, str], str] = lambda op, algorithm: ""
+    sms: Callable[[str, str, Mapping[str, int]], tuple[int, int]] = lambda op, algorithm, params: (0, 0)
+
+    def most_sms(self, op: str, entry: Range | Point) -> int:
+        """Return the multiprocessors that an entry takes at most; 0: none, or nobody knows."""
+        return self.sms(op, entry.algorithm, entry.params)[0]
+
+    def can_take(self, op: str, entry: Range | Point, max_sms: int) -> bool:
+        """Whether it runs on so few."""
+        return self.sms(op, entry.algorithm, entry.params)[1] <= max_sms
 
 
 ALL_SERVE = Facts()
@@ -65,3 +76,43 @@ def _entries(rule: Rule, at: int) -> Iterator[tuple[str, Range]]:
 def _on_plain(rules: Sequence[Rule], query: Query, facts: Facts, passed: list[str]) -> Decision | None:
     found = decide(rules, replace(query, placement="plain"), facts)
     return found and replace(found, passed=tuple(dict.fromkeys([*passed, *found.passed])))
+
+
+def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Facts = ALL_SERVE) -> Decision | None:
+    """Return the same for a call that takes so many multiprocessors at most, as csrc/plan/table.cc finds it.
+
+    What is best on so few, as far as it was measured; else what can be cut down to so few, of this range or of the one
+    with the nearest sizes; None if nothing can.
+    """
+    found = decide(rules, query, facts)
+    if found is None or facts.most_sms(query.op, found.entry) <= max_sms:
+        return found
+    points = found.entry.fewer(facts.most_sms(query.op, found.entry))
+    points = [point for point in points if facts.refusal(query, point.algorithm) is None]
+    within = [point for point in points if point.sms <= max_sms] or points[-1:]
+    if within and facts.can_take(query.op, within[0], max_sms):
+        place = f"{found.place}.curve[{found.entry.curve.index(within[0])}]"
+        return replace(found, entry=found.entry.on(within[0]), place=place)
+    queries = [query, replace(query, placement="plain")] if query.placement == "symmetric" else [query]
+    others = [other for kind in queries for other in _able(rules, kind, max_sms, facts)]
+    if not others:
+        return None
+    _, nearest = min(others, key=lambda other: other[0])
+    if nearest.entry is found.entry:
+        return found
+    reason = f"{found.entry.algorithm}: it takes more than {max_sms} multiprocessors"
+    return replace(nearest, passed=(*found.passed, reason))
+
+
+def _able(rules: Sequence[Rule], query: Query, max_sms: int, facts: Facts) -> Iterator[tuple[float, Decision]]:
+    """Yield what can be cut down to so few multiprocessors, and how far its sizes are from the call's."""
+    for rule in rules:
+        if not rule.covers(query):
+            continue
+        for at, (above, here) in enumerate(rule.spans()):
+            low, high = 0 if above is None else above + 1, math.inf if here.max_bytes is None else here.max_bytes
+            far = max(1.0, (low + 1) / (query.num_bytes + 1), (query.num_bytes + 1) / (high + 1))
+            for place, entry in _entries(rule, at):
+                able = facts.refusal(query, entry.algorithm) is None and query.num_bytes % entry.align == 0
+                if able and facts.can_take(query.op, entry, max_sms):
+                    yield far, Decision(rule, entry, at, place, ())

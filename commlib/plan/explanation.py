@@ -64,6 +64,8 @@ class Explanation:
     pinned_by: str = ""
     link: str = ""  # what goes between hosts
     remark: str = ""  # of the algorithm, whatever the plan
+    sms: int = 0  # multiprocessors that it takes at most; 0: none
+    curve: Sequence[tuple[int, float]] = ()  # multiprocessors, and how much longer on so many than without a limit
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
@@ -78,9 +80,15 @@ class Explanation:
         ]
         if self.pinned_by:
             lines[2] = f"  pinned by {self.pinned_by}"
-        lines[2:2] = [f"  {told}" for told in (self.remark, self.link) if told]
+        lines[2:2] = [f"  {told}" for told in (self.remark, self._multiprocessors(), self.link) if told]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
+
+    def _multiprocessors(self) -> str:
+        if not self.sms:
+            return ""
+        measured = ", ".join(f"{sms} {slower:+.0%}" for sms, slower in self.curve)
+        return f"takes up to {self.sms} multiprocessors" + (f"; time on so many: {measured}" if measured else "")
 
     def _sizes(self) -> str:
         words = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]

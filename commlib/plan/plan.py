@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import astuple, replace
 from functools import cached_property
@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from commlib import env
-from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide
+from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_within
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import Query, Rule, size_text
+from commlib.plan.rules import Query, Range, Rule, size_text
 
 WIDTH = 120  # of a line of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
@@ -118,6 +118,14 @@ class Plan:
         """Return this plan with the rules of `base` as the last ones, for what its own do not cover or cannot serve."""
         return self._with(rules=(*self.rules, *(rule for rule in base.rules if rule not in self.rules)))
 
+    def limited(self, max_sms: int, facts: Facts) -> Plan:
+        """Return this plan where no call has more multiprocessors: each range runs what was measured as best on so few.
+
+        Its digest stays: what is told apart by it is the plan that the ranks were given.
+        """
+        rules = tuple(replace(rule, ranges=tuple(_on_few(rule, max_sms, facts))) for rule in self.rules)
+        return self._with(rules=rules, digest=self.digest)
+
     def fitted(self, fingerprint: Mapping[str, Any]) -> Plan:
         """Return this plan with what its fingerprint has in common with this machine's, for explain."""
         return self._with(fit=Match.of(self.fingerprint, fingerprint))
@@ -179,10 +187,13 @@ class Plan:
         placement: str = "plain",
         mode: str = "eager",
         facts: Facts = ALL_SERVE,
+        max_sms: int = 0,
     ) -> Explanation:
         """Say which algorithm runs such a call, by which rule of which file, and what was passed over before it."""
-        found = self.decide(Query(op, num_bytes, dtype, redop, world, placement, mode), facts)
+        query = Query(op, num_bytes, dtype, redop, world, placement, mode)
+        found, usual = self.decide(query, facts, max_sms), self.decide(query, facts)
         rule, entry, here = found.rule, found.entry, found.rule.ranges[found.at]
+        most = facts.most_sms(op, entry)
         before = rule.ranges[found.at - 1] if found.at else None
         return Explanation(
             op=op,
@@ -202,15 +213,18 @@ class Plan:
             match=str(self.fit) if rule.source == self.source else "",
             pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
             remark=facts.remark(op, entry.algorithm),
+            sms=min(most, max_sms) if max_sms else most,
+            curve=_with_own(usual.entry, facts.most_sms(op, usual.entry)),
             passed=found.passed,
         )
 
-    def decide(self, query: Query, facts: Facts = ALL_SERVE) -> Decision:
-        """Find what runs a call; a ValueError if no rule can serve it."""
-        found = decide(self.rules, query, facts)
+    def decide(self, query: Query, facts: Facts = ALL_SERVE, max_sms: int = 0) -> Decision:
+        """Find what runs a call, on `max_sms` multiprocessors at most if that is not 0; a ValueError if nothing can."""
+        found = decide_within(self.rules, query, max_sms, facts) if max_sms else decide(self.rules, query, facts)
         if found is None:
             call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {query.world} ranks"
-            raise ValueError(f"plan {self.source} has no rule for {call}")
+            limit = f" with max_sms={max_sms}" if max_sms else ""
+            raise ValueError(f"plan {self.source} has no rule for {call}{limit}")
         return found
 
     def __str__(self) -> str:
@@ -223,6 +237,19 @@ class Plan:
                 lines.append(f"  {limit:>14}  {entry.choice}")
             lines += [f"  {'fallback':>14}  {entry.choice}" for entry in rule.fallback]
         return "\n".join(lines)
+
+
+def _on_few(rule: Rule, max_sms: int, facts: Facts) -> Iterator[Range]:
+    for entry in rule.ranges:
+        most = facts.most_sms(rule.op, entry)
+        within = [point for point in entry.fewer(most) if point.sms <= max_sms < most]
+        yield entry.on(within[0]) if within else entry
+
+
+def _with_own(entry: Range, sms: int) -> tuple[tuple[int, float], ...]:
+    """Return a range's curve with its own choice in it; nothing where no other was measured."""
+    points = [(point.sms, point.slower) for point in entry.curve]
+    return tuple(sorted([*points, (sms, 0.0)])) if points else ()
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:

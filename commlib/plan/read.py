@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from commlib.plan.lines import Path, line_of, lines_of, name_of
@@ -98,6 +99,8 @@ def _disorder(rule: Rule) -> Iterator[Found]:
             yield part, f"{name_of(part)}: only the last range may have no max_bytes"
         if entry.max_bytes is not None and entry.max_bytes <= last:
             yield part, f"{name_of(part)}: max_bytes {entry.max_bytes} is not a number above {last}"
+        if any(point.sms >= after.sms for point, after in pairwise(entry.curve)):
+            yield part, f"{name_of(part)}: the sms of its curve do not rise"
         last = entry.max_bytes or 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from commlib.plan.lines import line_of, name_of
@@ -26,6 +26,28 @@ class Query:
     mode: str = "eager"
 
 
+def _choice_text(algorithm: str, params: Mapping[str, int]) -> str:
+    return " ".join([algorithm, *(f"{key}={value}" for key, value in params.items())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What was measured as the best on at most `sms` multiprocessors, and how much longer than the range's own choice.
+
+    As a share: 0.21 is 21 % longer. Of those with more multiprocessors than the range's own there is the fastest.
+    """
+
+    sms: int
+    algorithm: str
+    params: Mapping[str, int] = field(default_factory=dict)
+    slower: float
+
+    @property
+    def choice(self) -> str:
+        """What runs, in words."""
+        return _choice_text(self.algorithm, self.params)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Range:
     """Sizes up to and including `max_bytes` (None: all that are left) and what runs there.
@@ -41,15 +63,37 @@ class Range:
     confidence: float | None = None
     gain: float | None = None
     runner_up: str | None = None
+    curve: tuple[Point, ...] = ()  # over multiprocessors, the fewest first
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Range:
+        """Return one of a document that is as the schema wants it."""
+        return cls(**{**entry, "curve": tuple(Point(**point) for point in entry.get("curve", ()))})
 
     @property
     def choice(self) -> str:
         """What runs, in words: shm_twoshot chunk_bytes=262144."""
-        return " ".join([self.algorithm, *(f"{key}={value}" for key, value in self.params.items())])
+        return _choice_text(self.algorithm, self.params)
+
+    def fewer(self, sms: int) -> list[Point]:
+        """Return what is best on fewer multiprocessors than so many, the most of them first."""
+        return [point for point in reversed(self.curve) if point.sms < sms]
+
+    def on(self, point: Point) -> Range:
+        """Return it with what is best on so many multiprocessors."""
+        curve = tuple(
+            replace(other, slower=(1 + other.slower) / (1 + point.slower) - 1)
+            for other in self.curve
+            if other.sms < point.sms
+        )
+        return Range(
+            max_bytes=self.max_bytes, align=self.align, algorithm=point.algorithm, params=point.params, curve=curve
+        )
 
     def document(self) -> dict[str, Any]:
         """Return it as a file has it: what is as usual is not said."""
-        return {key: value for key, value in vars(self).items() if value != getattr(Range, key, {})}
+        said = {key: value for key, value in vars(self).items() if value != getattr(Range, key, {})}
+        return said | ({"curve": [vars(point) for point in self.curve]} if self.curve else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +116,7 @@ class Rule:
     def read(cls, rule: Mapping[str, Any], source: str, number: int, text: str | None) -> Rule:
         """Return one rule of a document that is as the schema wants it."""
         low, high = rule.get("world", (1, None))
-        parts = {part: tuple(Range(**entry) for entry in rule.get(part, ())) for part in ("ranges", "fallback")}
+        parts = {part: tuple(map(Range.read, rule.get(part, ()))) for part in ("ranges", "fallback")}
         world = low, MAX_WORLD if high is None else high
         return cls(**{**rule, **parts, "world": world}, source=source, number=number, text=text)
 

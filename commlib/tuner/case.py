@@ -93,6 +93,24 @@ class Case:
             and a.refuses(self.dtype, "sum", size) is None
         ]
 
+    def launch(self, option: Option) -> dict[str, int]:
+        """Return all parameters of an option, also those that it leaves as they are."""
+        algorithm = self.collective.algorithm(option.algorithm)
+        return {param.name: param.default for param in algorithm.params} | dict(option.params)
+
+    def is_for_large(self, option: Option) -> bool:
+        """Whether it moves tiles, or leaves the moving to copy engines."""
+        return "tile_bytes" in self.launch(option) or self.collective.algorithm(option.algorithm).engine
+
+    def sms(self, option: Option, num_bytes: int, size: int) -> int:
+        """Return the multiprocessors that a call takes: no more blocks than have something to do."""
+        params = self.launch(option)
+        most = self.collective.algorithm(option.algorithm).most_sms(params)
+        call = self.call(0, size, _PROBE_COUNT)
+        share = num_bytes * _PROBE_COUNT * self.dtype.itemsize // self.collective.num_bytes(call)  # of a peer's block
+        of_block = params.get("threads", 0) * params.get("grain_bytes", 0)
+        return min(most, share // of_block + 1) if of_block else most
+
     def counts(self, size: int, low: int, high: int) -> dict[int, int]:
         """Return bytes → count on a grid of √2 from `low` to `high`, each rank's part a multiple of 16 bytes.
 

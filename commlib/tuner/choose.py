@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from commlib.tuner.case import Option
+from commlib.tuner.knee import knee
 from commlib.tuner.path import cheapest, crossings, earned, ranges
 from commlib.tuner.samples import Samples
 from commlib.tuner.sure import NOISE, Array, Medians
@@ -42,6 +43,7 @@ class Settings:
     seed: int = 0
     sure: float = 0.8
     fresh: bool = False
+    spare: float = 0.03  # of the time, which is given for fewer multiprocessors
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class _Picked:
 
 def choose(samples: Samples, settings: Settings = Settings(), now: BySize = nothing) -> Choice:
     """Choose on all blocks; `now` is what the plan in force runs."""
-    return _Chooser(samples.times, samples.options, settings, now).choice()
+    return _Chooser(samples, settings, now).choice()
 
 
 def compared(choice: Choice, samples: Samples) -> Choice:
@@ -121,10 +123,11 @@ def choose_without(
     """Return, by size, what is chosen without the blocks of one fold, and who is best there without them."""
     options = samples.options
     rest = {
-        size: {option: in_fold(times, fold, settings.folds, False) for option, times in of_size.items()}
+        size: {option: tuple(in_fold(times, fold, settings.folds, False)) for option, times in of_size.items()}
         for size, of_size in samples.times.items()
     }
-    chooser = _Chooser(rest, options, replace(settings, resamples=settings.resamples // settings.folds), now)
+    settings = replace(settings, resamples=settings.resamples // settings.folds)
+    chooser = _Chooser(replace(samples, times=rest), settings, now)
     chosen = [options[state] for state in chooser.pick().path]
     best = [options[int(state)] for state in chooser.medians.found.argmin(axis=1)]
     return dict(zip(samples.sizes, chosen, strict=True)), dict(zip(samples.sizes, best, strict=True))
@@ -139,10 +142,9 @@ def in_fold(times: Sequence[float], fold: int, folds: int, inside: bool = True) 
 class _Chooser:
     """What was measured, by size, beside what the plan in force runs."""
 
-    def __init__(
-        self, blocks: Mapping[int, OfSize], options: Sequence[Option], settings: Settings, now: BySize
-    ) -> None:
-        self.sizes, self.settings, self.now = sorted(blocks), settings, now
+    def __init__(self, samples: Samples, settings: Settings, now: BySize) -> None:
+        blocks, options = samples.times, samples.options
+        self.sizes, self.settings, self.now, self.sms = sorted(blocks), settings, now, samples.sms
         self.medians = Medians.of([blocks[size] for size in self.sizes], options, settings.resamples, settings.seed)
         self.before = [self.medians.index(now(size), at) for at, size in enumerate(self.sizes)]
 
@@ -161,7 +163,26 @@ class _Chooser:
                 else:
                     picked.put(rows, old, None)
                     picked.unsure += does
+        self._spare(picked)
         return picked
+
+    def _spare(self, picked: _Picked) -> None:
+        """Give sizes at which multiprocessors matter to what takes little longer on fewer of them."""
+        medians, settings = self.medians, self.settings
+        runs = [(option, self.sizes[at] in self.sms) for at, option in enumerate(picked.path)]
+        for rows in ranges(runs):
+            own, matters = runs[rows.start]
+            if not (settings.spare and matters):
+                continue
+            sms = np.array([[self.sms[self.sizes[at]][o] for o in medians.options] for at in rows], dtype=float)
+            before = [None if settings.fresh else self.before[at] for at in rows]
+            path = knee(medians.found[rows], sms, own, before, settings.spare)
+            for part in ranges(path):
+                there = range(rows.start + part.start, rows.start + part.stop)
+                option = path[part.start]
+                if option != own:
+                    longer = (medians.drawn[:, there, option] - medians.drawn[:, there, own]).mean(axis=1)
+                    picked.put(there, option, float((longer <= settings.spare + NOISE).mean()))
 
     def _cheapest(self, medians: Medians) -> list[int]:
         """Return the cheapest path; what is in force has so much ahead as two runs may differ in."""

@@ -18,6 +18,7 @@ from commlib.redops import DTYPES, REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Choice, Settings, Stretch
 from commlib.tuner.judge import Verdict
+from commlib.tuner.knee import curve
 from commlib.tuner.samples import Samples
 
 
@@ -68,14 +69,15 @@ def rule_of(table: Table, world: int) -> Rule:
         mode=table.mode,
         placement=table.case.placement,
         world=(world, world),
-        ranges=tuple(_range(stretch, table.samples.plain) for stretch in table.choice.stretches),
+        ranges=tuple(_range(stretch, table) for stretch in table.choice.stretches),
         fallback=tuple(_fallback(table, world)),
     )
 
 
-def _range(stretch: Stretch, plain: Mapping[int, Option]) -> Range:
+def _range(stretch: Stretch, table: Table) -> Range:
     # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
-    option = Option(plain[stretch.sizes[-1]].algorithm) if stretch.option == PLAIN else stretch.option
+    plain, own = table.samples.plain, stretch.option
+    option = Option(plain[stretch.sizes[-1]].algorithm) if own == PLAIN else own
     return Range(
         max_bytes=stretch.until,
         algorithm=option.algorithm,
@@ -84,6 +86,7 @@ def _range(stretch: Stretch, plain: Mapping[int, Option]) -> Range:
         confidence=None if stretch.confidence is None else round(stretch.confidence, 3),
         gain=stretch.gain,
         runner_up=stretch.runner_up,
+        curve=curve(table.case, table.samples, own, stretch.sizes),
     )
 
 

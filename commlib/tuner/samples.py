@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +22,7 @@ class Samples:
     times: dict[int, dict[Option, Times]] = field(default_factory=dict)
     left_out: dict[Option, str] = field(default_factory=dict)  # why it was not timed at all
     plain: dict[int, Option] = field(default_factory=dict)  # what PLAIN stands for, by size
+    sms: dict[int, dict[Option, int]] = field(default_factory=dict)  # multiprocessors, at sizes where they matter
 
     @property
     def sizes(self) -> list[int]:
@@ -39,7 +40,7 @@ class Samples:
         for size, option in options.items():
             if option in times[size]:
                 times[size] = {option: times[size][option]}
-        return Samples(times, self.left_out, self.plain)
+        return replace(self, times=times)
 
     def medians(self) -> dict[str, Any]:
         """Return for a file what each option took: medians in µs, by size; null where it was not timed."""

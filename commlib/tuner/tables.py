@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from commlib.collectives.spec import MOST_SMS
 from commlib.plan import Plan
-from commlib.tuner.case import Case, Option
+from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import BySize, Choice, Settings, choose, compared
 from commlib.tuner.judge import judge
 from commlib.tuner.rules import Table
@@ -30,6 +31,7 @@ class Tables:
 
     def add(self, case: Case, samples: Samples, serves_all: bool = False) -> None:
         """Take what was measured of a case; `serves_all`: a run before found that it serves the other mode too."""
+        samples.sms = dict(_multiprocessors(case, samples, self.world))
         self.measured[case] = samples, choose(samples, self.settings, self.now(case))
         self._serves_all |= {case} if serves_all else set()
 
@@ -74,7 +76,8 @@ class Tables:
             return False
         samples = self.measured[case][0]
         verdict = judge(samples, self.measured[general][1].at, lambda size: None, self.settings)
-        return verdict.regret <= ALIKE and verdict.worst <= ALIKE_WORST
+        spare = self.settings.spare if samples.sms else 0.0  # which another's knee may cost this one
+        return verdict.regret <= ALIKE + spare and verdict.worst <= ALIKE_WORST + spare
 
     def keeps(self, table: Table) -> bool:
         """Whether the plan in force stays, also for the types and modes that the table serves."""
@@ -94,6 +97,18 @@ class Tables:
         names = {option.algorithm for option in samples.options}
         vendors = [Option(name) for name in VENDORS if name in names]
         return (lambda size: vendors[0]) if vendors else self.now(case)
+
+
+def _multiprocessors(case: Case, samples: Samples, world: int) -> Iterator[tuple[int, dict[Option, int]]]:
+    """Yield the sizes at which more and fewer were tried, with what each option takes there.
+
+    Those are sizes of tiles and copy engines: smaller calls are over before a model misses its multiprocessors.
+    """
+    for size in samples.sizes:
+        meant = {o: samples.plain.get(size) if o == PLAIN else o for o in samples.options}
+        taken = {o: case.sms(means, size, world) if means else MOST_SMS for o, means in meant.items()}
+        if len({taken[o] for o in samples.times[size] if (means := meant[o]) and case.is_for_large(means)}) > 1:
+            yield size, taken
 
 
 def by_op(cases: Sequence[Case]) -> Iterator[list[Case]]:

@@ -103,8 +103,8 @@ std::vector<PlanTable::Rule> PlanTable::read(const std::string& text) const {
 
 bool PlanTable::is_within(const Choice& choice, uint32_t sms) const {
   const Row& row = this->row(choice.algorithm);
-  if (row.kernel.empty()) return row.sms <= sms;
-  return row.engine || (!row.composed && choice.params[blocks_] <= sms);
+  if (row.kernel.empty() || row.composed) return row.sms <= sms;
+  return row.engine || choice.params[blocks_] <= sms;
 }
 
 const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call,

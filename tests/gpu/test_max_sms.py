@@ -14,6 +14,7 @@ from commlib import env
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
+from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
@@ -88,6 +89,25 @@ def norm_on_few(comm: Communicator, max_sms: int) -> float:
 @pytest.mark.parametrize("max_sms", [1, 6])
 def test_a_norm_on_few_multiprocessors_has_the_same_bits(nccl_ranks: Ranks, max_sms: int) -> None:
     assert set(nccl_ranks.run(norm_on_few, max_sms)) == {0.0}
+
+
+def by_the_curve(comm: Communicator) -> str:
+    """Limited calls under a plan that has another algorithm for few multiprocessors, and a limited communicator."""
+    point = {"sms": 8, "algorithm": "lsa_ll128_oneshot", "params": {"blocks": 8}, "slower": 0.2}
+    rule = {"op": "all_reduce", "ranges": [{"algorithm": "nccl_direct", "curve": [point]}]}
+    plan, found = Plan({**HEAD, "rules": [rule]}, "made up").completed(comm.plan), []
+    for limits, max_sms in (({}, 8), ({"max_sms": 8}, 0)):
+        with fresh(comm, plan=plan, **limits) as own:
+            assert own.explain("all_reduce", 1 << 20, max_sms=max_sms).algorithm == "lsa_ll128_oneshot"
+            call = Steady(Limited(own, max_sms), "all_reduce", 5003)
+            call.load(1)
+            call.run()
+            found.append(call.wrong(1))
+    return first(found)
+
+
+def test_a_limit_chooses_by_the_curve_of_the_plan(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(by_the_curve)) == {""}
 
 
 def disagreeing(comm: Communicator) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commlib.collectives import COLLECTIVES
 from commlib.collectives.facts import FACTS
 from commlib.collectives.told import plan_text, rows_text
 from commlib.plan import Plan, Query, shipped_plan
@@ -76,3 +77,52 @@ def test_a_kernel_is_cut_down_and_what_cannot_be_gives_way_to_the_nearest_that_c
 def test_where_all_there_is_cannot_be_limited_there_is_nothing(ask: Ask) -> None:
     plan = plan_of({"algorithm": "nccl_direct"})
     assert ask(plan, [call("all_gather", 4096, limit) for limit in (0, 8)])[1] == "nothing"
+
+
+def point(sms: int, algorithm: str, **params: int) -> dict[str, object]:
+    return {"sms": sms, "algorithm": algorithm, "params": params, "slower": 0.1}
+
+
+def test_a_limited_call_takes_what_is_best_on_so_few_as_explain_says(ask: Ask) -> None:
+    curve = [
+        point(8, "lsa_oneshot", blocks=8, **TILES),
+        point(12, "lsa_ll128_oneshot", blocks=12, threads=256),
+        point(64, "lsa_oneshot", blocks=64, **TILES),
+    ]
+    plan = plan_of(
+        {"max_bytes": 4096, "algorithm": "lsa_ll_oneshot", "params": {"blocks": 8}},
+        {"max_bytes": 1 << 16, "algorithm": "nccl_direct"},
+        {"algorithm": "nccl_direct", "curve": curve},
+    )
+    kinds = [(size, limit) for size in (100, 8192, 1 << 20) for limit in (0, 1, 7, 8, 11, 12, 31, 32, 100)]
+    found = ask(plan, [call("all_gather", *kind) for kind in kinds])
+    for kind, words in zip(kinds, found, strict=True):
+        size, limit = kind
+        entry = plan.decide(Query("all_gather", size, "float32", "sum", 2), FACTS, limit).entry
+        assert words.split()[0] == entry.algorithm, kind
+        assert not entry.params or f"blocks={entry.params['blocks']} " in words, kind
+    large = {limit: words.split()[:2] for (size, limit), words in zip(kinds, found, strict=True) if size == 1 << 20}
+    assert large[12] == ["lsa_ll128_oneshot", "blocks=12"]
+    assert large[11] == large[1] == ["lsa_oneshot", "blocks=8"]
+    assert large[32] == large[0]
+
+
+def test_a_communicator_with_a_limit_is_told_what_is_best_on_so_few(ask: Ask) -> None:
+    curve = [point(8, "lsa_ll128_oneshot", blocks=8), point(16, "lsa_oneshot", blocks=16, **TILES)]
+    plan = plan_of({"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}, "curve": curve})
+    limited = plan.limited(20, FACTS)
+    assert ask(limited, [call("all_gather", 1 << 20), call("all_gather", 1 << 20, 8)])[0].startswith(
+        "lsa_oneshot blocks=16 "
+    )
+    assert ask(limited, [call("all_gather", 1 << 20, 8)])[0].startswith("lsa_ll128_oneshot blocks=8 ")
+
+
+def test_the_shipped_plans_name_something_for_every_limited_call_but_what_nccl_alone_carries(ask: Ask) -> None:
+    for name in ("nccl", "nccl-nvidia-h200"):
+        plan = shipped_plan(name)
+        for op, spec in COLLECTIVES.items():
+            if op in ("barrier", "send_recv"):
+                continue
+            found = ask(plan, [call(op, 1 << shift, 8) for shift in range(4, 30)])
+            can = any(row.backend == "nccl" and row.kernel for row in spec.algorithms)
+            assert all((words != "nothing") == can for words in found), (name, op)

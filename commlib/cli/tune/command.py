@@ -78,6 +78,13 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
 @click.option("--algorithms", default="all", show_default=True, callback=_by(_algorithms), help="all, or names: a,b.")
 @click.option("--time", "seconds", callback=_seconds, help="Total, such as 60s or 5m.  [default: 60s per operation]")
 @click.option("--penalty", default=0.02, show_default=True, help="Share of time that a change of algorithm must gain.")
+@click.option(
+    "--spare",
+    default=0.03,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of time to give for fewer multiprocessors, on GPUs; 0: the fastest.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of the order of blocks and of the intervals.")
 @click.option("--backend", default="auto", show_default=True, help="auto, nccl, shm or torch.")
 @click.option("--bind", type=click.Choice(["auto", "core", "none"]), default="auto", show_default=True, help="With -n.")

@@ -52,6 +52,7 @@ class Order:
     high: int | None
     seconds: float | None
     penalty: float
+    spare: float
     seed: int
     backend: str
     plan: str | None
@@ -65,7 +66,7 @@ class Order:
     @property
     def settings(self) -> Settings:
         """How to choose."""
-        return Settings(penalty=self.penalty, seed=self.seed, fresh=self.fresh)
+        return Settings(penalty=self.penalty, seed=self.seed, fresh=self.fresh, spare=self.spare)
 
 
 class Tuning:

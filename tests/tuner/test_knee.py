@@ -1,0 +1,155 @@
+"""Multiprocessors as a dimension of the plan, on made-up times: the knee, the curve, and what a limit chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from commlib.collectives.facts import FACTS
+from commlib.plan import Plan, Point, Query
+from commlib.tuner.case import PLAIN, Case, Option
+from commlib.tuner.choose import Settings
+from commlib.tuner.knee import curve
+from commlib.tuner.rules import Table, plan_of
+from commlib.tuner.samples import Samples
+from commlib.tuner.tables import Tables
+
+CASE = Case("all_gather", torch.bfloat16, "graph", "plain")
+SIZES = [1 << shift for shift in range(16, 28)]
+BASE = Plan.only({"all_gather": "nccl_direct"})
+SMALL = Option.of("lsa_ll128_oneshot", {"blocks": 96, "threads": 256, "grain_bytes": 15})
+NCCL = Option("nccl_direct")
+
+
+def tiles(blocks: int) -> Option:
+    return Option.of("lsa_oneshot", {"blocks": blocks, "threads": 384, "grain_bytes": 16, "tile_bytes": 16384})
+
+
+def filled(blocks: int, full: float) -> Callable[[int], float]:
+    """Time of tiles on so many multiprocessors, of which `full` fill the link; more cost a little."""
+    return lambda size: 3e-6 + size / (350e9 * min(1.0, blocks / full)) * (1 + 1e-4 * blocks)
+
+
+def samples(costs: dict[Option, Callable[[int], float]], noise: float = 0.005, seed: int = 0) -> Samples:
+    generator = np.random.default_rng(seed)
+
+    def blocks(seconds: float) -> tuple[float, ...]:
+        return tuple(float(seconds * math.exp(noise * generator.standard_normal())) for _ in range(20))
+
+    times = {size: {option: blocks(cost(size)) for option, cost in costs.items()} for size in SIZES}
+    for size in SIZES:
+        if size < 128 << 10:
+            times[size] = {option: found for option, found in times[size].items() if option.algorithm != "lsa_oneshot"}
+    return Samples(times)
+
+
+def costs(full: float) -> dict[Option, Callable[[int], float]]:
+    made = {tiles(blocks): filled(blocks, full) for blocks in (8, 16, 32, 64, 132)}
+    return {SMALL: lambda size: 2e-6 + size / 150e9, NCCL: lambda size: 12e-6 + size / 300e9, **made}
+
+
+def tuned(found: Samples, base: Plan = BASE, **settings: float) -> tuple[Table, Plan]:
+    chosen = Settings(resamples=40, **settings)  # type: ignore[arg-type]
+    tables = Tables(base, 2, chosen, True)
+    tables.add(CASE, found)
+    (table,) = tables.of([CASE])
+    return table, plan_of([table], base, 2, {"backend": "nccl", "device": "made up"}, chosen, "made up")
+
+
+def blocks_at(plan: Plan, size: int, max_sms: int = 0) -> tuple[str, int | None]:
+    entry = plan.decide(Query("all_gather", size, "bfloat16", "sum", 2, mode="graph"), FACTS, max_sms).entry
+    return (
+        entry.algorithm,
+        64 if entry.algorithm == "lsa_oneshot" and "blocks" not in entry.params else entry.params.get("blocks"),
+    )
+
+
+@pytest.mark.parametrize(("full", "blocks"), [(7, 8), (16, 16), (31, 32), (60, 64)])
+def test_a_range_has_no_more_blocks_than_its_last_percents_of_time_need(full: float, blocks: int) -> None:
+    _, plan = tuned(samples(costs(full)))
+    assert blocks_at(plan, 1 << 26) == ("lsa_oneshot", blocks)
+
+
+def test_time_alone_decides_if_nothing_is_spared() -> None:
+    only = costs(100)
+    only[tiles(64)] = lambda size: 1.02 * only[tiles(132)](size)
+    assert blocks_at(tuned(samples(only, 0.001))[1], 1 << 26) == ("lsa_oneshot", 64)
+    assert blocks_at(tuned(samples(only, 0.001), spare=0.0)[1], 1 << 26) == ("lsa_oneshot", 132)
+
+
+def test_small_calls_are_chosen_by_time_alone() -> None:
+    few = Option.of("lsa_ll128_oneshot", {"blocks": 4, "threads": 256, "grain_bytes": 15})
+    with_few = {**costs(16), few: lambda size: 1.02 * (2e-6 + size / 150e9) if size < 128 << 10 else 1.0}
+    assert blocks_at(tuned(samples(with_few, 0.001), spare=0.03)[1], 1 << 16) == ("lsa_ll128_oneshot", 96)
+
+
+def test_a_vendors_call_gives_way_to_a_kernel_that_is_as_good_on_fewer() -> None:
+    near = {NCCL: lambda size: 3e-6 + size / 350e9, tiles(8): lambda size: 1.02 * (3e-6 + size / 350e9)}
+    near[tiles(132)] = near[tiles(8)]
+    assert blocks_at(tuned(samples(near, 0.001))[1], 1 << 26) == ("lsa_oneshot", 8)
+
+
+def test_what_is_in_force_stays_where_the_knee_lies_between() -> None:
+    """As with time alone, two runs on one machine choose the same."""
+    found = [samples(costs(15.7), 0.02, seed) for seed in range(6)]
+    _, plan = tuned(found[0])
+    assert all(blocks_at(tuned(each, plan)[1], 1 << 26) == blocks_at(plan, 1 << 26) for each in found[1:])
+
+
+def test_an_old_plan_on_all_multiprocessors_is_changed_to_the_knee() -> None:
+    old = Plan.only({"all_gather": "lsa_oneshot"}, params=dict(tiles(132).params) | {"grain_bytes": 16})
+    table, plan = tuned(samples(costs(16)), old)
+    assert blocks_at(plan, 1 << 26) == ("lsa_oneshot", 16)
+    assert any(change.option == tiles(16) for change in table.choice.changes)
+
+
+def test_the_plan_keeps_the_curve_and_explain_tells_it() -> None:
+    _, plan = tuned(samples(costs(16), 0.001))
+    plan = Plan.parse(plan.file_text, "file")
+    call = {"dtype": "bfloat16", "world": 2, "mode": "graph", "facts": FACTS}
+    said = plan.explain("all_gather", 1 << 26, **call)  # type: ignore[arg-type]
+    points = dict(said.curve)
+    assert list(points) == [8, 16, 32]
+    assert 0.5 < points[8] < 1.0
+    assert points[16] == 0
+    assert abs(points[32]) < 0.01
+    assert f"\n  takes up to 16 multiprocessors; time on so many: 8 +{points[8]:.0%}, 16 +0%, 32 +0%\n" in str(said)
+
+
+def test_a_limited_call_takes_the_best_on_so_few_and_not_the_usual_one_cut_down() -> None:
+    only = {**costs(16), NCCL: lambda size: 2e-6 + size / 400e9}
+    only[tiles(8)] = lambda size: 1e-3
+    other = Option.of("lsa_ll128_oneshot", {"blocks": 12, "threads": 512, "grain_bytes": 15})
+    only[other] = lambda size: 5e-6 + size / 200e9
+    _, plan = tuned(samples(only, 0.001))
+    chosen = {limit: blocks_at(plan, 1 << 26, limit) for limit in (0, 32, 20, 12, 9, 3)}
+    assert chosen[0] == chosen[32] == ("nccl_direct", None)
+    assert chosen[20] == ("lsa_oneshot", 16)
+    assert chosen[12] == ("lsa_ll128_oneshot", 12)
+    assert chosen[9] == chosen[3] == ("lsa_oneshot", 8)  # the fewest that were measured, cut down
+    limited = plan.limited(12, FACTS)
+    assert blocks_at(limited, 1 << 26) == ("lsa_ll128_oneshot", 12)
+    assert limited.digest == plan.digest
+
+
+def test_a_curve_has_only_what_saves_time_and_the_best_of_those_with_more() -> None:
+    found = samples({**costs(16), tiles(8): lambda size: 9e-3, tiles(64): lambda size: 8e-3}, 0.0)
+    found.sms = {size: dict.fromkeys(found.options, 1) for size in SIZES}
+    points = curve(CASE, found, tiles(32), (1 << 25, 1 << 26))
+    assert [point.sms for point in points] == [8, 16, 132]
+    assert curve(CASE, found, PLAIN, (1 << 25,)) == ()
+    assert curve(CASE, replace(found, sms={}), tiles(32), (1 << 25,)) == ()
+
+
+def test_a_curve_without_order_is_refused_and_a_plan_without_curves_is_read() -> None:
+    points = [vars(Point(sms=sms, algorithm="lsa_oneshot", slower=0.1)) for sms in (16, 8)]
+    rule = {"op": "all_gather", "ranges": [{"algorithm": "lsa_oneshot", "curve": points}]}
+    with pytest.raises(ValueError, match=r"rules\[0\]\.ranges\[0\]: the sms of its curve do not rise"):
+        Plan({**BASE.head, "rules": [rule]}, "made up")
+    rule["ranges"] = [{"algorithm": "lsa_oneshot"}]
+    assert Plan({**BASE.head, "rules": [rule]}, "made up").rules[0].ranges[0].curve == ()
