@@ -138,6 +138,13 @@ def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_over_torch_logits_of_a_prompt_in_chunks_are_the_same(torch_ranks):
+    prompt = [(37 * at) % CONFIG.vocab_size for at in range(13)]
+    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
+    for found in torch_ranks.run(logits_of, {0: 3}, 4, prompt, 64, world=2):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 def generate(comm, rule):
     before = threading.active_count()
     with comm.split(0) as made:
