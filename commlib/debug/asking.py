@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,10 @@ from commlib.debug.kept import Call, Slot
 from commlib.debug.process import Process
 from commlib.debug.record import Record, Taken, descriptors
 from commlib.debug.stacks import Frame, Stack
-from commlib.debug.wire import ask
+from commlib.debug.wire import ask, knock
 
-WITHIN_S = 0.9  # beyond the time between the two looks
+KNOCK_S = 0.4  # a rank that is not stopped says something at once
+WITHIN_S = 0.9  # a host has to answer, beyond the time between the two looks
 
 
 @dataclass
@@ -40,31 +41,26 @@ class Host:
     name: str
     cards: list[Card]
     moments: list[list[Seen]] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
 
     def ask(self, apart_s: float, sites: bool | None) -> None:
-        """Ask all of its ranks that answer, until one has."""
-        waits = [
-            threading.Thread(target=self._ask, args=(card, apart_s, sites), daemon=True)
-            for card in self.cards
-            if card.address is not None
-        ]
-        deadline = time.monotonic() + apart_s + WITHIN_S
-        for thread in waits:
-            thread.start()
-        while not self.moments and any(thread.is_alive() for thread in waits) and time.monotonic() < deadline:
-            waits[0].join(0.01)
+        """Ask its ranks that answer, one after the other, until one has."""
+        for card in self.cards:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                self._ask(card, {"apart_s": apart_s, "sites": sites})
+                return
 
-    def _ask(self, card: Card, apart_s: float, sites: bool | None) -> None:
-        assert card.address is not None
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            asked_ns = time.monotonic_ns()
-            with socket.create_connection(card.address, timeout=apart_s + WITHIN_S) as sock:
-                said = ask(sock, card.key.encode(), {"apart_s": apart_s, "sites": sites})
-            shift_ns = asked_ns - said["at_ns"]  # clocks of hosts begin when these start
-            records = {int(one["process"]["pid"]): _record(one["head"]) for one in said["moments"][1]}
-            moments = [[self._seen(one, said, records, shift_ns) for one in moment] for moment in said["moments"]]
-            self.records, self.moments = list(records.values()), moments
+    def _ask(self, card: Card, request: dict[str, Any]) -> None:
+        if card.address is None:
+            raise ValueError("a rank that does not answer")
+        with socket.create_connection(card.address, timeout=KNOCK_S) as sock:
+            number, asked_ns = knock(sock), time.monotonic_ns()
+            sock.settimeout(request["apart_s"] + WITHIN_S)
+            said = ask(sock, number, card.key.encode(), request)
+        shift_ns = asked_ns - said["at_ns"]  # clocks of hosts begin when these start
+        records = {int(one["process"]["pid"]): _record(one["head"]) for one in said["moments"][1]}
+        self.moments = [[self._seen(one, said, records, shift_ns) for one in moment] for moment in said["moments"]]
+        for record in records.values():
+            record.close()
 
     def _seen(self, one: dict[str, Any], said: dict[str, Any], records: dict[int, Record], shift_ns: int) -> Seen:
         pid = int(one["process"]["pid"])
@@ -101,12 +97,18 @@ def other_hosts(records: Iterable[Record]) -> list[Host]:
     return [host for place, host in found.items() if place != here()]
 
 
-def ask_all(hosts: Sequence[Host], apart_s: float, sites: bool | None = None) -> list[threading.Thread]:
-    """Ask hosts, all at once; return what to wait for."""
+def ask_all(hosts: Sequence[Host], apart_s: float, sites: bool | None = None) -> Callable[[], None]:
+    """Ask hosts, all at once; return what waits for their answers."""
     threads = [threading.Thread(target=host.ask, args=(apart_s, sites), daemon=True) for host in hosts]
+    deadline = time.monotonic() + apart_s + WITHIN_S
     for thread in threads:
         thread.start()
-    return threads
+
+    def wait() -> None:
+        for thread in threads:
+            thread.join(max(deadline - time.monotonic(), 0))
+
+    return wait
 
 
 def _record(head: str) -> Record:

@@ -223,11 +223,10 @@ def moments(jobs: Sequence[Sequence[Record]], apart_s: float, sites: bool | None
     Ranks on other hosts are asked meanwhile; `sites`: whether they are to keep the place of each call from now on.
     """
     hosts = [other_hosts(records) for records in jobs]
-    asked = ask_all([*chain(*hosts)], apart_s, sites)
+    answered = ask_all([*chain(*hosts)], apart_s, sites)
     befores = [_now(records) for records in jobs]
     time.sleep(apart_s)
     afters = [_now(records) for records in jobs]
-    for thread in asked:
-        thread.join()
+    answered()
     looks = zip(befores, afters, hosts, strict=True)
     return [(_job(before, others, 0), _job(after, others, 1)) for before, after, others in looks]

@@ -17,7 +17,7 @@ from pathlib import Path
 from commlib import env
 from commlib.debug.record import descriptors, records_of
 
-NAME = "commlib.stacks"
+NAME = "commlib.stacks.{}."  # of the process that writes them: whoever reads them has them open, too
 ANSWER_S = 0.4
 _POLL_S = 0.005
 _OURS = str(Path(__file__).parents[1]) + os.sep
@@ -96,7 +96,7 @@ def listen() -> None:
         record.close()
     if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
         return
-    fd = os.memfd_create(NAME)
+    fd = os.memfd_create(NAME.format(os.getpid()))
     os.fchmod(fd, 0o600)
     faulthandler.register(signal.SIGURG, file=fd, all_threads=True, chain=False)
     if old := _LISTENING.get("fd"):  # the parent's, since a fork
@@ -124,7 +124,7 @@ def ask(pids: list[int]) -> dict[int, list[Stack]]:
 def _ask_one(pid: int) -> tuple[int, int] | None:
     """Send the signal to a process that has a handler for it; return where the answer will be."""
     try:
-        found = descriptors(pid, NAME)
+        found = descriptors(pid, NAME.format(pid))
         if not found or not _handles(pid):
             return None
         fd = os.open(found[-1], os.O_RDONLY | os.O_CLOEXEC)

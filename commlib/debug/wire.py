@@ -29,9 +29,13 @@ def answer(sock: socket.socket, key: bytes, say: Any) -> None:
     sock.sendall(hmac.digest(key, b"say" + theirs + said, "sha256") + _SIZE.pack(len(said)) + said)
 
 
-def ask(sock: socket.socket, key: bytes, request: Any) -> Any:
-    """Be the reader: return the answer to a request; OSError and ValueError: there is none."""
-    number = _exactly(sock, _NUMBER)
+def knock(sock: socket.socket) -> bytes:
+    """Be the reader: return the rank's number, which comes at once unless the rank is stopped."""
+    return _exactly(sock, _NUMBER)
+
+
+def ask(sock: socket.socket, number: bytes, key: bytes, request: Any) -> Any:
+    """Return the answer of the rank with that number to a request; OSError and ValueError: there is none."""
     mine, asked = secrets.token_bytes(_NUMBER), json.dumps(request).encode()
     signature = hmac.digest(key, b"ask" + number + mine + asked, "sha256")
     sock.sendall(signature + mine + _SIZE.pack(len(asked)) + asked)

@@ -121,7 +121,7 @@ def exchanged(key: bytes, theirs: bytes) -> Any:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            return wire.ask(reader, theirs, "hello")
+            return wire.ask(reader, wire.knock(reader), theirs, "hello")
         finally:
             thread.join()
 
@@ -139,7 +139,7 @@ def test_an_answer_of_somebody_else_is_not_believed() -> None:
         said = b"{}"
         rank.sendall(bytes(16) + hmac.digest(b"another", said, "sha256") + len(said).to_bytes(8, "big") + said)
         with pytest.raises(ValueError, match="not signed with the key"):
-            wire.ask(reader, b"key", "hello")
+            wire.ask(reader, wire.knock(reader), b"key", "hello")
 
 
 def fork_one(comm: Communicator) -> int:
