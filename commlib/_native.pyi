@@ -176,7 +176,15 @@ def hint_nccl(path: str, /) -> None:
     """csrc/binding/nccl_group.cc: hint_nccl"""
 
 def open_nccl(
-    comm: int, rank: int, world: int, device: int, timeout_s: float, user_bytes: int, multiprocessors: int, /
+    comm: int,
+    rank: int,
+    world: int,
+    device: int,
+    timeout_s: float,
+    user_bytes: int,
+    multiprocessors: int,
+    max_sms: int,
+    /,
 ) -> NcclGroup:
     """csrc/binding/nccl_group.cc: open_nccl"""
 

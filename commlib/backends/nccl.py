@@ -63,7 +63,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         counts = world.all_gather(str(min(count, options.max_sms or count)).encode(), options.timeout_s)
         place = world.rank, world.size, self.device.index
         limits = options.timeout_s, options.max_bytes, min(map(int, counts))
-        self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits)
+        self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits, options.max_sms)
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
         self.native_group.start(pids, self._nonce, self._build)

@@ -68,6 +68,7 @@ class Change:
     option: Option
     gain: float | None = None
     sure: float | None = None
+    sms: tuple[int, int] | None = None  # multiprocessors before and after, at the largest size, where they matter
 
 
 @dataclass(frozen=True)
@@ -245,6 +246,9 @@ class _Chooser:
             if old is not None:
                 gain = math.expm1(float(self.medians.lost(rows, own, [old] * len(rows)).mean()))
                 change = replace(change, gain=gain, sure=self.medians.outdoes(rows, own, old)[1])
+                if taken := self.sms.get(sizes[-1]):
+                    options = self.medians.options
+                    change = replace(change, sms=(taken[options[old]], taken[options[own]]))
             yield change
 
 

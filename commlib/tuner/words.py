@@ -72,6 +72,9 @@ def _change(change: Change) -> str:
     if change.gain is None or change.sure is None:
         return f"{change.option} instead of {change.was}, which was not measured"
     gain = f"{_share(abs(change.gain))} {'slower' if change.gain < 0 else 'faster'}"
+    before, after = change.sms or (0, 0)
+    if after < before:
+        return f"{change.option} instead of {change.was}: {gain} on {after} multiprocessors instead of {before}"
     return f"{change.option} instead of {change.was}: {gain}, {change.sure:.0%} sure"
 
 

@@ -37,6 +37,7 @@ Group::Group(const Settings& settings)
       world_(settings.world),
       comm_(settings.comm),
       user_bytes_(settings.user_bytes),
+      max_sms_(settings.max_sms),
       timeout_s_(settings.timeout_s),
       plan_(kParams,
             [](const Row& row, const Params& params) {

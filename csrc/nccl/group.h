@@ -33,7 +33,8 @@ class Group {
     int world;
     double timeout_s;
     size_t user_bytes;
-    unsigned multiprocessors;  // of the smallest GPU of all ranks
+    unsigned multiprocessors;  // of the smallest GPU of all ranks that a call may take
+    unsigned max_sms;          // the limit that this is, 0 if it is the whole GPU
   };
 
   explicit Group(const Settings& settings);
@@ -101,6 +102,8 @@ class Group {
   void fail_unlimited(const Call& call, const Choice* usual) const;
   [[noreturn]] void fail_unplanned(const Call& call, size_t plan_bytes) const;
   std::string describe(uint64_t what) const;  // Job::what, in words
+  // The multiprocessors that a call is held to; 0: all are its own.
+  unsigned limit_of(const Call& call) const;
   unsigned most_blocks(const Shape& shape, const Call& call) const;
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   struct Size {
@@ -136,6 +139,7 @@ class Group {
   int world_;
   ncclComm_t comm_;
   size_t user_bytes_;
+  unsigned max_sms_;
   double timeout_s_;
   CUcontext context_ = nullptr;
   std::unique_ptr<Arena> arena_;

@@ -22,6 +22,10 @@ Rows told_of(const Rows& rows, const unsigned char* in, int64_t stride_bytes) {
 
 }  // namespace
 
+unsigned Group::limit_of(const Call& call) const {
+  return call.max_sms && call.max_sms < job_.tile_blocks ? call.max_sms : max_sms_;
+}
+
 void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
   const Shape shape = shape_of(choice.params);
   const u32 row_bytes = call.rows->rows.width * static_cast<u32>(call.element());
@@ -39,9 +43,10 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u64 of_unit = in_tiles ? job.tile_bytes / row_bytes : 1;
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
   const unsigned of_cluster = instance.cluster_blocks;
+  u64 at_once = std::min<u64>(units, most_blocks(shape, call));
   // A cluster may lie on as many multiprocessors as it has blocks.
-  const unsigned most = most_blocks(shape, call) / (call.max_sms ? of_cluster : 1);
-  const u64 at_once = std::min<u64>(units, std::max(most, 1u));
+  if (const unsigned limit = limit_of(call))
+    at_once = std::min<u64>(at_once, std::max(limit / of_cluster, 1u));
   const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
   const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
@@ -99,8 +104,9 @@ void Group::finish_rows(const Call& call, const Kernels::Instance& kernel, const
   Job job = job_;
   job.in = in;
   job.bytes = call.bytes();
-  const u32 most = call.max_sms ? std::min(call.max_sms, job_.tile_blocks) : job_.tile_blocks;
-  const u64 blocks = std::min<u64>(rows.rows, u64{kResidentRows} * most);
+  const unsigned limit = limit_of(call);
+  const u64 most = limit ? limit : u64{kResidentRows} * job_.tile_blocks;
+  const u64 blocks = std::min<u64>(rows.rows, most);
   Kernels::launch(kernel, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
                   stream);
 }

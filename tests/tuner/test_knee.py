@@ -18,6 +18,7 @@ from commlib.tuner.knee import curve
 from commlib.tuner.rules import Table, plan_of
 from commlib.tuner.samples import Samples
 from commlib.tuner.tables import Tables
+from commlib.tuner.words import changes
 
 CASE = Case("all_gather", torch.bfloat16, "graph", "plain")
 SIZES = [1 << shift for shift in range(16, 28)]
@@ -106,6 +107,9 @@ def test_an_old_plan_on_all_multiprocessors_is_changed_to_the_knee() -> None:
     table, plan = tuned(samples(costs(16)), old)
     assert blocks_at(plan, 1 << 26) == ("lsa_oneshot", 16)
     assert any(change.option == tiles(16) for change in table.choice.changes)
+    said = "\n".join(changes(table))
+    assert "lsa_oneshot blocks=16 threads=384 instead of lsa_oneshot blocks=132 threads=384: " in said
+    assert " on 16 multiprocessors instead of 132" in said
 
 
 def test_the_plan_keeps_the_curve_and_explain_tells_it() -> None:
