@@ -18,15 +18,17 @@ import torch
 
 from commlib.collectives.python_calls import kind_of
 from commlib.debug.waited import Waited
-from commlib.errors import Closed, CommError, CommTimeout, PeerLost, Unsupported
+from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 if TYPE_CHECKING:
     from commlib._native import Calls
     from commlib.communicator import Communicator
 
 T = TypeVar("T")
+Kind = tuple[str, int, str]  # of calls that should take the same time: operation, bytes, type
 _LOG = logging.getLogger("commlib")
 RECENT, KNOWN = 32, 8  # calls whose median is the usual time, and how many of them it takes
+MOST_UNDER_WAY = 1000  # calls on a GPU that are not looked at yet; more are not timed
 LEAST_S = 1e-3  # beyond the usual time: less is noise
 
 
@@ -64,7 +66,8 @@ class Hooks:
         self._on_error: list[Callable[[CommError], object]] = []
         self._on_slow: list[tuple[Callable[[SlowCall], object], float]] = []
         self._told = Lock()
-        self._recent: dict[tuple[str, int, str], deque[float]] = {}
+        self._recent: dict[Kind, deque[float]] = {}
+        self._under_way: deque[tuple[Kind, torch.cuda.Event, torch.cuda.Event]] = deque()
         self._waited = Waited(comm._backend.recorded_as)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
@@ -73,10 +76,6 @@ class Hooks:
 
     def on_slow(self, callback: Callable[[SlowCall], object], factor: float) -> None:
         """Add a function for calls that take `factor` times as long as usual."""
-        if self._comm.device.type != "cpu":
-            raise Unsupported(
-                "on_slow() times calls on the host, which on GPUs only enqueue their work; use `commlib debug --slow`"
-            )
         if not factor > 1:
             raise ValueError(f"factor is {factor!r}, but must be above 1")
         self._on_slow.append((_callable(callback), factor))
@@ -90,9 +89,30 @@ class Hooks:
             return run(*given)
         if not self._on_slow:
             return self.watch(run, *given)
+        if self._comm.device.type != "cpu":
+            return self._on_gpu(name, run, *given)
         before, start = self._waited.by_rank(), time.perf_counter()
         result = self.watch(run, *given)
-        self._look(name, given, time.perf_counter() - start, before)
+        seconds, after = time.perf_counter() - start, self._waited.by_rank()
+        pairs = enumerate(zip(before, after, strict=True))
+        waited = {rank: (now - then) / 1e9 for rank, (then, now) in pairs if rank != self._comm.rank}
+        self._look(self._kind(name, given), seconds, waited)
+        return result
+
+    def _on_gpu(self, name: str, run: Callable[..., Any], *given: Any) -> Any:
+        """Time it by events around it, which are looked at when later calls are made; what is captured is not timed."""
+        with torch.cuda.device(self._comm.device):
+            if torch.cuda.is_current_stream_capturing():
+                return self.watch(run, *given)
+            while self._under_way and self._under_way[0][2].query():
+                kind, start, end = self._under_way.popleft()
+                self._look(kind, start.elapsed_time(end) / 1e3, {})
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            result = self.watch(run, *given)
+            end.record()
+        if len(self._under_way) < MOST_UNDER_WAY:
+            self._under_way.append((self._kind(name, given), start, end))
         return result
 
     def watch(self, run: Callable[..., T], *given: Any) -> T:
@@ -116,17 +136,18 @@ class Hooks:
             return True
         return False
 
-    def _look(self, name: str, given: tuple[Any, ...], seconds: float, before: list[int]) -> None:
+    def _kind(self, name: str, given: tuple[Any, ...]) -> Kind:
         num_bytes, dtype, _ = kind_of(name, given, self._comm.size)
-        recent = self._recent.setdefault((name, num_bytes, dtype), deque(maxlen=RECENT))
+        return name, num_bytes, dtype
+
+    def _look(self, kind: Kind, seconds: float, waited_s: dict[int, float]) -> None:
+        recent = self._recent.setdefault(kind, deque(maxlen=RECENT))
         usual = median(recent) if len(recent) >= KNOWN else float("inf")
         recent.append(seconds)
         slow = [callback for callback, factor in self._on_slow if seconds >= factor * usual]
         if slow and seconds - usual >= LEAST_S:
-            pairs = zip(before, self._waited.by_rank(), strict=True)
-            waited = {rank: (now - then) / 1e9 for rank, (then, now) in enumerate(pairs) if rank != self._comm.rank}
             for callback in slow:
-                _run(callback, SlowCall(name, num_bytes, dtype, seconds, usual, waited))
+                _run(callback, SlowCall(*kind, seconds, usual, waited_s))
 
 
 def _callable(callback: Callable[[T], object]) -> Callable[[T], object]:

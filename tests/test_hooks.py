@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout
-from commlib.hooks import SlowCall
+from commlib.hooks import KNOWN, Hooks, SlowCall
 from commlib.testing import Ranks
 
 
@@ -90,6 +92,54 @@ def test_a_slow_call_is_told_with_the_rank_that_was_late(three: Ranks) -> None:
         assert str(call).startswith("all_reduce of 32 bytes (float32) took ")
         assert str(call).endswith("of it waiting for rank 2")
     three.restart()
+
+
+class Clock:
+    """In the place of an event."""
+
+    now = 0.0
+
+    def record(self) -> None:
+        self.now = NOW[0]
+
+    def query(self) -> bool:
+        return self.now < NOW[0]
+
+    def elapsed_time(self, end: Clock) -> float:
+        return end.now - self.now
+
+
+NOW = [0.0]  # ms
+
+
+class OnGpu(SimpleNamespace):
+    """In the place of a communicator."""
+
+
+def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Clock())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+
+    def all_reduce(x: torch.Tensor, took_ms: float) -> None:
+        NOW[0] += took_ms
+
+    comm = OnGpu(device=torch.device("cuda"), size=2, rank=0, _backend=SimpleNamespace(recorded_as=0))
+    comm.calls, comm.told = SimpleNamespace(all_reduce=all_reduce), []
+    hooks = Hooks(comm.calls, comm)  # type: ignore[arg-type]
+    hooks.on_slow(comm.told.append, factor=20.0)
+    for _ in range(KNOWN):
+        hooks.all_reduce(torch.ones(8), 10.0)
+    capturing[0] = True
+    hooks.all_reduce(torch.ones(8), 900.0)
+    capturing[0] = False
+    hooks.all_reduce(torch.ones(8), 500.0)
+    NOW[0] += 1.0
+    assert comm.told == []
+    hooks.all_reduce(torch.ones(8), 10.0)
+    (call,) = comm.told
+    assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("all_reduce", 32, 0.5, 0.01, None)
 
 
 def refused(comm: Communicator) -> None:

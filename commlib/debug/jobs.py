@@ -20,6 +20,8 @@ from commlib.debug.record import NAME, Record, Taken, descriptors, records_of
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.unsaid import add_waits
 
+SOON_S = 0.5  # after a second look, a third may come
+
 
 @dataclass
 class Rank:
@@ -224,6 +226,8 @@ def moments(jobs: Sequence[Sequence[Record]], apart_s: float, sites: bool | None
     """
     hosts = [other_hosts(records) for records in jobs]
     answered = ask_all([*chain(*hosts)], apart_s, sites)
+    for record in chain(*jobs):
+        record.watch_for(apart_s + SOON_S)
     befores = [_now(records) for records in jobs]
     time.sleep(apart_s)
     afters = [_now(records) for records in jobs]

@@ -150,6 +150,10 @@ class Slot:
         """The collective that it is in."""
         return self.calls.get(self.entered) if self.entered > self.finished and not self.handed_over else None
 
+    def calls_since(self, before: Slot) -> int:
+        """Return how many calls it has made, or its GPU has run, since then: replays make calls without the program."""
+        return max(self.entered - before.entered, self.gpu.over - before.gpu.over)
+
     @property
     def by_torch(self) -> bool:
         """Whether torch's process group makes its calls: it does not say for whom it waits."""

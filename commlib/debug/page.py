@@ -83,7 +83,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def _progress_text(job: Job, before: Job) -> str:
     seconds = (job.at_ns - before.at_ns) / 1e9
     rates = [
-        (slot.entered - was.entered) / seconds
+        slot.calls_since(was) / seconds
         for rank in job.ranks.values()
         for slot in rank.slots
         if rank.pid in before.ranks and (was := before.ranks[rank.pid].slot(slot.id)) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 from commlib.debug.kept import CAPTURED, INNER, Call, Gpu, Graph, Peer, Slot, Total, Wait
 
 NAME = "commlib.record"
-VERSION = 4  # csrc/record/layout.h: kVersion
+VERSION = 5  # csrc/record/layout.h: kVersion
 _HEAD = struct.Struct("=8sII")
 _NO_REDUCTION = 255
 _OPEN, _STATE, _NUMBER = 1, struct.Struct("=I"), struct.Struct("=Q")  # of a slot: its state in use, and two types
@@ -100,6 +101,11 @@ class Record:
     def keep_sites(self, on: bool) -> None:
         """Have its process keep where in the program each call is made."""
         os.pwrite(self.fd, struct.pack("=I", on), self._header.place("wants_sites"))
+
+    def watch_for(self, seconds: float) -> None:
+        """Have its process ask its GPU more often, for so long."""
+        until = time.monotonic_ns() + int(1e9 * seconds)
+        os.pwrite(self.fd, struct.pack("=Q", until), self._header.place("watched_until_ns"))
 
     def _slot(self, first: dict[str, Any], again: dict[str, Any], names: dict[str, Any]) -> Slot:
         def stable(field: str, read: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[int, Call]:

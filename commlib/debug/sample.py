@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from commlib.debug.record import Record
 RATE = 500  # looks a second
 MOST = 20_000  # looks at all: a long watch looks less often
 PLACES, PLACES_S = 5, 1.0
+WATCHED_S = 2.0  # so much longer ranks ask their GPUs often, as it takes a while to say where a late one is
 COPY_S = 0.02  # between two copies of the last calls
 
 Place = tuple[int, int]  # a process and a communicator
@@ -61,6 +63,16 @@ class Watched:
 def kind_of(call: Call) -> Kind:
     """Return what calls must have in common to be compared."""
     return call.op, call.dtype, call.count, call.algorithm
+
+
+def kind_in_words(what: str) -> Kind:
+    """Read 'all_reduce float32 max by lsa_ll_oneshot of 4096 bytes'."""
+    called, _, rest = what.partition(" by ")
+    algorithm, _, num_bytes = rest.partition(" of ")
+    op, dtype = [*called.split(), ""][:2]
+    bits = re.search(r"\d+", dtype)
+    size = int(bits[0]) // 8 if bits else 1
+    return op, dtype, int(num_bytes.split()[0]) // size if num_bytes else 0, algorithm
 
 
 class _Eye:
@@ -101,7 +113,11 @@ class _Eye:
         """Return the wait that its kernel was in when the rank last asked the GPU, some milliseconds ago."""
         gpu = Gpu(**self._gpu_type.read(self._memory, self._at + self._gpu))
         waits = gpu.waits
-        return Look((gpu.what.partition(" ")[0], "", 0, ""), waits[0].peer, waits[0].since_ns) if waits else None
+        if not waits:
+            return None
+        if self._stopped():  # what it waits for may have come
+            return Look(UNKNOWN, -1, 0)
+        return Look(kind_in_words(gpu.what), waits[0].peer, waits[0].since_ns)
 
     def _stopped(self) -> bool:
         try:
@@ -148,6 +164,8 @@ class _Eye:
 
 def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watched:
     """Look at a job for so long."""
+    for record in records:
+        record.watch_for(seconds + WATCHED_S)
     before = job_of(records)
     eyes = list(_eyes(records))
     step_ns = int(1e9 / min(rate, MOST / seconds))

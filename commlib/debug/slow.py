@@ -131,8 +131,8 @@ def _state(pid: int, looks: dict[Place, Look]) -> str:
 def _calls(watched: Watched, pid: int) -> int:
     """Return how many collectives a process has entered meanwhile."""
     then = watched.before.ranks.get(pid)
-    olds = {slot.id: slot.entered for slot in then.slots} if then else {}
-    return sum(slot.entered - olds.get(slot.id, slot.entered) for slot in watched.job.ranks[pid].slots)
+    olds = {slot.id: slot for slot in then.slots} if then else {}
+    return sum(slot.calls_since(olds.get(slot.id, slot)) for slot in watched.job.ranks[pid].slots)
 
 
 def _late(ranks: list[RankTime], kept: Kept) -> Iterator[RankTime]:

@@ -12,6 +12,7 @@ namespace commlib::nccl {
 namespace {
 
 constexpr int kTickMs = 100;
+constexpr int kWatchedTickMs = 5;
 constexpr double kLeaveS = 2;  // for our threads, when the process ends
 
 // Element type and reduction as kernels know them: a bool is a byte, a complex number two floats.
@@ -275,6 +276,7 @@ void Group::tick() {
   if (state == kCudaErrorDeinitialized) return ticks_->stop();  // the process ends
   check(state, "cuCtxSetCurrent");
   const Relaxed relaxed;
+  ticks_->set_period(record::Record::is_watched() ? kWatchedTickMs : kTickMs);
   if (has_arena()) {
     fault_.look_at_copy();  // of the last tick
     record_progress();

@@ -30,6 +30,8 @@ class Watch {
 
   // Before start(): `tick` is called about every `period_ms`.
   void set_ticker(std::function<void()> tick, int period_ms);
+  // From a tick: how long it is to the next one.
+  void set_period(int period_ms) { period_ms_ = period_ms; }
   // `lost` is called once for each peer whose process ended, whatever it did before: whether that
   // is a loss or an orderly end is for the callee to know. Callbacks run on the thread; what one
   // throws ends the thread, and is told to `failed`.

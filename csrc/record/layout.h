@@ -16,7 +16,7 @@
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 4;  // a reader of another one leaves the file alone
+constexpr uint32_t kVersion = 5;  // a reader of another one leaves the file alone
 constexpr int kCalls = 256;       // the last ones of a communicator
 constexpr int kMessages = 64;     // the same of send and recv
 constexpr int kWaits = 8;         // threads of a rank that may wait at once
@@ -160,8 +160,10 @@ struct Header {
   std::atomic<uint32_t>
       wants_sites;                   // written by a reader: keep the place of each call from now on
   std::atomic<uint32_t> unrecorded;  // communicators beyond the slots
-  std::atomic<uint32_t> used;        // bytes of strings
-  char strings[kStrings];            // each ends with a zero; place 0 is the empty one
+  std::atomic<uint64_t>
+      watched_until_ns;        // written by a reader: until then, ranks ask their GPUs more often
+  std::atomic<uint32_t> used;  // bytes of strings
+  char strings[kStrings];      // each ends with a zero; place 0 is the empty one
 };
 
 constexpr size_t kPageBytes = 4096;

@@ -96,6 +96,11 @@ uint64_t Record::enter_message(const What& what, size_t bytes) {
   return number;
 }
 
+bool Record::is_watched() {
+  const Header* file = header();
+  return kRecords && file && file->watched_until_ns.load() > now_ns();
+}
+
 uint16_t Record::graph_of(uint64_t capture) {
   if (!kRecords || capture == 0) return 0;
   if (capture != capture_) {

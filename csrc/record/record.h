@@ -93,6 +93,8 @@ class Record {
   uint16_t graph_of(uint64_t capture);
   // The same, of a call that is counted when it runs.
   uint16_t count_kernel(uint64_t capture);
+  // Whether a reader looks at this process now and again.
+  static bool is_watched();
   uint32_t graphs() const { return slot_->graphs_used; }
   // Where the GPU is, with the calls that it waits in, and has left, in words.
   void saw_gpu(const Progress& seen, const std::string& what, const std::string& left);

@@ -61,6 +61,17 @@ def test_of_communicators_that_are_closed_only_the_last_one_is_read(three: Ranks
     record.close()
 
 
+def test_what_is_no_record_of_this_version_is_closed_again() -> None:
+    fd = os.memfd_create(NAME)
+    os.write(fd, b"commlib\0" + bytes(8))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    opened = records_of(os.getpid())
+    for record in opened:
+        record.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    os.close(fd)
+
+
 def wait_for(ranks: Ranks, kind: str) -> Finding:
     """Look until there is such a finding, which comes first."""
     deadline = time.monotonic() + LONG_S

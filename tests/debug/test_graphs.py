@@ -8,6 +8,7 @@ from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot
 from commlib.debug.process import Process
+from commlib.debug.sample import kind_in_words
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
 WORDS = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
@@ -116,3 +117,14 @@ def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_kept(
 def test_the_newest_graph_may_still_be_under_way() -> None:
     other = {**GRAPHS, 2: replace(GRAPHS[2], what=79, calls=1, kernels=1)}
     assert found(replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})) == []
+
+
+def test_replays_count_as_calls() -> None:
+    before, now = slot_of(0, replace(IDLE, over=6)), slot_of(0, replace(IDLE, over=106))
+    assert now.calls_since(before) == 100
+
+
+def test_what_a_gpu_waits_in_is_read_as_a_kind_of_call() -> None:
+    assert kind_in_words(WORDS) == ("all_reduce", "float32", 1024, "lsa_ll_oneshot")
+    assert kind_in_words("barrier by lsa_ll_exchange of 0 bytes") == ("barrier", "", 0, "lsa_ll_exchange")
+    assert kind_in_words("nothing of 0 bytes")[0] == "nothing of 0 bytes".split(maxsplit=1)[0]

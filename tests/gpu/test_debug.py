@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
+from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import Finding, findings_of, look
+from commlib.debug.record import records_of
+from commlib.debug.sample import watch
+from commlib.debug.slow import slowness
+from commlib.hooks import SlowCall
 from commlib.testing import Ranks
 from commlib.timing.graph import capture
 
-AWAY_S, LONG_S = 4.0, 30.0
+AWAY_S, LONG_S, NAP_S = 4.0, 30.0, 0.3
 CALLS_OF_GRAPH = 3
 
 
@@ -107,3 +112,42 @@ def test_calls_of_a_graph_are_kept_as_captured(nccl_ranks: Ranks) -> None:
         calls = [call for slot in rank.slots for call in slot.calls.values()]
         assert sum(call.captured for call in calls) >= CALLS_OF_GRAPH
         assert all(call.algorithm for call in calls)
+
+
+def late_rank(comm: Communicator, seconds: float) -> list[SlowCall]:
+    """The last rank comes late to each replay, and to one eager call among many."""
+    told: list[SlowCall] = []
+    x = torch.ones(1024, device=comm.device)
+    comm.on_slow(told.append, factor=20.0)
+    for step in range(60):
+        if step == 30 and comm.rank == comm.size - 1:
+            time.sleep(NAP_S)
+        comm.all_reduce(x, "max")
+        torch.cuda.synchronize()
+    graph = capture([lambda: comm.all_reduce(x, "max")] * CALLS_OF_GRAPH)
+    comm.barrier()
+    over = torch.zeros(1, device=comm.device)
+    deadline = time.monotonic() + seconds
+    while not over.item():
+        if comm.rank == comm.size - 1:
+            time.sleep(NAP_S / 10)
+        graph.replay()
+        over.fill_(time.monotonic() > deadline)
+        comm.all_reduce(over, "max")
+    graph.reset()
+    return told
+
+
+def test_a_rank_that_comes_late_is_named_while_the_job_goes_on(nccl_ranks: Ranks) -> None:
+    handle = nccl_ranks.start(late_rank, AWAY_S)
+    deadline, late = time.monotonic() + LONG_S, [0]
+    records = [record for pid in nccl_ranks.pids for record in records_of(pid)]
+    while time.monotonic() < deadline and nccl_ranks.size - 1 not in late:
+        late = [one.rank for one in slowness(watch(records, 1.0), traffic).late]
+    for record in records:
+        record.close()
+    assert late == [nccl_ranks.size - 1]
+    slow = handle.result(0)
+    assert max(call.seconds for call in slow) > NAP_S / 2
+    assert {(call.op, call.num_bytes, call.late) for call in slow} == {("all_reduce", 4096, None)}
+    handle.join()
