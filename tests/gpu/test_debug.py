@@ -114,9 +114,11 @@ def test_calls_of_a_graph_are_kept_as_captured(nccl_ranks: Ranks) -> None:
         assert all(call.algorithm for call in calls)
 
 
-def late_rank(comm: Communicator, seconds: float) -> list[SlowCall]:
+def late_rank(parent: Communicator, seconds: float) -> list[SlowCall]:
     """The last rank comes late to each replay, and to one eager call among many."""
     told: list[SlowCall] = []
+    comm = parent.split(0)
+    assert comm is not None
     x = torch.ones(1024, device=comm.device)
     comm.on_slow(told.append, factor=20.0)
     for step in range(60):
@@ -135,6 +137,7 @@ def late_rank(comm: Communicator, seconds: float) -> list[SlowCall]:
         over.fill_(time.monotonic() > deadline)
         comm.all_reduce(over, "max")
     graph.reset()
+    comm.close()
     return told
 
 
