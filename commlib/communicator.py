@@ -288,8 +288,7 @@ class Communicator(Fused):
         """Have a function called after each call that takes `factor` times as long as usual, and 1 ms longer.
 
         Usual is the median of the last 32 calls of the operation, size and type; the first 8 are never slow. The thread
-        that makes the call runs it. What it raises is logged. On GPUs it is called when a later call is made, as calls
-        only enqueue their work there; calls in graphs are not timed.
+        that makes the call runs it. What it raises is logged. On GPUs a later call tells; graphs are not timed.
 
         Args:
             callback: A function of a `commlib.hooks.SlowCall`: what took how long, and how long each rank kept it.
