@@ -11,6 +11,7 @@ from typing import Any
 from commlib.debug.jobs import Job
 from commlib.debug.page import clipped
 from commlib.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
+from commlib.debug.words import ranks_text
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHOWN = 6
@@ -66,6 +67,8 @@ def said(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) 
         lines.append(
             f"{len(found.ranks)} ranks share {cores} core{'s' * (cores > 1)}: they wait for their turn on these"
         )
+    if far := [rank.number for rank in job.ranks.values() if rank.silent]:
+        lines.append(f"{ranks_text(far)} {'is' if len(far) == 1 else 'are'} on other hosts: run this there, too")
     rated = [op for op in found.ops if op.rate is not None and op.rate.bus > 0]
     return lines + [_rate_text(op, op.rate) for op in rated[:1] if op.rate is not None]
 
