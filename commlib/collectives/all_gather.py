@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.hier_calls import Sections, hosts_of, one_exchange, room, share_of
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
@@ -88,6 +89,7 @@ ALL_GATHER = Collective(
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_gather", params=PACKETS, variants=lines),
         Algorithm("lsa_oneshot", "nccl", kernel="all_gather", params=TILES, variants=tiles),
+        PIPES_MOVE,
     ),
 )
 
@@ -101,6 +103,7 @@ ALL_GATHERV = Collective(
     in_place=lambda call, whole: (block_of(whole, ragged(call), call.rank), whole),
     algorithms=(
         *_ALGORITHMS,
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        LINES_MOVE,
+        PIPES_MOVE,
     ),
 )

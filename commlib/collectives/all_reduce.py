@@ -21,11 +21,11 @@ from commlib.collectives.hier_calls import (
     swap,
     two_exchanges,
 )
-from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
-from commlib.collectives.params import CHUNKS, PACKETS, TILES
+from commlib.collectives.nccl_calls import refuses_before_hopper, refuses_nccl, refuses_nccl_symmetric
+from commlib.collectives.params import CHUNKS, PACKETS, PIPES, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, tiles, two_phases_of_lines
+from commlib.collectives.variants import chunks, lines, packets, pipes, tiles, two_phases_of_lines
 from commlib.redops import redop_name
 
 
@@ -86,6 +86,14 @@ ALL_REDUCE = Collective(
         Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
+        Algorithm(
+            "lsa_pipe_twoshot",
+            "nccl",
+            kernel="all_reduce",
+            refuses=refuses_before_hopper,
+            params=PIPES,
+            variants=pipes,
+        ),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
         Algorithm(
             "hier_oneshot",

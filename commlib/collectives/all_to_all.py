@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
+from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
+from commlib.collectives.params import MOVED_CHUNKS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
-from commlib.collectives.variants import engines, lines, moved_chunks, tiles
+from commlib.collectives.variants import engines, moved_chunks, tiles
 
 
 def torch_direct(
@@ -87,8 +88,9 @@ ALL_TO_ALL = Collective(
         Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl", in_place=False),
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        LINES_MOVE,
         Algorithm("lsa_oneshot", "nccl", kernel="all_to_all", params=TILES, variants=tiles),
+        PIPES_MOVE,
         Algorithm(
             "engine_pull",
             "nccl",
@@ -112,6 +114,7 @@ ALL_TO_ALLV = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("nccl_direct", "nccl"),
+        PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

@@ -6,11 +6,12 @@ import torch
 from torch.distributed import BroadcastOptions
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.hier_calls import complete, doublings, hosts_of, share_of, shares, spread, two_exchanges
-from commlib.collectives.params import CHUNKS, PACKETS
+from commlib.collectives.params import CHUNKS
 from commlib.collectives.spec import Algorithm, Collective, Link
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, engines, lines
+from commlib.collectives.variants import chunks, engines
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, src: int) -> None:
@@ -68,7 +69,8 @@ BROADCAST = Collective(
         Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("shm_symmetric", "shm", placement="symmetric"),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        LINES_MOVE,
+        PIPES_MOVE,
         Algorithm("engine_pull", "nccl", placement="symmetric", kernel="all_gather", engine=True, variants=engines),
         Algorithm("torch_direct", "torch", run=torch_direct),
         Algorithm(

@@ -6,10 +6,11 @@ import torch
 from torch.distributed import GatherOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import CHUNKS, PACKETS
+from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
+from commlib.collectives.params import CHUNKS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import chunks, lines
+from commlib.collectives.variants import chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int) -> None:
@@ -41,7 +42,8 @@ GATHER = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        LINES_MOVE,
+        PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -1,4 +1,4 @@
-"""What NCCL's own calls cannot do: element types and reductions it lacks, kernels that are not safe yet."""
+"""What GPUs and NCCL's own calls cannot do: types and reductions NCCL lacks, kernels that are not safe yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ import torch
 
 _LACKS = frozenset({torch.int16, torch.uint16, torch.bool})
 SAFE_SYMMETRIC = (2, 30, 7)  # before it, symmetric kernels may read what is not written yet
+
+
+def refuses_before_hopper(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why this GPU has no bulk copies, or None."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0):
+        return f"{torch.cuda.get_device_name()} has no bulk copies; GPUs from Hopper on do"
+    return None
 
 
 def refuses_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:

@@ -35,5 +35,13 @@ TILES = (
 )
 """The same for tiles by bulk copies, and how large a tile is."""
 
+PIPES = (
+    Param("blocks", 16, 1, 32),  # kPipeBlocks of csrc/include/commlib/job.h
+    Param("threads", 384, 192, 384, 32),  # four warps of them helpers, one that handles their copies
+    _GRAIN_BYTES,
+    TILES[-1],
+)
+"""The same for tiles through pipes, of few blocks."""
+
 ROW_TILES = (Param("blocks", 132, 1, 256), TILES[-1])
 """The same for tiles of whole rows."""

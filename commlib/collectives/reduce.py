@@ -9,12 +9,13 @@ import torch
 from torch.distributed import ReduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
 from commlib.collectives.hier_calls import fold, hosts_of, inside, refuses_narrow
 from commlib.collectives.nccl_calls import refuses_nccl
-from commlib.collectives.params import CHUNKS, PACKETS
+from commlib.collectives.params import CHUNKS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines
+from commlib.collectives.variants import chunks
 from commlib.redops import redop_name
 
 
@@ -62,7 +63,8 @@ REDUCE = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=CHUNKS, variants=chunks),
         Algorithm("nccl_direct", "nccl", ordered=False, refuses=refuses_nccl),
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines),
+        LINES_REDUCE,
+        PIPES_REDUCE,
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
         Algorithm("hier_oneshot", "torch", hosts=True, ordered=False, run=hier_oneshot, refuses=refuses_narrow),
     ),

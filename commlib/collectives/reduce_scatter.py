@@ -10,6 +10,7 @@ from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_gather import block_of, ragged
+from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
 from commlib.collectives.hier_calls import (
     Sections,
     fold,
@@ -101,6 +102,7 @@ REDUCE_SCATTER = Collective(
         Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=lines),
         Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=TILES, variants=tiles),
+        PIPES_REDUCE,
     ),
 )
 
@@ -114,5 +116,5 @@ REDUCE_SCATTERV = Collective(
     bus_factor=lambda n: (n - 1) / n,
     reduces=True,
     in_place=lambda call, whole: (whole, block_of(whole, ragged(call), call.rank)),
-    algorithms=(*_ALGORITHMS, Algorithm("lsa_ll128_exchange", "nccl", kernel="reduce", params=PACKETS, variants=lines)),
+    algorithms=(*_ALGORITHMS, LINES_REDUCE, PIPES_REDUCE),
 )

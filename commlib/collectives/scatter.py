@@ -6,10 +6,11 @@ import torch
 from torch.distributed import ScatterOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.params import MOVED_CHUNKS, PACKETS
+from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
+from commlib.collectives.params import MOVED_CHUNKS
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes
-from commlib.collectives.variants import lines, moved_chunks
+from commlib.collectives.variants import moved_chunks
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor | None, src: int) -> None:
@@ -40,7 +41,8 @@ SCATTER = Collective(
     algorithms=(
         Algorithm("shm_oneshot", "shm", params=MOVED_CHUNKS, variants=moved_chunks),
         Algorithm("nccl_direct", "nccl"),
-        Algorithm("lsa_ll128_exchange", "nccl", kernel="all_to_all", params=PACKETS, variants=lines),
+        LINES_MOVE,
+        PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct),
     ),
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from commlib.backends.torch_dist import TorchBackend
+from commlib.collectives.exchanges import PIPES_MOVE
 from commlib.collectives.params import PULL
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import as_bytes, refuses_lonely
@@ -44,6 +45,7 @@ SEND_RECV = Collective(
     algorithms=(
         Algorithm("shm_mailbox", "shm", params=(PULL,), variants=pulled),
         Algorithm("nccl_direct", "nccl", refuses=refuses_lonely),
+        PIPES_MOVE,
         Algorithm("torch_direct", "torch", run=torch_direct, refuses=refuses_lonely),
     ),
 )

@@ -62,6 +62,14 @@ def engines(num_bytes: int) -> Variants:
     return ({},) if num_bytes >= 512 * _K else ()
 
 
+def pipes(num_bytes: int) -> Variants:
+    """Tiles through pipes: few multiprocessors, and more of them where more is to be done."""
+    if num_bytes < 512 * _K:
+        return ()
+    blocks = (8, 16, 32) if num_bytes >= 8 * _M else (16, 32)
+    return tuple({**_shape(count, 384, 16), "tile_bytes": 16 * _K} for count in blocks)
+
+
 def clusters(num_bytes: int) -> Variants:
     """Clusters of blocks that own rows of packets: one for each row, while rows are few."""
     return () if num_bytes > 1 * _M else ({"blocks": 128},)

@@ -31,11 +31,17 @@ Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
   };
   function.max_threads = attribute(kFunctionMaxThreads);
   function.cluster_blocks = std::max(attribute(kFunctionClusterBlocks), 1u);
-  CUdeviceptr unused = 0;
-  size_t tiles = 0;      // told by the size of a variable: nothing has to be copied
-  if (tile_bytes > 0 &&  // asking for what is not there is an error to memory checkers
-      cuda().cuModuleGetGlobal(&unused, &tiles, module, "commlib_shared_tiles") == kCudaSuccess) {
-    function.shared_tiles = static_cast<unsigned>(tiles);
+  // Told by the size of a variable: nothing has to be copied.
+  const auto told = [&](const char* variable) {
+    CUdeviceptr unused = 0;
+    size_t tiles = 0;
+    const bool found = tile_bytes > 0 &&  // to ask for what is not there alarms memory checkers
+                       cuda().cuModuleGetGlobal(&unused, &tiles, module, variable) == kCudaSuccess;
+    return found ? static_cast<unsigned>(tiles) : 0;
+  };
+  function.shared_tiles = told("commlib_shared_tiles");
+  function.shared_slots = function.shared_tiles > 0 ? 0 : told("commlib_shared_slots");
+  if (const size_t tiles = function.shared_tiles + function.shared_slots; tiles > 0) {
     check(cuda().cuFuncSetAttribute(function.handle, kFunctionMaxDynamicSharedBytes,
                                     static_cast<int>(tiles * tile_bytes)),
           "cuFuncSetAttribute");

@@ -17,6 +17,7 @@ struct Function {
   CUfunction handle = nullptr;
   unsigned max_threads = 0;
   unsigned shared_tiles = 0;    // of shared memory, for a kernel that stages tiles there
+  unsigned shared_slots = 0;    // the same where they have their size however large a tile is
   unsigned cluster_blocks = 1;  // a grid has whole clusters
   CUdeviceptr marks = 0;        // of a kernel compiled with them (device/marks.cuh)
   size_t mark_bytes = 0;
@@ -24,8 +25,8 @@ struct Function {
 
 // The kernel of `cubin` in the current context. `name` sets kernels of one symbol apart. What was
 // loaded is kept: communicators come and go, and a graph may still hold the code. A kernel may
-// stage tiles of `tile_bytes` in shared memory; 0: it has none. `marked`: it is compiled with
-// marks.
+// stage tiles of at most `tile_bytes` in shared memory; 0: it has none. `marked`: it is compiled
+// with marks.
 Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes,
                        bool marked = false);
 

@@ -19,20 +19,25 @@ __device__ __forceinline__ void expect_bytes(u32 bytes, u64* barrier) {
                "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void await_bytes(u64* barrier, u32 phase) {
+// Whether they have come, after a short wait.
+__device__ __forceinline__ bool has_come(u64* barrier, u32 phase) {
   u32 done = 0;
-  while (!done) {
-    asm volatile(
-        "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
-        "p;\n}"
-        : "=r"(done)
-        : "r"(shared_address(barrier)), "r"(phase)
-        : "memory");
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, "
+      "p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(phase)
+      : "memory");
+  return done != 0;
+}
+__device__ __forceinline__ void await_bytes(u64* barrier, u32 phase) {
+  while (!has_come(barrier, phase)) {
   }
 }
 #else
 __device__ __forceinline__ void barrier_init(u64*) {}
 __device__ __forceinline__ void expect_bytes(u32, u64*) {}
+__device__ __forceinline__ bool has_come(u64*, u32) { return true; }
 __device__ __forceinline__ void await_bytes(u64*, u32) {}
 #endif
 

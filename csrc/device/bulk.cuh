@@ -11,7 +11,7 @@
 // s - kDepth - 1.
 #pragma once
 
-#include "device/barrier.cuh"
+#include "device/bulk_copy.cuh"
 #include "device/tiles.cuh"
 
 namespace commlib {
@@ -21,58 +21,6 @@ constexpr int kResults = 2;
 // Copies to one peer each that a lane has on their way while it asks for the next: as many as fill
 // the link.
 constexpr int kFlight = 3;
-
-#if __CUDA_ARCH__ >= 900
-constexpr bool kHasBulk = true;
-#else
-constexpr bool kHasBulk = false;
-#endif
-
-// --- the instructions
-
-#if __CUDA_ARCH__ >= 900
-__device__ __forceinline__ void fence_shared_async() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-__device__ __forceinline__ void bulk_copy(void* to, const void* from, u32 bytes, u64* barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-}
-__device__ __forceinline__ void bulk_store(void* to, const void* from, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-               "r"(shared_address(from)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void bulk_commit() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-// All groups but the newest n have read their source; have been written.
-template <int n>
-__device__ __forceinline__ void await_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(n) : "memory");
-}
-template <int n>
-__device__ __forceinline__ void await_written() {
-  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(n) : "memory");
-}
-#else
-__device__ __forceinline__ void fence_shared_async() {}
-__device__ __forceinline__ void bulk_copy(void*, const void*, u32, u64*) {}
-__device__ __forceinline__ void bulk_store(void*, const void*, u32) {}
-__device__ __forceinline__ void bulk_commit() {}
-template <int n>
-__device__ __forceinline__ void await_read() {}
-template <int n>
-__device__ __forceinline__ void await_written() {}
-#endif
-
-__device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier) {
-  expect_bytes(bytes, barrier);
-  bulk_copy(to, from, bytes, barrier);
-}
 
 // A block wants as many tiles of shared memory as this has bytes: the host asks the loaded module.
 extern "C" {

@@ -13,6 +13,11 @@ inline Shape shape_of(const Params& params) {
   return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes]};
 }
 
+// Whether ranks know their own sizes alone. All must choose one algorithm all the same: it is that
+// of the plan for kAnyBytes.
+inline bool differs_by_rank(Op op) { return op == Op::all_to_allv || op == Op::send_recv; }
+constexpr size_t kAnyBytes = 1 << 20;
+
 // What ranks must agree on, in the bits that travel with every flag.
 struct Signature {
   uint64_t hash = 1469598103934665603u;  // FNV-1a

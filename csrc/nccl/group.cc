@@ -118,7 +118,8 @@ void Group::learn(const std::string& rows) {
 }
 
 std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
-  const Choice* found = plan_.find(mode, symmetric, call, bytes);
+  const Choice* found =
+      plan_.find(mode, symmetric, call, differs_by_rank(call.op) ? kAnyBytes : bytes);
   return found ? plan_.row(found->algorithm).name : "";
 }
 
@@ -145,9 +146,10 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   const Mode mode = capture ? Mode::graph : Mode::eager;
   // The communicator takes no more than tile_blocks for any call.
   const bool limited = call.max_sms && call.max_sms < job_.tile_blocks;
-  const Choice* choice = limited ? plan_.find_within(mode, symmetric, call, plan_bytes)
-                                 : plan_.find(mode, symmetric, call, plan_bytes);
-  if (!choice && limited) fail_unlimited(call, plan_.find(mode, symmetric, call, plan_bytes));
+  const size_t bytes = differs_by_rank(call.op) ? kAnyBytes : plan_bytes;
+  const Choice* choice = limited ? plan_.find_within(mode, symmetric, call, bytes)
+                                 : plan_.find(mode, symmetric, call, bytes);
+  if (!choice && limited) fail_unlimited(call, plan_.find(mode, symmetric, call, bytes));
   if (!choice) fail_unplanned(call, plan_bytes);
   enter(stamps_, Phase::launch);
   const Recorded recorded(*this, call, *choice, stream, capture);
@@ -209,17 +211,22 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   job.what = pack(call, choice.algorithm, inner_);
   Moves moves;
   u64 share = job.bytes;  // of the work that the blocks deal out
-  if (call.op != Op::all_reduce && call.op != Op::reduce_scatter) {
+  if (call.op != Op::all_reduce) {
     moves = moves_of(call, rank_, world_);
     share = moves.longest;
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  const auto blocks = static_cast<unsigned>(std::min<u64>(wanted, most_blocks(shape, call)));
+  const u64 most = most_blocks(shape, call);
+  // Where ranks know their own sizes alone, nothing they must agree on follows from these.
+  const bool alike = !differs_by_rank(call.op);
+  const auto blocks = static_cast<unsigned>(alike ? std::min(wanted, most) : most);
   job.redop = static_cast<int>(elements.redop);
   job.tile_bytes = shape.tile_bytes;
-  job.signature =
-      Signature(job.what, job.bytes, call.detail, blocks, threads, shape.tile_bytes).bits();
-  const bool lets_next_start = instance.shared_tiles == 0 && threads <= kSmallBlock;
+  job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
+                            alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
+                      .bits();
+  const bool lets_next_start =
+      instance.shared_tiles + instance.shared_slots == 0 && threads <= kSmallBlock;
   launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
 }
 

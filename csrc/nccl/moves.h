@@ -1,5 +1,5 @@
-// What each rank sends and takes in a collective that only moves, or that reduces blocks of any
-// length.
+// What each rank sends and takes in a collective that moves blocks, or reduces one for each rank or
+// for the root.
 #pragma once
 
 #include "commlib/call.h"
@@ -46,6 +46,24 @@ inline Moves moves_of(const Call& call, int rank, int world) {
         m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
         break;
       }
+      case Op::reduce_scatter:
+        m.send_at[r] = r * block;
+        m.send_bytes[r] = m.take_bytes[r] = block;
+        break;
+      case Op::all_to_allv:
+        m.send_at[r] = in_at;
+        m.send_bytes[r] = static_cast<u64>(call.in_counts[r]) * element;
+        m.take_at[r] = out_at;
+        m.take_bytes[r] = static_cast<u64>(call.out_counts[r]) * element;
+        in_at += m.send_bytes[r];
+        out_at += m.take_bytes[r];
+        break;
+      case Op::send_recv:
+        m.send_bytes[r] = call.in && r == call.root ? block : 0;
+        m.take_bytes[r] = !call.out || r != call.source ? 0
+                          : call.out_counts             ? static_cast<u64>(*call.out_counts)
+                                                        : block;
+        break;
       case Op::reduce:
         m.send_bytes[r] = r == call.root ? block : 0;
         m.take_bytes[r] = root ? block : 0;

@@ -16,6 +16,7 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
+from tests.gpu import one_gpu
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
 from tests.limited import Limited
@@ -141,6 +142,7 @@ def only_nccl(comm: Communicator) -> str:
     return "nothing"
 
 
+@pytest.mark.skipif(one_gpu.RANKS > 0, reason="kernels make all calls there")
 def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks) -> None:
     for said in nccl_ranks.run(only_nccl):
         assert said.startswith("max_sms is 4, but all_to_allv runs nccl_direct here")

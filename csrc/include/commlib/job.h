@@ -3,11 +3,11 @@
 //
 // Each rank has one arena, mapped by every peer:
 //
-//   Control | LL slots | LL128 slots | TileBlocks | tile slots | user arena
+//   Control | LL slots | LL128 slots | TileBlocks | PipeBlocks | pipes | tile slots | user arena
 //
 // A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
-// by rank s alone. Everything a kernel remembers from call to call lies in Control and
-// TileBlocks, so a replayed graph and an eager call continue each other.
+// by rank s alone. Everything a kernel remembers from call to call lies in Control, TileBlocks and
+// PipeBlocks, so a replayed graph and an eager call continue each other.
 #pragma once
 
 #include "commlib/types.h"
@@ -24,6 +24,7 @@ constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one pe
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
+constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
 constexpr int kSignatureBits = 16;
 constexpr u32 kGraphs = 512;  // graphs of a communicator whose calls are counted; from 1, 0: none
 
@@ -72,6 +73,16 @@ struct alignas(256) TileBlock {
   u64 step;
   alignas(128) u64 posted[kStages][kMaxPeers];  // the step that each peer has posted
 };
+
+// What a block of a grid that moves tiles through pipes remembers of each pipe, and what peers
+// write to it: tiles written, and tiles taken (device/pipe.cuh).
+struct alignas(256) PipeBlock {
+  u64 before[2][kStages][kMaxPeers];  // in calls that are over
+  u64 posted[2][kStages][kMaxPeers];  // by each peer
+};
+
+// Tiles that a pipe holds. All pipes into a block share the link, so more of them need fewer each.
+COMMLIB_BOTH constexpr u64 pipe_slots(u64 n) { return n < 3 ? 32 : n < 6 ? 32 / (n - 1) : 6; }
 
 // What a kernel that gave up tells the host; in host memory.
 struct Report {
@@ -128,7 +139,7 @@ struct Reads {
 // Where the parts of an arena begin, for a world of n. Slots of tiles follow the TileBlocks; how
 // much room they take depends on the GPU.
 struct Places {
-  u64 ll, ll128, tile_blocks, tiles;
+  u64 ll, ll128, tile_blocks, pipe_blocks, pipes, tiles;
 };
 
 constexpr u64 kPlaceAlign = 1 << 16;
@@ -139,8 +150,11 @@ COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
   const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
   const u64 tile_blocks = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
-  const u64 tiles = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
-  return {ll, ll128, tile_blocks, tiles};
+  const u64 pipe_blocks = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
+  const u64 pipes = place_after(pipe_blocks, kPipeBlocks * sizeof(PipeBlock));
+  const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
+  const u64 tiles = place_after(pipes, kStages * kPipeBlocks * pipe_bytes);
+  return {ll, ll128, tile_blocks, pipe_blocks, pipes, tiles};
 }
 // Where the user arena begins.
 COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 tile_blocks) {
