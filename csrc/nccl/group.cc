@@ -5,8 +5,6 @@
 #include <ctime>
 
 #include "nccl/call_words.h"
-#include "nccl/moves.h"
-#include "nccl/recorded.h"
 
 namespace commlib::nccl {
 namespace {
@@ -14,22 +12,6 @@ namespace {
 constexpr int kTickMs = 100;
 constexpr int kWatchedTickMs = 5;
 constexpr double kLeaveS = 2;  // for our threads, when the process ends
-
-// Element type and reduction as kernels know them: a bool is a byte, a complex number two floats.
-struct Elements {
-  DType dtype;
-  RedOp redop;
-
-  explicit Elements(const Call& call) : dtype(call.dtype), redop(call.redop) {
-    if (dtype == DType::boolean) {
-      dtype = DType::u8;
-      if (redop == RedOp::sum || redop == RedOp::max) redop = RedOp::bor;
-      if (redop == RedOp::prod || redop == RedOp::min) redop = RedOp::band;
-    }
-    if (dtype == DType::c64) dtype = DType::f32;
-    if (dtype == DType::c128) dtype = DType::f64;
-  }
-};
 
 }  // namespace
 
@@ -127,155 +109,6 @@ void Group::stamp(Stamps* stamps) {
   stamps_ = stamps;
   stamped_ = Function();
   kernels_.set_marked(stamps != nullptr);
-}
-
-void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
-  const During planning(stamps_, Phase::plan);
-  fault_.alive();
-  if (plan_bytes == 0 && call.op != Op::barrier) return;
-  if (world_ == 1 && call.rows)
-    return finish_rows(call, own_rows_kernel(call), call.in, call.rows->rows.in_stride_bytes,
-                       stream);
-  if (world_ == 1) {
-    if (call.out == call.in || call.bytes() == 0) return;
-    return check(cuda().cuMemcpyDtoDAsync(device_pointer(call.out), device_pointer(call.in),
-                                          call.bytes(), stream),
-                 "cuMemcpyDtoDAsync");
-  }
-  const uint64_t capture = capture_of(stream);
-  const Mode mode = capture ? Mode::graph : Mode::eager;
-  // The communicator takes no more than tile_blocks for any call.
-  const bool limited = call.max_sms && call.max_sms < job_.tile_blocks;
-  const size_t bytes = differs_by_rank(call.op) ? kAnyBytes : plan_bytes;
-  const Choice* choice = limited ? plan_.find_within(mode, symmetric, call, bytes)
-                                 : plan_.find(mode, symmetric, call, bytes);
-  if (!choice && limited) fail_unlimited(call, plan_.find(mode, symmetric, call, bytes));
-  if (!choice) fail_unplanned(call, plan_bytes);
-  enter(stamps_, Phase::launch);
-  const Recorded recorded(*this, call, *choice, stream, capture);
-  if (call.rows) {
-    run_rows(call, *choice, stream, capture);
-  } else if (plan_.row(choice->algorithm).engine) {
-    pull(call, *choice, stream, capture);
-  } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
-    vendor(call, choice->algorithm, symmetric, stream, capture);
-  } else {
-    launch(call, *choice, stream, capture);
-  }
-}
-
-void Group::fail_unplanned(const Call& call, size_t plan_bytes) const {
-  fail("Unsupported", "the plan has nothing for ", name_of(call.op), " of ", plan_bytes,
-       " bytes of ", name_of(call.dtype), plan_.reduces(call.op) ? " " : "",
-       plan_.reduces(call.op) ? name_of(call.redop) : "", " on nccl",
-       no_arena_.empty() ? "" : ", where there is no symmetric memory: ", no_arena_);
-}
-
-// Of a call that runs without max_sms; `usual` is what would run.
-void Group::fail_unlimited(const Call& call, const Choice* usual) const {
-  if (!usual) return;
-  const Row& row = plan_.row(usual->algorithm);
-  fail("Unsupported", "max_sms is ", call.max_sms, ", but ", name_of(call.op), " runs ", row.name,
-       " here, which takes up to ", row.sms,
-       " multiprocessors, and the plan has nothing that takes fewer; leave max_sms out, or limit "
-       "all calls of the communicator: commlib.init(max_sms=",
-       call.max_sms, ")");
-}
-
-std::string Group::describe(uint64_t what) const {
-  if (what == 0) return "nothing";
-  const auto op = static_cast<Op>(what & 0xff);
-  std::string words = name_of(op);
-  if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
-  if (plan_.reduces(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
-  words += " by " + plan_.row(static_cast<int>(what >> 32 & 0xffffff)).name;
-  return what & kInner ? words + " (made inside another call)" : words;
-}
-
-// All blocks must be on the GPU at once: they wait for peers.
-unsigned Group::most_blocks(const Shape& shape, const Call& call) const {
-  const unsigned most = std::min(shape.blocks, job_.tile_blocks);
-  return call.max_sms ? std::min(most, call.max_sms) : most;
-}
-
-void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
-  const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
-  const Shape shape = shape_of(choice.params);
-  const Elements elements(call);
-  const auto& instance = kernels_.get(kernel, elements.dtype, elements.redop);
-  const unsigned threads = std::min(shape.threads, instance.max_threads);
-  Job job = job_;
-  job.in = call.in;
-  job.out = call.out;
-  job.bytes = call.bytes();
-  job.what = pack(call, choice.algorithm, inner_);
-  Moves moves;
-  u64 share = job.bytes;  // of the work that the blocks deal out
-  if (call.op != Op::all_reduce) {
-    moves = moves_of(call, rank_, world_);
-    share = moves.longest;
-  }
-  const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  const u64 most = most_blocks(shape, call);
-  // Where ranks know their own sizes alone, nothing they must agree on follows from these.
-  const bool alike = !differs_by_rank(call.op);
-  const auto blocks = static_cast<unsigned>(alike ? std::min(wanted, most) : most);
-  job.redop = static_cast<int>(elements.redop);
-  job.tile_bytes = shape.tile_bytes;
-  job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
-                            alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
-                      .bits();
-  const bool lets_next_start =
-      instance.shared_tiles + instance.shared_slots == 0 && threads <= kSmallBlock;
-  launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
-}
-
-void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
-                            const Size& size, bool lets_next_start, CUstream stream,
-                            uint64_t capture) {
-  job.graph = record_->count_kernel(capture);
-  const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
-  order_.before(stream, capture,
-                {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,
-                 instance.cluster_blocks});
-  Kernels::launch(instance, job, more, grid, stream);
-  order_.after(stream, capture);
-  if (stamps_) stamped_ = instance;
-}
-
-void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, uint64_t capture) {
-  const Algorithm& chosen = *natives_[static_cast<size_t>(id)].vendor;
-  order_.before(stream, capture, Launch());
-  deadline_.enter(call, chosen.name);
-  try {
-    if (symmetric && !plan_.row(id).needs_arena && !symmetric_kernels_wait()) settle(stream);
-    chosen.run(*this, call, stream);
-  } catch (...) {
-    deadline_.leave(false, stream);
-    throw;
-  }
-  deadline_.leave(capture == 0, stream);
-  order_.after(stream, capture);
-}
-
-// A few bytes copied by the driver: they begin when the kernel ahead is done and its writes can be
-// read, and whatever comes next begins after them.
-void Group::settle(CUstream stream) {
-  constexpr size_t kWord = 8;
-  check(cuda().cuMemcpyDtoDAsync(device_pointer(scratch_), device_pointer(scratch_ + kWord), kWord,
-                                 stream),
-        "cuMemcpyDtoDAsync");
-}
-
-void Group::message(const Call& call, int peer, bool sends, CUstream stream) {
-  Call directed = call;
-  (sends ? directed.root : directed.source) = peer;
-  if (sends) {
-    directed.out = nullptr;
-  } else {
-    directed.in = nullptr;
-  }
-  run(directed, call.bytes(), false, stream);
 }
 
 void Group::tick() {

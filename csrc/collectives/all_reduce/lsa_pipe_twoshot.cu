@@ -2,7 +2,7 @@
 // through pipes, of few blocks
 //
 // job.bytes: of the tensor.
-#include "device/pipe.cuh"
+#include "device/pipe_reduce.cuh"
 
 namespace commlib {
 

@@ -1,7 +1,7 @@
 // push to each peer what is its own | take what is mine; tiles through pipes, of few blocks
 //
 // Serves every collective that only moves: what goes where is said by Moves (nccl/moves.h).
-#include "device/pipe.cuh"
+#include "device/pipe_ring.cuh"
 
 namespace commlib {
 

@@ -1,7 +1,7 @@
 // push to each peer what is its own | reduce mine in rank order; tiles through pipes, of few blocks
 //
 // Serves every collective whose ranks reduce a block each, or one of them: Moves says which.
-#include "device/pipe.cuh"
+#include "device/pipe_reduce.cuh"
 
 namespace commlib {
 
