@@ -24,6 +24,7 @@ SHARING = (
     "max_sms",
     "mixtures",
     "nccl_conformance",
+    "pipes",
     "pipeline",
     "profile_comm",
     "tp",

@@ -1,0 +1,214 @@
+"""lsa_pipe_*: large data through few blocks, beside graphs and other communicators; messages; errors name the rank."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from commlib.collectives import COLLECTIVES
+from commlib.communicator import Communicator
+from commlib.errors import CommError
+from commlib.plan import Plan
+from commlib.testing import Ranks
+from tests.gpu.fresh import fresh
+from tests.gpu.steady import Steady, capture, first, pinned, warm_up
+
+PIPES = {name: row for name, spec in COLLECTIVES.items() for row in spec.rows("nccl") if row.startswith("lsa_pipe_")}
+WAITING = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")  # every rank waits for every other one
+PATIENCE_S, LATE_S = 1.0, 1.7
+REPLAYS = 30
+
+
+def replay_and_call(comm: Communicator, name: str) -> str:
+    """Graphs of two sizes and a call of a third take turns, among them more than all slots hold."""
+    with pinned(comm, name, PIPES[name]):
+        calls = [Steady(comm, name, count, shifts=(count % 4, 0)) for count in (33, 70_001, 5_000_008)]
+        warm_up(*calls)
+        graphs = capture(calls[0], calls[2]), capture(calls[1], calls[0], calls[1])
+        found = []
+        for step in range(REPLAYS):
+            for call in calls:
+                call.load(step)
+            for turn in range(3):
+                calls[2].run() if (step + turn) % 3 == 0 else graphs[turn % 2].replay()
+            found += [call.wrong(step) for call in calls]
+    return first(found)
+
+
+def side_by_side(comm: Communicator) -> str:
+    """Two communicators replay their large calls at once, in no order."""
+    made = [fresh(comm, max_bytes=1 << 20) for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in made]
+    calls = []
+    for part, name in zip(made, ("all_reduce", "all_gather"), strict=True):
+        part.use(Plan.only({name: PIPES[name]}, base=part.plan))
+        calls.append(Steady(part, name, 3_000_008))
+    warm_up(*calls)
+    graphs = [capture(call) for call in calls]
+    found = []
+    for step in range(REPLAYS):
+        for call in calls:
+            call.load(step)
+        torch.cuda.synchronize()
+        for turn in range(2):  # on every second rank the other way round
+            number = (turn + comm.rank) % 2
+            with torch.cuda.stream(streams[number]):
+                graphs[number].replay()
+        torch.cuda.synchronize()
+        found += [call.wrong(step) for call in calls]
+    del graphs
+    for part in made:
+        part.barrier()
+        part.close()
+    return first(found)
+
+
+def message(source: int, target: int, number: int, device: torch.device) -> torch.Tensor:
+    """The number-th of a pair: any length, at any address."""
+    length = random.Random((source, target, number).__hash__()).randint(1, 1 << 19)
+    values = torch.arange(length + number % 3, device=device) + 31 * source + 7 * target + number
+    return values.to(torch.uint8)[number % 3 :]
+
+
+def talk(comm: Communicator, seed: int) -> str:
+    """Everyone sends all its messages, then takes those for it: pairs keep their order, and ranks keep none."""
+    draw, peers, each = random.Random(seed + comm.rank), [r for r in range(comm.size) if r != comm.rank], 3
+    found = []
+    with pinned(comm, "send_recv", PIPES["send_recv"]), pinned(comm, "all_reduce", PIPES["all_reduce"]):
+        total = Steady(comm, "all_reduce", 300_007)
+        total.load(seed)
+        sends, takes = dict.fromkeys(peers, 0), dict.fromkeys(peers, 0)
+        for _ in range(each * len(peers)):
+            peer = draw.choice([r for r in peers if sends[r] < each])
+            comm.send(message(comm.rank, peer, sends[peer], comm.device), peer)
+            sends[peer] += 1
+        total.run()
+        for _ in range(each * len(peers)):
+            peer = draw.choice([r for r in peers if takes[r] < each])
+            expected = message(peer, comm.rank, takes[peer], comm.device)
+            out = torch.zeros_like(expected)
+            comm.recv(out, peer)
+            takes[peer] += 1
+            if not torch.equal(out, expected):
+                found.append(f"message {takes[peer]} of rank {peer} differs at rank {comm.rank}")
+        found.append(total.wrong(seed))
+    return first(found) if any(found) else ""
+
+
+def pass_on(comm: Communicator) -> str:
+    """Both directions in one call, longer than all slots, of different lengths, to a rank that comes late."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    lengths = [(40 << 20) + 4099 * rank for rank in range(comm.size)]
+    x = torch.full((lengths[comm.rank],), comm.rank + 1, dtype=torch.uint8, device=comm.device)
+    out = torch.zeros(lengths[left], dtype=torch.uint8, device=comm.device)
+    with pinned(comm, "send_recv", PIPES["send_recv"]):
+        comm.barrier()
+        torch.cuda.synchronize()
+        if comm.rank == 0:
+            time.sleep(0.3)
+        comm.send_recv(x, right, out, left)
+    return "" if bool((out == left + 1).all()) else f"rank {comm.rank}: what rank {left} sent has changed"
+
+
+def error_of(call: Callable[[], object]) -> str:
+    try:
+        call()
+        return ""
+    except CommError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def finish(comm: Communicator) -> str:
+    torch.cuda.synchronize()
+    return error_of(comm.check)
+
+
+def impatient(comm: Communicator, name: str) -> Communicator:
+    made = fresh(comm, patience_s=PATIENCE_S)
+    made.use(Plan.only({name: PIPES[name]}, base=made.plan))
+    return made
+
+
+def come_late(comm: Communicator, name: str, in_graph: bool) -> tuple[str, float]:
+    made = impatient(comm, name)
+    call = Steady(made, name, 3_000_008)
+    warm_up(call)
+    graph = capture(call) if in_graph else None
+    torch.cuda.synchronize()
+    comm.barrier()
+    if made.rank == made.size - 1:
+        time.sleep(LATE_S)
+    start = time.monotonic()
+    heard = error_of(graph.replay if graph else call.run) or finish(made)
+    spent = time.monotonic() - start
+    del graph
+    made.close()
+    return heard, spent
+
+
+def disagree(comm: Communicator, name: str) -> str:
+    made = impatient(comm, name)
+    warm_up(Steady(made, name, 1000))
+    call = Steady(made, name, 100_000 + 16 * (made.rank == made.size - 1))
+    comm.barrier()
+    text = error_of(call.run) or finish(made)
+    made.close()
+    return text
+
+
+def misunderstand(comm: Communicator) -> str:
+    """Rank 0 sends more than rank 1 expects."""
+    made = impatient(comm, "send_recv")
+    x = torch.zeros(4096, dtype=torch.uint8, device=made.device)
+    if made.rank == 0:
+        made.send(x, 1)
+    elif made.rank == 1:
+        made.recv(x[:4000], 0)
+    text = finish(made)
+    comm.barrier()
+    made.close()
+    return text
+
+
+@pytest.mark.parametrize("name", [name for name in PIPES if name != "send_recv"])
+def test_replays_and_calls_take_turns(nccl_ranks: Ranks, name: str) -> None:
+    assert set(nccl_ranks.run(replay_and_call, name)) == {""}
+
+
+def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(side_by_side)) == {""}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_messages_of_pairs_come_in_order_whatever_ranks_do_between(nccl_ranks: Ranks, seed: int) -> None:
+    assert set(nccl_ranks.run(talk, seed)) == {""}
+
+
+def test_a_message_longer_than_all_slots_waits_for_a_late_rank(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(pass_on)) == {""}
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("name", WAITING)
+def test_a_late_rank_is_named(nccl_ranks: Ranks, name: str, in_graph: bool) -> None:
+    *others, _ = nccl_ranks.run(come_late, name, in_graph)
+    for rank, (heard, spent) in enumerate(others):
+        assert heard.startswith(f"CommTimeout: rank {rank}: "), heard
+        assert f"waited 1 s for rank {len(others)}, which did not come" in heard
+        assert spent < 3 * PATIENCE_S
+    assert any(f" by {PIPES[name]} of " in heard for heard, _ in others), others
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_different_sizes_are_an_error(nccl_ranks: Ranks, name: str) -> None:
+    found = nccl_ranks.run(disagree, name)
+    assert all("ranks disagree" in text for text in found), found
+
+
+def test_a_message_of_another_length_is_an_error_where_it_comes(nccl_ranks: Ranks) -> None:
+    found = nccl_ranks.run(misunderstand, world=2)
+    assert "ranks disagree" in found[1], found
