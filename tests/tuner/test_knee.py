@@ -95,6 +95,20 @@ def test_a_vendors_call_gives_way_to_a_kernel_that_is_as_good_on_fewer() -> None
     assert blocks_at(tuned(samples(near, 0.001))[1], 1 << 26) == ("lsa_oneshot", 8)
 
 
+@pytest.mark.parametrize(("slower", "chosen"), [(1.02, "engine_pull"), (1.10, "lsa_oneshot")])
+def test_copy_engines_that_take_little_longer_than_tiles_are_chosen(slower: float, chosen: str) -> None:
+    engine, time = Option("engine_pull"), filled(16, 16)
+    found = samples({PLAIN: time, engine: lambda size: slower * time(size) if size >= 512 << 10 else 1.0}, 0.001)
+    found.plain = dict.fromkeys(SIZES, tiles(16))
+    tables = Tables(BASE, 2, Settings(resamples=40), True)
+    case = replace(CASE, placement="symmetric")
+    tables.add(case, found)
+    (table,) = tables.of([case])
+    plan = plan_of([table], BASE, 2, {"backend": "nccl", "device": "made up"}, Settings(), "made up")
+    rule = next(rule for rule in plan.rules if rule.world == (2, 2))
+    assert rule.ranges[rule.at(1 << 26) or 0].algorithm == chosen
+
+
 def test_what_is_in_force_stays_where_the_knee_lies_between() -> None:
     """As with time alone, two runs on one machine choose the same."""
     found = [samples(costs(15.7), 0.02, seed) for seed in range(6)]
