@@ -357,6 +357,8 @@ def looked(pids: list[int]) -> tuple[Job, Job, list[Finding]]:
 def one_fault(ranks: Ranks, plan: Plan, on_gpu: bool) -> dict[str, Any]:
     """Break a job, look at it, and say whether it was told what happened."""
     started = time.monotonic()
+    if len(ranks.pids) < 2:
+        ranks.restart()
     pids = ranks.pids
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -383,15 +385,14 @@ def ended(ranks: Ranks, handle: Any, plan: Plan, pids: list[int], folder: Path) 
     if plan.kind == "SIGSTOP":
         os.kill(pids[plan.culprit], signal.SIGCONT)
     (folder / "over").touch()
-    if plan.kind != "SIGKILL":
-        handle.deadline = time.monotonic() + END_S
-        try:
-            handle.join()
-            return
-        except Exception as error:
+    handle.deadline = time.monotonic() + END_S
+    try:
+        handle.join()
+        return
+    except Exception as error:
+        if plan.kind != "SIGKILL":
             print(f"the ranks are replaced, as they did not end: {str(error).splitlines()[-1]}", flush=True)
-    ranks.restart()
-    ranks.run(warm_up)
+    ranks.close()
 
 
 def expected(plan: Plan, bases: list[tuple[Any, ...]], on_gpu: bool) -> list[Any]:
@@ -458,8 +459,7 @@ def faults_of(options: Any, plans: Iterator[Plan], lock: threading.Lock, until: 
                     "right": False,
                     "said": [f"{type(error).__name__}: {error}"],
                 }
-                ranks.restart()
-                ranks.run(warm_up)
+                ranks.close()
             rows.append(row)
             print(
                 json.dumps(row if options.verbose or not row["right"] else {**row, "said": row["said"][:1]}), flush=True

@@ -74,10 +74,11 @@ __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
 // What this rank was in when the communicator ended: the first call that it left says so.
 __device__ __noinline__ bool leave(const Job& job) {
   Progress* progress = &control_of(job, job.rank)->progress;
-  if (claim_sys(&progress->has_left, 1) == 0) {
-    progress->left = {ld_relaxed_sys(&progress->current.number), job.what, job.bytes, job.graph};
-    progress->left_of_graph = ld_relaxed_sys(&progress->of_graph[job.graph]);
-  }
+  if (claim_sys(&progress->has_left, kLeaving) != 0) return true;
+  progress->left = {ld_relaxed_sys(&progress->current.number), job.what, job.bytes, job.graph};
+  progress->left_of_graph = ld_relaxed_sys(&progress->of_graph[job.graph]);
+  fence_sys();
+  st_relaxed_sys(&progress->has_left, kLeft);
   return true;
 }
 

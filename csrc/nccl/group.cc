@@ -195,7 +195,7 @@ void Group::record_progress() {
     return text(describe(call.what), " of ", call.bytes, " bytes");
   };
   const Progress& seen = *fault_.progress_copy();
-  record_->saw_gpu(seen, words(seen.current), seen.has_left ? words(seen.left) : "");
+  record_->saw_gpu(seen, words(seen.current), seen.has_left == kLeft ? words(seen.left) : "");
 }
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.

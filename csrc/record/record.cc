@@ -136,7 +136,7 @@ void Record::saw_gpu(const Progress& seen, const std::string& what, const std::s
   gpu.graph = seen.current.graph;
   for (uint32_t graph = 1; graph <= slot_->graphs_used; ++graph)
     slot_->graphs[graph - 1].over = seen.of_graph[graph];
-  if (seen.has_left && gpu.left_in == 0) {
+  if (seen.has_left == kLeft && gpu.left_in == 0) {
     copy_words(gpu.left_what, left.c_str(), sizeof(gpu.left_what));
     gpu.left_graph = seen.left.graph;
     gpu.left_of_graph = seen.left_of_graph;

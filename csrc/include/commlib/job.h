@@ -36,6 +36,8 @@ struct CallRecord {
   u64 graph;  // that it was captured in
 };
 
+constexpr u64 kLeaving = 1, kLeft = 2;  // Progress::left is being written, is there
+
 // Where a rank's GPU is: what it waited in last, the number of that call among those that are over
 // or under way, replayed ones included, and the peer it waited for; what it was in when the
 // communicator ended; and how many calls of each graph are over.
