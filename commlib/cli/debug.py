@@ -42,9 +42,10 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
     """Say what the ranks of JOB are in: commlib debug, from another shell, while the job runs.
 
     The job needs no preparation. JOB is the process of any of its ranks, or of what started them; without it, all jobs
-    of this user on this host are shown. First it says in words which rank keeps the others, and what that rank does;
-    then there is a line for each rank and communicator. With --slow it says where the time of a job goes that is not
-    stuck: waiting, moving data or the program, for each rank and operation, and which rank is late.
+    of this user on this host are shown, with their ranks on other hosts. First it says in words which rank keeps the
+    others, and what that rank does; then there is a line for each rank and communicator. With --slow it says where the
+    time of a job goes that is not stuck: waiting, moving data or the program, for each rank and operation, and which
+    rank is late.
 
     The exit code is 3 if something is wrong.
     """

@@ -119,6 +119,8 @@ def _call_of(job: Job, slot: Slot) -> tuple[str, str]:
         return f"{slot.ended_kind} has ended it", ""
     if call := slot.under_way:
         return str(call), seconds_text(job.seconds_since(call.entered_ns))
+    if slot.handed_over and (last := slot.calls.get(slot.entered)):
+        return f"{last} was handed to torch's group", seconds_text(job.seconds_since(last.entered_ns))
     if slot.gpu.at_ns:
         return f"no wait; its GPU has finished {slot.gpu.over} calls", ""
     return "no call", ""

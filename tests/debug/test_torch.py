@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_of, look
+from commlib.debug import Finding, findings_of, look, page
 from commlib.debug.record import records_of
 from commlib.debug.sample import watch
 from commlib.errors import CommError
@@ -196,5 +196,7 @@ def test_calls_that_an_engine_of_torch_serves_are_kept_too(three: Ranks, tmp_pat
     handle = three.start(through_torch, str(tmp_path / "store"), 2.0)
     found = wait_for(three, "missing", 1, "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
     assert "its last one there is all_gather #1 (float32, 5 elements)" in found.text
+    before, job = look(three.pids), look(three.pids)
+    assert "all_gather #1 (float32, 5 elements) was handed to torch's group" in page(job, before, [])
     handle.join()
     three.restart()
