@@ -288,6 +288,13 @@ def test_random_faults_are_told(kinds: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_faults_of_ranks_that_replay_graphs_are_told() -> None:
+    kinds = "replays another graph,loops"
+    command = [sys.executable, "benchmarks/hangs.py", "--graphs", "--faults", "2", "--kinds", kinds]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(pid: int) -> None:
         raise OSError(f"records of {pid}")
