@@ -86,8 +86,8 @@ class Pipes {
 
   // `bytes(way, stage, peer)`: what this rank writes to a peer, or takes from it.
   template <class Bytes>
-  __device__ Pipes(const Job& job, PipeBoard* board, u32 tile_bytes, Bytes bytes)
-      : job_(job), board_(board), tile_bytes_(tile_bytes) {
+  __device__ Pipes(const Job& job, PipeBoard* board, u32 tile_bytes, Bytes bytes, u64 set = 0)
+      : job_(job), board_(board), tile_bytes_(tile_bytes), set_(set) {
     begin_marked();
     for (u32 i = threadIdx.x; i < sizeof(PipeBoard) / sizeof(u32); i += blockDim.x)
       reinterpret_cast<u32*>(board)[i] = 0;
@@ -202,11 +202,14 @@ class Pipes {
     return board_->before[way][stage][peer];
   }
   __device__ PipeBlock* block_of(int rank) const {
-    return reinterpret_cast<PipeBlock*>(job_.arena[rank] + places(N).pipe_blocks) + blockIdx.x;
+    return reinterpret_cast<PipeBlock*>(job_.arena[rank] + places(N).pipe_blocks) +
+           set_ * kPipeBlocks + blockIdx.x;
   }
   __device__ u8* slot(Stage stage, int at, int source, u64 number) const {
     constexpr u64 kPeers = N > 1 ? N - 1 : 1;
-    const u64 pipe = (stage * kPipeBlocks + blockIdx.x) * kPeers + (source - at - 1 + N) % N;
+    // The second set has the first stage alone.
+    const u64 pipe =
+        ((set_ * kStages + stage) * kPipeBlocks + blockIdx.x) * kPeers + (source - at - 1 + N) % N;
     return job_.arena[at] + places(N).pipes +
            (pipe * kPipeSlots + number % kPipeSlots) * kSlotBytes;
   }
@@ -285,6 +288,7 @@ class Pipes {
   const Job& job_;
   PipeBoard* board_;
   u32 tile_bytes_;
+  u64 set_;
 };
 
 }  // namespace commlib

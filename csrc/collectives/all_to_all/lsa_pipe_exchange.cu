@@ -72,10 +72,11 @@ template <int N>
 __global__ void __launch_bounds__(kPipeThreads, 1)
     lsa_pipe_exchange(const __grid_constant__ Job job, const __grid_constant__ Moves moves) {
   __shared__ PipeBoard board;
-  const Pipes<N> pipes(job, &board, job.tile_bytes, [&](Way way, Stage stage, int peer) {
+  const auto bytes = [&](Way way, Stage stage, int peer) {
     if (stage == kGather) return u64{0};
     return way == kWritten ? moves.send_bytes[peer] : moves.take_bytes[peer];
-  });
+  };
+  const Pipes<N> pipes(job, &board, job.tile_bytes, bytes, moves.pipe_set);
   if (is_plain<N>(job, moves)) {
     exchange<true>(pipes, job, moves);
   } else {

@@ -24,7 +24,8 @@ constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one pe
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
-constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
+constexpr u64 kPipeSets = 2;     // of collectives; of messages, which pairs order for themselves
+constexpr u64 kPipeBlocks = 32;  // at most, of a grid that moves tiles through pipes
 constexpr int kSignatureBits = 16;
 constexpr u32 kGraphs = 512;  // graphs of a communicator whose calls are counted; from 1, 0: none
 
@@ -130,6 +131,7 @@ struct Moves {
   u64 send_at[kMaxPeers], send_bytes[kMaxPeers];  // in `in`, for rank r
   u64 take_at[kMaxPeers], take_bytes[kMaxPeers];  // in `out`, from rank r
   u64 longest;                                    // of all ranks' blocks, equal on all ranks
+  u64 pipe_set;                                   // that they go through
 };
 
 // The second parameter of the kernel around the copies of engines.
@@ -153,9 +155,9 @@ COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
   const u64 tile_blocks = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
   const u64 pipe_blocks = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
-  const u64 pipes = place_after(pipe_blocks, kPipeBlocks * sizeof(PipeBlock));
+  const u64 pipes = place_after(pipe_blocks, kPipeSets * kPipeBlocks * sizeof(PipeBlock));
   const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
-  const u64 tiles = place_after(pipes, kStages * kPipeBlocks * pipe_bytes);
+  const u64 tiles = place_after(pipes, (kStages + 1) * kPipeBlocks * pipe_bytes);
   return {ll, ll128, tile_blocks, pipe_blocks, pipes, tiles};
 }
 // Where the user arena begins.
