@@ -140,6 +140,18 @@ bool PlanTable::serves(const Choice& choice, const Wanted& wanted) const {
          row.serves[wanted.reduction];
 }
 
+// With the first fallback that can be cut down, for limited calls of what cannot be and was not
+// measured on fewer multiprocessors.
+Choice PlanTable::with_stand_in(Choice choice, const Rule& rule, const Wanted& wanted) const {
+  if (can_be_cut(choice) || !choice.fewer.empty()) return choice;
+  for (const Choice& other : rule.fallback) {
+    if (!can_be_cut(other) || !serves(other, wanted) || other.align != 1) continue;
+    choice.fewer.push_back(other);
+    break;
+  }
+  return choice;
+}
+
 // What a call of the range's sizes gets: the range's algorithm, then the fallbacks, up to the first
 // that serves every such call.
 void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& wanted,
@@ -160,7 +172,7 @@ void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& want
       return put({0, UINT64_MAX, 1, Choice::kNone, {}});
     }
     if (!serves(choice, wanted)) continue;
-    put(choice);
+    put(with_stand_in(choice, rule, wanted));
     if (choice.align == 1) return;
   }
 }

@@ -113,6 +113,7 @@ class PlanTable {
   void compile(const std::vector<const Rule*>& plain, const std::vector<const Rule*>& symmetric,
                size_t kind, bool has_arena, Compiled& made) const;
   bool serves(const Choice& choice, const Wanted& wanted) const;
+  Choice with_stand_in(Choice choice, const Rule& rule, const Wanted& wanted) const;
   void append(const Rule& rule, const Choice& range, const Wanted& wanted,
               std::vector<Choice>& list) const;
 

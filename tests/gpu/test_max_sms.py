@@ -16,7 +16,6 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
-from tests.gpu import one_gpu
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
 from tests.limited import Limited
@@ -133,19 +132,21 @@ def test_ranks_with_different_limits_are_told_so(nccl_ranks: Ranks) -> None:
 
 
 def only_nccl(comm: Communicator) -> str:
-    rows = [1] * comm.size
-    x = torch.ones(comm.size, device=comm.device)
+    before, rule = comm.plan, {"op": "all_gather", "ranges": [{"algorithm": "nccl_direct"}]}
+    comm.use(Plan({**HEAD, "rules": [rule]}, "NCCL alone"))
+    x = torch.ones(8, device=comm.device)
     try:
-        comm.all_to_all_single(torch.empty_like(x), x, rows, rows, max_sms=4)
+        comm.all_gather_into_tensor(x.new_empty(8 * comm.size), x, max_sms=4)
     except Unsupported as error:
         return str(error)
+    finally:
+        comm.use(before)
     return "nothing"
 
 
-@pytest.mark.skipif(one_gpu.RANKS > 0, reason="kernels make all calls there")
 def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks) -> None:
     for said in nccl_ranks.run(only_nccl):
-        assert said.startswith("max_sms is 4, but all_to_allv runs nccl_direct here")
+        assert said.startswith("max_sms is 4, but all_gather runs nccl_direct here")
         assert "commlib.init(max_sms=4)" in said
 
 

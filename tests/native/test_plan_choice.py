@@ -107,6 +107,15 @@ def test_a_limited_call_takes_what_is_best_on_so_few_as_explain_says(ask: Ask) -
     assert large[32] == large[0]
 
 
+def test_what_cannot_be_limited_gives_way_to_its_fallback(ask: Ask) -> None:
+    fallback = [{"algorithm": "nccl_staged"}, {"algorithm": "lsa_oneshot", "params": {"blocks": 64, **TILES}}]
+    ranges = [{"max_bytes": 4096, "algorithm": "lsa_ll_oneshot"}, {"algorithm": "nccl_direct"}]
+    plan = Plan({**HEAD, "rules": [{"op": "all_gather", "ranges": ranges, "fallback": fallback}]}, "made up")
+    for limit, algorithm in ((0, "nccl_direct"), (8, "lsa_oneshot"), (31, "lsa_oneshot"), (40, "nccl_direct")):
+        entry = plan.decide(Query("all_gather", 8192, "float32", "sum", 2), FACTS, limit).entry
+        assert ask(plan, [call("all_gather", 8192, limit)])[0].split()[0] == entry.algorithm == algorithm
+
+
 def test_a_communicator_with_a_limit_is_told_what_is_best_on_so_few(ask: Ask) -> None:
     curve = [point(8, "lsa_ll128_oneshot", blocks=8), point(16, "lsa_oneshot", blocks=16, **TILES)]
     plan = plan_of({"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}, "curve": curve})
