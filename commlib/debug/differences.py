@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from commlib.debug.jobs import Job
 from commlib.debug.kept import Call, Slot
-from commlib.debug.words import difference_text, kernel_text, ranks_text, where_text
+from commlib.debug.words import difference_text, left_text, ranks_text, where_text
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,15 @@ def graph_differences(job: Job, slots: list[Slot]) -> Difference | None:
 
 
 def left_differently(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare what the GPUs were in when the communicator ended."""
+    """Compare what the GPUs were in when the communicator ended, where they had come equally far."""
     left = {slot.rank: slot for slot in slots if slot.gpu.left_in}
+    first = min((slot.gpu.left_in for slot in left.values()), default=0)
     said = {}
     for rank, slot in left.items():
         gpu = slot.gpu
-        words = f"was in {gpu.left_what}, {kernel_text(slot, gpu.left_graph, gpu.left_in, gpu.left_of_graph)}"
-        said[rank] = (hash((gpu.left_what, gpu.left_graph, gpu.left_of_graph)), words)
-    if len({what for what, _ in said.values()}) < 2:
+        said[rank] = (hash((gpu.left_what, gpu.left_graph, gpu.left_of_graph)), left_text(slot))
+    if len({what for what, _ in said.values()}) < 2 or any(slot.gpu.left_in > first for slot in left.values()):
         return None
-    first = min(slot.gpu.left_in for slot in left.values())
     return _grouped(job, slots, said, first, "GPUs were in different calls when the communicator ended")
 
 

@@ -10,7 +10,7 @@ from commlib.debug.differences import differences, graph_differences, left_diffe
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import GPU, Slot, Wait
 from commlib.debug.process import killed_for_memory
-from commlib.debug.words import last_text, ranks_text, seconds_text, waited_text, where_text
+from commlib.debug.words import last_text, left_text, ranks_text, seconds_text, waited_text, where_text
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of
 _LATE_SHARE, _LATE_S, _WAITING_SHARE = 0.5, 0.03, 0.3
@@ -218,6 +218,8 @@ def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
             numbers = tuple(job.name(slot, peer) for peer in range(slot.world))
             serious = not any(number == slot.id for one in found for number, _ in one.calls)
             text = f"{slot.ended_kind} ended the communicator{where_text(job, slot)}: {slot.ended.splitlines()[0]}"
+            left = [one for one in slots if one.gpu.left_in]
+            text += "".join(f"; the GPU of rank {job.name(one, one.rank)} {left_text(one)}" for one in left)
             yield Finding("ended", numbers, text, ((slot.id, slot.entered),), serious=serious)
 
 

@@ -72,6 +72,12 @@ def kernel_text(slot: Slot, graph: int, number: int, of_graph: int = -1) -> str:
     return f"call {at + 1} of {of.kernels} in replay {replay + 1} of graph {graph}{captured}"
 
 
+def left_text(slot: Slot) -> str:
+    """Say what the GPU of a rank was in when the communicator ended."""
+    gpu = slot.gpu
+    return f"was in {gpu.left_what}, {kernel_text(slot, gpu.left_graph, gpu.left_in, gpu.left_of_graph)}"
+
+
 def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
     """Say what a rank did last in a communicator, and how often its GPU has run a graph."""
     call = slot.calls.get(slot.entered)

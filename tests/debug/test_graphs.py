@@ -105,6 +105,16 @@ def test_where_gpus_were_in_one_call_none_differs() -> None:
     assert found(slot_of(0, left), slot_of(1, left)) == []
 
 
+def test_gpus_that_had_not_come_equally_far_do_not_differ_and_the_end_says_where_they_were() -> None:
+    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
+    ends = {"ended": "rank 0 aborted the communicator", "ended_kind": "CommError"}
+    first = replace(slot_of(0, left), **ends)
+    (one,) = found(first, replace(slot_of(1, replace(left, left_in=8, left_of_graph=7)), **ends))
+    assert (one.kind, one.serious) == ("ended", True)
+    assert f"; the GPU of rank 0 was in {WORDS}, call 1 of 3 in replay 3 of graph 1" in one.text
+    assert f"; the GPU of rank 1 was in {WORDS}, call 2 of 3 in replay 3 of graph 1" in one.text
+
+
 def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_kept() -> None:
     other = {**GRAPHS, 1: replace(GRAPHS[1], what=79, calls=4, kernels=4)}
     slots = [replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})]
