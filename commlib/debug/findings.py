@@ -217,7 +217,8 @@ def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
         if slot is not None:
             numbers = tuple(job.name(slot, peer) for peer in range(slot.world))
             serious = not any(number == slot.id for one in found for number, _ in one.calls)
-            text = f"{slot.ended_kind} ended the communicator{where_text(job, slot)}: {slot.ended.splitlines()[0]}"
+            which = where_text(job, slot).removeprefix(" of") or " the communicator"
+            text = f"{slot.ended_kind} has ended{which}: {slot.ended.splitlines()[0]}"
             left = [one for one in slots if one.gpu.left_in]
             text += "".join(f"; the GPU of rank {job.name(one, one.rank)} {left_text(one)}" for one in left)
             yield Finding("ended", numbers, text, ((slot.id, slot.entered),), serious=serious)
