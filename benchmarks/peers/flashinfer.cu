@@ -1,4 +1,5 @@
-// FlashInfer's all-reduce (its port of TensorRT-LLM's kernels) behind C functions; flashinfer.py says how to build it.
+// FlashInfer's all-reduce (its port of TensorRT-LLM's kernels) behind C functions; flashinfer.py
+// says how to build it.
 #include "flashinfer/comm/trtllm_allreduce_fusion.cuh"
 
 using namespace flashinfer::trtllm_allreduce_fusion;
@@ -12,8 +13,8 @@ static int run(Params params, AllReduceFusionPattern pattern, int early) try {
   return cudaErrorUnknown;
 }
 
-static Params common(int rank, int size, int elements, int hidden, void** workspace, void* x, int oneshot,
-                     cudaStream_t stream) {
+static Params common(int rank, int size, int elements, int hidden, void** workspace, void* x,
+                     int oneshot, cudaStream_t stream) {
   Params params{};
   params.nranks = size;
   params.rank = rank;
@@ -26,17 +27,18 @@ static Params common(int rank, int size, int elements, int hidden, void** worksp
   return params;
 }
 
-extern "C" int flashinfer_all_reduce(int rank, int size, int elements, int hidden, void** workspace, void* x, void* out,
-                                     int oneshot, int early, cudaStream_t stream) {
+extern "C" int flashinfer_all_reduce(int rank, int size, int elements, int hidden, void** workspace,
+                                     void* x, void* out, int oneshot, int early,
+                                     cudaStream_t stream) {
   Params params = common(rank, size, elements, hidden, workspace, x, oneshot, stream);
   params.allreduce_out = out;
   return run(params, AllReduceFusionPattern::kAllReduce, early);
 }
 
 // Sum of all ranks' x, plus the residual, to residual_out; the norm of each row in place of x.
-extern "C" int flashinfer_add_norm(int rank, int size, int elements, int hidden, void** workspace, void* x,
-                                   void* residual, void* residual_out, void* weight, float eps, int oneshot, int early,
-                                   cudaStream_t stream) {
+extern "C" int flashinfer_add_norm(int rank, int size, int elements, int hidden, void** workspace,
+                                   void* x, void* residual, void* residual_out, void* weight,
+                                   float eps, int oneshot, int early, cudaStream_t stream) {
   Params params = common(rank, size, elements, hidden, workspace, x, oneshot, stream);
   params.residual_in = residual;
   params.residual_out = residual_out;

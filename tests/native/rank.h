@@ -149,7 +149,8 @@ class Rank {
       const auto word = [](bool yes) { return yes ? "yes" : "no"; };
       rows += text("algorithm op=", name_of(known.op), " name=", known.name,
                    " placement=", symmetric ? "symmetric" : "plain", " arena=", word(symmetric),
-                   " kernel= reduces=", word(reduces), " rooted=", word(rooted), " composed=no engine=no\n");
+                   " kernel= reduces=", word(reduces), " rooted=", word(rooted),
+                   " composed=no engine=no\n");
       for (const DType dtype : kDtypes) {
         for (const char* redop : {"sum", "max"}) {
           rows += text("serves dtype=", name_of(dtype), " redop=", redop, "\n");
