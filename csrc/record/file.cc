@@ -59,16 +59,17 @@ Slot* slot_at(int number) {
   return reinterpret_cast<Slot*>(file + pages(sizeof(Header)) + number * kSlotBytes);
 }
 
-// A free one, else the one that was closed and opened first.
+// The one that was closed and opened first, once so many are kept; until then, a free one.
 int vacant() {
-  int oldest = -1;
+  int oldest = -1, unused = -1, closed = 0;
   for (int i = 0; i < kSlots; ++i) {
     const uint32_t state = slot_at(i)->state.load();
-    if (state == 0) return i;
-    if (state == 2 && (oldest < 0 || slot_at(i)->opened_ns < slot_at(oldest)->opened_ns))
-      oldest = i;
+    if (state == 0 && unused < 0) unused = i;
+    if (state != 2) continue;
+    ++closed;
+    if (oldest < 0 || slot_at(i)->opened_ns < slot_at(oldest)->opened_ns) oldest = i;
   }
-  return oldest;
+  return unused < 0 || closed >= kClosed ? oldest : unused;
 }
 
 }  // namespace

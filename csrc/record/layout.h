@@ -21,6 +21,7 @@ constexpr int kCalls = 256;       // the last ones of a communicator
 constexpr int kMessages = 64;     // the same of send and recv
 constexpr int kWaits = 8;         // threads of a rank that may wait at once
 constexpr int kSlots = 256;
+constexpr int kClosed = 32;  // communicators whose records are kept after their end
 constexpr size_t kStrings = 32 << 10;
 constexpr size_t kSaid = 3 << 10;
 
