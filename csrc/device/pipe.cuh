@@ -86,7 +86,8 @@ class Pipes {
 
   // `bytes(way, stage, peer)`: what this rank writes to a peer, or takes from it.
   template <class Bytes>
-  __device__ Pipes(const Job& job, PipeBoard* board, u32 tile_bytes, Bytes bytes, u64 set = 0)
+  __device__ Pipes(const Job& job, PipeBoard* board, u32 tile_bytes, Bytes bytes,
+                   u64 set = kCollectives)
       : job_(job), board_(board), tile_bytes_(tile_bytes), set_(set) {
     begin_marked();
     for (u32 i = threadIdx.x; i < sizeof(PipeBoard) / sizeof(u32); i += blockDim.x)
@@ -129,7 +130,7 @@ class Pipes {
     if (threadIdx.x < 32)
       block_of(job_.rank)->before[way_of()][stage_of()][peer_of()] =
           before(way_of(), stage_of(), peer_of()) + goal(way_of(), stage_of(), peer_of());
-    if (threadIdx.x == 0) count_call(job_);
+    if (threadIdx.x == 0 && set_ == kCollectives) count_call(job_);
   }
 
   __device__ Tiles tiles(u64 bytes) const { return {bytes, tile_bytes_}; }

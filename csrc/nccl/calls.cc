@@ -30,7 +30,9 @@ struct Elements {
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
   const During planning(stamps_, Phase::plan);
   fault_.alive();
-  if (plan_bytes == 0 && call.op != Op::barrier) return;
+  // Ranks of an all_to_allv know their own sizes alone, and all count the call.
+  const bool counts_empty = call.op == Op::barrier || call.op == Op::all_to_allv;
+  if (plan_bytes == 0 && !counts_empty) return;
   if (world_ == 1 && call.rows)
     return finish_rows(call, own_rows_kernel(call), call.in, call.rows->rows.in_stride_bytes,
                        stream);
@@ -131,7 +133,8 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
 void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
                             const Size& size, bool lets_next_start, CUstream stream,
                             uint64_t capture) {
-  job.graph = record_->count_kernel(capture);
+  const bool message = static_cast<Op>(job.what & 0xff) == Op::send_recv;
+  job.graph = message ? 0 : record_->count_kernel(capture);
   const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
   order_.before(stream, capture,
                 {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,

@@ -12,7 +12,7 @@ inline Moves moves_of(const Call& call, int rank, int world) {
   const u64 block = call.bytes(), element = call.element();
   u64 in_at = 0, out_at = 0;
   m.longest = block;
-  m.pipe_set = call.op == Op::send_recv ? 1 : 0;
+  m.pipe_set = call.op == Op::send_recv ? kMessages : kCollectives;
   for (int r = 0; r < world; ++r) {
     const bool mine = r == rank, root = rank == call.root;
     switch (call.op) {

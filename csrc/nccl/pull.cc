@@ -30,6 +30,7 @@ void Group::pull(const Call& call, const Choice& choice, CUstream stream, uint64
   job.bytes = call.bytes();
   job.what = pack(call, choice.algorithm, inner_);
   job.signature = Signature(job.what, job.bytes, call.detail).bits();
+  job.graph = record_->count_kernel(capture);
   const Grid warp = {1, kThreads, 0, false};
   order_.before(stream, capture, {instance.handle, 1, kThreads, 0, false, 1});
   reads.turn = Turn::ready;

@@ -24,10 +24,13 @@ constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one pe
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
-constexpr u64 kPipeSets = 2;     // of collectives; of messages, which pairs order for themselves
-constexpr u64 kPipeBlocks = 32;  // at most, of a grid that moves tiles through pipes
+constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
 constexpr int kSignatureBits = 16;
 constexpr u32 kGraphs = 512;  // graphs of a communicator whose calls are counted; from 1, 0: none
+
+// Pipes of collectives; of messages, which pairs order for themselves, and which no rank but the
+// two counts among its calls.
+enum PipeSet : u64 { kCollectives, kMessages, kPipeSets };
 
 // The call a rank waits in, for the error message of a peer that waits for it.
 struct CallRecord {
