@@ -29,6 +29,9 @@ def set_redops(codes: dict[Any, int], torch_type: type, /) -> None:
 def phases() -> str:
     """csrc/binding/calls.cc: phases"""
 
+def note_collection(phase: str, info: object, /) -> None:
+    """csrc/binding/record.cc: note_collection"""
+
 def set_recorded(
     caller: Callable[[], tuple[bytes, str]], explainer: Callable[[str, str], tuple[bytes, str]], /
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -30,6 +31,7 @@ def _load() -> Any:
     module.set_redops(CODES, type(TORCH_OPS["sum"]))
     module.prefix_use(env.ISA.get())
     module.set_recorded(debug.call_site, debug.explain)
+    gc.callbacks.append(module.note_collection)
     return module
 
 

@@ -19,9 +19,9 @@ from dataclasses import asdict
 from typing import Any
 
 from commlib.debug.card import HOSTS, Card, here
+from commlib.debug.jobs import job_of
 from commlib.debug.process import command_of, process
 from commlib.debug.record import Record, Taken, records_of
-from commlib.debug.stacks import ask
 from commlib.debug.wire import answer
 
 ANSWERERS = 2  # on each host: one may be stopped
@@ -76,10 +76,11 @@ class Answering:
         first = _moment(records)
         time.sleep(request["apart_s"])
         moments = [first, _moment(records)]
-        stacks = ask([pid for pid in pids if not process(pid).halted])
+        job = job_of(records)
+        job.ask_stacks(pids)
         for record in records:
             record.close()
-        found = {pid: [asdict(stack) for stack in all_of] for pid, all_of in stacks.items()}
+        found = {pid: [asdict(stack) for stack in job.ranks[pid].stacks] for pid in pids if pid in job.ranks}
         return {"at_ns": at_ns, "moments": moments, "stacks": found, "command": command_of(os.getpid())}
 
 

@@ -40,7 +40,7 @@ class _Stuck:
 
     @property
     def node(self) -> tuple[int, int]:
-        return self.rank.pid, self.wait.caller
+        return self.rank.pid, self.wait.thread
 
     @property
     def place(self) -> tuple[int, int, int]:
@@ -74,13 +74,13 @@ def _awaited(peer: Rank | None, slot: Slot, wait: Wait) -> tuple[int, int] | Non
     theirs = peer.slot(slot.id) if peer else None
     if peer is None or theirs is None:
         return None
-    if wait.caller == GPU:
+    if wait.thread == GPU:
         return peer.pid, GPU
     entries = theirs.messages.values() if wait.message else theirs.calls.values()
     calls = list(entries) or [*theirs.calls.values(), *theirs.messages.values()]
     if calls:
         return peer.pid, max(calls, key=lambda call: (call.entered_ns, call.number)).thread
-    return peer.pid, next((other.caller for mine in peer.slots for other in mine.waits), 0)
+    return peer.pid, next((other.thread for mine in peer.slots for other in mine.waits), 0)
 
 
 def _missing(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
@@ -117,12 +117,12 @@ def _missing_one(job: Job, rank: Rank, first: _Stuck, waits: list[_Stuck]) -> Fi
         text = f"rank {number} has closed its communicator: {tail} in {call}"
     elif wait.message:
         text = f"rank {number} has not made the other end of {call}: {tail}"
-    elif slot is not None and (slot.gpu.over if wait.caller == GPU else slot.entered) >= wait.number:
+    elif slot is not None and (slot.gpu.over if wait.thread == GPU else slot.entered) >= wait.number:
         text = f"rank {number} is in {call} too, but does not go on: {tail}"
     else:
-        made = "the GPU of rank {} has not come to {}: {}" if wait.caller == GPU else "rank {} has not made {}: {}"
+        made = "the GPU of rank {} has not come to {}: {}" if wait.thread == GPU else "rank {} has not made {}: {}"
         text = made.format(number, call, tail)
-        graph = first.slot.gpu.graph if wait.caller == GPU else 0
+        graph = first.slot.gpu.graph if wait.thread == GPU else 0
         text += f"; {last_text(job, slot, graph)}" if slot is not None else ""
     threads = {rank.pid: first.next[1] if first.next else 0}
     return Finding("missing", (number,), text, ((first.slot.id, wait.number),), threads)
@@ -160,7 +160,7 @@ def _order(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         ranks = tuple(sorted({one.rank.number for one in (odd if clear else waiting)}))
         text += f", and {ranks_text(ranks)} in another one than the rest" if clear else ""
         calls = [common[:2]] if clear else list(dict.fromkeys(one.place[:2] for one in waiting))
-        threads = {one.rank.pid: one.wait.caller for one in waiting}
+        threads = {one.rank.pid: one.wait.thread for one in waiting}
         yield Finding("order", ranks, text, tuple(calls), threads)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from commlib.debug.asking import Host, ask_all, other_hosts
 from commlib.debug.card import Card
-from commlib.debug.kept import Slot
+from commlib.debug.kept import GPU, Slot
 from commlib.debug.process import Process, command_of, process
 from commlib.debug.record import NAME, Record, Taken, descriptors, records_of
 from commlib.debug.stacks import Stack, ask
@@ -31,7 +31,8 @@ class Rank:
     slots: list[Slot] = field(default_factory=list)
     started_by: int = 0
     number: int = -1  # in the largest communicator
-    stacks: list[Stack] = field(default_factory=list)
+    stacks: list[Stack] = field(default_factory=list)  # of the main thread first
+    collects: int = 0  # the thread in Python's garbage collection
     card: Card | None = None  # of one on another host
 
     @property
@@ -59,8 +60,14 @@ class Rank:
         return next((slot for slot in self.slots if slot.id == communicator), None)
 
     def stack(self, thread: int) -> Stack | None:
-        """Return the stack of a thread, else of the main one, which Python starts first and writes last."""
-        return next((one for one in self.stacks if one.thread == thread), self.stacks[-1] if self.stacks else None)
+        """Return the stack of a thread, else of the main one."""
+        return next((one for one in self.stacks if one.thread == thread), next(iter(self.stacks), None))
+
+    @property
+    def threads(self) -> set[int]:
+        """Those that wait, or have made the last call of a communicator."""
+        made = [call.thread for slot in self.slots if (call := slot.calls.get(slot.entered))]
+        return {*made, *(wait.thread for slot in self.slots for wait in slot.waits)} - {GPU}
 
 
 @dataclass
@@ -107,9 +114,9 @@ class Job:
 
 def ask_stacks(ranks: Iterable[Rank]) -> None:
     """Have ranks, of several jobs maybe, say where their threads are, all at once."""
-    can = {rank.pid: rank for rank in ranks if not rank.process.halted and 0 < rank.pid != os.getpid()}
-    for pid, stacks in ask(list(can)).items():
-        can[pid].stacks = stacks
+    can = {rank.pid: rank for rank in ranks if not rank.process.halted and rank.pid > 0}
+    for pid, stacks in ask({pid: rank.threads for pid, rank in can.items()}).items():
+        can[pid].stacks = [replace(stack, collects=stack.thread == can[pid].collects) for stack in stacks]
 
 
 def _main_slot(slots: Iterable[Slot]) -> Slot:
@@ -148,7 +155,7 @@ def _job(moment: _Moment, hosts: Sequence[Host] = (), which: int = -1) -> Job:
     ranks: dict[int, Rank] = {}
     for record, then, now in moment.taken:
         with suppress(OSError):
-            ranks[record.pid] = Rank(now, record.slots(then), record.parent)
+            ranks[record.pid] = Rank(now, record.slots(then), record.parent, collects=record.collects(then))
     cards = {card.number: replace(card, key="") for host in hosts for card in host.cards}  # the key is no news
     for seen in [seen for host in hosts if host.moments for seen in host.moments[which]]:
         card = cards.get(seen.process.pid)

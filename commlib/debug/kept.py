@@ -20,7 +20,7 @@ class Call:
     root: int  # of a message, the peer
     algorithm: str
     site: str
-    thread: int
+    thread: int  # by the kernel's number
     entered_ns: int
     what: int  # what ranks must agree on
     flags: int
@@ -54,8 +54,7 @@ class Call:
 class Wait:
     """A thread of a rank that waits for a peer, longer than it spins."""
 
-    thread: int  # as the kernel numbers it
-    caller: int  # as Call.thread
+    thread: int  # GPU: its kernel
     peer: int
     number: int
     since_ns: int
@@ -110,7 +109,7 @@ class Gpu:
         """The wait that its kernel is in, as that of a thread of its own."""
         if self.at_ns == 0 or self.waits_in != self.over + 1 or self.left_in:
             return ()
-        return (Wait(GPU, GPU, self.waits_for, self.waits_in, self.since_ns, 0),)
+        return (Wait(GPU, self.waits_for, self.waits_in, self.since_ns, 0),)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for slot in [slot for slot in rank.slots if not slot.closed]:
         call, since = _call_of(job, slot)
-        stack = rank.stack(next((wait.caller for wait in slot.waits), 0))
+        stack = rank.stack(next((wait.thread for wait in slot.waits), 0))
         place = str(stack) if stack is not None and stack.frames else ""
         rows.append((*head, str(order.index(slot.id) + 1), str(slot.entered), call, since, place))
         head = ("", "", "", "")

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from commlib.debug.kept import CAPTURED, INNER, Call, Gpu, Graph, Peer, Slot, Total, Wait
 
 NAME = "commlib.record"
-VERSION = 5  # csrc/record/layout.h: kVersion
+VERSION = 6  # csrc/record/layout.h: kVersion
 _HEAD = struct.Struct("=8sII")
 _NO_REDUCTION = 255
+_TAKEN = 0xFFFFFFFF  # csrc/record/layout.h: kTaken
 _OPEN, _STATE, _NUMBER = 1, struct.Struct("=I"), struct.Struct("=Q")  # of a slot: its state in use, and two types
 
 
@@ -65,6 +66,10 @@ class Record:
             if first["opened_ns"] == again["opened_ns"]:
                 found.append(self._slot(first, again, self._described))
         return sorted(found, key=lambda slot: slot.opened_ns)
+
+    def collects(self, taken: Taken) -> int:
+        """Return the thread that was in Python's garbage collection; 0: none."""
+        return int(self._header.read(taken.head)["collects"])
 
     def recent(self, slots: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Leave out those that were closed long ago: a process may have had many, and to read one takes long."""
@@ -124,7 +129,7 @@ class Record:
             finished=again["finished"],
             ended=again["ended"],
             ended_kind=again["ended_kind"],
-            waits=(*(Wait(**wait) for wait in again["waits"] if wait["thread"] > 1), *gpu.waits),
+            waits=(*(Wait(**wait) for wait in again["waits"] if is_wait(wait["thread"])), *gpu.waits),
             peers=tuple(Peer(**peer) for peer in again["peers"][: again["world"]]),
             calls=self._ended(stable("calls", self._unpacked), again["ends"]) if on_shm else stable("entries", dict),
             messages=stable("messages", dict),
@@ -215,6 +220,11 @@ class _Type:
             used = found.get(f"{name}_used", times)
             found[name] = [kind.read(data, start + at + i * kind.size) for i in range(used)]
         return found
+
+
+def is_wait(thread: int) -> bool:
+    """Whether the place of a wait with this thread is in use, and written."""
+    return thread not in (0, _TAKEN)
 
 
 def _most(place: list[int]) -> int:

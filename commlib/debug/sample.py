@@ -20,7 +20,7 @@ from typing import NamedTuple
 from commlib.debug.jobs import Job, job_of
 from commlib.debug.kept import Call, Gpu, Slot
 from commlib.debug.process import process
-from commlib.debug.record import Record
+from commlib.debug.record import Record, is_wait
 
 RATE = 500  # looks a second
 MOST = 20_000  # looks at all: a long watch looks less often
@@ -100,7 +100,7 @@ class _Eye:
             return kernel
         self.entered, finished = (struct.unpack_from("=Q", self._memory, at)[0] for at in self._counts)
         entered = self.entered
-        waits = [self._wait.read(self._memory, at) for at in self._waits if self._thread(at) > 1]
+        waits = [self._wait.read(self._memory, at) for at in self._waits if is_wait(self._thread(at))]
         oldest = min(waits, key=lambda wait: int(wait["since_ns"]), default=None)
         if oldest is None and entered <= finished:
             return IDLE

@@ -1,16 +1,22 @@
-"""Python stacks of a rank: it writes them into a memfd when it is sent SIGURG, which is ignored by whoever does not.
+"""Python stacks of a rank: a thread writes its own into a memfd when it is sent SIGURG, ignored by whoever does not.
 
 Python's faulthandler does it, in the signal's handler: so also a rank answers whose interpreter is held by native code,
-and no thread is needed for it. A rank that is stopped does not answer.
+and no thread is needed for it. A thread writes its own stack alone: another thread's may change while it is read, which
+has ended processes. A rank that is stopped does not answer.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import fcntl
 import os
+import platform
 import re
 import signal
 import time
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +26,7 @@ from commlib.debug.record import descriptors, records_of
 NAME = "commlib.stacks.{}."  # of the process that writes them: whoever reads them has them open, too
 ANSWER_S = 0.4
 _POLL_S = 0.005
+_TGKILL = 234 if platform.machine() == "x86_64" else 131  # the kernel's call of this name, which older libraries lack
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _KNOWN = (  # in files of these folders a rank is in …
     ("torch/utils/data/", "a dataloader"),
@@ -50,7 +57,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Stack:
-    """A thread's Python frames, the innermost first; `thread` as a Call has it."""
+    """A thread's Python frames, the innermost first; `thread` by the kernel's number."""
 
     thread: int
     frames: tuple[Frame, ...]
@@ -98,56 +105,67 @@ def listen() -> None:
         return
     fd = os.memfd_create(NAME.format(os.getpid()))
     os.fchmod(fd, 0o600)
-    faulthandler.register(signal.SIGURG, file=fd, all_threads=True, chain=False)
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
+    faulthandler.register(signal.SIGURG, file=fd, all_threads=False, chain=False)
     if old := _LISTENING.get("fd"):  # the parent's, since a fork
         os.close(old)
     _LISTENING["fd"] = fd
 
 
-def ask(pids: list[int]) -> dict[int, list[Stack]]:
-    """Return the stacks of those processes that answer in time."""
-    asked = {pid: found for pid in pids if (found := _ask_one(pid)) is not None}
-    answers: dict[int, list[Stack]] = {}
-    deadline, before = time.monotonic() + ANSWER_S, dict.fromkeys(asked, -1)
-    while len(answers) < len(asked) and time.monotonic() < deadline:
+def ask(threads: Mapping[int, Iterable[int]]) -> dict[int, list[Stack]]:
+    """Return the stacks of threads of processes that answer in time; that of a process's main thread is the first."""
+    found: dict[int, list[Stack]] = {pid: [] for pid in threads}
+    asked = [_asked(pid, [pid, *({*also} - {pid})], found[pid]) for pid, also in threads.items()]
+    deadline = time.monotonic() + ANSWER_S
+    while (asked := [one for one in asked if next(one, "over") != "over"]) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
-        for pid, (fd, start) in asked.items():
-            size = os.fstat(fd).st_size
-            if pid not in answers and size > start and size == before[pid]:  # it has stopped growing
-                answers[pid] = parsed(os.pread(fd, size - start, start).decode(errors="replace"))
-            before[pid] = size
-    for fd, _ in asked.values():
-        os.close(fd)
-    return answers
+    for one in asked:
+        one.close()
+    return {pid: stacks for pid, stacks in found.items() if stacks}
 
 
-def _ask_one(pid: int) -> tuple[int, int] | None:
-    """Send the signal to a process that has a handler for it; return where the answer will be."""
-    try:
-        found = descriptors(pid, NAME.format(pid))
-        if not found or not _handles(pid):
-            return None
-        fd = os.open(found[-1], os.O_RDONLY | os.O_CLOEXEC)
-        start = os.fstat(fd).st_size
-        os.kill(pid, signal.SIGURG)
-    except OSError:
-        return None
-    return fd, start
+def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[None]:
+    """Have threads of a process write their stacks, one after the other; yield to wait for that."""
+    places = descriptors(pid, NAME.format(pid))
+    with suppress(OSError):
+        if not places or not _handles(pid):
+            return
+        fd = os.open(places[-1], os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield from _lock(fd)
+            for thread in threads:
+                os.truncate(fd, 0)
+                if _send(pid, thread):
+                    yield from _grow(fd)
+                    text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+                    found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
+        finally:
+            os.close(fd)
+
+
+def _lock(fd: int) -> Generator[None]:
+    """Wait while somebody else asks the same process."""
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield
+
+
+def _grow(fd: int) -> Generator[None]:
+    """Wait until there is an answer that has stopped growing."""
+    size = before = 0
+    while not size or size != before:
+        yield
+        size, before = os.fstat(fd).st_size, size
+
+
+def _send(pid: int, thread: int) -> bool:
+    """Send the signal to a thread; say whether it is there."""
+    return bool(ctypes.CDLL(None).syscall(ctypes.c_long(_TGKILL), pid, thread, int(signal.SIGURG)) == 0)
 
 
 def _handles(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)
     return bool(caught >> signal.SIGURG - 1 & 1)
-
-
-def parsed(text: str) -> list[Stack]:
-    """Read what faulthandler writes."""
-    found = []
-    for part in re.split(r"^(?=(?:Current thread|Thread) 0x)", text, flags=re.MULTILINE):
-        head, _, rest = part.partition("\n")
-        number = re.search(r"0x([0-9a-f]+)", head)
-        if number and "Stack" not in head:
-            frames = tuple(Frame(*match) for match in _FRAME.findall(rest))
-            found.append(Stack(int(number[1], 16) >> 6 & 0xFFFFFFFF, frames, "Garbage-collecting" in rest))
-    return found

@@ -27,7 +27,7 @@ def _wait(ranks: Mapping[int, Rank], slot: Slot) -> Wait | None:
     if call is None or not (slot.handed_over or slot.under_way):
         return None
     late = next(_late(ranks, slot), None)
-    return None if late is None else Wait(call.thread, call.thread, late, call.number, call.entered_ns, 0)
+    return None if late is None else Wait(call.thread, late, call.number, call.entered_ns, 0)
 
 
 def _late(ranks: Mapping[int, Rank], slot: Slot) -> Iterator[int]:

@@ -55,7 +55,7 @@ def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
             details = ""
         peer = job.name(slot, wait.peer)
         return f"{verb} {way} rank {peer} (message #{wait.number}{details})"
-    if wait.caller == GPU:
+    if wait.thread == GPU:
         return f"{slot.gpu.what}, {kernel_text(slot, slot.gpu.graph, wait.number)}"
     return str(slot.calls.get(wait.number) or f"call #{wait.number}")
 

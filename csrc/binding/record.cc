@@ -33,8 +33,14 @@ void set_recorded(Object* given_caller, Object* given_explainer) {
   record::find_site = keep_site;
 }
 
+// One of Python's gc.callbacks.
+void note_collection(const std::string& phase, Object*) {
+  record::Record::collects(phase == "start");
+}
+
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer")});
+  module.add({COMMLIB_METHOD("note_collection", note_collection, "phase, info"),
+              COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer")});
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ std::string description() {
       ",",
       structure("Wait", sizeof(Wait), COMMLIB_FIELD(Wait, thread), COMMLIB_FIELD(Wait, peer),
                 COMMLIB_FIELD(Wait, number), COMMLIB_FIELD(Wait, since_ns),
-                COMMLIB_FIELD(Wait, message), COMMLIB_FIELD(Wait, caller)),
+                COMMLIB_FIELD(Wait, message)),
       ",",
       structure("Peer", sizeof(Peer), COMMLIB_FIELD(Peer, pid), COMMLIB_FIELD(Peer, name),
                 COMMLIB_FIELD(Peer, number), COMMLIB_FIELD(Peer, what), COMMLIB_FIELD(Peer, waits),
@@ -127,7 +127,8 @@ std::string description() {
       structure("Header", pages(sizeof(Header)), COMMLIB_FIELD(Header, pid),
                 COMMLIB_FIELD(Header, parent), COMMLIB_FIELD(Header, opened_ns),
                 COMMLIB_FIELD(Header, wants_sites), COMMLIB_FIELD(Header, unrecorded),
-                COMMLIB_FIELD(Header, watched_until_ns), COMMLIB_FIELD(Header, strings)));
+                COMMLIB_FIELD(Header, collects), COMMLIB_FIELD(Header, watched_until_ns),
+                COMMLIB_FIELD(Header, strings)));
   return text("{\"types\":{", types, "},\"slots\":", kSlots, ",\"what\":", fields_of_what(),
               ",\"ops\":", names(kOps, [](int i) { return name_of(static_cast<Op>(i)); }),
               ",\"dtypes\":", names(kDTypes, [](int i) { return name_of(static_cast<DType>(i)); }),

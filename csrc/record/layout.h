@@ -16,7 +16,7 @@
 
 namespace commlib::record {
 
-constexpr uint32_t kVersion = 5;  // a reader of another one leaves the file alone
+constexpr uint32_t kVersion = 6;  // a reader of another one leaves the file alone
 constexpr int kCalls = 256;       // the last ones of a communicator
 constexpr int kMessages = 64;     // the same of send and recv
 constexpr int kWaits = 8;         // threads of a rank that may wait at once
@@ -40,7 +40,7 @@ struct alignas(32) Brief {
   uint64_t what;       // shm::Descriptor, whose fields the description has
   uint16_t algorithm;  // places in Header::strings
   uint16_t site;
-  uint32_t thread;  // that made it, as thread_number() has it
+  uint32_t thread;  // that made it, by the kernel's number
 };
 
 // Any other call: a message, or a call on another backend than shm.
@@ -78,14 +78,13 @@ struct Total {
 };
 
 // A thread that waits for a peer longer than it spins.
-constexpr uint32_t kTaken = 1;  // no thread of a rank has this number
+constexpr uint32_t kTaken = 0xFFFFFFFF;  // no thread has this number
 struct alignas(64) Wait {
   std::atomic<uint32_t> thread;  // 0: free; kTaken: being written
   int32_t peer;
   uint64_t number;  // of the call, or of the message of the pair
   uint64_t since_ns;
   uint32_t message;  // 1: to send it, 2: to receive it
-  uint32_t caller;   // the thread, as Entry has it
 };
 
 // What this rank last saw of a peer, while it waited; and how long it has waited for it in all.
@@ -161,6 +160,7 @@ struct Header {
   std::atomic<uint32_t>
       wants_sites;                   // written by a reader: keep the place of each call from now on
   std::atomic<uint32_t> unrecorded;  // communicators beyond the slots
+  std::atomic<uint32_t> collects;    // the thread in Python's garbage collection; 0: none
   std::atomic<uint64_t>
       watched_until_ns;        // written by a reader: until then, ranks ask their GPUs more often
   std::atomic<uint32_t> used;  // bytes of strings

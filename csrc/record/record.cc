@@ -1,5 +1,6 @@
 #include "record/record.h"
 
+#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -21,9 +22,17 @@ void copy_words(char* to, const char* words, size_t room) {
 
 std::string (*explain)(uint64_t id, const char* kind) = nullptr;
 void (*find_site)() = nullptr;
+thread_local uint32_t own_thread = 0;
 thread_local uint16_t Record::site = 0;
 static const std::atomic<uint32_t> kNoSites{0};
 std::atomic<const std::atomic<uint32_t>*> Record::sites_{&kNoSites};
+
+// The thread of a forked child has another number than that which forked.
+uint32_t ask_thread() {
+  static const int ready = pthread_atfork(nullptr, nullptr, [] { own_thread = 0; });
+  static_cast<void>(ready);
+  return own_thread = static_cast<uint32_t>(syscall(SYS_gettid));
+}
 
 Record::Record(const Identity& identity) : slot_(kRecords ? take_slot() : nullptr) {
   shared_ = slot_ != nullptr;
@@ -94,6 +103,11 @@ uint64_t Record::enter_message(const What& what, size_t bytes) {
   const uint64_t number = slot_->messages_made.fetch_add(1, std::memory_order_relaxed) + 1;
   write(slot_->messages[number % kMessages], number, what, bytes);
   return number;
+}
+
+void Record::collects(bool begins) {
+  Header* const file = header();
+  if (file && file->pid == getpid()) file->collects.store(begins ? thread_number() : 0);
 }
 
 bool Record::is_watched() {
@@ -191,7 +205,6 @@ uint16_t Record::name(const std::string& words) {
 
 Waiting::Waiting(Record& record, int peer, uint64_t number, uint32_t message)
     : peer_(record.slot_->peers[peer]), since_ns_(now_ns()) {
-  const auto thread = static_cast<uint32_t>(syscall(SYS_gettid));
   for (Wait& wait : record.slot_->waits) {
     uint32_t none = 0;
     if (!wait.thread.compare_exchange_strong(none, kTaken)) continue;
@@ -199,8 +212,7 @@ Waiting::Waiting(Record& record, int peer, uint64_t number, uint32_t message)
     wait.number = number;
     wait.since_ns = since_ns_;
     wait.message = message;
-    wait.caller = thread_number();
-    wait.thread.store(thread, std::memory_order_release);
+    wait.thread.store(thread_number(), std::memory_order_release);
     wait_ = &wait;
     return;
   }

@@ -5,8 +5,6 @@
 //   const Waiting waiting(record, peer, number, message);         (around a long wait)
 #pragma once
 
-#include <pthread.h>
-
 #include <ctime>
 #include <string>
 #include <vector>
@@ -29,10 +27,11 @@ inline uint64_t now_ns(clockid_t clock = CLOCK_MONOTONIC) {
   return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// What tells the threads of a process apart: Python's number of a thread, without its last bits.
-inline uint32_t thread_number() {
-  return static_cast<uint32_t>(static_cast<uint64_t>(pthread_self()) >> 6);
-}
+// The kernel's number of this thread, by which a reader can ask it for its stack; 0: not asked yet.
+extern thread_local uint32_t own_thread
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+uint32_t ask_thread();
+inline uint32_t thread_number() { return own_thread ? own_thread : ask_thread(); }
 
 // What the ranks of communicator `id` are in, in words, for the error that ends it; set by the
 // binding.
@@ -114,6 +113,8 @@ class Record {
 
   // The place of a string that a reader will find.
   static uint16_t name(const std::string& words);
+  // This thread begins or ends a garbage collection of Python's.
+  static void collects(bool begins);
   // Whether the place of each call in the program is to be kept, and that of this thread's next.
   static bool wants_sites() {
     return kRecords && sites_.load(std::memory_order_relaxed)->load(std::memory_order_relaxed) != 0;

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,7 @@ from commlib.communicator import Communicator
 from commlib.debug import Finding, answer, call_site, findings_of, look
 from commlib.debug.jobs import moments
 from commlib.debug.record import NAME, descriptors, records_of
-from commlib.debug.stacks import ask, parsed
+from commlib.debug.stacks import Frame, Stack, ask
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.testing import Ranks
 
@@ -88,7 +91,7 @@ def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three
     assert found.ranks == (2,)
     assert "rank 2 has not made all_reduce #2 (bfloat16, 14336 elements, sum)" in found.text
     assert "ranks 0 and 1 wait for it" in found.text
-    stack = ask([three.pids[2]])[three.pids[2]][-1]
+    (stack,) = ask({three.pids[2]: ()})[three.pids[2]]
     assert "test_debug.py" in str(stack)
     assert "in stay_away" in str(stack)
     handle.join()
@@ -267,17 +270,85 @@ def test_a_call_site_is_outside_of_commlib() -> None:
 
 
 def test_a_stack_says_what_it_is_in() -> None:
-    text = (
-        "Thread 0x00007f0000001000 (most recent call first):\n"
-        '  File "/x/site-packages/torch/utils/data/dataloader.py", line 5 in _next\n'
-        '  File "train.py", line 212 in step\n\n'
-        "Current thread 0x00007f0000002000 (most recent call first):\n  Garbage-collecting\n"
-        '  File "train.py", line 9 in <module>\n'
+    inner, outer = (
+        Frame("/x/site-packages/torch/utils/data/dataloader.py", "5", "_next"),
+        Frame("train.py", "212", "step"),
     )
-    first, second = parsed(text)
-    assert str(first) == "train.py:212 in step, in a dataloader"
-    assert str(second) == "train.py:9 in <module>, in garbage collection"
-    assert first.thread == 0x7F0000001000 >> 6 & 0xFFFFFFFF
+    assert str(Stack(7, (inner, outer))) == "train.py:212 in step, in a dataloader"
+
+
+class SlowToGo:
+    """In a cycle, this keeps Python's garbage collection."""
+
+    def __init__(self) -> None:
+        self.cycle = self
+
+    def __del__(self) -> None:
+        time.sleep(1.0)
+
+
+def collect(comm: Communicator) -> None:
+    comm.barrier()
+    if comm.rank == 2:
+        SlowToGo()
+        gc.collect()
+    comm.barrier()
+
+
+def test_a_rank_in_garbage_collection_says_so(three: Ranks) -> None:
+    three.run(collect)  # the first one meets other garbage
+    handle = three.start(collect)
+    wait_for(three, "missing")
+    job = look(three.pids)
+    job.ask_stacks(three.pids)
+    assert job.ranks[three.pids[2]].stack(0).activity == "garbage collection"  # type: ignore[union-attr]
+    handle.join()
+    job = look(three.pids)
+    assert [job.ranks[pid].collects for pid in three.pids] == [0] * 3
+
+
+def run_threads(comm: Communicator, seconds: float) -> None:
+    """Wait for rank 2 with threads beside that run Python: what they are in comes and goes all the time."""
+    over = time.monotonic() + seconds
+
+    def down(n: int) -> int:
+        return down(n - 1) + 1 if n else 0
+
+    def keep_busy() -> None:
+        while time.monotonic() < over:
+            down(400)
+
+    threads = [threading.Thread(target=keep_busy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    if comm.rank == 2:
+        threads[0].join()
+    comm.barrier()
+    threads[1].join()
+
+
+def test_a_rank_whose_threads_run_python_is_not_hurt(three: Ranks) -> None:
+    handle = three.start(run_threads, 3.0)
+    wait_for(three, "missing")
+    asked = 0
+    while time.monotonic() < handle.deadline and handle.pending:
+        job = look(three.pids)
+        if not findings_of(job, stuck_s=QUICK_S):
+            break
+        job.ask_stacks(three.pids)
+        asked += sum(bool(rank.stacks) for rank in job.ranks.values())
+    handle.join()
+    assert asked > 30
+
+
+def test_who_asks_while_somebody_else_does_gets_an_answer_too(three: Ranks) -> None:
+    with ThreadPoolExecutor() as pool:
+        all_of = list(pool.map(lambda _: ask({pid: () for pid in three.pids}), range(4)))
+    for found in all_of:
+        assert set(found) == set(three.pids)
+        for pid in three.pids:
+            assert [stack.thread for stack in found[pid]] == [pid]
+            assert any(frame.function == "work" for frame in found[pid][0].frames)
 
 
 # Not of calls that differ: where only two of three ranks have come to one, nobody can say whose is wrong.
