@@ -1,5 +1,8 @@
 #include "shm/group.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <string>
 
 #include "commlib/check.h"
@@ -12,6 +15,21 @@ namespace {
 
 enum Param { kChunkBytes, kHot, kPull };
 const ParamNames kParams = {"chunk_bytes", "hot", "pull"};
+
+constexpr int kOthersComeMs = 100;  // ranks that disagree wait so long for the rest
+
+// Ranks that make the same call.
+struct Said {
+  Descriptor what;
+  std::vector<int> ranks;
+};
+
+void add_to(std::vector<Said>& calls, const Descriptor& what, int rank) {
+  for (Said& call : calls) {
+    if (raw(call.what) == raw(what)) return call.ranks.push_back(rank);
+  }
+  calls.push_back({what, {rank}});
+}
 
 }  // namespace
 
@@ -232,12 +250,33 @@ unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
   return segment_->arena(r) + offset;
 }
 
+// Two ranks cannot tell which of them is wrong: those that come meanwhile say what they call, too.
 void Group::mismatch(const Descriptor& theirs, int r) {
-  waiter_.end(
-      "CommError",
-      text("ranks disagree: rank ", segment_->named(rank_), " called ", describe(mine_, seq_),
-           ", rank ", segment_->named(r), " called ", describe(theirs, seq_),
-           "; make the same calls in the same order (COMMLIB_CHECK=1 finds the first difference)"));
+  for (int other = 0, ms = 0; other < world_ && ms < kOthersComeMs && !waiter_.ended();) {
+    if (other == rank_ || line_of(other).seq.load() >= seq_) {
+      ++other;
+    } else {
+      usleep(1000);
+      ++ms;
+    }
+  }
+  std::vector<Said> calls;
+  for (int other = 0; other < world_; ++other) {
+    const Line& line = line_of(other);
+    const bool known = other == rank_ || other == r;
+    if (!known && line.seq.load(std::memory_order_acquire) != seq_) continue;
+    add_to(calls, other == rank_ ? mine_ : other == r ? theirs : line.what, other);
+  }
+  std::stable_sort(calls.begin(), calls.end(), [](const Said& one, const Said& other) {
+    return one.ranks.size() < other.ranks.size();
+  });
+  std::string said;
+  for (const Said& call : calls)
+    said += text(said.empty() ? "" : ", ", rank_list(*segment_, call.ranks), " called ",
+                 describe(call.what, seq_));
+  waiter_.end("CommError", text("ranks disagree: ", said,
+                                "; make the same calls in the same order (COMMLIB_CHECK=1 finds "
+                                "the first difference)"));
 }
 
 // Checked mode: every rank shows its call and sees all calls before any data moves. All ranks see

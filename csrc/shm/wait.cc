@@ -57,14 +57,14 @@ uint32_t message_of(const Awaited& awaited) {
   return awaited.kind == Awaited::room ? 1 : awaited.kind == Awaited::message ? 2 : 0;
 }
 
+}  // namespace
+
 std::string rank_list(const Segment& segment, const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
   for (size_t i = 0; i < ranks.size(); ++i)
     out += (i ? ", " : "") + std::to_string(segment.named(ranks[i]));
   return out;
 }
-
-}  // namespace
 
 Waiter::Hooks Waiter::hooks;
 thread_local bool Waiter::holds_interpreter = false;

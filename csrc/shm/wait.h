@@ -40,6 +40,9 @@ struct Awaited {
   Descriptor what;
 };
 
+// "rank 1", "ranks 0, 2".
+std::string rank_list(const Segment& segment, const std::vector<int>& ranks);
+
 class COMMLIB_API Waiter {
  public:
   Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s);

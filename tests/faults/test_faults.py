@@ -214,6 +214,24 @@ def test_a_disagreement_is_an_error_on_all_ranks_also_unchecked(mortal: Ranks, h
     assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
 
 
+def come_one_by_one(comm: Communicator) -> str:
+    comm.barrier()
+    time.sleep(0.02 * comm.rank)  # the last one comes when the first two have found that they differ
+    try:
+        comm.all_reduce(torch.ones(4 + (comm.rank == 1)))
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+def test_of_ranks_that_disagree_the_error_names_who_is_alone(mortal: Ranks) -> None:
+    mortal.restart()
+    (said,) = set(mortal.run(come_one_by_one))
+    mortal.restart()
+    call = "all_reduce #2 (float32, {} elements, sum)"
+    assert said.startswith(f"ranks disagree: rank 1 called {call.format(5)}, ranks 0, 2 called {call.format(4)}; make")
+
+
 def test_ctrl_c_answers_within_half_a_second_and_the_others_hear_of_it(ranks: Ranks) -> None:
     answers = ranks.run(wait_for_interrupt)
     assert 0 <= answers[0] < 0.5
