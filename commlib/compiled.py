@@ -95,33 +95,42 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
 def _with_out(name: str) -> Callable[..., Tensor]:
     def run(out: Tensor, *given: Any) -> Tensor:
         *arguments, comm = given
-        made = torch.empty_like(out)
-        getattr(communicator(comm)._calls, name)(made, *arguments)
+        made = _like(out)
+        getattr(communicator(comm)._calls, name)(made, *contiguous(*arguments))
         return made
 
     return run
 
 
+def contiguous(*given: Any) -> list[Any]:
+    """Return what a call takes: of what an operator with an effect reads, Inductor chooses the strides anew."""
+    return [x.contiguous() if isinstance(x, Tensor) else x for x in given]
+
+
+def _like(out: Tensor) -> Tensor:
+    return torch.empty_like(out, memory_format=torch.contiguous_format)
+
+
 def _run_all_reduce(out: Tensor, x: Tensor, op: str, comm: str) -> Tensor:
-    return communicator(comm)._calls.all_reduce(x, op, torch.empty_like(out))
+    return communicator(comm)._calls.all_reduce(x.contiguous(), op, _like(out))
 
 
 def _run_broadcast(x: Tensor, src: int, comm: str) -> Tensor:
-    made = x.clone()
+    made = x.clone(memory_format=torch.contiguous_format)
     communicator(comm)._calls.broadcast(made, src)
     return made
 
 
 def _run_recv(x: Tensor, src: int, comm: str) -> Tensor:
-    return communicator(comm).recv(torch.empty_like(x), src)
+    return communicator(comm).recv(_like(x), src)
 
 
 def _run_send(x: Tensor, dst: int, comm: str) -> None:
-    communicator(comm).send(x, dst)
+    communicator(comm).send(x.contiguous(), dst)
 
 
 def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Tensor:
-    return communicator(comm).send_recv(x, dst, torch.empty_like(out), src)
+    return communicator(comm).send_recv(x.contiguous(), dst, _like(out), src)
 
 
 # What all_reduce_rms_norm is given before the communicator's name.
@@ -134,7 +143,7 @@ def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
     results = _norm_results(x, quant)
     out, residual_out, scale_out = (*results, None)[:3]
     call: Any = communicator(comm)._calls.all_reduce_rms_norm
-    call(x, *tensors, out, residual_out, scale_out, eps, weight_bias, center, quant)
+    call(*contiguous(x, *tensors), out, residual_out, scale_out, eps, weight_bias, center, quant)
     return results
 
 
@@ -146,18 +155,18 @@ def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, ...]:
 def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
     *arguments, name = given
     c10d: Any = dist.distributed_c10d
-    found: tuple[Tensor, ...] = c10d._resolve_process_group(name).all_reduce_rms_norm(x, *arguments)
+    found: tuple[Tensor, ...] = c10d._resolve_process_group(name).all_reduce_rms_norm(*contiguous(x, *arguments))
     return found
 
 
 def _define_all() -> None:
     for name, schema in _WITH_OUT.items():
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
-        _define(name, f"(Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: torch.empty_like(out))
+        _define(name, f"(Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: _like(out))
     for name, run in (("broadcast", _run_broadcast), ("recv", _run_recv)):
-        _define(name, "(Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: torch.empty_like(x))
+        _define(name, "(Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: _like(x))
     both = "(Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
-    _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: torch.empty_like(out))
+    _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: _like(out))
     _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
         schema = f"({_NORM}, str comm) -> ({results})"

@@ -282,6 +282,7 @@ class Epilogue:
 
         def run(x: Tensor, *given: Any) -> Any:
             *values, comm = given
+            x, *values = compiled.contiguous(x, *values)
             return self(compiled.communicator(comm), x, **dict(zip(names, values, strict=True)))
 
         def fake(x: Tensor, *given: Any) -> Any:

@@ -305,6 +305,33 @@ def with_inductor(comm):
     return all(torch.equal(a, b) for a, b in zip(graph(comm, x), out_of_place(comm, x), strict=True))
 
 
+def turned(x):
+    """Contiguous as it is written; Inductor gives a result the strides of what it is computed from."""
+    return (x.t() * 2).contiguous()
+
+
+def with_turned(comm, x):
+    received = torch.empty_like(x)
+    comm.send_recv(turned(x), 1 - comm.rank, out=received, src=1 - comm.rank)
+    summed = comm.all_reduce(turned(x), out=turned(x + 2))
+    told = comm.broadcast(turned(x + 3), 0)
+    gathered = x.new_empty(16, 8)
+    comm.all_gatherv(gathered, turned(x + 4), [64, 64])
+    y, h = comm.all_reduce_rms_norm(turned(x + 5), turned(x + 6), x.new_ones(8))
+    return received, summed + 1, told + 1, gathered, y, h
+
+
+def turned_by_inductor(comm):
+    torch._dynamo.reset()
+    x = torch.arange(64.0).view(8, 8) + comm.rank
+    return torch.compile(with_turned, fullgraph=True)(comm, x), with_turned(comm, x)
+
+
+def test_inductor_may_lay_out_what_a_call_takes_as_it_likes(shm_ranks):
+    for found, eager in shm_ranks.run(turned_by_inductor, world=2):
+        torch.testing.assert_close(found, eager)
+
+
 def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(monkeypatch, caplog):
     def refuse(*given, **more):
         raise TypeError("substitute_in_graph is not what it was")

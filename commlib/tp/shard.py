@@ -19,7 +19,7 @@ class Shard(NamedTuple):
 
 def shard(total: int, rank: int, size: int) -> Shard:
     """Return a rank's part; where the total does not divide, the first ranks have one element more."""
-    each, more = divmod(total, size)
+    each, more = total // size, total % size  # no divmod(): torch.compile traces none of a number of tokens
     return Shard(rank * each + min(rank, more), each + (rank < more), total)
 
 
