@@ -87,16 +87,18 @@ def _run(  # noqa: PLR0913, PLR0917
 def on_cpu(call: Call) -> None:
     """Compute one query after the other, each over its own keys alone."""
     rows = range(len(call.q)) if call.request_index is None else call.request_index.tolist()
+    as_they_are = call.scales == (None, None) and call.k_cache.dtype == call.q.dtype
+    dtype = call.q.dtype if as_they_are else torch.float32
     for query, (row, length) in enumerate(zip(rows, call.lengths.tolist(), strict=True)):
         place = _places(call, _table(call, row), length)
         if not len(place[0]):
             call.out[query] = 0
             continue
         k, v = (
-            _heads(_kept(cache, place).flatten(0, -3)[:length], scale, call.q.dtype)
+            _heads(_kept(cache, place).flatten(0, -3)[:length], scale, dtype)
             for cache, scale in zip((call.k_cache, call.v_cache), call.scales, strict=True)
         )
-        q = call.q[query].to(k.dtype).unflatten(0, (-1, call.group))
+        q = call.q[query].to(dtype).unflatten(0, (-1, call.group))
         found = F.scaled_dot_product_attention(q[None], k[None], v[None], scale=call.scale)
         call.out[query] = found[0].flatten(0, 1)
 
@@ -130,10 +132,10 @@ def _kept(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
 
 
 def _heads(rows: Tensor, scale: Scale, dtype: torch.dtype) -> Tensor:
-    """Return [heads, keys, head_dim] of rows of a cache, which 8-bit floats and scales make float32."""
-    if scale is None and rows.dtype == dtype:
-        return rows.transpose(0, 1)
-    factor = scale.view(-1, 1) if isinstance(scale, Tensor) else 1.0 if scale is None else scale
+    """Return [heads, keys, head_dim] of rows of a cache, in float32 where there is a scale."""
+    if scale is None:
+        return rows.to(dtype).transpose(0, 1)
+    factor = scale.view(-1, 1) if isinstance(scale, Tensor) else scale
     return (rows.float() * factor).transpose(0, 1)
 
 

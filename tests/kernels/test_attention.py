@@ -26,6 +26,15 @@ def test_it_is_the_softmax_over_the_keys_of_the_pages(dtype, layout, fp8):
         near(problem, problem.call())
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("scales", [{"k_scale": 0.5}, {"v_scale": torch.tensor([0.5])}], ids=["k", "v"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_k_or_v_alone_may_have_a_scale_in_a_cache_of_any_type(dtype, scales, fp8):
+    problem = random_problem(6, 70, dtype=dtype, fp8=fp8, layout="NHD")
+    problem.options = {name: x for name, x in problem.options.items() if name not in ("k_scale", "v_scale")} | scales
+    near(problem, problem.call())
+
+
 @pytest.mark.parametrize("page", [1, 16, 64])
 @pytest.mark.parametrize("group", [1, 8, 16])
 def test_any_page_and_any_group_of_heads(page, group):
