@@ -124,9 +124,12 @@ class Engine:
 
     def _sampling(self, step: Step) -> Sampling:
         draws = [request.draw for request, _ in step]
-        device = self.model.comm.device
+        device, most = self.model.comm.device, self.model.config.vocab_size
         temperature = torch.tensor([draw.temperature for draw in draws]).to(device)
-        whole = [(request.draw.top_k, request.draw.seed, request.computed + count) for request, count in step]
+        whole = [
+            (min(draw.top_k, most), draw.seed % 2**32, request.computed + count)
+            for draw, (request, count) in zip(draws, step, strict=True)
+        ]
         top_k, seed, position = torch.tensor(whole).to(device).unbind(1)
         return Sampling(temperature, top_k, seed, position, max(draw.top_k for draw in draws))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import SupportsIndex
 
 import torch
 
@@ -21,8 +23,18 @@ class Draw:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _whole("top_k", self.top_k)
+        _whole("seed", self.seed)
         if not self.temperature >= 0 or self.top_k < 0:
             raise ValueError(f"temperature is {self.temperature} and top_k is {self.top_k}, but both must be 0 or more")
+
+
+def _whole(name: str, number: SupportsIndex) -> int:
+    """Return a number as an int, or say that it is none, before the request that has it is in the queue."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise TypeError(f"{name} is {number!r}, but must be an int") from None
 
 
 GREEDY = Draw()
@@ -45,6 +57,8 @@ class Request:
     handle: int = 0  # locks them
 
     def __post_init__(self) -> None:
+        _whole("max_new_tokens", self.max_new_tokens)
+        self.prompt = [_whole("a token of the prompt", token) for token in self.prompt]
         self.tokens = list(self.prompt)
 
     @property
