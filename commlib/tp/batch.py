@@ -21,7 +21,7 @@ class View(NamedTuple):
 
     rows: slice  # of the batch's tokens
     table: Tensor  # its pages
-    seen: Tensor | None  # [new tokens, pages * page_size]: which slots each new token sees; None: those before it alone
+    seen: Tensor | None  # [new tokens, request's tokens]: which each new token sees; None: all are new
 
 
 class Single(NamedTuple):
@@ -67,7 +67,7 @@ def extend_batch(tokens: Sequence[Sequence[int]], starts: Sequence[int], tables:
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if count > 1:
             rows, pages = slice(at, at + count), tables[row, : -(-length // page_size)]
-            places = torch.arange(len(pages) * page_size, device=tables.device)
+            places = torch.arange(length, device=tables.device)
             seen = places <= found.positions[rows, None] if length > count else None
             views.append(View(rows, pages, seen))
         at += count
@@ -109,7 +109,11 @@ def _from_the_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Heads that share a KV head are more queries of it: K and V are not repeated."""
+    """Heads that share a KV head are more queries of it: K and V are not repeated.
+
+    What is left in the last page by another request is cut off: it may be NaN, which a mask does not hide.
+    """
+    k, v = (x[:, : seen.shape[1]] for x in (k, v))
     grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # KV head, sharing head, token, feature
     mask = seen.repeat(grouped.shape[1], 1)
     found = F.scaled_dot_product_attention(grouped.flatten(1, 2)[None], k[None], v[None], attn_mask=mask)[0]

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROPES = ("default", "linear", "llama3")
+# What each kind of rotary positions needs.
+ROPES = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+SHAPE = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class LlamaConfig:
             raise ValueError(f"model_type of {said} is {kind!r}, but only 'llama' is served")
         if (act := found.get("hidden_act", "silu")) != "silu":
             raise ValueError(f"hidden_act of {said} is {act!r}, but only 'silu' is served")
+        _has(found, SHAPE, said)
         eos = found.get("eos_token_id")
         given = {name: found[name] for name in cls.__dataclass_fields__ if found.get(name) is not None}
         given.setdefault("num_key_value_heads", found["num_attention_heads"])
@@ -62,7 +69,13 @@ def _rope(found: dict[str, Any], said: str) -> dict[str, Any]:
     rope.setdefault("rope_type", rope.get("type", "default"))
     if rope["rope_type"] not in ROPES:
         raise ValueError(f"rope_type of {said} is {rope['rope_type']!r}, but must be one of {', '.join(ROPES)}")
+    _has(rope, ROPES[rope["rope_type"]], f"rope_type {rope['rope_type']!r} of {said}")
     return rope
+
+
+def _has(found: dict[str, Any], names: tuple[str, ...], said: str) -> None:
+    if missing := [name for name in names if found.get(name) is None]:
+        raise ValueError(f"{said} lacks {', '.join(missing)}; take the config.json that came with the weights")
 
 
 def frequencies(config: LlamaConfig) -> Tensor:

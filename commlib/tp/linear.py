@@ -31,6 +31,17 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tens
     return (torch.baddbmm if batched else torch.addmm)(bias, x, by, out=out)
 
 
+def rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Do as product() for rows of any number of dimensions; return `out`, which must fit: torch would resize it."""
+    outputs, inputs = weight.shape
+    wanted = (*x.shape[:-1], outputs)
+    if out.shape != wanted:
+        raise ValueError(f"out has shape {tuple(out.shape)}, but must have {wanted}: a row of outputs for each of x")
+    count = math.prod(wanted[:-1])
+    product(x.reshape(count, inputs), weight, bias, out.view(count, outputs))
+    return out
+
+
 def chunks_of(comm: Communicator, pipeline: Pipeline | None, shape: Sequence[int]) -> list[slice]:
     """Return the chunks of each rank's rows of a tensor of all tokens; none: they are computed one after the other."""
     tokens, *batch, _ = shape
@@ -68,7 +79,7 @@ class ColumnParallelLinear(nn.Module):
         """Return this rank's outputs of all parts."""
         if out is None:
             return F.linear(x, self.weight, self.bias)
-        return product(x, self.weight, self.bias, out)
+        return rows_product(x, self.weight, self.bias, out)
 
     def gathered(self, rows: Tensor, tokens: int, pipeline: Pipeline | None = None) -> Tensor:
         """Return this rank's outputs of all tokens, of which each rank passes its rows: sequence parallel.
@@ -82,7 +93,8 @@ class ColumnParallelLinear(nn.Module):
         if pipeline is None or not cuts:
             return self.forward(gather_rows(self.comm, rows, rows.new_empty(tokens, *rows.shape[1:])))
         out = rows.new_empty(tokens, *rows.shape[1:-1], len(self.weight))
-        own, of_ranks = rows.view(-1, self.in_features), out.view(self.comm.size, -1, len(self.weight))
+        own = rows.view(-1, self.in_features)
+        of_ranks = out.view(self.comm.size, len(own), len(self.weight))
         wholes = [rows.new_empty(self.comm.size, *own[cut].shape) for cut in cuts]
         works = [pipeline.gather_rows(own[cut], whole.flatten(0, 1)) for cut, whole in zip(cuts, wholes, strict=True)]
         for cut, whole, work in zip(cuts, wholes, works, strict=True):
@@ -137,8 +149,7 @@ class RowParallelLinear(nn.Module):
         """Return what this rank adds to the output, for FusedResidualNorm; `out` may be of comm.empty()."""
         if out is None:
             out = x.new_empty(*x.shape[:-1], self.out_features)
-        product(x.reshape(-1, self.part.length), self.weight, self._own_bias, out.view(-1, self.out_features))
-        return out
+        return rows_product(x, self.weight, self._own_bias, out)
 
     def scattered(self, x: Tensor, pipeline: Pipeline | None = None) -> Tensor:
         """Return those rows of the output that this rank keeps, as `scatter_rows` does: sequence parallel.
@@ -151,7 +162,8 @@ class RowParallelLinear(nn.Module):
         if pipeline is None or not cuts:
             return scatter_rows(self.comm, self.partial(x))
         out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
-        of_ranks, own = x.reshape(self.comm.size, -1, self.part.length), out.view(-1, self.out_features)
+        own = out.view(-1, self.out_features)
+        of_ranks = x.reshape(self.comm.size, len(own), self.part.length)
         works = [self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts]
         for work in works:
             work.wait()

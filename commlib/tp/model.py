@@ -34,7 +34,6 @@ class KVCache:
         _, own = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
         shape = (2, config.num_hidden_layers, pages, page_size, own.length, config.head_dim)
         self.page_size = page_size
-        # Zeros: attention multiplies what it does not see by 0, which must not be NaN.
         self.k, self.v = torch.zeros(shape, dtype=model.dtype, device=comm.device)
 
 

@@ -14,6 +14,7 @@ from commlib.errors import Unsupported
 from commlib.tp.shard import Shard
 
 INDEX = "model.safetensors.index.json"
+TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class Source(Protocol):
@@ -49,6 +50,11 @@ class SafeTensors:
             )
         bounds = slice(None) if part is None else slice(part.start, part.start + part.length)
         read: Tensor = found[(slice(None),) * dim + (bounds,)]
+        if read.dtype not in TYPES:
+            raise ValueError(
+                f"{name} in {path} is of {read.dtype}, but must be bfloat16, float16, float32 or float64: quantised "
+                "weights are not served; load the model they were made from"
+            )
         return read
 
     def _places(self) -> dict[str, Path]:
@@ -59,7 +65,12 @@ class SafeTensors:
         paths = sorted(self.folder.glob("*.safetensors"))
         if not paths:
             raise ValueError(f"{self.folder} has neither {INDEX} nor any *.safetensors file")
-        return {name: path for path in paths for name in self._file(path).keys()}
+        places: dict[str, Path] = {}
+        for path in paths:
+            for name in self._file(path).keys():
+                if (other := places.setdefault(name, path)) != path:
+                    raise ValueError(f"{name!r} is in {other} and in {path}; remove one of them, or add {INDEX}")
+        return places
 
     def _file(self, path: Path) -> Any:
         if path not in self._opened:

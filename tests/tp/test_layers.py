@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from commlib.tp import (
     ColumnParallelLinear,
     FusedResidualNorm,
+    Pipeline,
     RandomWeights,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -79,6 +80,58 @@ def test_a_row_parallel_layer_gives_the_whole_output_with_the_bias_once(shm_rank
     for in_place, new in shm_ranks.run(row, bias, world=world):
         torch.testing.assert_close(in_place, whole)
         assert torch.equal(new[:, 0], in_place)
+
+
+def few_features(comm):
+    up, down = ColumnParallelLinear(comm, 12, 3, bias=True), RowParallelLinear(comm, 3, 6, bias=True)
+    up.load(SOURCE, "up")
+    down.load(SOURCE, "down")
+    pipeline = Pipeline(comm, {0: 2}, multiple=1)
+    own = rows(8, 12)[shard(8, comm.rank, comm.size).start :][: 8 // comm.size]
+    return down(up(rows(8, 12))), down.scattered(up.gathered(own, 8, pipeline), pipeline)
+
+
+def test_a_rank_may_have_none_of_a_layer_s_features(shm_ranks):
+    middle = F.linear(rows(8, 12), SOURCE.read("up.weight", (3, 12)), SOURCE.read("up.bias", (3,)))
+    whole = F.linear(middle, SOURCE.read("down.weight", (6, 3)), SOURCE.read("down.bias", (6,)))
+    found = shm_ranks.run(few_features, world=4)
+    torch.testing.assert_close([y for y, _ in found], [whole] * 4)
+    torch.testing.assert_close(torch.cat([own for _, own in found]), whole)
+
+
+def into_wrong_places(comm):
+    up, down = ColumnParallelLinear(comm, 12, 8), RowParallelLinear(comm, 12, 8)
+    x, memory, said = rows(5, 12), torch.zeros(10, 8), []
+    inputs = x[:, : down.part.length]
+    for call in (lambda: up(x, memory[:3, : up.lengths[0]]), lambda: down.partial(inputs, memory[:3])):
+        with pytest.raises(ValueError) as caught:
+            call()
+        said.append(str(caught.value))
+    inputs = x.view(5, 1, 1, 12)  # any number of dimensions, also into a place
+    up.load(SOURCE, "up")
+    assert torch.equal(up(inputs, torch.empty(5, 1, 1, up.lengths[0])), up(inputs))
+    return said, memory.eq(0).all().item()
+
+
+@WORLDS
+def test_what_a_product_does_not_fit_into_is_refused_and_nothing_is_written(shm_ranks, world):
+    for (up, down), untouched in shm_ranks.run(into_wrong_places, world=world):
+        assert f"out has shape (3, {8 // world}), but must have (5, {8 // world})" in up
+        assert "out has shape (3, 8), but must have (5, 8)" in down
+        assert untouched
+
+
+def compiled(comm, count):
+    norm = FusedResidualNorm(comm, 24, sequence_parallel=True)
+    norm.load(SOURCE, "norm")
+    graph = torch.compile(lambda x: norm(x * 2), fullgraph=True, backend="aot_eager", dynamic=True)
+    x = rows(count, 24, comm.rank)
+    return graph(x), norm(x * 2)
+
+
+def test_torch_compile_takes_rows_that_the_ranks_do_not_divide(shm_ranks):
+    for found, eager in shm_ranks.run(compiled, 5, world=2):
+        torch.testing.assert_close(found, eager)
 
 
 def embedding(comm, vocab_size, ids):

@@ -75,6 +75,24 @@ def test_logits_are_those_of_an_undivided_llama(shm_ranks, world, name):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+@torch.no_grad()
+def logits_in_used_pages(comm):
+    model, found = model_of(comm), []
+    pages, table = KVCache(model, 16, 4), torch.tensor([[3, 9, 1, 7]], dtype=torch.int32)
+    pages.k.fill_(torch.nan)
+    pages.v.fill_(torch.nan)
+    for start, end in pairwise([0, 1, 6, 7, 15]):
+        local = model(extend_batch([PIECES[start:end]], [start], table, 4), pages)
+        found.append(gather_logits(comm, local, model.config.vocab_size))
+    return torch.cat(found)
+
+
+def test_what_another_request_left_in_a_page_does_not_count_even_if_it_is_nan(shm_ranks):
+    expected = reference.logits(CONFIG, SOURCE, PIECES)[[0, 5, 6, 14]]
+    for found in shm_ranks.run(logits_in_used_pages, world=2):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
 @WORLDS
 def test_logits_have_the_same_bits_on_every_rank_and_in_every_run(shm_ranks, world):
     runs = [shm_ranks.run(logits_of, CONFIG, {}, [1, 6, 7, 15], world=world) for _ in range(2)]
@@ -304,6 +322,32 @@ def refused(comm):
     return said, [one.tokens for one in engine.generate(PROMPTS, 6)]
 
 
+def asked_wrongly(comm):
+    engine, said = Engine(model_of(comm), pages=24, page_size=4), []
+    for prompts, count in (([[1], [1, 2.5]], 3), ([[1], ["a"]], 3), ([[1]], 2.5)):
+        with pytest.raises(TypeError) as caught:
+            engine.generate(prompts, count)
+        said.append(str(caught.value))
+    drawn = [engine.generate([[1, 2]], 6, Draw(0.9, top_k, seed)) for top_k, seed in ((0, 5), (2**80, 5 + 2**70))]
+    prompts = [torch.tensor(prompt) for prompt in PROMPTS]
+    return said, drawn[0] == drawn[1], [one.tokens for one in engine.generate(prompts, 6)]
+
+
+def test_numbers_of_another_type_are_refused_and_large_ones_are_taken_and_nothing_is_left_of_them(shm_ranks):
+    for said, same, tokens in shm_ranks.run(asked_wrongly, world=2):
+        assert said[0] == "a token of the prompt is 2.5, but must be an int"
+        assert said[1] == "a token of the prompt is 'a', but must be an int"
+        assert said[2] == "max_new_tokens is 2.5, but must be an int"
+        assert same and tokens == alone()
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": 2.5}, {"seed": "7"}])
+def test_a_draw_of_another_type_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(TypeError, match=f"{name} is .*, but must be an int"):
+        Draw(**wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": -1}])
 def test_a_draw_that_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match="both must be 0 or more"):
@@ -319,6 +363,8 @@ def test_a_draw_that_cannot_be_is_refused(wrong):
             {"rope_scaling": {"type": "yarn"}},
             "rope_type of the config is 'yarn', but must be one of default, linear, llama3",
         ),
+        ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' of the config lacks factor; take the config.json"),
+        ({"hidden_size": None, "vocab_size": None}, "the config lacks vocab_size, hidden_size; take the config.json"),
     ],
 )
 def test_a_config_that_is_not_served_is_refused(wrong, said):

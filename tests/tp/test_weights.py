@@ -104,6 +104,23 @@ def test_errors_name_the_tensor_both_shapes_and_the_file(tmp_path):
     assert "a.weight" in source and "b.weight" not in source
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_quantised_weights_are_refused_not_taken_without_their_scales(tmp_path, dtype):
+    scale = {"a.weight_scale": torch.ones(1)}
+    save_file({"a.weight": torch.ones(4, 6).to(dtype), **scale}, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"a.weight in .* is of {dtype}, but must be bfloat16, float16, float32 or"):
+        SafeTensors(tmp_path).read("a.weight", (4, 6))
+
+
+def test_a_tensor_in_two_files_without_an_index_is_refused(tmp_path):
+    for file in ("a.safetensors", "b.safetensors"):
+        save_file({"x": torch.zeros(1)}, tmp_path / file)
+    with pytest.raises(ValueError, match=r"'x' is in .*/a.safetensors and in .*/b.safetensors; remove one of them"):
+        SafeTensors(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
+    assert "x" in SafeTensors(tmp_path)
+
+
 def test_a_folder_without_weights_or_with_broken_ones_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"has neither model.safetensors.index.json nor any \*.safetensors"):
         SafeTensors(tmp_path)
