@@ -7,12 +7,10 @@ for the GPU and an exchange each time: it is for finding a fault, not for work.
 from __future__ import annotations
 
 import logging
-import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import proxy
 
@@ -21,14 +19,15 @@ from torch import Tensor
 
 from commlib import env
 from commlib.errors import CommError
+from commlib.lane import call_site
 
 if TYPE_CHECKING:
     from commlib._native import Calls
     from commlib.communicator import Communicator
 
 _LOG = logging.getLogger("commlib")
-_HERE = str(Path(__file__).parent)
 _NOTHING, _INPUT, _RESULT = range(3)
+_WITHOUT_NAN = (torch.float4_e2m1fn_x2,)  # of which torch cannot ask, either
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class _Guarded:
             found = found or _nan(_RESULT, written)
         elif arguments.equal:
             found = Found(checksum=_checksum(tensor for _, tensor in written))
-        called = f"{name} #{self._number} at {_call_site()}"
+        called = f"{name} #{self._number} at {call_site()}"
         if arguments.alone:
             _raise_nan(called, arguments, {rank: found} if found and looks else {})
         else:
@@ -159,7 +158,7 @@ def _raise_nan(called: str, arguments: Arguments, found: Mapping[int, Found]) ->
 def _nan(kind: int, tensors: list[tuple[int, Tensor]]) -> Found | None:
     """Return the first NaN."""
     for place, tensor in tensors:
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        if tensor.dtype in _WITHOUT_NAN or not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor
         bad = wide.isnan().reshape(-1)
@@ -173,11 +172,3 @@ def _checksum(tensors: Iterable[Tensor]) -> int:
     for tensor in tensors:
         value = zlib.crc32(tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().data, value)
     return value
-
-
-def _call_site() -> str:
-    """Return the file and line outside commlib that made the call."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

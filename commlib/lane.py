@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-_Call = tuple[Future[Any], Callable[[], Any]]
+_Site = tuple[str, int]
+_Call = tuple[Future[Any], Callable[[], Any], _Site]
+_OURS = str(Path(__file__).parent) + os.sep
+_TORCHS = f"{os.sep}torch{os.sep}distributed{os.sep}"  # it calls us for the program
+
+
+class _Submitted(threading.local):
+    """Where the call was submitted that this thread runs, if it is a lane's."""
+
+    at: _Site | None = None
+
+
+_SUBMITTED = _Submitted()
+
+
+def call_site() -> str:
+    """Return the file and line of the program that makes the call under way, or that has submitted it to a lane."""
+    file, line = _site()
+    return f"{file}:{line}"
+
+
+def _site() -> _Site:
+    if _SUBMITTED.at is not None:
+        return _SUBMITTED.at
+    frame = sys._getframe()
+    while (file := frame.f_code.co_filename).startswith(_OURS) or _TORCHS in file:
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class Lane:
@@ -34,7 +66,7 @@ class Lane:
                 self._pending.popleft()
             future: Future[Any] = Future()
             self._pending.append(future)
-            self._calls.put((future, call))
+            self._calls.put((future, call, _site()))
         return future
 
     def runs_here(self) -> bool:
@@ -50,8 +82,9 @@ class Lane:
             _settle(future.set_exception, why)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the call under way has returned."""
-        self._thread.join(timeout_s)
+        """Wait until the call under way has returned, unless it is that which waits."""
+        if not self.runs_here():
+            self._thread.join(timeout_s)
 
     def __del__(self) -> None:
         """Let the thread end."""
@@ -66,7 +99,7 @@ def _serve(calls: SimpleQueue[_Call | None]) -> None:
 def _run(next_call: _Call | None) -> bool:
     if next_call is None:
         return False
-    future, call = next_call
+    future, call, _SUBMITTED.at = next_call
     if not future.done():
         try:
             outcome = call()

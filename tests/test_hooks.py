@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.errors import CommError, CommTimeout
+from commlib.errors import Closed, CommError, CommTimeout
 from commlib.hooks import KNOWN, Hooks, SlowCall
 from commlib.testing import Ranks
 
@@ -55,6 +55,28 @@ def test_the_error_that_ends_it_is_told_once(three: Ranks, kind: str, error: typ
     for told, said in three.run(fail, kind):
         assert told == [error.__name__]
         assert said == [error.__name__] * 3
+    three.restart()
+
+
+def close_when_told(comm: Communicator) -> list[str]:
+    said = []
+
+    def close(error: CommError) -> None:
+        try:
+            comm.close()
+        except Exception as failed:
+            said.append(str(failed))
+
+    comm.on_error(close)
+    with pytest.raises(CommError):
+        comm.all_reduce(torch.ones(3 + comm.rank), async_op=True).wait()
+    with pytest.raises(Closed):
+        comm.barrier()
+    return said
+
+
+def test_a_hook_may_close_the_communicator_also_in_an_asynchronous_call(three: Ranks) -> None:
+    assert three.run(close_when_told) == [[]] * 3
     three.restart()
 
 

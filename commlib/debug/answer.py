@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
+from commlib import lane
 from commlib.debug.findings import findings_of
 from commlib.debug.jobs import jobs_here, look
 from commlib.debug.page import findings_lines
@@ -13,17 +12,13 @@ from commlib.debug.stacks import listen
 
 __all__ = ["call_site", "explain", "listen"]
 
-_HERE = str(Path(__file__).parents[1])
 _KINDS = ("CommTimeout", "PeerLost")
 _LINES, _BYTES = 8, 2500
 
 
 def call_site() -> tuple[bytes, str]:
-    """Return the file and line outside commlib that makes the call under way."""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-        frame = frame.f_back
-    return b"", f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    """Return the place in the program of the call under way."""
+    return b"", lane.call_site()
 
 
 def explain(communicator: str, kind: str) -> tuple[bytes, str]:

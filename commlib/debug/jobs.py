@@ -16,7 +16,7 @@ from commlib.debug.asking import Host, ask_all, other_hosts
 from commlib.debug.card import Card
 from commlib.debug.kept import GPU, Slot
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import NAME, Record, Taken, descriptors, records_of
+from commlib.debug.record import NAME, Record, Taken, descriptors, opened, records_of
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.unsaid import add_waits
 
@@ -33,6 +33,7 @@ class Rank:
     number: int = -1  # in the largest communicator
     stacks: list[Stack] = field(default_factory=list)  # of the main thread first
     collects: int = 0  # the thread in Python's garbage collection
+    unrecorded: int = 0  # open communicators that its record has no room for
     card: Card | None = None  # of one on another host
 
     @property
@@ -155,7 +156,9 @@ def _job(moment: _Moment, hosts: Sequence[Host] = (), which: int = -1) -> Job:
     ranks: dict[int, Rank] = {}
     for record, then, now in moment.taken:
         with suppress(OSError):
-            ranks[record.pid] = Rank(now, record.slots(then), record.parent, collects=record.collects(then))
+            rank = Rank(now, record.slots(then), record.parent)
+            rank.collects, rank.unrecorded = record.collects(then), record.unrecorded(then)
+            ranks[record.pid] = rank
     cards = {card.number: replace(card, key="") for host in hosts for card in host.cards}  # the key is no news
     for seen in [seen for host in hosts if host.moments for seen in host.moments[which]]:
         card = cards.get(seen.process.pid)
@@ -174,10 +177,11 @@ def _job(moment: _Moment, hosts: Sequence[Host] = (), which: int = -1) -> Job:
 
 def _pids() -> Iterator[int]:
     user = os.geteuid()
-    for entry in os.scandir("/proc"):
-        with suppress(OSError):
-            if entry.name.isdecimal() and (user == 0 or entry.stat().st_uid == user):
-                yield int(entry.name)
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.name.isdecimal() and (user == 0 or entry.stat().st_uid == user):
+                    yield int(entry.name)
 
 
 def jobs_here(wanted: int | None = None) -> list[list[Record]]:
@@ -205,18 +209,40 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
 def why_none(wanted: int | None) -> str:
     """Say why no job was found, and what to do."""
     starting = "ranks that are still in commlib.init() have none yet: init() says after its deadline who has not come"
+    if wanted is not None:
+        try:
+            owner = Path(f"/proc/{wanted}").stat().st_uid
+        except OSError:
+            return f"there is no process {wanted} on this host"
+        if os.geteuid() not in (0, owner):
+            return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
+    below = (pid for pid in _pids() if wanted is None or wanted in _above(pid))
+    if why := next(filter(None, map(_why_passed_over, below)), ""):
+        return why
     if wanted is None:
         return f"no process of this user on this host has a communicator (other users' jobs: as root); {starting}"
-    try:
-        owner = Path(f"/proc/{wanted}").stat().st_uid
-    except OSError:
-        return f"there is no process {wanted} on this host"
-    if os.geteuid() not in (0, owner):
-        return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
-    below = [pid for pid in _pids() if wanted in _above(pid)]
-    if any(descriptors(pid, NAME) and not records_of(pid) for pid in below):
-        return f"process {wanted} runs another version of commlib; use the `commlib` of its environment"
     return f"neither process {wanted} nor a process below it has a communicator; {starting}"
+
+
+def _why_passed_over(pid: int) -> str:
+    """Say why a process that has a record is none of a job's; empty: it has none, or it is."""
+    for fd in descriptors(pid, NAME):
+        record = opened(fd)
+        if record is None:
+            return f"process {pid} runs another version of commlib; use the `commlib` of its environment"
+        record.close()
+        if record.pid == pid:
+            continue
+        if _namespace(pid) != _namespace(os.getpid()):
+            return f"process {pid} is in a container (another PID namespace); run commlib debug in there"
+        return f"process {pid} is no rank: it was forked from rank process {record.pid}, or from a child of that"
+    return ""
+
+
+def _namespace(pid: int) -> Path | None:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/pid").readlink()
+    return None
 
 
 def _above(pid: int) -> Iterator[int]:

@@ -53,17 +53,26 @@ def write() -> bool:
     rank = job.ranks.get(os.getpid())
     if rank is None or not rank.slots:
         return True
-    path = path_of(env.METRICS.get(), rank.number)
-    made = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        made.write_text(metrics_text(job, rank), encoding="utf-8")
-        made.replace(path)
-    except OSError as error:
-        _LOG.warning("%s=%s: cannot be written: %s", env.METRICS.name, path, error)
-        with suppress(OSError):
-            made.unlink()
+        _replace(path_of(env.METRICS.get(), rank.number), metrics_text(job, rank))
+    except (OSError, ValueError) as error:
+        named = env.METRICS.get()
+        _LOG.warning("%s=%s: the file of rank %d cannot be written: %s", env.METRICS.name, named, rank.number, error)
+        _RUNNING.clear()
         return False
     return True
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that readers never see in part."""
+    made = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        made.write_text(text, encoding="utf-8")
+        made.replace(path)
+    except OSError:
+        with suppress(OSError):
+            made.unlink()
+        raise
 
 
 def path_of(named: str, rank: int) -> Path:

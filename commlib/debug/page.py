@@ -10,7 +10,7 @@ from typing import Any
 from commlib.debug.findings import Finding
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import Slot
-from commlib.debug.words import doing_text, members_text, seconds_text, waited_in
+from commlib.debug.words import doing_text, members_text, ranks_text, seconds_text, waited_in
 
 _IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below
 _STATES = {
@@ -39,7 +39,8 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
     living = sum(bool(rank.slots) for rank in job.ranks.values())
-    lines = [clipped(f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}"), ""]
+    named = f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}"
+    lines = [clipped(named), "", *_unrecorded_lines(job)]
     if not any(finding.serious for finding in findings):
         lines.append(_progress_text(job, before))
     lines += [*findings_lines(job, before, findings), ""]
@@ -93,6 +94,14 @@ def _progress_text(job: Job, before: Job) -> str:
     if any(rates):
         return f"nothing is wrong: ranks make up to {max(rates):.0f} calls in a second"
     return "no rank waits for another one, and none makes calls"
+
+
+def _unrecorded_lines(job: Job) -> list[str]:
+    ranks = [rank for rank in job.ranks.values() if rank.unrecorded]
+    if not ranks:
+        return []
+    most, named = max(rank.unrecorded for rank in ranks), ranks_text(rank.number for rank in ranks)
+    return [f"of up to {most} communicators of {named} nothing is known: the record of a rank has no room for them"]
 
 
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:

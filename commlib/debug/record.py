@@ -71,6 +71,10 @@ class Record:
         """Return the thread that was in Python's garbage collection; 0: none."""
         return int(self._header.read(taken.head)["collects"])
 
+    def unrecorded(self, taken: Taken) -> int:
+        """Return how many open communicators had no room in it."""
+        return int(self._header.read(taken.head)["unrecorded"])
+
     def recent(self, slots: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
         """Leave out those that were closed long ago: a process may have had many, and to read one takes long."""
         place = {name: self.layout("Slot").place(name) for name in ("state", "opened_ns")}
@@ -218,8 +222,14 @@ class _Type:
         found: dict[str, Any] = dict(zip(self._names, values, strict=True))
         for name, at, kind, times in self._nested:
             used = found.get(f"{name}_used", times)
-            found[name] = [kind.read(data, start + at + i * kind.size) for i in range(used)]
+            places = range(start + at, start + at + used * kind.size, kind.size)
+            found[name] = [kind.read(data, at) if any(data[at : at + kind.size]) else kind.unused for at in places]
         return found
+
+    @cached_property
+    def unused(self) -> dict[str, Any]:
+        """What is read where nothing was written."""
+        return self.read(bytes(self.size))
 
 
 def is_wait(thread: int) -> bool:

@@ -89,27 +89,28 @@ def _is_own(file: str) -> bool:
     return "site-packages" not in file and "/lib/python" not in file
 
 
-_LISTENING: dict[str, int] = {}  # the process and its descriptor
+_LISTENING: list[int] = []  # this process, behind those from which it was forked
 
 
 def listen() -> None:
     """Answer from now on, unless the program uses the signal for something else; keep call sites if that is wanted."""
-    if _LISTENING.get("pid") == os.getpid():
+    if _LISTENING[-1:] == [os.getpid()]:
         return
-    _LISTENING["pid"] = os.getpid()
+    ours = bool(_LISTENING)
+    _LISTENING.append(os.getpid())
     for record in records_of(os.getpid()):
         if env.CALL_SITES.get():
             record.keep_sites(True)
         record.close()
-    if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL:
+    if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
         return
+    parents = descriptors(os.getpid(), NAME.partition("{")[0])
     fd = os.memfd_create(NAME.format(os.getpid()))
     os.fchmod(fd, 0o600)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
     faulthandler.register(signal.SIGURG, file=fd, all_threads=False, chain=False)
-    if old := _LISTENING.get("fd"):  # the parent's, since a fork
-        os.close(old)
-    _LISTENING["fd"] = fd
+    for place in parents:
+        os.close(int(place.name))
 
 
 def ask(threads: Mapping[int, Iterable[int]]) -> dict[int, list[Stack]]:
@@ -135,8 +136,8 @@ def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[No
             yield from _lock(fd)
             for thread in threads:
                 os.truncate(fd, 0)
-                if _send(pid, thread):
-                    yield from _grow(fd)
+                if _is_off("SigBlk", pid, thread) and _send(pid, thread):
+                    yield from _answer(pid, thread)
                     text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
                     found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
         finally:
@@ -152,12 +153,12 @@ def _lock(fd: int) -> Generator[None]:
             yield
 
 
-def _grow(fd: int) -> Generator[None]:
-    """Wait until there is an answer that has stopped growing."""
-    size = before = 0
-    while not size or size != before:
+def _answer(pid: int, thread: int) -> Generator[None]:
+    """Wait while the thread has not come to its handler, or is in it: then the kernel keeps the signal from it."""
+    over = 0
+    while over < 2:  # between taking the signal and keeping it from the thread, the kernel says neither
         yield
-        size, before = os.fstat(fd).st_size, size
+        over = over + 1 if _is_off("SigPnd", pid, thread) and _is_off("SigBlk", pid, thread) else 0
 
 
 def _send(pid: int, thread: int) -> bool:
@@ -166,6 +167,13 @@ def _send(pid: int, thread: int) -> bool:
 
 
 def _handles(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
-    return bool(caught >> signal.SIGURG - 1 & 1)
+    return not _is_off("SigCgt", pid, pid)
+
+
+def _is_off(mask: str, pid: int, thread: int) -> bool:
+    """Whether the signal is not in a mask of a thread; one that has ended has none."""
+    try:
+        status = Path(f"/proc/{pid}/task/{thread}/status").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    return not int(status.partition(f"{mask}:")[2].split()[0], 16) >> signal.SIGURG - 1 & 1

@@ -21,6 +21,12 @@ namespace {
 std::mutex mutex;
 unsigned char* file = nullptr;
 int file_fd = -1;
+ino_t file_inode = 0;
+
+ino_t inode_of(int fd) {
+  struct stat found;
+  return fstat(fd, &found) == 0 ? found.st_ino : 0;
+}
 
 void begin(Header* made) {
   const std::string types = description();
@@ -51,6 +57,7 @@ unsigned char* make_file() {
   }
   fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   file_fd = fd;
+  file_inode = inode_of(fd);
   begin(static_cast<Header*>(at));
   return static_cast<unsigned char*>(at);
 }
@@ -78,9 +85,11 @@ Header* header() { return reinterpret_cast<Header*>(file); }
 
 Slot* take_slot() {
   const std::lock_guard<std::mutex> lock(mutex);
-  // A forked child has its parent's: it makes its own, and its parent's stays mapped here.
-  if (file && header()->pid != getpid()) {
-    ::close(file_fd);
+  // A forked child has its parent's, and a program may have closed the descriptor, which then is
+  // another file's: it makes a new one, and the old one stays mapped here.
+  const bool is_open = file && inode_of(file_fd) == file_inode;
+  if (file && !(is_open && header()->pid == getpid())) {
+    if (is_open) ::close(file_fd);
     file = nullptr;
   }
   if (!file) file = make_file();
@@ -88,10 +97,7 @@ Slot* take_slot() {
   const int number = vacant();
   const off_t start = static_cast<off_t>(pages(sizeof(Header)) + number * kSlotBytes);
   // Memory that is missing is found out now, and never by a signal.
-  if (number < 0 || fallocate(file_fd, 0, start, kSlotBytes) != 0) {
-    ++header()->unrecorded;
-    return nullptr;
-  }
+  if (number < 0 || fallocate(file_fd, 0, start, kSlotBytes) != 0) return nullptr;
   Slot* const slot = slot_at(number);
   slot->state.store(0);
   std::memset(reinterpret_cast<unsigned char*>(slot) + sizeof(slot->state), 0,

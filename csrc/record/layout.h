@@ -159,7 +159,7 @@ struct Header {
   uint64_t opened_ns;
   std::atomic<uint32_t>
       wants_sites;                   // written by a reader: keep the place of each call from now on
-  std::atomic<uint32_t> unrecorded;  // communicators beyond the slots
+  std::atomic<uint32_t> unrecorded;  // open communicators beyond the slots
   std::atomic<uint32_t> collects;    // the thread in Python's garbage collection; 0: none
   std::atomic<uint64_t>
       watched_until_ns;        // written by a reader: until then, ranks ask their GPUs more often

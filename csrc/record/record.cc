@@ -37,7 +37,10 @@ uint32_t ask_thread() {
 Record::Record(const Identity& identity) : slot_(kRecords ? take_slot() : nullptr) {
   shared_ = slot_ != nullptr;
   if (shared_) sites_ = &header()->wants_sites;
-  if (!shared_) slot_ = new Slot();
+  if (!shared_) {
+    slot_ = new Slot();
+    if ((full_ = header())) ++full_->unrecorded;
+  }
   slot_->rank = identity.rank;
   slot_->world = identity.world;
   slot_->id = identity.id;
@@ -57,8 +60,13 @@ Record::~Record() {
 
 // In a forked child the slot is its parent's, and after that it may be another communicator's.
 void Record::close() {
-  if (shared_ && !closed_ && header()->pid == getpid())
-    slot_->state.store(2, std::memory_order_release);
+  Header* const kept_in = shared_ ? header() : full_;
+  if (!closed_ && kept_in && kept_in->pid == getpid()) {
+    if (shared_)
+      slot_->state.store(2, std::memory_order_release);
+    else
+      --full_->unrecorded;
+  }
   closed_ = true;
 }
 

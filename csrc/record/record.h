@@ -144,7 +144,8 @@ class Record {
   static void write(Entry& entry, uint64_t number, const What& what, size_t bytes);
 
   Slot* slot_;
-  bool shared_;  // else nobody sees it
+  bool shared_;             // else nobody sees it
+  Header* full_ = nullptr;  // that of the record which had no slot for it
   bool closed_ = false;
   uint64_t capture_ = 0;  // the newest
   uint16_t graph_ = 0;    // its number

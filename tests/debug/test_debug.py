@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -265,8 +266,18 @@ def test_a_forked_child_is_no_rank(three: Ranks) -> None:
     assert three.run(fork_one) == [(1, 0)] * 3
 
 
-def test_a_call_site_is_outside_of_commlib() -> None:
+def site_of_a_call_in(file: Path) -> str:
+    found: dict[str, Any] = {"call_site": call_site}
+    exec(compile("site = call_site()", file, "exec"), found)
+    return str(found["site"][1])
+
+
+def test_a_call_site_is_outside_of_commlib_and_of_torchs_groups() -> None:
     assert call_site()[1].endswith(f"test_debug.py:{sys._getframe().f_lineno}")
+    called = f"test_debug.py:{site_of_a_call_in.__code__.co_firstlineno + 2}"
+    assert site_of_a_call_in(Path("/x/torch/distributed/distributed_c10d.py")).endswith(called)
+    beside = ROOT / "commlib_train.py"
+    assert site_of_a_call_in(beside) == f"{beside}:1"
 
 
 def test_a_stack_says_what_it_is_in() -> None:

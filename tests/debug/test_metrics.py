@@ -79,13 +79,15 @@ def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     assert {value for (name, labels), value in found.items() if name == "large_calls_total"} == {5}
 
 
-def test_a_place_that_cannot_be_written_is_a_warning(
-    shm_ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("named", ["/proc/missing/commlib.prom", "/", "."])
+def test_a_place_that_cannot_be_written_is_one_warning(
+    shm_ranks: Ranks, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = look(shm_ranks.pids)
-    monkeypatch.setenv("COMMLIB_METRICS", str(tmp_path / "missing" / "commlib.prom"))
+    monkeypatch.setenv("COMMLIB_METRICS", named)
     monkeypatch.setattr(metrics, "_RUNNING", {os.getpid()})
     monkeypatch.setattr(metrics, "look", lambda pids: job)
     job.ranks[os.getpid()] = job.ranks[shm_ranks.pids[0]]
     assert not metrics.write()
-    assert "commlib.0.prom: cannot be written: " in caplog.text
+    assert not metrics.write()  # at the end of the process
+    assert caplog.text.count(f"COMMLIB_METRICS={named}: the file of rank 0 cannot be written: ") == 1

@@ -1,0 +1,49 @@
+"""What `commlib debug` says where a process has no record of its own, or a record has no room for all communicators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import ExitStack
+
+import pytest
+from click.testing import CliRunner
+
+import commlib
+from commlib.cli.debug import debug
+from commlib.communicator import Communicator
+from commlib.debug import look, page
+from commlib.testing import Ranks
+
+
+def open_many(comm: Communicator, number: int) -> str:
+    with ExitStack() as opened:
+        for _ in range(number if comm.rank == 1 else 0):
+            opened.enter_context(commlib.init(backend="shm", bootstrap="single", max_bytes=0))
+        before, job = (look([os.getpid()]) for _ in range(2))
+        return page(job, before, [])
+
+
+def test_communicators_beyond_the_record_are_told(shm_ranks: Ranks) -> None:
+    for number, said in ((258, True), (10, False)):
+        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == said
+
+
+def fork_for_a_while(comm: Communicator) -> int:
+    if (child := os.fork()) == 0:
+        time.sleep(30.0)
+        os._exit(0)
+    return child
+
+
+def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
+    shm_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children = shm_ranks.run(fork_for_a_while)
+    said = CliRunner().invoke(debug, [str(children[1])]).output
+    assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in said
+    monkeypatch.setattr("commlib.debug.jobs._namespace", lambda pid: pid)
+    assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
+    for child in children:
+        os.kill(child, signal.SIGKILL)

@@ -1,0 +1,116 @@
+"""Stacks: a thread answers as a whole or not at all, and what the program does with the signal or descriptors stays."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from commlib.communicator import Communicator
+from commlib.debug import look
+from commlib.debug.stacks import Frame, Stack, ask
+from commlib.testing import Ranks
+
+WAIT_S = 30.0
+ALONE = 'commlib.init(backend="shm", bootstrap="single", max_bytes=0)'
+TAKES_LONG = """
+import ctypes, os, signal, time
+from commlib.debug.stacks import NAME
+fd = os.memfd_create(NAME.format(os.getpid()))
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def answer(signal):
+    os.write(fd, b'  File "a.py", line 1 in inner\\n')
+    time.sleep(0.1)
+    os.write(fd, b'  File "a.py", line 2 in outer\\n')
+ctypes.CDLL(None).signal(signal.SIGURG, answer)
+"""
+USES_THE_SIGNAL = f"""
+import faulthandler, os, signal, time, commlib
+kept = os.memfd_create("kept")
+faulthandler.register(signal.SIGURG, file=kept)
+{ALONE}
+os.kill(os.getpid(), signal.SIGURG)
+assert os.fstat(kept).st_size
+"""
+CLOSES_DESCRIPTORS = f"""
+import os, commlib
+first = {ALONE}
+child = {{fork}}
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os.closerange(3, 100)
+files = [os.memfd_create("mine") for _ in range(20)]
+second = {ALONE}
+second.barrier()
+assert [os.write(fd, b"mine") for fd in files] == [4] * 20
+assert [os.fstat(fd).st_size for fd in files] == [4] * 20
+second.close()
+"""
+
+
+@contextmanager
+def program(text: str) -> Iterator[int]:
+    """Run a program, which then sleeps."""
+    command = [sys.executable, "-c", f"{text}\nprint('there', flush=True)\ntime.sleep({WAIT_S})"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "there\n"
+        yield process.pid
+        process.kill()
+
+
+def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
+    with program(TAKES_LONG) as pid:
+        whole = Stack(pid, (Frame("a.py", "1", "inner"), Frame("a.py", "2", "outer")))
+        assert ask({pid: ()}) == {pid: [whole]}
+
+
+def test_a_program_that_uses_the_signal_keeps_it_and_is_not_asked() -> None:
+    with program(USES_THE_SIGNAL) as pid:
+        assert ask({pid: ()}) == {}
+
+
+def run_closed(fork: str) -> None:
+    command = [sys.executable, "-c", CLOSES_DESCRIPTORS.format(fork=fork)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_files_that_a_program_opens_after_it_has_closed_everything_stay_as_they_are() -> None:
+    run_closed("0")
+
+
+def test_the_same_holds_in_a_forked_child() -> None:
+    run_closed("os.fork()")
+
+
+def call_from_a_thread(comm: Communicator, seconds: float) -> None:
+    over = threading.Event()
+
+    def linger() -> None:
+        over.wait(seconds)
+
+    def call() -> None:
+        comm.barrier()
+        linger()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
+    thread.join()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_a_thread_that_blocks_the_signal_does_not_keep_others_from_answering(shm_ranks: Ranks) -> None:
+    handle = shm_ranks.start(call_from_a_thread, 2.0)
+    pid, found = shm_ranks.pids[0], []
+    while handle.pending and not any(frame.function == "linger" for stack in found for frame in stack.frames):
+        job = look(shm_ranks.pids)
+        job.ask_stacks([pid])
+        found = job.ranks[pid].stacks
+    handle.join()
+    assert [stack.thread for stack in found].count(pid) == 0
+    assert any(frame.function == "linger" for stack in found for frame in stack.frames)
