@@ -323,9 +323,9 @@ class Communicator(Fused):
         self._closed = True
         end()
         self._leave_graphs()
-        # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
-        self._calls = self._unordered = cast("Any", _Closed())
         self._lanes.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
+        # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
+        self._lanes = self._calls = self._unordered = cast("Any", _Closed())
         self._world.close()
 
     def _mixed(self, why: str) -> None:
@@ -340,7 +340,7 @@ class Communicator(Fused):
             self._closed = True
             self._backend.abandon()
             self._leave_graphs()
-            self._calls = self._unordered = cast("Any", _Closed())  # the parent's lanes have no threads here
+            self._lanes = self._calls = self._unordered = cast("Any", _Closed())  # the parent's threads are not here
 
     def __enter__(self) -> Communicator:
         """Close at the end of the block."""

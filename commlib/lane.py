@@ -101,13 +101,24 @@ def _run(next_call: _Call | None) -> bool:
         return False
     future, call, _SUBMITTED.at = next_call
     if not future.done():
-        try:
-            outcome = call()
-        except BaseException as error:
-            _settle(future.set_exception, error)
-        else:
-            _settle(future.set_result, outcome)
+        _fill(future, call)
     return True
+
+
+def done_now(call: Callable[[], Any]) -> Future[Any]:
+    """Make a call at once, in this thread."""
+    future: Future[Any] = Future()
+    _fill(future, call)
+    return future
+
+
+def _fill(future: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        outcome = call()
+    except BaseException as error:
+        _settle(future.set_exception, error)
+    else:
+        _settle(future.set_result, outcome)
 
 
 def _settle(settle: Callable[[Any], None], outcome: Any) -> None:

@@ -19,7 +19,7 @@ from torch.futures import Future as TorchFuture
 
 from commlib import env
 from commlib.errors import CommTimeout
-from commlib.lane import Lane
+from commlib.lane import Lane, done_now
 
 T = TypeVar("T")
 
@@ -115,9 +115,12 @@ class Lanes:
             if lane not in self._lanes:
                 self._lanes[lane] = Lane(f"{lane}")
             self.used = True
-            before = None if lane == COLLECTIVE_CALLS else self._last.get(COLLECTIVE_CALLS)
-            self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
-            return LaneWork(self._last[lane], what)
+            if not self._lanes[lane].runs_here():
+                first = lane == COLLECTIVE_CALLS or self._runs_here()
+                before = None if first else self._last.get(COLLECTIVE_CALLS)
+                self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
+                return LaneWork(self._last[lane], what)
+        return LaneWork(done_now(call), what)  # of a callback, which holds up the calls behind the one it follows
 
     def after(self, calls: T, done: Callable[[], object]) -> T:
         """Return the collectives `calls`, made to wait for those submitted before; once none is left, call `done`."""
@@ -136,11 +139,14 @@ class Lanes:
         """Wait until the lanes are empty; what a lane itself calls does not wait."""
         if torch.compiler.is_dynamo_compiling():
             return  # a graph's calls do, when they run
-        if any(lane.runs_here() for lane in self._lanes.copy().values()):
+        if self._runs_here():
             return
         for lane in lanes:
             if lane in self._last:
                 self._last[lane].exception()
+
+    def _runs_here(self) -> bool:
+        return any(lane.runs_here() for lane in self._lanes.copy().values())
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Fail what is not done; wait so long for the threads to come back from calls that have been aborted."""

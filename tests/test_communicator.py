@@ -220,13 +220,14 @@ def explanations(comm: Communicator) -> list[tuple[str, str, bool]]:
     return seen
 
 
-def fork_and_use(comm: Communicator) -> str:
-    """A forked child must not touch its parent's communicator."""
+def fork_and_use(comm: Communicator, later: bool) -> str:
+    """A forked child must not touch its parent's communicator, nor wait for its threads."""
+    comm.all_reduce(torch.ones(1), async_op=True).wait()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            comm.all_reduce(torch.ones(1))
+            comm.all_reduce(torch.ones(1), async_op=True).wait() if later else comm.all_reduce(torch.ones(1))
             answer = "no error"
         except CommError as error:
             answer = str(error)
@@ -308,9 +309,10 @@ def test_explain_says_what_runs(shm_ranks: Ranks) -> None:
         assert len(said) > 30
 
 
-def test_a_forked_child_is_told_to_make_its_own(shm_ranks: Ranks) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_a_forked_child_is_told_to_make_its_own(shm_ranks: Ranks, later: bool) -> None:
     told = "this communicator is closed; call commlib.init() for a new one"
-    assert shm_ranks.run(fork_and_use, world=2) == [told] * 2
+    assert shm_ranks.run(fork_and_use, later, world=2) == [told] * 2
 
 
 # --- one process ------------------------------------------------------------------------------------------------------

@@ -87,32 +87,18 @@ class Engine:
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Reduce, and keep this rank's block."""
-        op, into, given = _op("reduce_scatter", opts), flat(out), flat(x)
-        return self._run("reduce_scatter", opts, [out], lambda calls: calls.reduce_scatter(into, given, op))
+        return self._run("reduce_scatter", opts, [out], _scatters([out], [x], _op("reduce_scatter", opts)))
 
     def reduce_scatter_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
         """Do as reduce_scatter_single with several tensors."""
         op = _op("reduce_scatter", opts)
-        pairs = [(flat(out), flat(x)) for out, x in zip(outs, xs, strict=True)]
-
-        def run(calls: Calls) -> None:
-            for out, x in pairs:
-                calls.reduce_scatter(out, x, op)
-
-        return self._run("reduce_scatter", opts, outs, run)
+        runs = [_scatters([out], [x], op) for out, x in zip(outs, xs, strict=True)]
+        return self._run("reduce_scatter", opts, outs, _each(runs))
 
     def reduce_scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Reduce a list of blocks, one for each rank; blocks may differ in size."""
         out, blocks, op = _one("reduce_scatter", outs), lists[0], _op("reduce_scatter", opts)
-        into, sizes = flat(out), [x.numel() for x in blocks]
-
-        def run(calls: Calls) -> None:
-            if len(set(sizes)) == 1:
-                calls.reduce_scatter(into, joined(blocks), op)
-            else:
-                calls.reduce_scatterv(into, joined(blocks), sizes, op)
-
-        return self._run("reduce_scatter", opts, outs, run)
+        return self._run("reduce_scatter", opts, outs, _scatters([out], blocks, op))
 
     # --- moves ----------------------------------------------------------------------------------------------------
 
@@ -123,18 +109,12 @@ class Engine:
 
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Put every rank's tensor into one."""
-        into, given = flat(out), flat(x)
-        return self._run("all_gather", opts, [out], lambda calls: calls.all_gather(into, given))
+        return self._run("all_gather", opts, [out], _gathers([out], x))
 
     def all_gather_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
         """Do as all_gather_single with several tensors."""
-        pairs = [(flat(out), flat(x)) for out, x in zip(outs, xs, strict=True)]
-
-        def run(calls: Calls) -> None:
-            for out, x in pairs:
-                calls.all_gather(out, x)
-
-        return self._run("all_gather", opts, outs, run)
+        runs = [_gathers([out], x) for out, x in zip(outs, xs, strict=True)]
+        return self._run("all_gather", opts, outs, _each(runs))
 
     def allgather(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Put every rank's tensor into a list, where sizes may differ."""
@@ -143,54 +123,43 @@ class Engine:
     def allgather_coalesced(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Do as allgather with several tensors: each rank has a list for all of its tensors."""
         runs = [_gathers(outs, x) for outs, x in zip(zip(*lists, strict=True), tensors, strict=True)]
-
-        def run(calls: Calls) -> None:
-            for each in runs:
-                each(calls)
-
-        return self._run("all_gather", opts, [x for outs in lists for x in outs], run)
+        return self._run("all_gather", opts, [x for outs in lists for x in outs], _each(runs))
 
     def gather(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Put every rank's tensor into a list of the root."""
-        x, root = flat(_one("gather", tensors)), opts.rootRank
+        _one("gather", tensors)
+        root = opts.rootRank
         outs = lists[0] if self.comm.rank == root else []
-
-        def run(calls: Calls) -> None:
-            into = room_for(outs) if outs else None
-            calls.gather(into, x, root)
-            if into is not None:
-                spread(into, outs)
-
+        run = _between(outs, tensors, lambda calls, into, given: calls.gather(into, given, root))
         return self._run("gather", opts, outs, run)
 
     def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Give each rank its tensor of the root's list."""
-        out, root = flat(_one("scatter", outs)), opts.rootRank
+        _one("scatter", outs)
+        root = opts.rootRank
         blocks = lists[0] if self.comm.rank == root else []
-        return self._run(
-            "scatter", opts, outs, lambda calls: calls.scatter(out, joined(blocks) if blocks else None, root)
-        )
+        run = _between(outs, blocks, lambda calls, into, given: calls.scatter(into, given, root))
+        return self._run("scatter", opts, outs, run)
 
     def all_to_all_single(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any
     ) -> dist.Work:
         """Send rows of a tensor to each rank; without splits, equal shares of it."""
-        into, given = _rows(out), _rows(x)
         if not out_splits and not in_splits:
-            return self._run("all_to_all", opts, [out], lambda calls: calls.all_to_all(into, given))
-        splits = list(out_splits) or None, list(in_splits) or None
-        return self._run("all_to_all", opts, [out], lambda calls: calls.all_to_allv(into, given, *splits))
+            run = _between([_rows(out)], [_rows(x)], lambda calls, into, given: calls.all_to_all(into, given))
+        else:
+            splits = list(out_splits) or None, list(in_splits) or None
+            run = _between([out], [x], lambda calls, into, given: calls.all_to_allv(into, given, *splits))
+        return self._run("all_to_all", opts, [out], run)
 
     def alltoall(self, outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> dist.Work:
         """Send each rank a tensor of a list; sizes may differ."""
         out_sizes, in_sizes = [x.numel() for x in outs], [x.numel() for x in blocks]
 
-        def run(calls: Calls) -> None:
-            into = room_for(outs)
-            calls.all_to_allv(into, joined(blocks), out_sizes, in_sizes)
-            spread(into, outs)
+        def run(calls: Calls, into: Any, given: Any) -> None:
+            calls.all_to_allv(into.view(-1), given.view(-1), out_sizes, in_sizes)
 
-        return self._run("all_to_all", opts, outs, run)
+        return self._run("all_to_all", opts, outs, _between(outs, blocks, run))
 
     def barrier(self, opts: Any) -> dist.Work:
         """Wait until every rank has come."""
@@ -205,18 +174,40 @@ class Engine:
         return work
 
 
+def _between(
+    outs: Sequence[Tensor], blocks: Sequence[Tensor], run: Callable[[Calls, Any, Any], object]
+) -> Callable[[Calls], None]:
+    """Return a call from the blocks' elements to the outputs', each in a row; for no tensors there is None."""
+
+    def call(calls: Calls) -> None:
+        into = room_for(outs) if outs else None
+        run(calls, into, joined(blocks) if blocks else None)
+        if into is not None:
+            spread(into, outs)
+
+    return call
+
+
 def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Calls], None]:
-    sizes, given = [out.numel() for out in outs], flat(x)
+    sizes = [out.numel() for out in outs]
+    if len(set(sizes)) == 1:
+        return _between(outs, [x], lambda calls, into, given: calls.all_gather(into, given))
+    return _between(outs, [x], lambda calls, into, given: calls.all_gatherv(into, given.view(-1), sizes))
 
-    def run(calls: Calls) -> None:
-        into = room_for(outs)
-        if len(set(sizes)) == 1:
-            calls.all_gather(into, given)
-        else:
-            calls.all_gatherv(into, given, sizes)
-        spread(into, outs)
 
-    return run
+def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], op: Any) -> Callable[[Calls], None]:
+    sizes = [x.numel() for x in blocks]
+    if len(set(sizes)) == 1:
+        return _between(outs, blocks, lambda calls, into, given: calls.reduce_scatter(into, given, op))
+    return _between(outs, blocks, lambda calls, into, given: calls.reduce_scatterv(into, given, sizes, op))
+
+
+def _each(runs: Sequence[Callable[[Calls], None]]) -> Callable[[Calls], None]:
+    def call(calls: Calls) -> None:
+        for run in runs:
+            run(calls)
+
+    return call
 
 
 def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:

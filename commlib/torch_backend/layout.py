@@ -11,17 +11,21 @@ from torch import Tensor
 def flat(x: Tensor) -> Tensor:
     """Return a tensor whose elements are in a row: itself, or a view of it in the order they lie in memory.
 
-    Ranks that pass tensors of the same strides see the same elements, as with torch's own backends.
+    For calls in place: ranks that pass tensors of the same strides see the same elements, as with torch's own backends.
     """
     if x.is_contiguous():
         return x
-    if x.layout is not torch.strided:
-        raise NotImplementedError(f'backend "commlib" moves dense tensors, not {x.layout}; pass x.to_dense()')
-    if not _dense(x):
+    if not _dense(_strided(x)):
         raise ValueError(
             f"tensors must be contiguous: one of shape {tuple(x.shape)} has strides {x.stride()}; pass x.contiguous()"
         )
     return x.as_strided((x.numel(),), (1,), x.storage_offset())
+
+
+def _strided(x: Tensor) -> Tensor:
+    if x.layout is not torch.strided:
+        raise NotImplementedError(f'backend "commlib" moves dense tensors, not {x.layout}; pass x.to_dense()')
+    return x
 
 
 def _dense(x: Tensor) -> bool:
@@ -36,23 +40,35 @@ def _dense(x: Tensor) -> bool:
 
 
 def joined(blocks: Sequence[Tensor]) -> Tensor:
-    """Return the blocks' elements in a row: where they lie in memory if that is so, else a copy."""
-    return _row(blocks) if _in_a_row(blocks) else torch.cat([x.reshape(-1) for x in blocks])
+    """Return the blocks' elements in a row: where they lie in memory if that is so, else a copy.
+
+    A single block keeps its shape.
+    """
+    if len(blocks) == 1:
+        return _strided(blocks[0]).contiguous()
+    return _row(blocks) if _in_a_row(blocks) else torch.cat([_strided(x).reshape(-1) for x in blocks])
 
 
 def room_for(outs: Sequence[Tensor]) -> Tensor:
     """Return where to put the outputs' elements in a row: their own memory if they lie so, else new memory."""
-    return _row(outs) if _in_a_row(outs) else outs[0].new_empty(sum(x.numel() for x in outs))
+    first = _strided(outs[0])
+    if len(outs) == 1:
+        return first if first.is_contiguous() else first.new_empty(first.shape)
+    return _row(outs) if _in_a_row(outs) else first.new_empty(sum(x.numel() for x in outs))
 
 
 def spread(row: Tensor, outs: Sequence[Tensor]) -> None:
     """Copy a row to the outputs, unless it is their own memory."""
-    if row.data_ptr() == outs[0].data_ptr() and _in_a_row(outs):
+    if row is outs[0] or (row.data_ptr() == outs[0].data_ptr() and _in_a_row(outs)):
         return
-    at = 0
-    for out in outs:
-        out.copy_(row[at : at + out.numel()].view(out.shape))
-        at += out.numel()
+    for part, out in zip(row.view(-1).split([x.numel() for x in outs]), outs, strict=True):
+        write(out, part)
+
+
+def write(out: Tensor, row: Tensor) -> None:
+    """Copy a row to a tensor, which may be a leaf that requires grad, or one of inference mode, in any thread."""
+    with torch.inference_mode():
+        out.copy_(row.view(out.shape))
 
 
 def _in_a_row(tensors: Sequence[Tensor]) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.errors import CommTimeout
-from commlib.torch_backend.layout import flat
+from commlib.torch_backend.layout import joined, room_for, spread, write
 from commlib.torch_backend.works import Done
 
 _DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
@@ -40,23 +40,31 @@ class Mail:
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> dist.Work:
         """Send a tensor."""
-        return self._message("send", lambda x, dst: self._post(x, dst, tag), flat(tensors[0]), dst)
+        return self._message("send", lambda x, dst: self._post(joined([x]), dst, tag), tensors[0], dst)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int) -> dist.Work:
         """Receive a tensor from a rank."""
-        return self._message("recv", lambda x, src: self._take(x, src, tag), flat(tensors[0]), src)
+
+        def take(x: Tensor, src: int) -> None:
+            into = room_for([x])
+            self._take(into, src, tag)
+            spread(into, [x])
+
+        return self._message("recv", take, tensors[0], src)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receive a tensor from whichever rank sends one; the work says which."""
         group: Any = self._comm._backend.native_group
         if not hasattr(group, "has_message"):
             raise NotImplementedError(f"recv from any rank is not available on {self._comm.backend}; name the source")
-        x, source = flat(tensors[0]), [-1]
+        source = [-1]
 
         def take(x: Tensor, _: int) -> None:
-            source[0] = self._take_any(x, tag, group.has_message)
+            into = room_for([x])
+            source[0] = self._take_any(into, tag, group.has_message)
+            spread(into, [x])
 
-        work: Any = self._message("recv", take, x, -1)
+        work: Any = self._message("recv", take, tensors[0], -1)
         work._source_rank = lambda: source[0]
         return work  # type: ignore[no-any-return]
 
@@ -68,8 +76,9 @@ class Mail:
         return None
 
     def _message(self, name: str, run: Callable[[Tensor, int], object], x: Tensor, peer: int) -> dist.Work:
-        # The frames between: the group's method, then torch's function.
-        waits = sys._getframe(3).f_code in WAITS
+        # The frames between: the group's method, then torch's isend or irecv, which send and recv call.
+        caller = sys._getframe(3).f_back
+        waits = caller is not None and caller.f_code in WAITS
         work = self._comm._message(name, run, x, peer, async_op=not waits)
         return Done([x]) if work is None else work
 
@@ -88,7 +97,7 @@ class Mail:
         for at, (theirs, message) in enumerate(kept):
             if theirs == tag:
                 _check(x, message.dtype, message.numel(), src, tag)
-                x.view(-1).copy_(message)
+                write(x, message)
                 del kept[at]
                 return True
         return False
@@ -98,8 +107,7 @@ class Mail:
         calls, header = self._comm._unordered, torch.empty(3, dtype=torch.int64, device="cpu")
         calls.recv(header, src)
         theirs, code, count = header.tolist()
-        if theirs == tag:
-            _check(x, _DTYPES[code], count, src, tag)
+        if (theirs, _DTYPES[code], count) == (tag, x.dtype, x.numel()):
             calls.recv(x, src)
             return True
         message = torch.empty(count, dtype=_DTYPES[code], device="cpu")

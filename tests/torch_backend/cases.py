@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -43,6 +44,34 @@ def reduced_in_another_order_of_memory(rank: int) -> Any:
     x = block(rank, 2, 3, 4).permute(2, 0, 1)
     dist.all_reduce(x)
     return x, sum(block(r, 2, 3, 4).permute(2, 0, 1) for r in range(size()))
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    """Return the same elements in another order of memory."""
+    return x.t().contiguous().t()
+
+
+def moved_to_another_order_of_memory(rank: int) -> Any:
+    """Each element comes to its index, wherever inputs and outputs have it in memory."""
+    everyone, x = range(size()), block(rank, 2, 3)
+    found, total = [], sum(block(r, 2, 3) for r in everyone)
+    gathered, kept = torch.cat([block(r, 2, 3) for r in everyone]), [block(r, 2, 3) for r in everyone]
+    for given, made in ((transposed, torch.clone), (torch.clone, transposed), (transposed, transposed)):
+        outs = [made(torch.empty(2, 3)) for _ in everyone]
+        dist.all_gather(outs, given(x))
+        swapped = [made(torch.empty(2, 3)) for _ in everyone]
+        dist.all_to_all(swapped, [given(x) for _ in everyone])
+        rows, swapped_rows = made(torch.empty(2 * size(), 3)), made(torch.empty(2 * size(), 3))
+        dist.all_gather_into_tensor(rows, given(x))
+        dist.all_to_all_single(swapped_rows, given(torch.cat([x] * size())))
+        reduced, part, own = (made(torch.empty(2, 3)) for _ in range(3))
+        dist.reduce_scatter(reduced, [given(x) for _ in everyone])
+        dist.reduce_scatter_tensor(part, given(torch.cat([x] * size())))
+        dist.scatter(own, [given(each) for each in kept] if rank == 1 else None, 1)
+        rooted = [made(torch.empty(2, 3)) for _ in everyone] if rank == 0 else None
+        dist.gather(given(x), rooted, 0)
+        found += [*outs, *swapped, rows, swapped_rows, reduced, part, own, *(rooted or kept)]
+    return torch.cat(found), torch.cat([*[gathered] * 4, total, total, kept[rank], gathered] * 3)
 
 
 def premultiplied(rank: int) -> Any:
@@ -115,6 +144,24 @@ def asynchronous(rank: int) -> Any:
     )
 
 
+def called_back(rank: int) -> Any:
+    """What follows a call may make others and wait for them, as DDP's hook PowerSGD does."""
+    x, again, message = block(rank, 5), torch.ones(5), torch.empty(2)
+
+    def follow(done: Any) -> torch.Tensor:
+        works = [dist.all_reduce(again, async_op=True), dist.isend(block(rank, 2), (rank + 1) % size())]
+        works.append(dist.irecv(message, (rank - 1) % size()))
+        for work in works:
+            work.wait()
+        total: torch.Tensor = done.value()[0] * again
+        dist.all_reduce(total)
+        return total
+
+    first = dist.all_reduce(x, async_op=True).get_future().then(follow)
+    total = sum(block(r, 5) for r in range(size()))
+    return torch.cat([first.wait(), message]), torch.cat([total * size() ** 2, block((rank - 1) % size(), 2)])
+
+
 def coalesced(rank: int) -> Any:
     xs = [block(rank, 3), block(rank, 5)]
     with dist._coalescing_manager():
@@ -149,6 +196,67 @@ def messages_from_any_rank(rank: int) -> Any:
         x = torch.empty(3)
         found[dist.recv(x)] = x
     return torch.stack([found[1], found[2]]), torch.stack([block(1, 3), block(2, 3)])
+
+
+def kept_for_a_receive_that_fits(rank: int) -> Any:
+    """A message that does not fit is refused, and stays in its place."""
+    peer, other = (rank + 1) % size(), (rank - 1) % size()
+    works = [dist.isend(x, peer) for x in (block(rank, 4), torch.arange(3), block(rank, 2))]
+    with pytest.raises(ValueError, match=rf"recv expects 5 elements of torch.float32, but rank {other} sent 4 of"):
+        dist.recv(torch.empty(5), other)
+    found = [torch.empty(4), torch.empty(3, dtype=torch.int64), torch.empty(2)]
+    for x, work in zip(found, works, strict=True):
+        dist.recv(x, other)
+        work.wait()
+    return torch.cat(found), torch.cat([block(other, 4), torch.arange(3), block(other, 2)])
+
+
+def waited_for_without_a_thread(rank: int) -> Any:
+    """dist.send and dist.recv wait: no other thread makes their calls."""
+    group: Any = dist.new_group()
+    x = block(rank, 2)
+    if rank == 0:
+        dist.send(x, 1, group=group)
+        assert dist.recv(x, group=group) == 1
+    if rank == 1:
+        dist.recv(x, 0, group=group)
+        dist.send(x, 0, group=group)
+    assert not group.communicator(torch.device("cpu"))._lanes.used
+    dist.destroy_process_group(group)
+    return x, block(0 if rank == 1 else rank, 2)
+
+
+def received_in_another_order_of_memory(rank: int) -> Any:
+    peer, other = (rank + 1) % size(), (rank - 1) % size()
+    works = [dist.isend(transposed(block(rank, 2, 3)), peer, tag=tag) for tag in (1, 2)]
+    plain, across = torch.empty(2, 3), transposed(torch.empty(2, 3))
+    dist.recv(across, other, tag=2)
+    dist.recv(plain, other, tag=1)
+    for work in works:
+        work.wait()
+    return torch.stack([plain, across]), torch.stack([block(other, 2, 3)] * 2)
+
+
+def moved_in_inference_mode(rank: int) -> Any:
+    """A call that runs later, in another thread, may write to tensors of this one's mode."""
+    peer, other = (rank + 1) % size(), (rank - 1) % size()
+    with torch.inference_mode():
+        outs, kept, x = [torch.empty(2, r) for r in range(size())], torch.empty(2), block(rank, 2)
+        works = [dist.all_gather(outs, block(rank, 2, rank), async_op=True)]
+        works += [dist.isend(x, peer, tag=1), dist.isend(x + 1, peer, tag=2)]
+        dist.irecv(torch.empty(2), other, tag=2).wait()
+        works.append(dist.irecv(kept, other, tag=1))
+        for work in works:
+            work.wait()
+    wanted = [*(block(r, 2, r).view(-1) for r in range(size())), block(other, 2)]
+    return torch.cat([*(out.reshape(-1) for out in outs), kept]).clone(), torch.cat(wanted)
+
+
+def moved_into_parameters(rank: int) -> Any:
+    """A call writes to a leaf that requires grad as to any tensor."""
+    outs = [torch.nn.Parameter(torch.empty(r)) for r in range(size())]
+    dist.all_gather(outs, torch.nn.Parameter(block(rank, rank)))
+    return torch.cat(outs).detach(), torch.cat([block(r, r) for r in range(size())])
 
 
 def batched_messages(rank: int) -> Any:
@@ -207,12 +315,17 @@ def functional(rank: int) -> Any:
 
 CASES: tuple[Callable[[int], Any], ...] = (
     *(all_reduced, reduced_by_every_kind, reduced_in_another_order_of_memory, premultiplied, rooted, exchanged),
+    *(moved_to_another_order_of_memory, moved_into_parameters),
     *(gathered_into_a_list_of_different_sizes, gathered_into_one_tensor, scattered_and_reduced),
     *(scattered_and_reduced_from_a_list_of_different_sizes, asynchronous, coalesced),
     *(batched_messages, of_a_new_group, without_options, functional),
 )
-# What GPUs cannot do, nor NCCL's group: tags and any source.
-ON_CPUS: tuple[Callable[[int], Any], ...] = (messages_with_tags, messages_from_any_rank)
+# What GPUs cannot do, nor NCCL's group: tags, any source, and waits of the host.
+ON_CPUS: tuple[Callable[[int], Any], ...] = (
+    *(messages_with_tags, messages_from_any_rank, called_back),
+    *(received_in_another_order_of_memory, moved_in_inference_mode, kept_for_a_receive_that_fits),
+    waited_for_without_a_thread,
+)
 
 
 def run_case(comm: Communicator, name: str) -> None:
