@@ -238,7 +238,7 @@ def store(
     unique: bool,
     k_scale: float | Tensor | None,
     v_scale: float | Tensor | None,
-    reserved: Sequence[int],
+    skip: Sequence[int],
     /,
 ) -> None:
     """csrc/kernels/store/check.cc: kernels::store_rows"""

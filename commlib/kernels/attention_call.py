@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Real
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -117,7 +118,9 @@ def _faulty_caches(call: Call) -> Iterator[str]:
     if (k.shape, k.dtype) != (v.shape, v.dtype):
         yield f"k_cache is {k.dtype} {tuple(k.shape)}, but v_cache {v.dtype} {tuple(v.shape)}; they must be equal"
     heads, kv_heads = q.shape[1], k.shape[2]
-    if kv_heads == 0 or heads % kv_heads or heads > MOST_GROUP * kv_heads:
+    if k.shape[1] == 0:
+        yield "the caches have pages of 0 slots, but a page has 1 or more"
+    if kv_heads == 0 or heads % kv_heads or not 0 < heads <= MOST_GROUP * kv_heads:
         yield f"q has {heads} heads and the caches {kv_heads}: of q, 1 to {MOST_GROUP} heads must read each"
 
 
@@ -145,7 +148,10 @@ def _faulty_tables(call: Call) -> Iterator[str]:
 def _faulty_scales(call: Call) -> Iterator[str]:
     heads = call.k_cache.shape[2]
     for name, scale in zip(("k_scale", "v_scale"), call.scales, strict=True):
+        if scale is None or isinstance(scale, Real):
+            continue
         if not isinstance(scale, Tensor):
+            yield f"{name} is {scale!r}, but must be a number or a tensor"
             continue
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
             found = f"{scale.dtype} {tuple(scale.shape)}"

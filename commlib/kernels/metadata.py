@@ -52,8 +52,9 @@ def metadata(
 
 def _check_types(extend_lens: object, seq_lens: object) -> None:
     dispatch.check_tensors("metadata", seq_lens=seq_lens)
-    if extend_lens is not None:
-        dispatch.check_tensors("metadata", extend_lens=extend_lens)
+    if not isinstance(extend_lens, Tensor | None):
+        name = type(extend_lens).__name__
+        raise TypeError(f"extend_lens of metadata is a {name}, but must be an int or a torch.Tensor")
 
 
 def _capacity(extend: Tensor | None, window: int, seq_lens: Tensor, capacity: int | None) -> int:

@@ -200,8 +200,8 @@ def test_bad_input_is_refused_in_one_line(case):
 
 
 def test_what_is_no_tensor_is_a_type_error():
-    for name, given in (("seq_lens", ([1, 2], [3, 4])), ("extend_lens", ([1, 2], SEQ))):
-        with pytest.raises(TypeError, match=f"{name} of metadata is a list, but must be a torch.Tensor"):
+    for said, given in (("seq_lens of .* but must be a", ([1, 2], [3])), ("extend_lens .* an int or a", (1.0, SEQ))):
+        with pytest.raises(TypeError, match=f"{said} torch.Tensor"):
             metadata(*given, 4)
     with pytest.raises(TypeError, match="total of metadata is an int"):
         metadata(EXTEND, SEQ, 4, out=poisoned(5, 2)._replace(total=5))

@@ -31,6 +31,11 @@ def with_gradient(tensor):
 BAD = {
     "unknown layout": (dict(layout="NDH"), "layout is 'NDH', but must be one of NHD, HND"),
     "five reserved slots": (dict(skip=(1, 2, 3, 4, 5)), "skip names 5 slots, but at most 4 can be reserved"),
+    "expanded cache": (dict(v_cache=CACHE[:1].expand(10, 8)), "v_cache is expanded: all 10 in its dimension 0 are the"),
+    "expanded pages": (
+        dict(k_cache=torch.zeros(5, 1, 8).expand(5, 2, 8).unsqueeze(2), v_cache=torch.zeros(5, 2, 1, 8)),
+        "k_cache is expanded: all 2 in its dimension 1",
+    ),
     "1-D cache": (dict(k_cache=CACHE[0]), r"k_cache has 1 dimensions, but a cache is \[slots, width\]"),
     "5-D cache": (dict(v_cache=CACHE[None, None, None]), "v_cache has 5 dimensions"),
     "4-D rows": (dict(k=ROWS[None, None]), r"k names|slots names 2 slots, but k has 1 rows"),
@@ -221,3 +226,8 @@ def test_counters_are_one_for_each_kernel():
         out_of_range_count(kernel="gather")
     with pytest.raises(commlib.Unsupported, match="no kernel of commlib runs on meta here"):
         out_of_range_count("meta")
+
+
+def test_what_is_no_sequence_of_slots_to_skip_is_named():
+    with pytest.raises(TypeError, match="skip is of type set, but must be a sequence of int"):
+        call({**good(), "skip": {1}})

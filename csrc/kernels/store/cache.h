@@ -27,6 +27,15 @@ inline void last_is_dense(const Tensor& tensor, const char* name) {
        " apart, but must be 1; make ", name, " contiguous there");
 }
 
+// A cache is written: an expanded one would keep the last row alone.
+inline void is_not_expanded(const Tensor& cache, const char* name) {
+  for (int d = 0; d < cache.ndim(); ++d) {
+    if (cache.size(d) <= 1 || cache.stride(d) != 0) continue;
+    fail("ValueError", name, " is expanded: all ", cache.size(d), " in its dimension ", d,
+         " are the same memory; pass a cache with memory for each");
+  }
+}
+
 inline Cache cache_of(const Tensor& cache, const char* name, bool hnd) {
   const int dims = cache.ndim();
   if (dims < 2 || dims > 4) {
@@ -35,6 +44,7 @@ inline Cache cache_of(const Tensor& cache, const char* name, bool hnd) {
          "dimensions; view it as one of them");
   }
   last_is_dense(cache, name);
+  is_not_expanded(cache, name);
   u8* data = cache.data();
   if (dims == 2) return {data, cache.size(0), 1, 1, cache.size(1), cache.stride(0), 0, 0};
   const int slot = hnd ? 2 : 1, head = dims == 3 ? 1 : 3 - slot;

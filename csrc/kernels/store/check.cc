@@ -256,7 +256,7 @@ struct From<kernels::Scale> {
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("store", kernels::store_rows,
                              "k_cache, v_cache, slots, k, v, hnd, unique, k_scale, v_scale, "
-                             "reserved")});
+                             "skip")});
 }
 
 }  // namespace commlib::binding
