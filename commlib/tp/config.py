@@ -39,6 +39,10 @@ class LlamaConfig:
     rope: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     eos: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim is {self.head_dim}, but must be even: positions turn pairs of features")
+
     @classmethod
     def read(cls, path: str | Path) -> LlamaConfig:
         """Read a config.json, or that of a folder."""

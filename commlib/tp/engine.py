@@ -125,7 +125,7 @@ class Engine:
     def _sampling(self, step: Step) -> Sampling:
         draws = [request.draw for request, _ in step]
         device, most = self.model.comm.device, self.model.config.vocab_size
-        temperature = torch.tensor([draw.temperature for draw in draws]).to(device)
+        temperature = torch.tensor([draw.temperature for draw in draws], dtype=torch.float32).to(device)
         whole = [
             (min(draw.top_k, most), draw.seed % 2**32, request.computed + count)
             for draw, (request, count) in zip(draws, step, strict=True)

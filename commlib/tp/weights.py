@@ -97,6 +97,6 @@ class RandomWeights:
     def read(self, name: str, shape: tuple[int, ...], dim: int = 0, part: Shard | None = None) -> Tensor:
         """Return a matrix that keeps the size of its inputs, or a vector of about 1."""
         generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))
-        whole = torch.randn(shape, generator=generator)
+        whole = torch.randn(shape, generator=generator, dtype=torch.float32)
         whole = whole * shape[-1] ** -0.5 if len(shape) > 1 else 1 + whole / 10
         return whole if part is None else whole.narrow(dim, part.start, part.length)

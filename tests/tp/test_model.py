@@ -364,6 +364,7 @@ def test_a_draw_that_cannot_be_is_refused(wrong):
             "rope_type of the config is 'yarn', but must be one of default, linear, llama3",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_type 'linear' of the config lacks factor; take the config.json"),
+        ({"head_dim": 7}, "head_dim is 7, but must be even"),
         ({"hidden_size": None, "vocab_size": None}, "the config lacks vocab_size, hidden_size; take the config.json"),
     ],
 )

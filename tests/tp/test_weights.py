@@ -135,6 +135,15 @@ def test_a_folder_without_weights_or_with_broken_ones_is_named(tmp_path):
         SafeTensors(tmp_path).read("b", (1,))
 
 
+def test_random_weights_do_not_depend_on_torchs_default_type():
+    expected = SOURCE.read("a", (6, 8))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(SOURCE.read("a", (6, 8)), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("dim", [0, 1])
 def test_random_weights_are_parts_of_one_tensor_and_differ_by_name_and_seed(dim):
     whole = SOURCE.read("a", (6, 8))
