@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from numbers import Real
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 
 import torch
 from torch import Tensor
@@ -147,11 +146,11 @@ def _faulty_tables(call: Call) -> Iterator[str]:
 
 def _faulty_scales(call: Call) -> Iterator[str]:
     heads = call.k_cache.shape[2]
-    for name, scale in zip(("k_scale", "v_scale"), call.scales, strict=True):
-        if scale is None or isinstance(scale, Real):
-            continue
+    scales: tuple[Any, Any] = call.scales
+    for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
         if not isinstance(scale, Tensor):
-            yield f"{name} is {scale!r}, but must be a number or a tensor"
+            if not isinstance(scale, SupportsFloat | None):
+                yield f"{name} is {scale!r}, but must be a number or a tensor"
             continue
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
             found = f"{scale.dtype} {tuple(scale.shape)}"
