@@ -29,6 +29,9 @@ def set_redops(codes: dict[Any, int], torch_type: type, /) -> None:
 def phases() -> str:
     """csrc/binding/calls.cc: phases"""
 
+def guard_answers() -> None:
+    """csrc/binding/record.cc: guard_answers"""
+
 def note_collection(phase: str, info: object, /) -> None:
     """csrc/binding/record.cc: note_collection"""
 

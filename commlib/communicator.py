@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
-from commlib import backends, compiled, debug, env, guard, lifetime, log, objects
+from commlib import backends, compiled, debug, env, guard, lifetime, log, native, objects
 from commlib.agreement import agree, choose_plan, pin, settings, teach, teach_inside
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -131,7 +131,7 @@ class Communicator(Fused):
         self._calls = self._unordered = guard.watched(log.watched(calls, self), self)
         self.use(plan)
         lifetime.watch(self)
-        debug.listen()
+        debug.listen(native.library.guard_answers)
         metrics.start()
         world.when_mixed(self._mixed)
 

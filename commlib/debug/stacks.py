@@ -2,7 +2,8 @@
 
 Python's faulthandler does it, in the signal's handler: so also a rank answers whose interpreter is held by native code,
 and no thread is needed for it. A thread writes its own stack alone: another thread's may change while it is read, which
-has ended processes. A rank that is stopped does not answer.
+has ended processes. Its own may be half changed, too, where it runs Python: csrc/record/answer.h has the process
+outlive that. A rank that is stopped does not answer.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import os
 import platform
 import re
 import signal
+import sys
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from commlib import env
 from commlib.debug.record import descriptors, records_of
 
 NAME = "commlib.stacks.{}."  # of the process that writes them: whoever reads them has them open, too
+ASLEEP = "asleep"  # behind that: of a Python whose threads may answer while they sleep alone
 ANSWER_S = 0.4
 _POLL_S = 0.005
 _TGKILL = 234 if platform.machine() == "x86_64" else 131  # the kernel's call of this name, which older libraries lack
@@ -92,8 +95,11 @@ def _is_own(file: str) -> bool:
 _LISTENING: list[int] = []  # this process, behind those from which it was forked
 
 
-def listen() -> None:
-    """Answer from now on, unless the program uses the signal for something else; keep call sites if that is wanted."""
+def listen(guard: Callable[[], None]) -> None:
+    """Answer from now on, unless the program uses the signal for something else; keep call sites if that is wanted.
+
+    `guard` has the process outlive a fault in the handler that there is by then.
+    """
     if _LISTENING[-1:] == [os.getpid()]:
         return
     ours = bool(_LISTENING)
@@ -105,10 +111,12 @@ def listen() -> None:
     if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
         return
     parents = descriptors(os.getpid(), NAME.partition("{")[0])
-    fd = os.memfd_create(NAME.format(os.getpid()))
+    # Python 3.10 counts references to the frames that it shows: of one that is on its way out, this frees it twice.
+    fd = os.memfd_create(NAME.format(os.getpid()) + (ASLEEP if sys.version_info < (3, 11) else ""))
     os.fchmod(fd, 0o600)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
     faulthandler.register(signal.SIGURG, file=fd, all_threads=False, chain=False)
+    guard()
     for place in parents:
         os.close(int(place.name))
 
@@ -131,15 +139,17 @@ def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[No
     with suppress(OSError):
         if not places or not _handles(pid):
             return
+        wakes = ASLEEP not in places[-1].readlink().name
         fd = os.open(places[-1], os.O_RDWR | os.O_CLOEXEC)
         try:
             yield from _lock(fd)
             for thread in threads:
                 os.truncate(fd, 0)
-                if _is_off("SigBlk", pid, thread) and _send(pid, thread):
+                if (wakes or _sleeps(pid, thread)) and _is_off("SigBlk", pid, thread) and _send(pid, thread):
                     yield from _answer(pid, thread)
                     text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
-                    found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
+                    if text:
+                        found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
         finally:
             os.close(fd)
 
@@ -164,6 +174,10 @@ def _answer(pid: int, thread: int) -> Generator[None]:
 def _send(pid: int, thread: int) -> bool:
     """Send the signal to a thread; say whether it is there."""
     return bool(ctypes.CDLL(None).syscall(ctypes.c_long(_TGKILL), pid, thread, int(signal.SIGURG)) == 0)
+
+
+def _sleeps(pid: int, thread: int) -> bool:
+    return Path(f"/proc/{pid}/task/{thread}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "S"
 
 
 def _handles(pid: int) -> bool:

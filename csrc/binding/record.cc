@@ -6,6 +6,7 @@
 #include "binding/calls.h"
 #include "binding/interpreter.h"
 #include "binding/method.h"
+#include "record/answer.h"
 
 namespace commlib::binding {
 namespace {
@@ -38,8 +39,11 @@ void note_collection(const std::string& phase, Object*) {
   record::Record::collects(phase == "start");
 }
 
+void guard_answers() { record::guard_answers(); }
+
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("note_collection", note_collection, "phase, info"),
+  module.add({COMMLIB_METHOD("guard_answers", guard_answers, ""),
+              COMMLIB_METHOD("note_collection", note_collection, "phase, info"),
               COMMLIB_METHOD("set_recorded", set_recorded, "caller, explainer")});
 }
 

@@ -6,8 +6,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from commlib.communicator import Communicator
 from commlib.debug import look
@@ -27,6 +29,29 @@ def answer(signal):
     os.write(fd, b'  File "a.py", line 2 in outer\\n')
 ctypes.CDLL(None).signal(signal.SIGURG, answer)
 """
+READS_NO_MEMORY = """
+import ctypes, os, signal, time
+from commlib.native import library
+c = ctypes.CDLL(None)
+c.signal(signal.SIGURG, ctypes.cast(c.strlen, ctypes.c_void_p))  # of what lies at address 23, the signal's number
+library.guard_answers()
+library.guard_answers()
+for _ in range(3):
+    os.kill(os.getpid(), signal.SIGURG)
+caught = next(line for line in open("/proc/self/status") if line.startswith("SigCgt:"))
+assert not int(caught.split()[1], 16) >> signal.SIGSEGV - 1 & 1
+"""
+SLEEPS_AND_RUNS = (
+    TAKES_LONG.replace("NAME.format(os.getpid())", "NAME.format(os.getpid()) + 'asleep'")
+    + """
+import threading
+def run():
+    while True:
+        pass
+running = threading.Thread(target=run, daemon=True)
+running.start()
+"""
+)
 USES_THE_SIGNAL = f"""
 import faulthandler, os, signal, time, commlib
 kept = os.memfd_create("kept")
@@ -57,15 +82,31 @@ def program(text: str) -> Iterator[int]:
     command = [sys.executable, "-c", f"{text}\nprint('there', flush=True)\ntime.sleep({WAIT_S})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        yield process.pid
-        process.kill()
+        try:
+            assert process.stdout.readline() == "there\n"
+            yield process.pid
+        finally:
+            process.kill()
 
 
 def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
     with program(TAKES_LONG) as pid:
         whole = Stack(pid, (Frame("a.py", "1", "inner"), Frame("a.py", "2", "outer")))
         assert ask({pid: ()}) == {pid: [whole]}
+
+
+def test_a_python_that_can_only_be_asked_asleep_is_not_asked_while_it_runs() -> None:
+    with program(SLEEPS_AND_RUNS) as pid:
+        running = max(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        deadline = time.monotonic() + WAIT_S
+        while not (found := ask({pid: [running]})):
+            assert time.monotonic() < deadline
+        assert [stack.thread for stack in found[pid]] == [pid]
+
+
+def test_a_process_outlives_an_answer_that_reads_what_is_not_there() -> None:
+    with program(READS_NO_MEMORY) as pid:
+        assert ask({pid: ()}) == {}
 
 
 def test_a_program_that_uses_the_signal_keeps_it_and_is_not_asked() -> None:
