@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 _NUMBERS = count()
-_KNOWN: dict[int, tuple[str, int]] = {}  # the name and the rank of a communicator, by the identity of its calls
+_KNOWN: dict[int, tuple[str, int, str]] = {}  # a communicator's name, rank and device, by the identity of its calls
 _COMMUNICATORS: WeakValueDictionary[str, Communicator] = WeakValueDictionary()
 
 
@@ -40,7 +40,7 @@ def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
     """Give a communicator the name by which graphs know it; return what takes it back before the calls go."""
     name = f"commlib-{next(_NUMBERS)}"
     _COMMUNICATORS[name] = comm
-    _KNOWN[id(calls)] = name, comm.rank
+    _KNOWN[id(calls)] = name, comm.rank, str(comm.device)
     comm._graph_name = name
     return finalize(comm, _KNOWN.pop, id(calls))
 
@@ -133,6 +133,10 @@ def _run_send_recv(x: Tensor, dst: int, out: Tensor, src: int, comm: str) -> Ten
     return communicator(comm).send_recv(x.contiguous(), dst, _like(out), src)
 
 
+def _run_barrier(on: Tensor, comm: str) -> None:
+    communicator(comm).barrier()
+
+
 # What all_reduce_rms_norm is given before the communicator's name.
 _NORM = "Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? scale, float eps, float weight_bias"
 _NORM += ", bool center, str? quant"
@@ -173,7 +177,8 @@ def _define_all() -> None:
         _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-2]))
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     _define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *given: _norm_results(x, None))
-    _define("barrier", "(str comm) -> ()", lambda comm: communicator(comm).barrier(), lambda comm: None)
+    # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
+    _define("barrier", "(Tensor on, str comm) -> ()", _run_barrier, lambda on, comm: None)
 
 
 _define_all()
@@ -223,7 +228,7 @@ def _all_reduce_rms_norm(calls: Calls, *given: Any) -> None:
 
 @_in_place_of(library.Calls.reduce)
 def _reduce(calls: Calls, out: Tensor | None, x: Tensor, dst: int, op: Any) -> None:
-    target, (name, rank) = x if out is None else out, _KNOWN[id(calls)]
+    target, (name, rank, _) = x if out is None else out, _KNOWN[id(calls)]
     result = _OPS.reduce(target, x, dst, _redop(op), name)
     if rank == dst:
         target.copy_(result)
@@ -298,7 +303,8 @@ def _send_recv(calls: Calls, x: Tensor, dst: int, out: Tensor, src: int) -> None
 
 @_in_place_of(library.Calls.barrier)
 def _barrier(calls: Calls) -> None:
-    _OPS.barrier(_name(calls))
+    name, _, device = _KNOWN[id(calls)]
+    _OPS.barrier(torch.empty(0, device=device), name)
 
 
 @_in_place_of(library.check_tensor)

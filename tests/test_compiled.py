@@ -181,7 +181,7 @@ def test_another_size_is_compiled_once_more_and_then_any_size_is_known(comm):
 
 def test_a_graph_without_its_communicator_says_so(comm):
     with pytest.raises(commlib.Closed, match="the communicator of this compiled graph is gone"):
-        torch.ops.commlib.barrier("commlib-none")
+        torch.ops.commlib.barrier(torch.empty(0), "commlib-none")
 
 
 def test_a_graph_says_that_its_communicator_is_closed(comm):
@@ -189,10 +189,10 @@ def test_a_graph_says_that_its_communicator_is_closed(comm):
     graph(comm, torch.ones(2))
     name = compiled._name(comm._calls)
     comm.close()
-    for call in (lambda: torch.ops.commlib.barrier(name), lambda: graph(comm, torch.ones(2))):
+    for call in (lambda: torch.ops.commlib.barrier(torch.empty(0), name), lambda: graph(comm, torch.ones(2))):
         with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
             call()
-    assert name not in {known for known, _ in compiled._KNOWN.values()}
+    assert name not in {known for known, *_ in compiled._KNOWN.values()}
 
 
 def test_debug_logging_does_not_disturb_a_graph(caplog):
@@ -310,25 +310,38 @@ def turned(x):
     return (x.t() * 2).contiguous()
 
 
-def with_turned(comm, x):
+def with_turned(comm, x, y):
     received = torch.empty_like(x)
     comm.send_recv(turned(x), 1 - comm.rank, out=received, src=1 - comm.rank)
     summed = comm.all_reduce(turned(x), out=turned(x + 2))
     told = comm.broadcast(turned(x + 3), 0)
     gathered = x.new_empty(16, 8)
     comm.all_gatherv(gathered, turned(x + 4), [64, 64])
-    y, h = comm.all_reduce_rms_norm(turned(x + 5), turned(x + 6), x.new_ones(8))
+    y, h = comm.all_reduce_rms_norm(turned(x + 5), turned(y), x.new_ones(8))
     return received, summed + 1, told + 1, gathered, y, h
 
 
-def turned_by_inductor(comm):
+def with_barrier(comm, x, y):
+    comm.all_reduce(y[2:4])
+    comm.barrier()
+    return x * 1
+
+
+def by_inductor(comm, program):
     torch._dynamo.reset()
     x = torch.arange(64.0).view(8, 8) + comm.rank
-    return torch.compile(with_turned, fullgraph=True)(comm, x), with_turned(comm, x)
+    mine, eager = (x, x + 1), (x, x + 1)
+    found = torch.compile(program, fullgraph=True)(comm, *mine)
+    return (found, *mine), (program(comm, *eager), *eager)
 
 
 def test_inductor_may_lay_out_what_a_call_takes_as_it_likes(shm_ranks):
-    for found, eager in shm_ranks.run(turned_by_inductor, world=2):
+    for found, eager in shm_ranks.run(by_inductor, with_turned, world=2):
+        torch.testing.assert_close(found, eager)
+
+
+def test_inductor_keeps_what_is_computed_before_a_barrier(shm_ranks):
+    for found, eager in shm_ranks.run(by_inductor, with_barrier, world=2):
         torch.testing.assert_close(found, eager)
 
 
