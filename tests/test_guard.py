@@ -115,6 +115,7 @@ def every_call(comm: Communicator) -> None:
     comm.send_recv(torch.ones(3), (comm.rank + 1) % WORLD, torch.full((3,), NAN), (comm.rank - 1) % WORLD)
     comm.all_reduce(torch.ones(5), out=torch.full((5,), NAN))
     comm.all_reduce(torch.ones(5, dtype=torch.int32))
+    comm.all_reduce(torch.ones(4)[::2][:1])  # one element of any stride is contiguous
     comm.broadcast(torch.full((6,), 0xFF, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), 1)
     comm.all_reduce(torch.full((4,), float(comm.rank)), out=torch.empty(4))
     assert comm.all_gather_object(comm.rank) == list(range(WORLD))

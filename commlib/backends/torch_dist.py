@@ -40,6 +40,11 @@ Messages = Iterable[tuple[int, torch.Tensor]]
 """Peers, and what goes to them or comes from them."""
 
 
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Flat bytes of a contiguous tensor, of which one element may have any stride: moving data needs no type."""
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
 class TorchBackend(Backend):
     """A process group: the one the caller gave, else one of our own that torch knows nothing of.
 
@@ -145,7 +150,7 @@ class TorchBackend(Backend):
                 if x.numel() == 0:
                     continue
                 try:
-                    started.append((start([x.view(-1).view(torch.uint8)], peer, _TAG), peer))
+                    started.append((start([as_bytes(x)], peer, _TAG), peer))
                 except RuntimeError as error:
                     raise self._translated(error, what, peer) from None
 

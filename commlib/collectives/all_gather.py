@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from commlib.backends.torch_dist import TorchBackend
+from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.hier_calls import Sections, hosts_of, one_exchange, room, share_of
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import engines, lines, moved_chunks, packets, tiles
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from commlib.backends.torch_dist import TorchBackend
+from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.params import MOVED_CHUNKS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.torch_calls import as_bytes, refuses_lonely
+from commlib.collectives.torch_calls import refuses_lonely
 from commlib.collectives.variants import engines, moved_chunks, tiles
 
 

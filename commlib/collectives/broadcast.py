@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch.distributed import BroadcastOptions
 
-from commlib.backends.torch_dist import TorchBackend
+from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.hier_calls import complete, doublings, hosts_of, share_of, shares, spread, two_exchanges
 from commlib.collectives.params import CHUNKS
 from commlib.collectives.spec import Algorithm, Collective, Link
-from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import chunks, engines
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch.distributed import ScatterOptions
 
-from commlib.backends.torch_dist import TorchBackend
+from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
 from commlib.collectives.params import MOVED_CHUNKS
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.torch_calls import as_bytes
 from commlib.collectives.variants import moved_chunks
 
 

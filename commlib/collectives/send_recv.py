@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from commlib.backends.torch_dist import TorchBackend
+from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import PIPES_MOVE
 from commlib.collectives.params import PULL
 from commlib.collectives.spec import Algorithm, Call, Collective
-from commlib.collectives.torch_calls import as_bytes, refuses_lonely
+from commlib.collectives.torch_calls import refuses_lonely
 from commlib.collectives.variants import pulled
 
 if TYPE_CHECKING:

@@ -25,11 +25,6 @@ REDUCIBLE = frozenset(
 )
 
 
-def as_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Flat bytes of a contiguous tensor: moving data needs no element type."""
-    return x.view(-1).view(torch.uint8)
-
-
 def refuses_reduction(dtype: torch.dtype, redop: str, size: int) -> str | None:
     """Why torch.distributed cannot reduce this, or None."""
     if dtype not in REDUCIBLE:

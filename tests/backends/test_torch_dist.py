@@ -7,6 +7,31 @@ import torch
 
 from commlib.backends import torch_dist
 from commlib.bootstrap.world import World
+from commlib.communicator import Communicator
+from commlib.testing import Ranks
+
+
+def lonely(value: int) -> torch.Tensor:
+    return torch.full((4,), float(value))[::2][:1]
+
+
+def of_one_element(comm: Communicator) -> list[list[float]]:
+    other, every = 1 - comm.rank, torch.arange(2.0)
+    gathered, collected, exchanged = torch.zeros(3, 2)
+    received, told, handed = lonely(9), lonely(comm.rank), lonely(9)
+    comm.all_gather_into_tensor(gathered, lonely(comm.rank))
+    comm.gather(lonely(comm.rank), 0, out=collected)
+    comm.all_to_all_single(exchanged, every)
+    comm.send_recv(lonely(comm.rank), other, out=received, src=other)
+    comm.broadcast(told, 1)
+    comm.scatter(every, 0, out=handed)
+    return [x.tolist() for x in (gathered, collected, exchanged, received, told, handed)]
+
+
+def test_one_element_may_have_any_stride(torch_ranks: Ranks) -> None:
+    first, second = torch_ranks.run(of_one_element, world=2)
+    assert first == [[0, 1], [0, 1], [0, 0], [1], [1], [0]]
+    assert second[2:] == [[1, 1], [0], [1], [1]]
 
 
 class Pair(World):
