@@ -306,8 +306,9 @@ class Communicator(Fused):
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
         self._check_open()
-        said = str(why) or f"rank {self.rank} aborted the communicator"
-        self._backend.abort(said.encode(errors="replace").decode())  # half a surrogate pair is no text
+        said = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
+        self._backend.abort(said)  # half a surrogate pair was no text
+        self._lanes.close(CommError(said))
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
@@ -330,9 +331,8 @@ class Communicator(Fused):
 
     def _mixed(self, why: str) -> None:
         """End it: its ranks are of two jobs. Called by a thread of the world's."""
-        if not self._closed:
-            with suppress(CommError):  # it has ended
-                self.abort(why)
+        with suppress(CommError):  # it has ended
+            self.abort(why)
 
     def _abandon(self) -> None:
         """Forget everything without a word to the peers: for a forked child, whose parent goes on."""

@@ -336,11 +336,13 @@ void Waiter::time_out(const Awaited& awaited) {
         text("; rank ", segment_->named(r),
              seq ? " last entered " + shm::describe(line.what, seq) : " has entered nothing yet");
   }
+  const bool of_pair = awaited.kind == Awaited::message || awaited.kind == Awaited::room;
+  const std::string whose = of_pair ? text("rank ", segment_->named(rank_), "'s ") : "";
   end("CommTimeout",
-      text(rank_list(*segment_, missing), " did not come to ", describe(awaited), " within ",
+      text(rank_list(*segment_, missing), " did not come to ", whose, describe(awaited), " within ",
            timeout_s_, " s: rank ", segment_->named(rank_), " gave up waiting", last,
-           ". Raise the timeout (timeout_s=, COMMLIB_TIMEOUT_S) if the work before it is that "
-           "slow"));
+           ". Raise the timeout (timeout_s=, COMMLIB_TIMEOUT_S; timeout= of torch.distributed) "
+           "if the work before it is that slow"));
 }
 
 std::string Waiter::describe(const Awaited& awaited) const {

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
+from commlib.errors import CommError
 
 
 def size() -> int:
@@ -226,6 +227,18 @@ def waited_for_without_a_thread(rank: int) -> Any:
     return x, block(0 if rank == 1 else rank, 2)
 
 
+def ended_while_calls_are_under_way(rank: int) -> Any:
+    """Each rank is told who ended the group, that one too."""
+    group: Any = dist.new_group()
+    work = dist.all_reduce(torch.ones(2), group=group, async_op=True) if rank == 0 else None
+    if rank == 0:
+        group.abort()
+    with pytest.raises(CommError, match="rank 0 aborted its process group"):
+        dist.all_reduce(torch.ones(2), group=group) if work is None else work.wait()
+    dist.destroy_process_group(group)
+    return torch.zeros(1), torch.zeros(1)
+
+
 def received_in_another_order_of_memory(rank: int) -> Any:
     peer, other = (rank + 1) % size(), (rank - 1) % size()
     works = [dist.isend(transposed(block(rank, 2, 3)), peer, tag=tag) for tag in (1, 2)]
@@ -324,7 +337,7 @@ CASES: tuple[Callable[[int], Any], ...] = (
 ON_CPUS: tuple[Callable[[int], Any], ...] = (
     *(messages_with_tags, messages_from_any_rank, called_back),
     *(received_in_another_order_of_memory, moved_in_inference_mode, kept_for_a_receive_that_fits),
-    waited_for_without_a_thread,
+    *(waited_for_without_a_thread, ended_while_calls_are_under_way),
 )
 
 
