@@ -11,6 +11,7 @@ from commlib.communicator import Communicator
 from commlib.tp.shard import shard, sizes
 
 _WORD = 0xFFFFFFFF
+COLDEST = 1e-30  # below, logits divided by a temperature would be infinite, the best no larger than others
 
 
 class Sampling(NamedTuple):
@@ -48,7 +49,7 @@ def sample(comm: Communicator, local: Tensor, vocab_size: int, how: Sampling) ->
     """
     part = shard(vocab_size, comm.rank, comm.size)
     drawn = (how.temperature > 0)[:, None]
-    scores = local.float() / torch.where(drawn, how.temperature[:, None], 1.0)
+    scores = local.float() / torch.where(drawn, how.temperature[:, None].clamp(min=COLDEST), 1.0)
     if how.most:
         scores = scores.masked_fill(scores < _kth_best(comm, scores, vocab_size, how), -torch.inf)
     ids = torch.arange(part.start, part.start + part.length, device=local.device)

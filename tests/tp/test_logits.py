@@ -75,6 +75,14 @@ def test_a_row_s_draw_does_not_depend_on_its_batch_and_temperature_0_takes_the_b
     assert together[4] == whole[4].argmax()
 
 
+@pytest.mark.parametrize("temperature", [1e-20, 1e-38, 1e-45])
+@pytest.mark.parametrize("top_k", [0, 4])
+def test_next_to_temperature_0_the_best_is_drawn(shm_ranks, temperature, top_k):
+    whole = logits(9)
+    for found in shm_ranks.run(drawn, whole, how(9, temperature, top_k, 3), world=2):
+        assert torch.equal(found, whole.argmax(1))
+
+
 def frequencies(shm_ranks, sampling, count):
     row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5])
     (ids, *_) = shm_ranks.run(drawn, row.repeat(count, 1), sampling, world=2)
