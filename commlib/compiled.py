@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary, finalize
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.errors import Closed
@@ -189,6 +190,7 @@ _OPS = torch.ops.commlib
 
 _TRACED: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C")
 
 
 def _in_place_of(original: Callable[..., Any]) -> Callable[[F], F]:
@@ -351,6 +353,15 @@ def _order(name: str) -> None:
 
     _register_effectful_op(getattr(_OPS, name).default, _EffectType.ORDERED)
     _ORDERED.add(name)
+
+
+def untraced(kind: type[C]) -> type[C]:
+    """Have Dynamo run a class's methods as they are: C++ calls them in the middle of programs that it compiles."""
+    as_it_is = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    for method in vars(kind).values():
+        if isinstance(method, FunctionType):
+            set_code_exec_strategy(method.__code__, as_it_is)
+    return kind
 
 
 class _WhenDynamoComes(MetaPathFinder, Loader):

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
+from commlib.compiled import untraced
 from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place
@@ -321,4 +322,4 @@ for _name in MESSAGES:
     setattr(CommlibGroup, _name, _message(_name))
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))
-let_torch_call(CommlibGroup)
+let_torch_call(untraced(CommlibGroup))

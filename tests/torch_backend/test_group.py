@@ -229,6 +229,21 @@ def test_functional_collectives_compile_to_one_graph(ranks: Ranks) -> None:
     ranks.run(compiled)
 
 
+def trains_compiled(comm: Communicator) -> None:
+    """DDP calls the group from C++ in the middle of what Dynamo compiles."""
+    model = torch.nn.Linear(4, 2)
+    step = torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="eager")
+    for _ in range(3):
+        model.zero_grad()
+        step(torch.full((1, 4), float(comm.rank))).sum().backward()
+        assert model.weight.grad is not None
+        torch.testing.assert_close(model.weight.grad, torch.full((2, 4), sum(range(SIZE)) / SIZE))
+
+
+def test_a_compiled_ddp_model_trains(ranks: Ranks) -> None:
+    ranks.run(trains_compiled)
+
+
 def options(comm: Communicator) -> tuple[bool, int, str]:
     group = dist.new_group(
         pg_options=Options(
