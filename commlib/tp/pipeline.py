@@ -39,7 +39,8 @@ class Pipeline:
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
         """
-        self.comm, self.rule, self.max_sms, self.multiple = comm, dict(rule or {}), max_sms, multiple
+        self.comm, self.max_sms, self.multiple = comm, max_sms, multiple
+        self.rule = {int(tokens): count for tokens, count in (rule or {}).items()}  # keys that JSON kept are text
         wrong = {tokens: count for tokens, count in self.rule.items() if tokens < 0 or count < 1}
         if wrong or multiple < 1:
             raise ValueError(

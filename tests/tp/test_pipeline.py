@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from itertools import product
@@ -53,6 +54,11 @@ def test_large_batches_have_as_many_chunks_as_the_rule_says_and_small_ones_are_c
 def test_a_rule_that_cannot_be_is_refused(rule, multiple):
     with pytest.raises(ValueError, match=r"tokens must be 0 or more, chunks and multiple 1 or more"):
         Pipeline(None, rule, multiple=multiple)
+
+
+def test_a_rule_may_be_kept_as_json():
+    rule = {1024: 2, 4096: 4}
+    assert Pipeline(None, json.loads(json.dumps(rule))).rule == rule
 
 
 def test_a_chunk_waits_for_its_communication_behind_what_the_next_one_computes():
