@@ -61,8 +61,9 @@ class Rank:
         return next((slot for slot in self.slots if slot.id == communicator), None)
 
     def stack(self, thread: int) -> Stack | None:
-        """Return the stack of a thread, else of the main one."""
-        return next((one for one in self.stacks if one.thread == thread), next(iter(self.stacks), None))
+        """Return the stack of a thread of the program, else of the main one."""
+        asked = (one for one in self.stacks if one.thread == thread and not one.is_ours)
+        return next(asked, next(iter(self.stacks), None))
 
     @property
     def threads(self) -> set[int]:

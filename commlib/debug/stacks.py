@@ -73,6 +73,11 @@ class Stack:
         return next(iter(own or [frame for frame in self.frames if not frame.file.startswith(_OURS)]), None)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether commlib alone runs in the thread, as in one that makes asynchronous calls."""
+        return all(frame.file.startswith(_OURS) or _is_pythons(frame.file) for frame in self.frames)
+
+    @property
     def activity(self) -> str:
         """What it is known to be in: 'a dataloader'; empty: nothing in particular."""
         if self.collects:
@@ -89,7 +94,11 @@ class Stack:
 
 
 def _is_own(file: str) -> bool:
-    return "site-packages" not in file and "/lib/python" not in file
+    return "-packages/" not in file and not _is_pythons(file)
+
+
+def _is_pythons(file: str) -> bool:
+    return "/lib/python" in file and "-packages/" not in file
 
 
 _LISTENING: list[int] = []  # this process, behind those from which it was forked

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from commlib.communicator import Communicator
 from commlib.debug import look
 from commlib.debug.stacks import Frame, Stack, ask
@@ -155,3 +157,27 @@ def test_a_thread_that_blocks_the_signal_does_not_keep_others_from_answering(shm
     handle.join()
     assert [stack.thread for stack in found].count(pid) == 0
     assert any(frame.function == "linger" for stack in found for frame in stack.frames)
+
+
+def call_asynchronously(comm: Communicator, seconds: float) -> None:
+    def linger() -> None:
+        time.sleep(seconds)
+
+    x = torch.ones(3)
+    comm.all_reduce(x, async_op=True).wait()
+    if comm.rank == 0:
+        linger()
+    comm.all_reduce(x, async_op=True).wait()
+
+
+def test_of_a_rank_that_makes_asynchronous_calls_the_programs_place_is_told(shm_ranks: Ranks) -> None:
+    handle = shm_ranks.start(call_asynchronously, 2.0)
+    said = ""
+    while handle.pending and "linger" not in said:
+        job = look(shm_ranks.pids)
+        job.ask_stacks([shm_ranks.pids[0]])
+        rank = job.ranks[shm_ranks.pids[0]]
+        said = " ".join(str(rank.stack(thread)) for thread in rank.threads if thread != rank.pid)
+    handle.join()
+    assert "test_stacks.py" in said
+    assert "in linger" in said
