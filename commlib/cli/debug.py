@@ -113,7 +113,12 @@ def _show(shown: Shown, records: list[Record], options: Options) -> bool:
     for pid, stack in stacks.items():
         click.echo(f"\nrank {shown.job.ranks[pid].number} (process {pid}):\n{stack}", err=options.as_json)
     if options.dump is not None:
-        _dump(options.dump / str(shown.job.number), records, shown, data)
+        place = options.dump / str(shown.job.number)
+        try:
+            _dump(place, records, shown, data)
+        except OSError as error:
+            said = error.strerror if error.filename is None else error
+            raise click.ClickException(f"--dump: what is kept in {place} is not complete: {said}") from None
     return shown.wrong
 
 

@@ -134,11 +134,8 @@ def ask(threads: Mapping[int, Iterable[int]]) -> dict[int, list[Stack]]:
     """Return the stacks of threads of processes that answer in time; that of a process's main thread is the first."""
     found: dict[int, list[Stack]] = {pid: [] for pid in threads}
     asked = [_asked(pid, [pid, *({*also} - {pid})], found[pid]) for pid, also in threads.items()]
-    deadline = time.monotonic() + ANSWER_S
-    while (asked := [one for one in asked if next(one, "over") != "over"]) and time.monotonic() < deadline:
+    while asked := [one for one in asked if next(one, "over") != "over"]:
         time.sleep(_POLL_S)
-    for one in asked:
-        one.close()
     return {pid: stacks for pid, stacks in found.items() if stacks}
 
 
@@ -152,10 +149,11 @@ def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[No
         fd = os.open(places[-1], os.O_RDWR | os.O_CLOEXEC)
         try:
             yield from _lock(fd)
+            deadline = time.monotonic() + ANSWER_S
             for thread in threads:
                 os.truncate(fd, 0)
                 if (wakes or _sleeps(pid, thread)) and _is_off("SigBlk", pid, thread) and _send(pid, thread):
-                    yield from _answer(pid, thread)
+                    yield from _answer(pid, thread, deadline)
                     text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
                     if text:
                         found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
@@ -164,18 +162,23 @@ def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[No
 
 
 def _lock(fd: int) -> Generator[None]:
-    """Wait while somebody else asks the same process."""
+    """Wait while somebody else asks the same process, who may get no answer."""
+    deadline = time.monotonic() + 2 * ANSWER_S
     while True:
         try:
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
             yield
 
 
-def _answer(pid: int, thread: int) -> Generator[None]:
+def _answer(pid: int, thread: int, deadline: float) -> Generator[None]:
     """Wait while the thread has not come to its handler, or is in it: then the kernel keeps the signal from it."""
-    over = 0
-    while over < 2:  # between taking the signal and keeping it from the thread, the kernel says neither
+    over = 0  # between taking the signal and keeping it from the thread, the kernel says neither
+    while over < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError
         yield
         over = over + 1 if _is_off("SigPnd", pid, thread) and _is_off("SigBlk", pid, thread) else 0
 

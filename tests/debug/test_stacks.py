@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.debug.stacks import Frame, Stack, ask
+from commlib.debug.stacks import ANSWER_S, Frame, Stack, ask
 from commlib.testing import Ranks
 
 WAIT_S = 30.0
@@ -43,17 +44,16 @@ for _ in range(3):
 caught = next(line for line in open("/proc/self/status") if line.startswith("SigCgt:"))
 assert not int(caught.split()[1], 16) >> signal.SIGSEGV - 1 & 1
 """
-SLEEPS_AND_RUNS = (
-    TAKES_LONG.replace("NAME.format(os.getpid())", "NAME.format(os.getpid()) + 'asleep'")
-    + """
-import threading
+SLEEPS_AND_RUNS = """
+import faulthandler, os, signal, threading, time
+from commlib.debug.stacks import ASLEEP, NAME
+fd = os.memfd_create(NAME.format(os.getpid()) + ASLEEP)
+faulthandler.register(signal.SIGURG, file=fd, all_threads=False)
 def run():
     while True:
         pass
-running = threading.Thread(target=run, daemon=True)
-running.start()
+threading.Thread(target=run, daemon=True).start()
 """
-)
 USES_THE_SIGNAL = f"""
 import faulthandler, os, signal, time, commlib
 kept = os.memfd_create("kept")
@@ -95,6 +95,12 @@ def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
     with program(TAKES_LONG) as pid:
         whole = Stack(pid, (Frame("a.py", "1", "inner"), Frame("a.py", "2", "outer")))
         assert ask({pid: ()}) == {pid: [whole]}
+
+
+def test_who_waits_for_another_asker_has_its_own_time_for_the_answers() -> None:
+    with program(TAKES_LONG.replace("0.1", str(0.8 * ANSWER_S))) as pid, ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda _: ask({pid: ()}), range(2)))
+        assert [len(one[pid][0].frames) for one in found] == [2, 2]
 
 
 def test_a_python_that_can_only_be_asked_asleep_is_not_asked_while_it_runs() -> None:
