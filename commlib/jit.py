@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import NamedTemporaryFile, TemporaryDirectory, TemporaryFile
 from typing import Any, NamedTuple
 
 from commlib import env
@@ -216,6 +216,12 @@ def cache_dir() -> Path:
     if home and not env.CACHE_DIR.is_set():
         return Path(home) / "commlib"
     return Path(env.CACHE_DIR.get()).expanduser()
+
+
+def try_cache(folder: Path) -> None:
+    """Write into the cache; an OSError says why that fails."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    TemporaryFile(dir=folder).close()
 
 
 def entry(digest: str, kind: str) -> Path | None:

@@ -25,6 +25,7 @@ from commlib.bootstrap.hub import Hub
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
+PIPE_BYTES = 1 << 20  # what a pipe holds at most (fs.pipe-max-size), unless root raised it
 F_SETSIG = 10  # Linux; fcntl does not name it
 UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -91,19 +92,19 @@ class _Stream:
         os.set_blocking(source.fileno(), False)
 
     def pump(self) -> bool:
-        """Pass on what is there; True while more may come."""
+        """Pass on one piece, so that a flood keeps nobody else waiting; True while more may come."""
         with contextlib.suppress(BlockingIOError):
-            while piece := os.read(self.source.fileno(), LINE_BYTES):
-                *lines, self.held = (self.held + piece).split(b"\n")
-                if len(self.held) >= LINE_BYTES:
-                    lines, self.held = [*lines, self.held], b""
-                self._write(lines)
-            return False
+            piece = os.read(self.source.fileno(), LINE_BYTES)
+            *lines, self.held = (self.held + piece).split(b"\n")
+            if len(self.held) >= LINE_BYTES:
+                lines, self.held = [*lines, self.held], b""
+            self._write(lines)
+            return bool(piece)
         return True
 
     def finish(self) -> None:
-        """Pass on the last line, ended or not."""
-        self.pump()
+        """Pass on what the pipe holds and the last line, ended or not; a child that left the group may write on."""
+        any(not self.pump() for _ in range(PIPE_BYTES // LINE_BYTES))
         self._write([self.held] if self.held else [])
         self.source.close()
 

@@ -104,6 +104,12 @@ def test_the_first_failure_gives_the_code_and_ends_the_others(ending, code, said
     assert time.monotonic() - started < 3
 
 
+def test_a_rank_that_floods_its_output_does_not_hide_that_another_fails():
+    script = "import os\nif os.environ['RANK'] == '1': os._exit(3)\nwhile True: os.write(1, b'a line\\n' * 20_000)"
+    code, _, said = run(script)
+    assert (code, said) == (3, "commlib: rank 1 exited with code 3; ending the other ranks\n")
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(monkeypatch):
     monkeypatch.setattr("commlib.launch.GRACE_S", 0.3)
     script = (

@@ -49,8 +49,9 @@ def head(document: dict[str, Any]) -> Iterator[str]:
     """Say what was measured, where, and by which plan."""
     config, machine = document["config"], document["fingerprint"]
     types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
+    ranks = f"{config['ranks']} rank{'s' * (config['ranks'] != 1)}"
     graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
-    yield f"commlib {machine['commlib']} on {config['ranks']} ranks of backend {config['backend']}, {types}{graphs}"
+    yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
     gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
     yield ", ".join([*gpus, machine["cpu"], f"{machine['cores']} cores", f"torch {machine['torch']}"])
     yield from _plan(document)
@@ -64,18 +65,20 @@ def _plan(document: dict[str, Any]) -> Iterator[str]:
         yield f"{name}, measured on this machine"
         return
     yield f"{name}: comes with commlib" if match == "shipped" else f"{name}: measured with {match}"
-    yield f"not measured on this machine → commlib tune -n {document['config']['ranks']}"
+    ranks = document["config"]["ranks"]
+    yield "not measured on this machine" + (f" → commlib tune -n {ranks}" if ranks > 1 else "")
 
 
 def _table(document: dict[str, Any], series: Sequence[Sequence[Row]], width: int) -> Iterator[str]:
-    sizes = _sizes(document["config"]["sizes"], min(MOST_SIZES, max(1, (width - NAME) // (TIME + BESIDE))))
+    asked = document["config"]["sizes"]
+    sizes = _sizes(asked, min(MOST_SIZES, max(1, (width - NAME) // (TIME + BESIDE))))
     yield from _folded(["us per call by the plan, then how many times as long the best other takes"], width)
     heads = (f"{_words(size):>{TIME}} {'':{BESIDE - 1}}" for size in sizes)
     yield f"{'':{NAME}}{''.join(heads)}".rstrip()
     several = len({row["type"] for rows in series for row in rows}) > 1
     for rows in series:
         name = f"{rows[0]['op']} {type_text(rows[0]['type'])}" if several else rows[0]["op"]
-        yield f"{name[: NAME - 1]:{NAME}}{''.join(_cells(rows, sizes))}".rstrip()
+        yield f"{name[: NAME - 1]:{NAME}}{''.join(_cells(rows, asked, sizes))}".rstrip()
 
 
 def _sizes(asked: Sequence[int], room: int) -> list[int]:
@@ -84,14 +87,15 @@ def _sizes(asked: Sequence[int], room: int) -> list[int]:
     return list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
 
 
-def _cells(rows: Sequence[Row], sizes: Sequence[int]) -> Iterator[str]:
-    calls = {of[0]["size"]: of for of in grouped(measured(rows), lambda row: int(row["size"]))}
+def _cells(rows: Sequence[Row], asked: Sequence[int], sizes: Sequence[int]) -> Iterator[str]:
+    calls = {int(of[0]["size"]): of for of in grouped(measured(rows), lambda row: int(row["size"]))}
     if set(calls) == {0}:  # a barrier
         yield _cell(calls[0])
         return
+    # A call has whole elements for each rank: 12 B where 8 were asked for.
+    at = {min(asked, key=lambda size: abs(math.log((here + 1) / (size + 1)))): call for here, call in calls.items()}
     for size in sizes:
-        nearest = min(calls, key=lambda here: abs(math.log(here / size)), default=None)
-        yield _cell(calls[nearest]) if nearest is not None else f"{'-':>{TIME}} {'':{BESIDE - 1}}"
+        yield _cell(at[size]) if size in at else f"{'-':>{TIME}} {'':{BESIDE - 1}}"
 
 
 def _cell(call: Sequence[Row]) -> str:

@@ -74,7 +74,9 @@ def _count(item: str, size: str, dtype: torch.dtype) -> int:
     except ValueError:
         raise ValueError(f"--sizes: {item!r} is no size; {WRITE}") from None
     count, rest = divmod(num_bytes, dtype.itemsize)
-    if rest or not 0 < count <= LARGEST:
+    if not rest and not 0 < count <= LARGEST:
+        raise ValueError(f"--sizes: {item!r} has {count} elements; {WRITE}")
+    if rest:
         name = str(dtype).removeprefix("torch.")
         raise ValueError(
             f"--sizes: {item!r} is no whole number of {name} elements, {dtype.itemsize} bytes each; {WRITE}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from functools import partial
@@ -62,8 +63,18 @@ class Main(LazyGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
+        _open_streams()
         call = partial(super().main, *args, standalone_mode=False, **extra)
         return _exit_with(call) if standalone_mode else call()
+
+
+def _open_streams() -> None:
+    """Put /dev/null where the caller closed stdin, stdout or stderr: the next file would take its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # takes the least number that is free
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "w" if fd else "r", encoding="utf-8"))
 
 
 def _exit_with(call: Any) -> NoReturn:
@@ -88,6 +99,8 @@ def _exit_with(call: Any) -> NoReturn:
     except (CommError, OSError, ValueError) as error:
         if env.TRACEBACK.get():
             raise
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # of a write
+            _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", 1)
         _fail(str(error) or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 
 import click
 
+from commlib import env
 from commlib.cli.options import read_names
 
 
@@ -34,6 +36,13 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     from commlib.errors import BuildFailed
     from commlib.kernels import device
 
+    folder = jit.cache_dir()
+    try:
+        jit.try_cache(folder)
+    except OSError as error:
+        raise click.UsageError(
+            f"the cache {folder} cannot be written: {error.strerror}; {env.CACHE_DIR.name}=FOLDER names another"
+        ) from None
     names = list(ELEMENTS if dtypes == "all" else read_names(dtypes, ELEMENTS, "element type"))
     requests = [
         jit.Request(source, expression, name)
@@ -56,12 +65,16 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
         raise BuildFailed(f"{len(failures)} of {len(requests)} kernels failed to compile; the first is above")
     spent = time.perf_counter() - start
     known = len(requests) - compiled
-    click.echo(f"{compiled} compiled, {known} from the cache in {spent:.1f} s with {tool.name}: {jit.cache_dir()}")
+    click.echo(f"{compiled} compiled, {known} from the cache in {spent:.1f} s with {tool.name}: {folder}")
 
 
 def _architectures(text: str | None) -> list[str]:
     if text is not None:
-        return text.split(",")
+        names = text.split(",")
+        for name in names:
+            if not re.fullmatch(r"sm_\d+[af]?", name):
+                raise click.BadParameter(f"{name!r} is no architecture; write sm_90,sm_100", param_hint="--arch")
+        return names
     import torch
 
     here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}

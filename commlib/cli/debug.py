@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from commlib.cli.options import Finite
+
 if TYPE_CHECKING:
     from commlib.debug.jobs import Job
     from commlib.debug.record import Record
@@ -36,7 +38,7 @@ _NATIVE = {  # tools that show native stacks, the better one first
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
 @click.option("--sites/--no-sites", default=None, help="Have the ranks keep the place of each call from now on.")
 @click.option("--slow", is_flag=True, help="Watch a job that is slow, and say where its time goes, and who is late.")
-@click.option("--seconds", type=click.FloatRange(0.1, 3600), default=2.0, help="How long --slow watches. [2]")
+@click.option("--seconds", type=Finite(0.1, 3600), default=2.0, help="How long --slow watches. [2]")
 @click.option("--native", is_flag=True, help="Show native stacks too, with py-spy, gdb or eu-stack; takes seconds.")
 def debug(job: int | None, watch: bool, **options: Any) -> int:
     """Say what the ranks of JOB are in: commlib debug, from another shell, while the job runs.

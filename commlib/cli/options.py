@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +18,17 @@ from commlib.report.plot import check_name
 if TYPE_CHECKING:
     import torch
 
-POSITIVE = click.FloatRange(0, min_open=True)
+
+class Finite(click.FloatRange):
+    """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the text into a number of the range."""
+        found = float(super().convert(value, param, ctx))
+        return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
+
+
+POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 _OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}

@@ -142,9 +142,11 @@ def threshold(
 
     Everything else is as in the shipped plan of the backend.
     """
+    from commlib.backends import BACKENDS
     from commlib.collectives import algorithm_names
     from commlib.plan import Plan, shipped_plan
 
+    known_name(backend, BACKENDS, "backend")
     base, known = shipped_plan(backend), algorithm_names(backend)
     known_name(op, known, "collective")
     classic = CLASSIC.get(backend) if op == "all_reduce" else None
@@ -208,7 +210,6 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
     from commlib import backends, env
     from commlib.agreement import check_names, find_plan, override, usable
-    from commlib.plan import shipped
     from commlib.timing.machine import fingerprint
 
     if plan is not None:
@@ -217,7 +218,7 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
         return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
     backend = env.BACKEND.get() if backend == "auto" else backend
     backend = backends.here(world) if backend == "auto" else backend
-    known_name(backend, shipped(), "backend")
+    known_name(backend, backends.BACKENDS, "backend")
     return override(find_plan(backend, "auto", world), backend)
 
 

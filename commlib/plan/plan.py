@@ -62,8 +62,10 @@ class Plan:
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
                 raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
             text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"cannot read plan {path}: {error}") from None
+        except UnicodeDecodeError:
+            raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None
+        except OSError as error:
+            raise ValueError(f"cannot read plan {path}: {error.strerror}; give the path of a file") from None
         return cls.parse(text, str(path))
 
     @classmethod
@@ -224,7 +226,10 @@ class Plan:
         if found is None:
             call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {query.world} ranks"
             limit = f" with max_sms={max_sms}" if max_sms else ""
-            raise ValueError(f"plan {self.source} has no rule for {call}{limit}")
+            entries = (entry for rule in self.rules if rule.covers(query) for entry in (*rule.ranges, *rule.fallback))
+            refusals = filter(None, (facts.refusal(query, entry.algorithm) for entry in entries))
+            why = "; ".join(dict.fromkeys(refusals))
+            raise ValueError(f"plan {self.source} has no rule for {call}{limit}" + (f": {why}" if why else ""))
         return found
 
     def __str__(self) -> str:

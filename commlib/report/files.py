@@ -69,6 +69,7 @@ def read_json(path: Path, command: str) -> Any:
         # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
         if whole.startswith("{") and (error.pos >= len(text.rstrip()) or not whole.endswith("}")):
             raise ValueError(f"{path} ends in line {error.lineno}, in the middle: copy or measure it again") from None
-        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from None
+        remedy = f"give the JSON that `{command} -o` writes"
+        raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {remedy}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deep to be from `{command}`") from None

@@ -86,10 +86,15 @@ class Store:
         """Keep what was measured."""
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         rows = {str(option): blocks for option, blocks in times.items()}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": self._key, "case": case, "bytes": num_bytes, "times_s": rows}) + "\n")
+        line = json.dumps({"key": self._key, "case": case, "bytes": num_bytes, "times_s": rows})
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+        except OSError as error:
+            why = f"cannot write {self._path}: {error.strerror}"
+            raise ValueError(f"{why}; -o FILE names another place for the plan and its samples") from None
 
     def _read(self, path: Path) -> Iterator[tuple[tuple[str, int], dict[Option, Times]]]:
         """Yield the lines that were measured under the same conditions; a line that was cut off ends the file."""

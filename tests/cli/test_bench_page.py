@@ -54,6 +54,13 @@ def test_a_line_has_the_plans_time_and_the_ratio_to_the_fastest_other_library_at
     assert "values: 0 wrong elements" in text
 
 
+def test_a_size_that_was_not_measured_has_no_time_of_another_size() -> None:
+    found = document()
+    found["rows"] = [row for row in found["rows"] if row["size"] <= 4096]
+    (line,) = (line for line in page(found).splitlines() if line.startswith("all_reduce "))
+    assert re.fullmatch(r"all_reduce +0\.90 1\.22x +2\.61 1\.29x +- +-", line)
+
+
 def test_an_other_library_whose_blocks_disagree_has_its_time_alone() -> None:
     text = page(beside(document(), {**times(0.5), "p90": 0.7}))
     (line,) = (line for line in text.splitlines() if line.startswith("all_reduce "))

@@ -41,6 +41,7 @@ def test_shapes_and_bytes_are_read_with_their_types() -> None:
         ("many", "'many' is no size"),
         ("8,,16", "'' is no size"),
         ("0x16", "'0x16' has 0 elements"),
+        ("0", "'0' has 0 elements"),
         ("1000000x1000000x1000000", "has 1000000000000000000 elements"),
         ("7:bf16", "'7:bf16' is no whole number of bfloat16 elements, 2 bytes each"),
         ("7", "'7' is no whole number of float32 elements, 4 bytes each"),

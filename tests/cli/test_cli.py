@@ -85,6 +85,7 @@ def test_a_wrong_call_gives_one_line_and_exit_code_2(words):
         ),
         (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
         (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
+        (OSError(28, "No space left"), 1, "commlib: cannot write: No space left; make room, or write elsewhere\n"),
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -116,6 +117,45 @@ def test_output_into_a_closed_pipe_is_no_error():
     script = f"{sys.executable} -m commlib doctor --json | true"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_a_stream_that_the_caller_closed_is_no_error(closed):
+    script = f"{sys.executable} -m commlib --version {closed}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "all_reduce", "-f", "nan"),
+        ("debug", "--seconds", "nan"),
+        ("profile", "index", "--time", "inf"),
+        ("radix", "generate", "multi-turn", "--zipf", "nan"),
+        ("tune", "all_reduce", "--penalty", "nan"),
+        ("tune", "all_reduce", "--spare", "nan"),
+        ("tune", "all_reduce", "--time", "inf"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_is_not_finite_is_refused(capsys, words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert "finite" in capsys.readouterr().err
+
+
+def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
+    def said(*words):
+        with pytest.raises(SystemExit) as end:
+            main(["build", *words])
+        assert end.value.code == 2
+        return capsys.readouterr().err
+
+    assert "'sm90' is no architecture; write sm_90,sm_100" in said("--arch", "sm_90,sm90")
+    monkeypatch.setenv("COMMLIB_CACHE_DIR", "/proc/none")
+    assert "the cache /proc/none cannot be written: " in said("--arch", "sm_90")
 
 
 def test_the_version_is_the_installed_one():

@@ -61,6 +61,8 @@ def test_explain_fits_the_terminal_however_much_the_machine_differs(run, monkeyp
         (("explain", "all_reduce", "--bytes", "8X"), "'8X' is not a size; write bytes or use K, M, G"),
         (("explain", "all_reduce", "--backend", "mpi"), "no backend 'mpi'; there are nccl"),
         (("show", "absent.json"), "no plan file 'absent.json'"),
+        (("explain", "all_reduce", "--redop", "band"), "on 2 ranks: there is no band of float32"),
+        (("threshold", "8M", "--backend", "magic"), "no backend 'magic'"),
         (("threshold", "8M", "--above", "magic"), "no algorithm of all_reduce on shm 'magic'; there are shm_oneshot"),
         (("threshold", "8M", "--op", "barrier"), "barrier on shm has no classic pair; name --below and --above"),
         (("export", "nccl", "--to", "ompi"), "export a plan of the shm backend"),

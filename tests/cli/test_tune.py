@@ -229,6 +229,7 @@ def test_a_picture_has_a_panel_for_each_table(tmp_path: Path) -> None:
         (("--mode", "lazy"), "no mode 'lazy'"),
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),
+        (("-b", "0", "-e", "0"), "-e is 0 bytes, of which no call is better than another"),
         (("--time", "soon"), "is not a time"),
         (("all_reduce", "--time", "1s"), "too short"),
         (("--plot", "curves.txt"), "is no .png or .svg file"),

@@ -10,7 +10,7 @@ import click
 
 from commlib.cli import LazyGroup
 from commlib.cli.bench.view import BenchView
-from commlib.cli.options import EXISTING, FILE, POSITIVE, read_bytes
+from commlib.cli.options import EXISTING, FILE, POSITIVE, Finite, read_bytes
 from commlib.cli.ranks import started
 from commlib.peers import PEERS
 from commlib.report import nsight
@@ -63,7 +63,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option(
     "-f",
     "--factor",
-    type=click.FloatRange(1, min_open=True),
+    type=Finite(1, min_open=True),
     help="Ratio of one size to the one before, such as 2 or 1.4142.  [default: 8, 32 without OP]",
 )
 @click.option("--sizes", metavar="A,B", help="Sizes in place of -b, -e, -f: bytes or ROWSxHIDDEN; 16x7168:bf16.")

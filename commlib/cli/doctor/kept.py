@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +23,7 @@ def cache() -> Finding:
     remedy = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
     try:
         folder = jit.cache_dir()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+        jit.try_cache(folder)
     except RuntimeError as error:
         return warning(f"no folder: {error}", remedy)
     except OSError as error:
@@ -62,7 +60,8 @@ def plan() -> Finding:
         _LOG.removeHandler(said)
     fit = str(found.fit) if found.fit.total else "not measured on this machine"
     detail = f"{found.source} for {world} rank{'s' * (world > 1)}: {fit}"
-    remedy = "" if found.fit.total and not found.fit.differences else f"commlib tune -n {world}"
+    measured = found.fit.total and not found.fit.differences
+    remedy = f"commlib tune -n {world}" if world > 1 and not measured else ""  # one rank has nothing to choose
     return warning("; ".join([*said.texts, detail]), remedy) if said.texts else ok(detail, remedy)
 
 

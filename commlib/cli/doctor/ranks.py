@@ -24,8 +24,11 @@ def two_ranks() -> Finding:
     from commlib.testing import Ranks
 
     start = time.perf_counter()
-    with Ranks(2, timeout_s=TIMEOUT_S, deadline_s=CALL_S, backend="shm") as ranks:
-        totals = ranks.run(sum_of_ranks)
+    try:
+        with Ranks(2, timeout_s=TIMEOUT_S, deadline_s=CALL_S, backend="shm") as ranks:
+            totals = ranks.run(sum_of_ranks)
+    except RuntimeError as error:
+        return broken(_reason(error), "COMMLIB_TRACEBACK=1 commlib test --quick")
     _compare(totals, 2)
     return ok(f"started, summed over shared memory, closed in {time.perf_counter() - start:.1f} s")
 
@@ -65,8 +68,13 @@ def _on_gpus() -> list[Sums] | str:
         count = min(torch.cuda.device_count(), MAX_WORLD)
         with Ranks(count, timeout_s=TIMEOUT_S, deadline_s=CALL_S, backend="nccl") as ranks:
             return ranks.run(sums_on_gpu)
-    except RuntimeError as error:  # of one rank or several: the last line is the reason
-        return one_line(error) if isinstance(error, CommError) else str(error).strip().splitlines()[-1]
+    except RuntimeError as error:
+        return _reason(error)
+
+
+def _reason(error: RuntimeError) -> str:
+    """Return what the ranks failed of, one or several: the last line of their tracebacks."""
+    return one_line(error) if isinstance(error, CommError) else str(error).strip().splitlines()[-1]
 
 
 def _compare(totals: list[float], size: int) -> None:

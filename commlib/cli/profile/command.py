@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.cli.options import EXISTING, FILE, JSON, picture, read_bytes
+from commlib.cli.options import EXISTING, FILE, JSON, POSITIVE, picture, read_bytes
 from commlib.cli.ranks import Words, started
 from commlib.peers.kernels import KERNELS, Listed
 from commlib.report import nsight
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from commlib.peers.kernels.case import Case
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
-POSITIVE = click.FloatRange(0, min_open=True)
 HEADS = click.IntRange(1, 1024)
 
 

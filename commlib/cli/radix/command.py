@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from commlib.cli.options import EXISTING, FILE, JSON, check_files, picture, read_names
+from commlib.cli.options import EXISTING, FILE, JSON, Finite, check_files, picture, read_names
 from commlib.cli.ranks import Words
 from commlib.traces.importers import ENCODERS, IMPORTERS
 from commlib.traces.workloads import HELP, MOST, WORKLOADS, Draw, Line
@@ -116,7 +116,7 @@ def _writer(
 
 
 def _option(name: str, default: float | str) -> click.Option:
-    kinds = {int: click.IntRange(1), float: click.FloatRange(0, MOST.get(name)), str: click.Choice(list(ENCODERS))}
+    kinds = {int: click.IntRange(1), float: Finite(0, MOST.get(name)), str: click.Choice(list(ENCODERS))}
     return click.Option([f"--{name}"], default=default, show_default=True, type=kinds[type(default)], help=HELP[name])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.cli.options import FILE, check_files, read_bytes, read_dtypes, read_names
+from commlib.cli.options import FILE, Finite, check_files, read_bytes, read_dtypes, read_names
 from commlib.cli.ranks import Words, started
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ def _seconds(ctx: click.Context, param: click.Parameter, value: str | None) -> f
         seconds = float(number) * scale
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a time; write 60, 60s, 5m or 1h", ctx, param) from None
-    if not seconds > 0:
-        raise click.BadParameter(f"{value!r} is not above 0", ctx, param)
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"{value!r} is no finite time above 0", ctx, param)
     return seconds
 
 
@@ -77,12 +78,18 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
 )
 @click.option("--algorithms", default="all", show_default=True, callback=_by(_algorithms), help="all, or names: a,b.")
 @click.option("--time", "seconds", callback=_seconds, help="Total, such as 60s or 5m.  [default: 60s per operation]")
-@click.option("--penalty", default=0.02, show_default=True, help="Share of time that a change of algorithm must gain.")
+@click.option(
+    "--penalty",
+    default=0.02,
+    show_default=True,
+    type=Finite(0, 1),
+    help="Share of time that a change of algorithm must gain.",
+)
 @click.option(
     "--spare",
     default=0.03,
     show_default=True,
-    type=click.FloatRange(0, 1),
+    type=Finite(0, 1),
     help="Share of time to give for fewer multiprocessors, on GPUs; 0: the fastest.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the order of blocks and of the intervals.")
@@ -115,6 +122,8 @@ def tune(ctx: click.Context, /, ranks: int | None, bind: str, source: Path | Non
 
 def _check(order: Order) -> None:
     """Say what does not go together before any rank starts."""
+    if order.high == 0:
+        raise click.UsageError("-e is 0 bytes, of which no call is better than another; give a larger size")
     if order.high is not None and order.high < order.low:
         raise click.UsageError(f"-e is {order.high} bytes, less than -b with {order.low}")
     if order.seconds is not None and order.seconds < LEAST_S * len(order.ops):
