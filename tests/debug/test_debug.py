@@ -340,15 +340,13 @@ def run_threads(comm: Communicator, seconds: float) -> None:
 def test_a_rank_whose_threads_run_python_is_not_hurt(three: Ranks) -> None:
     handle = three.start(run_threads, 3.0)
     wait_for(three, "missing")
-    asked = 0
-    while time.monotonic() < handle.deadline and handle.pending:
+    answers, until = 0, time.monotonic() + 2.0
+    while time.monotonic() < until:
         job = look(three.pids)
-        if not findings_of(job, stuck_s=QUICK_S):
-            break
         job.ask_stacks(three.pids)
-        asked += sum(bool(rank.stacks) for rank in job.ranks.values())
+        answers += sum(bool(rank.stacks) for rank in job.ranks.values())
     handle.join()
-    assert asked > 30
+    assert answers
 
 
 def test_who_asks_while_somebody_else_does_gets_an_answer_too(three: Ranks) -> None:
