@@ -1,3 +1,5 @@
+// The guard around faulthandler's handler, by which a fault inside of it ends the answer alone.
+//
 // SIGURG -> answer: have SIGSEGV come here | faulthandler's handler | SIGSEGV as before
 //             leave: (SIGSEGV meanwhile) go back to answer, as if the handler had returned
 //
