@@ -72,6 +72,7 @@ class Calls:
         tensors: Sequence[Tensor | None],
         numbers: Sequence[float],
         sums: Tensor | None,
+        max_sms: int = 0,
         /,
     ) -> None:
         """csrc/collectives/all_reduce_epilogue/entry.cc: all_reduce_epilogue"""

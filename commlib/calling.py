@@ -40,16 +40,16 @@ class Calling:
 
     def _asked(self, name: str, given: tuple[object, ...], result: T, async_op: bool, max_sms: int) -> T | Work:
         """Make a call later, on few multiprocessors, or both."""
-        most = self._most(name, max_sms) if max_sms else ()
+        most = self._most(max_sms) if max_sms else ()
         if async_op:
             return self._later(name, lambda calls: getattr(calls, name)(*given, *most), result)
         getattr(self._calls, name)(*given, *most)
         return result
 
-    def _most(self, name: str, max_sms: int) -> tuple[int, ...]:
+    def _most(self, max_sms: int) -> tuple[int, ...]:
         """Return what native code is told of the multiprocessors; other backends leave them to their engine."""
         if torch.compiler.is_dynamo_compiling():
-            raise NotImplementedError(f"{name} with max_sms= cannot be compiled; use commlib.init(max_sms=)")
+            return (max_sms,)  # a graph asks again when it runs
         limit = env.MAX_SMS.given(max_sms, "max_sms")
         return (limit,) if self._backend.native else ()
 

@@ -60,7 +60,7 @@ _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
 _DEFINED: list[str] = []
 _ORDERED: set[str] = set()  # what Dynamo was told of
 _RUNS: dict[str, Callable[..., Any]] = {}
-# What stands between (Tensor out, Tensor x, …) and the communicator's name.
+# What stands between (Tensor out, …) and (…, int max_sms, str comm); a call without a limit has 0.
 _WITH_OUT = {
     "all_reduce": "Tensor x, str op",
     "reduce": "Tensor x, int dst, str op",
@@ -95,12 +95,19 @@ def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., 
 
 def _with_out(name: str) -> Callable[..., Tensor]:
     def run(out: Tensor, *given: Any) -> Tensor:
-        *arguments, comm = given
         made = _like(out)
-        getattr(communicator(comm)._calls, name)(made, *contiguous(*arguments))
+        _call(name, made, *given)
         return made
 
     return run
+
+
+def _call(name: str, *given: Any) -> Any:
+    """Make a call as an operator is told to: what it is given, max_sms, and the communicator's name."""
+    *arguments, max_sms, named = given
+    comm = communicator(named)
+    most = comm._most(max_sms) if max_sms else ()
+    return getattr(comm._calls, name)(*contiguous(*arguments), *most)
 
 
 def contiguous(*given: Any) -> list[Any]:
@@ -112,13 +119,14 @@ def _like(out: Tensor) -> Tensor:
     return torch.empty_like(out, memory_format=torch.contiguous_format)
 
 
-def _run_all_reduce(out: Tensor, x: Tensor, op: str, comm: str) -> Tensor:
-    return communicator(comm)._calls.all_reduce(x.contiguous(), op, _like(out))
+def _run_all_reduce(out: Tensor, x: Tensor, op: str, *on: Any) -> Tensor:
+    made: Tensor = _call("all_reduce", x, op, _like(out), *on)
+    return made
 
 
-def _run_broadcast(x: Tensor, src: int, comm: str) -> Tensor:
+def _run_broadcast(x: Tensor, *given: Any) -> Tensor:
     made = x.clone(memory_format=torch.contiguous_format)
-    communicator(comm)._calls.broadcast(made, src)
+    _call("broadcast", made, *given)
     return made
 
 
@@ -138,17 +146,16 @@ def _run_barrier(on: Tensor, comm: str) -> None:
     communicator(comm).barrier()
 
 
-# What all_reduce_rms_norm is given before the communicator's name.
+# What all_reduce_rms_norm is given before max_sms and the communicator's name.
 _NORM = "Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? scale, float eps, float weight_bias"
 _NORM += ", bool center, str? quant"
 
 
 def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    *tensors, eps, weight_bias, center, quant, comm = given
+    *tensors, eps, weight_bias, center, quant, max_sms, comm = given
     results = _norm_results(x, quant)
-    out, residual_out, scale_out = (*results, None)[:3]
-    call: Any = communicator(comm)._calls.all_reduce_rms_norm
-    call(*contiguous(x, *tensors), out, residual_out, scale_out, eps, weight_bias, center, quant)
+    outs = (*results, None)[:3]
+    _call("all_reduce_rms_norm", x, *tensors, *outs, eps, weight_bias, center, quant, max_sms, comm)
     return results
 
 
@@ -167,15 +174,16 @@ def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
 def _define_all() -> None:
     for name, schema in _WITH_OUT.items():
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
-        _define(name, f"(Tensor out, {schema}, str comm) -> Tensor", run, lambda out, *given: _like(out))
-    for name, run in (("broadcast", _run_broadcast), ("recv", _run_recv)):
-        _define(name, "(Tensor x, int src, str comm) -> Tensor", run, lambda x, src, comm: _like(x))
+        _define(name, f"(Tensor out, {schema}, int max_sms, str comm) -> Tensor", run, lambda out, *given: _like(out))
+    schema = "(Tensor x, int src, int max_sms, str comm) -> Tensor"
+    _define("broadcast", schema, _run_broadcast, lambda x, *given: _like(x))
+    _define("recv", "(Tensor x, int src, str comm) -> Tensor", _run_recv, lambda x, src, comm: _like(x))
     both = "(Tensor x, int dst, Tensor out, int src, str comm) -> Tensor"
     _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: _like(out))
     _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
-        schema = f"({_NORM}, str comm) -> ({results})"
-        _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-2]))
+        schema = f"({_NORM}, int max_sms, str comm) -> ({results})"
+        _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-3]))
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     _define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *given: _norm_results(x, None))
     # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
@@ -214,78 +222,76 @@ def _redop(op: Any) -> str:
 
 
 @_in_place_of(library.Calls.all_reduce)
-def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None) -> Tensor:
+def _all_reduce(calls: Calls, x: Tensor, op: Any, out: Tensor | None, max_sms: int = 0) -> Tensor:
     target = x if out is None else out
-    return target.copy_(_OPS.all_reduce(target, x, _redop(op), _name(calls)))
+    return target.copy_(_OPS.all_reduce(target, x, _redop(op), max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.all_reduce_rms_norm)
 def _all_reduce_rms_norm(calls: Calls, *given: Any) -> None:
-    *tensors, out, residual_out, scale_out, eps, weight_bias, center, quant = given
-    op = _OPS.all_reduce_rms_norm if scale_out is None else _OPS.all_reduce_rms_norm_scales
-    results = op(*tensors, eps, weight_bias, center, quant, _name(calls))
-    for target, result in zip((out, residual_out, scale_out), results, strict=False):
+    tensors, outs, how, limit = given[:5], given[5:8], given[8:12], given[12:] or (0,)
+    op = _OPS.all_reduce_rms_norm if outs[-1] is None else _OPS.all_reduce_rms_norm_scales
+    results = op(*tensors, *how, *limit, _name(calls))
+    for target, result in zip(outs, results, strict=False):
         target.copy_(result)
 
 
 @_in_place_of(library.Calls.reduce)
-def _reduce(calls: Calls, out: Tensor | None, x: Tensor, dst: int, op: Any) -> None:
+def _reduce(calls: Calls, out: Tensor | None, x: Tensor, dst: int, op: Any, max_sms: int = 0) -> None:
     target, (name, rank, _) = x if out is None else out, _KNOWN[id(calls)]
-    result = _OPS.reduce(target, x, dst, _redop(op), name)
+    result = _OPS.reduce(target, x, dst, _redop(op), max_sms, name)
     if rank == dst:
         target.copy_(result)
 
 
 @_in_place_of(library.Calls.all_gather)
-def _all_gather(calls: Calls, out: Tensor, x: Tensor) -> None:
-    out.copy_(_OPS.all_gather(out, x, _name(calls)))
+def _all_gather(calls: Calls, out: Tensor, x: Tensor, max_sms: int = 0) -> None:
+    out.copy_(_OPS.all_gather(out, x, max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.all_gatherv)
-def _all_gatherv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int]) -> None:
-    out.copy_(_OPS.all_gatherv(out, x, list(sizes), _name(calls)))
+def _all_gatherv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int], max_sms: int = 0) -> None:
+    out.copy_(_OPS.all_gatherv(out, x, list(sizes), max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.reduce_scatter)
-def _reduce_scatter(calls: Calls, out: Tensor, x: Tensor, op: Any) -> None:
-    out.copy_(_OPS.reduce_scatter(out, x, _redop(op), _name(calls)))
+def _reduce_scatter(calls: Calls, out: Tensor, x: Tensor, op: Any, max_sms: int = 0) -> None:
+    out.copy_(_OPS.reduce_scatter(out, x, _redop(op), max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.reduce_scatterv)
-def _reduce_scatterv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any) -> None:
-    out.copy_(_OPS.reduce_scatterv(out, x, list(sizes), _redop(op), _name(calls)))
+def _reduce_scatterv(calls: Calls, out: Tensor, x: Tensor, sizes: Sequence[int], op: Any, max_sms: int = 0) -> None:
+    out.copy_(_OPS.reduce_scatterv(out, x, list(sizes), _redop(op), max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.all_to_all)
-def _all_to_all(calls: Calls, out: Tensor, x: Tensor) -> None:
-    out.copy_(_OPS.all_to_all(out, x, _name(calls)))
+def _all_to_all(calls: Calls, out: Tensor, x: Tensor, max_sms: int = 0) -> None:
+    out.copy_(_OPS.all_to_all(out, x, max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.all_to_allv)
-def _all_to_allv(
-    calls: Calls, out: Tensor, x: Tensor, out_splits: Sequence[int] | None, in_splits: Sequence[int] | None
-) -> None:
+def _all_to_allv(calls: Calls, out: Tensor, x: Tensor, out_splits: Any, in_splits: Any, max_sms: int = 0) -> None:
     splits = [None if given is None else list(given) for given in (out_splits, in_splits)]
-    out.copy_(_OPS.all_to_allv(out, x, *splits, _name(calls)))
+    out.copy_(_OPS.all_to_allv(out, x, *splits, max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.broadcast)
-def _broadcast(calls: Calls, x: Tensor, src: int) -> None:
-    x.copy_(_OPS.broadcast(x, src, _name(calls)))
+def _broadcast(calls: Calls, x: Tensor, src: int, max_sms: int = 0) -> None:
+    x.copy_(_OPS.broadcast(x, src, max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.gather)
-def _gather(calls: Calls, out: Tensor | None, x: Tensor, dst: int) -> None:
-    result = _OPS.gather(x if out is None else out, x, dst, _name(calls))
+def _gather(calls: Calls, out: Tensor | None, x: Tensor, dst: int, max_sms: int = 0) -> None:
+    result = _OPS.gather(x if out is None else out, x, dst, max_sms, _name(calls))
     if out is not None:
         out.copy_(result)
 
 
 @_in_place_of(library.Calls.scatter)
-def _scatter(calls: Calls, out: Tensor | None, x: Tensor | None, src: int) -> None:
+def _scatter(calls: Calls, out: Tensor | None, x: Tensor | None, src: int, max_sms: int = 0) -> None:
     if out is None:
         raise ValueError(f"scatter: a rank that receives from rank {src} needs out=")
-    out.copy_(_OPS.scatter(out, x, src, _name(calls)))
+    out.copy_(_OPS.scatter(out, x, src, max_sms, _name(calls)))
 
 
 @_in_place_of(library.Calls.send)

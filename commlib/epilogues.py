@@ -32,7 +32,7 @@ WORDS = (
     "long mutable namespace new operator private protected public register short signed sizeof static struct switch "
     "template this throw typedef typename union unsigned using virtual void volatile"
 ).split()  # of C++, and not of Python
-RESERVED = frozenset([*FUNCTIONS, *WORDS, "x", "width", "block", "Block", "Row", "T", "comm"])
+RESERVED = frozenset([*FUNCTIONS, *WORDS, "x", "width", "block", "Block", "Row", "T", "comm", "max_sms"])
 
 Kinds = Mapping[str, str]
 Results = Mapping[str, tuple[str, torch.dtype | None]]
@@ -66,8 +66,8 @@ def epilogue(
         name: A name for errors, an identifier.
 
     Returns:
-        A function of a communicator, x, and by name the inputs and numbers; by name also tensors for outputs. It
-        returns the output, or a tuple of them.
+        A function of a communicator, x, and by name the inputs and numbers; by name also tensors for outputs, and
+        `max_sms` as of every collective. It returns the output, or a tuple of them.
 
     Example:
         >>> half = commlib.epilogue(
@@ -195,10 +195,10 @@ class Epilogue:
         )
         self._operator = self._define()
 
-    def __call__(self, comm: Communicator, x: Tensor, /, **given: Any) -> Any:
-        """Add up all ranks' `x` and do this to each row."""
+    def __call__(self, comm: Communicator, x: Tensor, /, *, max_sms: int = 0, **given: Any) -> Any:
+        """Add up all ranks' `x` and do this to each row, on so many multiprocessors at most; 0: no limit."""
         if torch.compiler.is_dynamo_compiling():
-            return self._traced(comm, x, given)
+            return self._traced(comm, x, given, max_sms)
         named = {**self._ungiven, **given}
         try:
             found = self._in_order(named)
@@ -207,11 +207,12 @@ class Epilogue:
         if len(named) != len(found) or not isinstance(comm, Communicator):
             self._refuse(comm, named)
         inputs, outs, numbers = found[: self._read], found[self._read : self._written], found[self._written :]
-        if comm.backend == "nccl":
-            made = self._outs(x, outs)
-            comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, None)
-        else:
-            made = self._refer(comm, x, inputs, outs, numbers)
+        sums = None if comm.backend == "nccl" else self._copied(x)
+        made = self._outs(x, outs)
+        most = comm._most(max_sms) if max_sms else ()
+        comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, sums, *most)
+        if sums is not None:
+            self._refer(sums, (*inputs, *numbers), made)
         return made[0] if len(made) == 1 else made
 
     def check(self, dtype: torch.dtype = torch.bfloat16, arch: str = "sm_90", **types: torch.dtype) -> None:
@@ -255,13 +256,14 @@ class Epilogue:
         pairs = zip(outs, self._made, strict=True)
         return tuple(_like(x, kind, dtype) if out is None else out for out, (kind, dtype) in pairs)
 
-    @torch.no_grad()
-    def _refer(self, comm: Communicator, x: Tensor, inputs: Tensors, outs: Tensors, numbers: Any) -> tuple[Tensor, ...]:
-        """Sum, and do it in torch's operations."""
+    def _copied(self, x: Tensor) -> Tensor:
+        """Return x where it is summed, for the reference."""
         library.check_tensor(x, "x", self.name)
-        sums, made = x.clone(memory_format=torch.contiguous_format), self._outs(x, outs)
-        comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, sums)
-        given = (*inputs, *numbers)
+        return x.detach().clone(memory_format=torch.contiguous_format)
+
+    @torch.no_grad()
+    def _refer(self, sums: Tensor, given: Sequence[Any], made: tuple[Tensor, ...]) -> None:
+        """Write the outputs in torch's operations."""
         results = self.reference(sums, **dict(zip((*self._inputs, *self._numbers), given, strict=True)))
         results = results if isinstance(results, tuple) else (results,)
         shapes = [tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__ for result in results]
@@ -270,20 +272,20 @@ class Epilogue:
             raise ValueError(f"the reference of {self.name} returned {shapes}, but its outputs have shapes {wanted}")
         for out, result in zip(made, results, strict=True):
             out.copy_(_narrowed(result, out.dtype))
-        return made
 
     # --- in torch.compile: an operator that returns new tensors
 
     def _define(self) -> Any:
         tensors = [f"Tensor? {name}" for name in self._inputs]
-        schema = ", ".join(["Tensor x", *tensors, *(f"float {name}" for name in self._numbers), "str comm"])
+        schema = ", ".join(["Tensor x", *tensors, *(f"float {name}" for name in self._numbers)])
+        schema += ", int max_sms, str comm"
         results = ", ".join(["Tensor"] * len(self._outputs))
         names = (*self._inputs, *self._numbers)
 
         def run(x: Tensor, *given: Any) -> Any:
-            *values, comm = given
+            *values, max_sms, comm = given
             x, *values = compiled.contiguous(x, *values)
-            return self(compiled.communicator(comm), x, **dict(zip(names, values, strict=True)))
+            return self(compiled.communicator(comm), x, max_sms=max_sms, **dict(zip(names, values, strict=True)))
 
         def fake(x: Tensor, *given: Any) -> Any:
             made = tuple(_like(x, kind, dtype) for kind, dtype in self._made)
@@ -291,11 +293,11 @@ class Epilogue:
 
         return compiled.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
 
-    def _traced(self, comm: Communicator, x: Tensor, given: dict[str, Any]) -> Any:
+    def _traced(self, comm: Communicator, x: Tensor, given: dict[str, Any], max_sms: int) -> Any:
         names = (*self._inputs, *self._numbers)
         if given.keys() - self._ungiven.keys() != set(names) or not isinstance(comm, Communicator):
             self._refuse(comm, given)
-        results = self._operator(x, *[given[name] for name in names], comm._graph_name)
+        results = self._operator(x, *[given[name] for name in names], max_sms, comm._graph_name)
         if len(self._outputs) == 1:
             results = (results,)
         outs = [given.get(name) for name in self._outputs]

@@ -42,7 +42,7 @@ class _Sum:
     call: Node
     x: Node
     fused: Any
-    group: str  # the name of a communicator, or of a process group
+    where: list[Any]  # max_sms and the name of a communicator, or the name of a process group
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,10 @@ def _sum(result: Any) -> _Sum | None:
     if not _is_sum(call):
         return None
     if _is(call, _WITH_EFFECTS):
-        (*_, x, redop, name), fused = call.args, _OURS.all_reduce_rms_norm.default
+        (_token, _op, _out, x, redop, *where), fused = call.args, _OURS.all_reduce_rms_norm.default
     else:
-        (x, redop, name), fused = call.args, _OURS.all_reduce_rms_norm_of_group.default
-    return _Sum(call, x, fused, name) if redop.lower() == "sum" else None
+        (x, redop, *where), fused = call.args, _OURS.all_reduce_rms_norm_of_group.default
+    return _Sum(call, x, fused, where) if redop.lower() == "sum" else None
 
 
 def _parts(h: Node) -> Iterator[tuple[_Sum, Node | None]]:
@@ -250,7 +250,7 @@ def _replace(place: Node, found: _Sum, residual: Node | None, norm: _Norm) -> No
     old_tokens = [user for user in found.call.users if user.args[1:] == (0,)]  # torch's own collectives have none
     with place.graph.inserting_before(place.next):
         given = found.call.args[0] if _is(found.call, _WITH_EFFECTS) else _added(place, _MAKE_TOKEN, (), values[0])
-        call = _added(place, _WITH_EFFECTS, (given, found.fused, found.x, residual, *form, found.group), values)
+        call = _added(place, _WITH_EFFECTS, (given, found.fused, found.x, residual, *form, *found.where), values)
         token, y, h = (_added(place, operator.getitem, (call, number), value) for number, value in enumerate(values))
     for old, new in (*((old, token) for old in old_tokens), (norm.y, y), (norm.h, h)):
         old.replace_all_uses_with(new)

@@ -145,7 +145,7 @@ class Collectives(Messages):
             tensor([2., 4., 6.])
         """
         if async_op or max_sms:
-            return self._asked("reduce_scatterv", (out, x, copy(sizes), op), out, async_op, max_sms)
+            return self._asked("reduce_scatterv", (out, x, _kept(sizes, async_op), op), out, async_op, max_sms)
         self._calls.reduce_scatterv(out, x, sizes, op)
         return out
 
@@ -203,7 +203,7 @@ class Collectives(Messages):
             tensor([1., 1., 1.])
         """
         if async_op or max_sms:
-            return self._asked("all_gatherv", (out, x, copy(sizes)), out, async_op, max_sms)
+            return self._asked("all_gatherv", (out, x, _kept(sizes, async_op)), out, async_op, max_sms)
         self._calls.all_gatherv(out, x, sizes)
         return out
 
@@ -259,7 +259,7 @@ class Collectives(Messages):
             self._calls.all_to_all(out, x)
             return out
         if async_op or max_sms:
-            splits = copy(out_splits), copy(in_splits)
+            splits = _kept(out_splits, async_op), _kept(in_splits, async_op)
             return self._asked("all_to_allv", (out, x, *splits), out, async_op, max_sms)
         self._calls.all_to_allv(out, x, out_splits, in_splits)
         return out
@@ -373,3 +373,8 @@ def _made(call: str, x: Tensor, shape: Callable[[], Sequence[int]]) -> Tensor:
     """Return the output that a caller leaves to us; what is no tensor is refused before it is asked for its shape."""
     library.check_tensor(x, "x", call)
     return x.new_empty(tuple(shape()))
+
+
+def _kept(sizes: Splits, async_op: bool) -> Splits:
+    """Return what an asynchronous call reads: the sizes as they are now."""
+    return copy(sizes) if async_op else sizes

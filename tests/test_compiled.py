@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+from unittest import mock
 
 import pytest
 import torch
@@ -158,12 +159,6 @@ def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm, name):
         graph(torch.ones(2))
 
 
-def test_a_call_with_a_limit_of_its_own_says_that_it_cannot_be_compiled(comm):
-    graph = torch.compile(lambda x: comm.all_reduce(x, max_sms=8), fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"all_reduce with max_sms= cannot be compiled; use commlib.init\(max_sms=\)"):
-        graph(torch.ones(2))
-
-
 def test_wrong_arguments_are_refused_when_the_graph_runs(comm):
     graph = torch.compile(lambda x: comm.all_reduce(x, out=x.new_empty(3)), fullgraph=True, backend="aot_eager")
     with pytest.raises(ValueError, match="out has 3 elements, but needs 2: as many as x"):
@@ -204,6 +199,12 @@ def test_debug_logging_does_not_disturb_a_graph(caplog):
         assert any("first all_reduce of 8 B" in text for text in caplog.messages)
 
 
+def test_what_is_no_number_of_multiprocessors_is_refused_when_the_graph_runs(comm):
+    graph = torch.compile(lambda x: comm.all_reduce(x, max_sms=-1), fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match="max_sms=-1: expected a number of multiprocessors, or 0 for no limit"):
+        graph(torch.ones(2))
+
+
 def operators(program, *args):
     """Return the names of what is ordered in the graph of a program, and of all other functions."""
     graphs = []
@@ -242,19 +243,19 @@ def test_wrong_arguments_of_a_norm_are_refused_when_the_graph_runs(comm):
         graph(torch.ones(8))
 
 
-X = torch.arange(4.0)
+X, MOST = torch.arange(4.0), 3
 CASES = {
-    "all_reduce": (X, X, "sum"),
-    "reduce": (X, X, 0, "max"),
-    "all_gather": (X.clone(), X),
-    "all_gatherv": (X.clone(), X, [4]),
-    "reduce_scatter": (X.clone(), X, "avg"),
-    "reduce_scatterv": (X.clone(), X, [4], "sum"),
-    "all_to_all": (X.clone(), X),
-    "all_to_allv": (X.clone(), X, [4], None),
-    "gather": (X.view(1, 4), X, 0),
-    "scatter": (X.clone(), X, 0),
-    "broadcast": (X, 0),
+    "all_reduce": (X, X, "sum", MOST),
+    "reduce": (X, X, 0, "max", MOST),
+    "all_gather": (X.clone(), X, MOST),
+    "all_gatherv": (X.clone(), X, [4], MOST),
+    "reduce_scatter": (X.clone(), X, "avg", MOST),
+    "reduce_scatterv": (X.clone(), X, [4], "sum", MOST),
+    "all_to_all": (X.clone(), X, MOST),
+    "all_to_allv": (X.clone(), X, [4], None, MOST),
+    "gather": (X.view(1, 4), X, 0, MOST),
+    "scatter": (X.clone(), X, 0, MOST),
+    "broadcast": (X, 0, MOST),
     "send_recv": (X, 0, X.clone(), 0),
 }
 
@@ -268,11 +269,11 @@ def test_torchs_own_checks_of_operators_pass(comm, name):
 
 ROWS, WEIGHT = torch.randn(3, 256), torch.randn(256)
 NORMS = {
-    "all_reduce_rms_norm": (ROWS, ROWS, WEIGHT, WEIGHT, None, 1e-6, 1.0, True, None),
-    "all_reduce_rms_norm of strided rows": (ROWS[:, :128], None, WEIGHT[:128], None, None, 1e-6, 0.0, False, None),
-    "all_reduce_rms_norm in fp8": (ROWS, ROWS, WEIGHT, None, torch.tensor(2.0), 1e-6, 0.0, False, "fp8"),
-    "all_reduce_rms_norm_scales of tokens": (ROWS, ROWS, WEIGHT, None, None, 1e-6, 0.0, False, "fp8_token"),
-    "all_reduce_rms_norm_scales of groups": (ROWS, ROWS, WEIGHT, None, None, 1e-6, 0.0, False, "fp8_group"),
+    "all_reduce_rms_norm": (ROWS, ROWS, WEIGHT, WEIGHT, None, 1e-6, 1.0, True, None, MOST),
+    "all_reduce_rms_norm with strides": (ROWS[:, :128], None, WEIGHT[:128], None, None, 1e-6, 0.0, False, None, MOST),
+    "all_reduce_rms_norm in fp8": (ROWS, ROWS, WEIGHT, None, torch.tensor(2.0), 1e-6, 0.0, False, "fp8", MOST),
+    "all_reduce_rms_norm_scales of tokens": (ROWS, ROWS, WEIGHT, None, None, 1e-6, 0.0, False, "fp8_token", MOST),
+    "all_reduce_rms_norm_scales of groups": (ROWS, ROWS, WEIGHT, None, None, 1e-6, 0.0, False, "fp8_group", MOST),
 }
 
 
@@ -280,6 +281,16 @@ NORMS = {
 def test_torchs_own_checks_of_the_norms_pass(comm, name):
     op = getattr(torch.ops.commlib, name.split()[0]).default
     torch.library.opcheck(op, (*NORMS[name], compiled._name(comm._calls)))
+
+
+@pytest.mark.parametrize("name", [name for name in (*CASES, *NORMS) if name != "send_recv"])
+def test_an_operator_tells_native_code_of_its_limit(comm, name):
+    *given, most = (CASES | NORMS)[name]
+    with mock.patch.object(comm, "_calls", mock.Mock(wraps=comm._calls)) as calls:
+        for limit in (most, 0):
+            getattr(torch.ops.commlib, name.split()[0])(*given, limit, comm._graph_name)
+    (_, limited, _), (_, free, _) = calls.mock_calls
+    assert (limited[-1], len(limited)) == (most, len(free) + 1)
 
 
 def test_what_compiles_nothing_does_not_load_dynamo(quick_python):

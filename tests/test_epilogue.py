@@ -149,6 +149,7 @@ DECLARED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("'my name' is no name", {"name": "my name"}),
     ("mine: 'x' means something else already; use another name", {"inputs": {"x": "row"}}),
     ("mine: 'load' means something else already", {"numbers": ("load",)}),
+    ("mine: 'max_sms' means something else already", {"numbers": ("max_sms",)}),
     ("numbers is 'eps', but must be names, as ('eps',)", {"numbers": "eps"}),
     ("reference is of type NoneType, but must be a function", {"reference": None}),
     ("mine: 'a' is torch.float32, but must be one of row,", {"inputs": {"a": torch.float32}}),
@@ -320,7 +321,7 @@ def program(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
     weight, residual = x.new_ones(WIDTH), x * 3
     y, most = SCALED(comm, x + 1, residual=residual, weight=weight, limit=x.new_tensor(2.0), eps=1e-6)
     z, h = RMS_NORM(comm, y * (comm.rank + 1), residual=None, weight=weight, eps=1e-5, weight_bias=1.0)
-    q, scale = INT8(comm, z * 2, out=torch.empty_like(z, dtype=torch.int8))
+    q, scale = INT8(comm, z * 2, out=torch.empty_like(z, dtype=torch.int8), max_sms=3)
     turned, _ = INT8(comm, (x.view(-1, 8).t() * 2).contiguous())  # which Inductor lays out as x
     h2 = x * 2
     SCALED(comm, z, residual=h2, weight=weight, limit=most, eps=0.5, out=h2)

@@ -323,7 +323,9 @@ def graph_with_torchs_own_norm(device):
     graph = torch.fx.Graph()
     token, given, factor = (graph.placeholder(name) for name in ("token", "x", "weight"))
     ordered, aten = torch.ops.higher_order.with_effects, torch.ops.aten
-    calls = [graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, given, "sum", "name"))]
+    calls = [
+        graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, given, "sum", 3, "name"))
+    ]
     calls += [graph.call_function(operator.getitem, (calls[0], 1))]
     calls += [graph.call_function(aten._fused_rms_norm.default, (calls[1], [WIDTH], factor, 1e-3))]
     calls += [graph.call_function(operator.getitem, (calls[2], 0))]
@@ -333,13 +335,13 @@ def graph_with_torchs_own_norm(device):
     return graph, token, given, factor
 
 
-def test_torchs_own_norm_of_gpus_is_fused():
+def test_torchs_own_norm_of_gpus_is_fused_and_the_call_keeps_its_limit():
     graph, token, given, factor = graph_with_torchs_own_norm("meta")
     assert commlib.fuse(graph) == 1
     graph.lint()
     (call,) = graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects)
     name = torch.ops.commlib.all_reduce_rms_norm.default
-    assert call.args == (token, name, given, None, factor, None, None, 1e-3, 0.0, False, None, "name")
+    assert call.args == (token, name, given, None, factor, None, None, 1e-3, 0.0, False, None, 3, "name")
     assert not graph.find_nodes(op="call_function", target=torch.ops.aten._fused_rms_norm.default)
 
 

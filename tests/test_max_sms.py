@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from commlib import compiled
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.messages import Messages
 from commlib.methods import Collectives
 from commlib.testing import Ranks
 from commlib.testing.conformance import Scope, check_algorithm
+from tests.epilogues import INT8
 from tests.limited import Limited
 
 
@@ -53,21 +57,80 @@ def test_a_limit_goes_with_async_op_and_with_a_norm(shm_ranks: Ranks) -> None:
     assert shm_ranks.run(later_and_less, world=2) == [[3.0, 3.0, 3.0]] * 2
 
 
-def refused(comm: Communicator) -> list[str]:
-    said = []
-    for wrong in (-1, 1.5):
-        with pytest.raises((ValueError, TypeError)) as raised:
-            comm.all_reduce(torch.ones(2), max_sms=wrong)  # type: ignore[call-overload]
-        said.append(f"{raised.type.__name__}: {raised.value}")
-    return said
+def with_an_epilogue(comm: Communicator) -> tuple[bool, list[int]]:
+    """Whether the values are those without a limit, and what is told of it to what makes the call."""
+    x = torch.arange(16.0).view(2, 8) + comm.rank
+    with mock.patch.object(comm, "_calls", mock.Mock(wraps=comm._calls)) as calls:
+        pairs = zip(INT8(comm, x, max_sms=4), INT8(comm, x), strict=True)
+    limited, free = calls.all_reduce_epilogue.call_args_list
+    return all(torch.equal(a, b) for a, b in pairs), list(limited.args[len(free.args) :])
+
+
+def test_an_epilogue_takes_a_limit(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
+    assert shm_ranks.run(with_an_epilogue, world=2) == [(True, [4])] * 2
+    assert torch_ranks.run(with_an_epilogue, world=2) == [(True, [])] * 2, "there is no native code to be told"
+
+
+def with_limits(comm: Communicator, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Make each collective on few multiprocessors."""
+    sizes, many, block, weight = [len(x)] * comm.size, x.repeat(comm.size), torch.empty_like(x), x.new_ones(8)
+    made = [comm.all_reduce(x + comm.rank, "max", out=block * 0, max_sms=3), comm.reduce(x * 2, 0, max_sms=3)]
+    made += [comm.reduce_scatter_tensor(torch.empty_like(x), many * 2, max_sms=3)]
+    made += [comm.reduce_scatterv(torch.empty_like(x), many * 3, sizes, max_sms=3)]
+    made += [comm.all_gather_into_tensor(torch.empty_like(many), x * 2, max_sms=3)]
+    made += [comm.all_gatherv(torch.empty_like(many), x * 3, sizes, max_sms=3)]
+    made += [comm.all_to_all_single(torch.empty_like(many), many * 2, max_sms=3)]
+    made += [comm.all_to_all_single(torch.empty_like(many), many * 3, sizes, sizes, max_sms=3)]
+    stacked = comm.gather(x * 4, 0, max_sms=3)
+    made += [comm.broadcast(x * comm.rank, 0, max_sms=3), comm.scatter(stacked, 0, torch.empty_like(x), max_sms=3)]
+    made += comm.all_reduce_rms_norm(x * 5, None, weight, max_sms=3)
+    y, *others = comm.all_reduce_rms_norm(x * 6, None, weight, quant="fp8_token", max_sms=3)
+    return *(each + 1 for each in made if each is not None), y.float(), *others
+
+
+def compiled_with_limits(comm: Communicator) -> tuple[bool, dict[str, int]]:
+    """Whether a graph's values are those of eager calls, and the limits of the operators that it holds."""
+    import torch._dynamo
+    from torch._dynamo.backends.common import aot_autograd
+
+    limits = {}
+
+    def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        ordered = [node for node in graph.graph.nodes if "with_effects" in str(node.target)]
+        limits.update({node.args[1].name(): node.args[-2] for node in ordered})
+        return graph
+
+    torch._dynamo.reset()
+    x = torch.arange(8.0) + 10 * comm.rank
+    found = torch.compile(with_limits, fullgraph=True, backend=aot_autograd(fw_compiler=look))(comm, x)
+    return all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True)), limits
+
+
+@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+def test_a_graph_holds_the_limit_of_every_collective(request: pytest.FixtureRequest, backend: str) -> None:
+    ranks: Ranks = request.getfixturevalue(backend)
+    schemas = [getattr(torch.ops.commlib, name).default._schema for name in compiled._DEFINED]
+    takes = {schema.name for schema in schemas if "int max_sms" in str(schema) and "epilogue" not in schema.name}
+    assert ranks.run(compiled_with_limits, world=2) == [(True, dict.fromkeys(takes, 3))] * 2
+
+
+def refused(comm: Communicator) -> list[list[str]]:
+    calls: tuple[Any, ...] = comm.all_reduce, partial(INT8, comm)
+    return [[said_to(call, wrong) for wrong in (-1, 1.5)] for call in calls]
+
+
+def said_to(call: Any, wrong: float) -> str:
+    with pytest.raises((ValueError, TypeError)) as raised:
+        call(torch.ones(8), max_sms=wrong)
+    return f"{raised.type.__name__}: {raised.value}"
 
 
 @pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
 def test_what_is_no_number_of_multiprocessors_is_refused_by_name(request: pytest.FixtureRequest, backend: str) -> None:
     ranks: Ranks = request.getfixturevalue(backend)
-    (negative, broken), _ = ranks.run(refused, world=2)
-    assert negative.startswith("ValueError: max_sms=-1: expected a number of multiprocessors, or 0 for no limit")
-    assert broken.startswith("TypeError: max_sms=1.5: ")
+    for negative, broken in ranks.run(refused, world=2)[0]:
+        assert negative.startswith("ValueError: max_sms=-1: expected a number of multiprocessors, or 0 for no limit")
+        assert broken.startswith("TypeError: max_sms=1.5: ")
 
 
 def explained(comm: Communicator) -> str:

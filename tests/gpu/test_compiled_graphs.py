@@ -16,6 +16,7 @@ from commlib import fusion
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
+from tests.epilogues import INT8
 from tests.fused import fused
 from tests.programs.launched import launched
 
@@ -39,6 +40,16 @@ def norms(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     return y + 1, small.float(), h, scale
 
 
+def limited(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    """Make each call on another number of multiprocessors."""
+    partial = torch.relu(x * weight) + comm.rank
+    comm.all_reduce(partial, max_sms=4)
+    everyone = comm.all_gather_into_tensor(x.new_empty(comm.size * x.numel()), partial - 1, max_sms=3)
+    y, h = comm.all_reduce_rms_norm(partial * 2, None, weight, max_sms=2)
+    narrow, scale = INT8(comm, y + 1, max_sms=1)
+    return everyone, y, h, narrow.float(), scale
+
+
 def model(reduce: Callable[[torch.Tensor], Any], rank: int, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     """Normalise as models do: as Hugging Face writes it, and as torch does."""
     first, residual = x * 2, x - rank  # the same on all ranks
@@ -53,6 +64,10 @@ def model(reduce: Callable[[torch.Tensor], Any], rank: int, x: torch.Tensor, wei
 
 def by_communicator(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
     return model(comm.all_reduce, comm.rank, x, weight)
+
+
+def by_limited_calls(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    return model(lambda partial: comm.all_reduce(partial, max_sms=4), comm.rank, x, weight)
 
 
 def by_group(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
@@ -92,6 +107,7 @@ CASES: tuple[Any, ...] = (
     (layer, (1, 64), torch.float32),
     (layer, (1, 70_001), torch.bfloat16),
     (norms, (3, 4096), torch.bfloat16),
+    (limited, (3, 4096), torch.bfloat16),
 )
 
 
@@ -112,6 +128,7 @@ def in_group(device: torch.device) -> tuple[list[bool], int, int, list[int]]:
 
 def test_reduce_overhead_captures_calls_that_the_pass_has_fused(nccl_ranks: Ranks) -> None:
     found = nccl_ranks.run(reduce_overhead, by_communicator, (3, 4096), torch.bfloat16, True)
+    found += nccl_ranks.run(reduce_overhead, by_limited_calls, (3, 4096), torch.bfloat16, True)
     for agree, graphs, skipped, counts in found + nccl_ranks.run(launched, in_group, "commlib"):
         assert all(agree)
         assert (graphs, skipped, counts) == (1, 0, [2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
+from tests.epilogues import INT8
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
 from tests.limited import Limited
@@ -75,19 +77,22 @@ def test_every_kernel_is_right_where_calls_have_limits_of_their_own(nccl_ranks: 
 
 
 def norm_on_few(comm: Communicator, max_sms: int) -> float:
-    """The largest difference that a limit makes to an all_reduce with a norm behind, by each algorithm of ours."""
+    """The largest difference that a limit makes to a norm and an epilogue behind a sum, by each algorithm."""
     rows, weight = torch.arange(96 * 256.0, device=comm.device).view(96, 256) % 7, torch.ones(256, device=comm.device)
     worst = 0.0
     for algorithm in COLLECTIVES["all_reduce_rms_norm"].rows("nccl"):
         with pinned(comm, "all_reduce_rms_norm", algorithm):
-            few = comm.all_reduce_rms_norm(rows.clone(), None, weight, max_sms=max_sms)
-            usual = comm.all_reduce_rms_norm(rows.clone(), None, weight)
-            worst = max([worst, *(float((a - b).abs().max()) for a, b in zip(few, usual, strict=True))])
+            few, usual = (
+                (*comm.all_reduce_rms_norm(rows.clone(), None, weight, max_sms=most), *INT8(comm, rows, max_sms=most))
+                for most in (max_sms, 0)
+            )
+            apart = (float((a.float() - b.float()).abs().max()) for a, b in zip(few, usual, strict=True))
+            worst = max([worst, *apart])
     return worst
 
 
 @pytest.mark.parametrize("max_sms", [1, 6])
-def test_a_norm_on_few_multiprocessors_has_the_same_bits(nccl_ranks: Ranks, max_sms: int) -> None:
+def test_a_norm_and_an_epilogue_on_few_multiprocessors_have_the_same_bits(nccl_ranks: Ranks, max_sms: int) -> None:
     assert set(nccl_ranks.run(norm_on_few, max_sms)) == {0.0}
 
 
@@ -131,23 +136,37 @@ def test_ranks_with_different_limits_are_told_so(nccl_ranks: Ranks) -> None:
         assert "make the same calls with the same plan, dtype, size and max_sms on every rank" in said
 
 
-def only_nccl(comm: Communicator) -> str:
-    before, rule = comm.plan, {"op": "all_gather", "ranges": [{"algorithm": "nccl_direct"}]}
-    comm.use(Plan({**HEAD, "rules": [rule]}, "NCCL alone"))
+def only_nccl(comm: Communicator, compiled: bool) -> list[str]:
+    """What is said to a gather, a norm and an epilogue where NCCL carries what travels."""
+    import torch._dynamo
+
+    ops = {"all_gather": "nccl_direct", "all_reduce": "nccl_direct", "all_reduce_rms_norm": "nccl_composed"}
+    before, rules = comm.plan, [{"op": op, "ranges": [{"algorithm": name}]} for op, name in ops.items()]
     x = torch.ones(8, device=comm.device)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: comm.all_gather_into_tensor(x.new_empty(8 * comm.size), x, max_sms=4),
+        lambda: comm.all_reduce_rms_norm(x.clone(), None, x, max_sms=4),
+        lambda: INT8(comm, x, max_sms=4),
+    )
+    said = []
+    comm.use(Plan({**HEAD, "rules": rules}, "NCCL alone"))
     try:
-        comm.all_gather_into_tensor(x.new_empty(8 * comm.size), x, max_sms=4)
-    except Unsupported as error:
-        return str(error)
+        for call in calls:
+            torch._dynamo.reset()
+            with pytest.raises(Unsupported) as raised:
+                (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)()
+            said.append(str(raised.value))
     finally:
         comm.use(before)
-    return "nothing"
+    return said
 
 
-def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks) -> None:
-    for said in nccl_ranks.run(only_nccl):
-        assert said.startswith("max_sms is 4, but all_gather runs nccl_direct here")
-        assert "commlib.init(max_sms=4)" in said
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_call_that_is_nccls_alone_is_refused(nccl_ranks: Ranks, compiled: bool) -> None:
+    for said in nccl_ranks.run(only_nccl, compiled):
+        for text, carried in zip(said, ("all_gather", "all_reduce", "all_reduce"), strict=True):
+            assert text.startswith(f"max_sms is 4, but {carried} runs nccl_direct here")
+            assert "commlib.init(max_sms=4)" in text
 
 
 @pytest.mark.parametrize(("algorithm", "size"), [("lsa_ll128_oneshot", "256K"), ("lsa_twoshot", "16M")])

@@ -107,6 +107,15 @@ def test_a_limited_call_takes_what_is_best_on_so_few_as_explain_says(ask: Ask) -
     assert large[32] == large[0]
 
 
+def test_an_epilogue_goes_by_the_rules_of_a_norm_where_it_is_limited_too(ask: Ask) -> None:
+    plan = shipped_plan("nccl-nvidia-h200")
+    norms, epilogues = (
+        ask(plan, [call(op, 1 << shift, limit) for shift in range(5, 28) for limit in (0, 1, 8)])
+        for op in ("all_reduce_rms_norm", "all_reduce_epilogue")
+    )
+    assert epilogues == norms
+
+
 def test_what_cannot_be_limited_gives_way_to_its_fallback(ask: Ask) -> None:
     fallback = [{"algorithm": "nccl_staged"}, {"algorithm": "lsa_oneshot", "params": {"blocks": 64, **TILES}}]
     ranges = [{"max_bytes": 4096, "algorithm": "lsa_ll_oneshot"}, {"algorithm": "nccl_direct"}]

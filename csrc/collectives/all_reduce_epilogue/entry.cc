@@ -194,7 +194,7 @@ void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor&
            sums ? &*sums : nullptr);
 }
 
-COMMLIB_CALL(all_reduce_epilogue, "epilogue, x, tensors, numbers, sums");
+COMMLIB_COLLECTIVE(all_reduce_epilogue, "epilogue, x, tensors, numbers, sums");
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("open_epilogue", open_epilogue,
