@@ -101,11 +101,12 @@ def be_rank(library: str, device: str, fault: str, rank: int, port: int, folder:
     time.sleep(LIMIT_S)
 
 
-def environment(device: str, rank: int) -> dict[str, str]:
-    """Return that of a rank: torch keeps a flight recorder; ranks on one GPU seem to be on hosts of their own."""
+def environment(library: str, device: str, rank: int) -> dict[str, str]:
+    """Return that of a rank: torch keeps a flight recorder; its ranks on one GPU seem to be on hosts of their own."""
     found = {**os.environ, "TORCH_FR_BUFFER_SIZE": "1000"}
-    if device == "cuda" and torch.cuda.device_count() < RANKS:
+    if library == "torch" and device == "cuda" and torch.cuda.device_count() < RANKS:
         found |= {"NCCL_HOSTID": f"flight{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+        found.pop("CUDA_MPS_PIPE_DIRECTORY", None)  # under MPS, the end of one process breaks the others
     return found
 
 
@@ -119,7 +120,7 @@ def one(library: str, device: str, fault: str, folder: Path) -> list[str]:
             [sys.executable, __file__, "--be", library, device, fault, str(rank), str(port), str(folder)],
             stdout=subprocess.PIPE,
             text=True,
-            env=environment(device, rank),
+            env=environment(library, device, rank),
         )
         for rank in range(RANKS)
     ]

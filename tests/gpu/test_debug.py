@@ -10,6 +10,7 @@ import torch
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import Finding, findings_of, look
+from commlib.debug.jobs import moments
 from commlib.debug.record import records_of
 from commlib.debug.sample import watch
 from commlib.debug.slow import slowness
@@ -17,7 +18,7 @@ from commlib.hooks import SlowCall
 from commlib.testing import Ranks
 from commlib.timing.graph import capture
 
-AWAY_S, LONG_S, NAP_S = 4.0, 30.0, 0.3
+AWAY_S, LONG_S, NAP_S, APART_S = 4.0, 30.0, 0.3, 0.5
 CALLS_OF_GRAPH = 3
 
 
@@ -51,29 +52,36 @@ def stay_away(comm: Communicator, away_s: float) -> None:
     torch.cuda.synchronize()
 
 
-def found_while(ranks: Ranks, handle: Any) -> Finding:
-    """Look until there is a finding."""
+def found_while(ranks: Ranks, handle: Any, kind: str) -> Finding:
+    """Look until the first finding is of this kind: where GPUs were is known a little after the error that ends all."""
+    records = [record for pid in ranks.pids for record in records_of(pid)]
+    found: list[Finding] = []
     deadline = time.monotonic() + LONG_S
-    while time.monotonic() < deadline:
-        if found := findings_of(look(ranks.pids), stuck_s=0.5):
-            handle.join()
-            return found[0]
-        time.sleep(0.1)
-    raise AssertionError("nothing was found")
+    while time.monotonic() < deadline and not (found and found[0].kind == kind):
+        ((before, job),) = moments([records], APART_S)
+        found = findings_of(job, before, stuck_s=0.5)
+    for record in records:
+        record.close()
+    handle.join()
+    assert found
+    assert found[0].kind == kind
+    return found[0]
 
 
 def test_a_rank_that_has_not_launched_is_named(nccl_ranks: Ranks) -> None:
-    found = found_while(nccl_ranks, nccl_ranks.start(stay_away, AWAY_S))
+    nccl_ranks.run(stay_away, 0.0)  # a rank that compiles a kernel for the first time is away, too
+    found = found_while(nccl_ranks, nccl_ranks.start(stay_away, AWAY_S), "missing")
     last = nccl_ranks.size - 1
-    assert (found.kind, found.ranks) == ("missing", (last,))
+    assert found.ranks == (last,)
     assert f"the GPU of rank {last} has not come to all_reduce float32 max" in found.text
     assert "its program made all_reduce #" in found.text
 
 
 def test_a_rank_that_has_not_replayed_is_named_with_the_call_inside_of_the_graphs(nccl_ranks: Ranks) -> None:
-    found = found_while(nccl_ranks, nccl_ranks.start(replay, 2, AWAY_S))
+    nccl_ranks.run(replay, -1, 0.0)
+    found = found_while(nccl_ranks, nccl_ranks.start(replay, 2, AWAY_S), "missing")
     last = nccl_ranks.size - 1
-    assert (found.kind, found.ranks) == ("missing", (last,))
+    assert found.ranks == (last,)
     slots = [slot for rank in look(nccl_ranks.pids).ranks.values() for slot in rank.slots]
     assert all(slot.gpu.at_ns for slot in slots if not slot.closed and slot.entered)
     assert f"call 1 of {CALLS_OF_GRAPH} in replay 3 of graph " in found.text
@@ -99,8 +107,7 @@ def replay_another(comm: Communicator) -> None:
 
 def test_of_a_rank_that_replays_another_graph_both_are_named() -> None:
     with Ranks(2, backend="nccl", timeout_s=60.0, max_bytes=1 << 20) as two:
-        found = found_while(two, two.start(replay_another))
-    assert found.kind == "differs"
+        found = found_while(two, two.start(replay_another), "differs")
     assert "rank 0 was in all_reduce float32 max" in found.text
     assert f"of 4096 bytes, call 1 of {CALLS_OF_GRAPH} in replay 2 of graph 1" in found.text
     assert f"of 2048 bytes, call 1 of {CALLS_OF_GRAPH} in replay 1 of graph 2" in found.text
