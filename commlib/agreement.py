@@ -90,14 +90,19 @@ def _refuse_others(values: Sequence[object], what: str, remedy: str) -> None:
         raise PlanMismatch(f"{what} ({table}); {remedy}")
 
 
-def choose_plan(world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float) -> Plan:
-    """Rank 0's plan is everyone's; a plan passed as an object must be the same on every rank."""
+def choose_plan(
+    world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float, beside: Sequence[str] = ()
+) -> Plan:
+    """Rank 0's plan is everyone's; a plan passed as an object must be the same on every rank.
+
+    Where the program has communicators of other backends `beside`, what is asked for one of those is not for this one.
+    """
     chosen: Plan | None = None
     reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
     if world.rank == 0:
         try:
-            found = find_plan(backend, plan, world.size)
-            chosen = override(found, backend)
+            found = find_plan(backend, plan, world.size, beside)
+            chosen = override(found, backend, beside)
             reply = [chosen.packed(), found.digest, ""]
         except ValueError as error:
             reply[2] = str(error)
@@ -128,12 +133,35 @@ def teach_inside(hosts: Hosts, timeout_s: float) -> bool:
     return True
 
 
-def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int) -> Plan:
+def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, beside: Sequence[str] = ()) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
+    if other := _meant_for(plan, backend, beside):
+        _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
+        return _completed(find_own(backend, world, _acceptable(backend)), backend)
     if isinstance(plan, Plan):
         return plan
     found = find(backend, plan, world, _acceptable(backend))
     return _completed(found, backend) if plan == "auto" else found
+
+
+def _meant_for(plan: str | os.PathLike[str] | Plan, backend: str, beside: Sequence[str]) -> str:
+    """Return the backend beside this one that a plan is for; empty: it is for this one, or for none of them."""
+    asked = env.PLAN.get() if plan == "auto" else plan
+    if not asked or not beside:
+        return ""
+    wanted = asked if isinstance(asked, Plan) else Plan.load(asked)
+    fits = [name for name in (backend, *beside) if _could_run(wanted, name)]
+    return "" if backend in fits or not fits else fits[0]
+
+
+def _could_run(plan: Plan, backend: str) -> bool:
+    if plan.fingerprint.get("backend", backend).partition("_")[0] != backend.partition("_")[0]:
+        return False
+    try:
+        _acceptable(backend)(plan)
+    except ValueError:
+        return False
+    return True
 
 
 def _acceptable(backend: str) -> Callable[[Plan], None]:
@@ -156,10 +184,16 @@ def unplanned(backend: str) -> Plan:
     return Plan({**HEAD, "rules": rules}, "the collectives' tables")
 
 
-def override(plan: Plan, backend: str) -> Plan:
+def override(plan: Plan, backend: str, beside: Sequence[str] = ()) -> Plan:
     """Return the plan with COMMLIB_ALGORITHM on top: for experiments, and for bisecting a bug."""
     pairs = env.ALGORITHM.get()
     wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
+    others = [usable(name) for name in beside]
+    wanted = {
+        op: algorithm
+        for op, algorithm in wanted.items()
+        if algorithm in usable(backend).get(op, ()) or not any(algorithm in names.get(op, ()) for names in others)
+    }
     if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
         return plan
     algorithms = usable(backend)

@@ -149,7 +149,7 @@ class Communicator(Fused):
             teach(made, world, options.timeout_s)
             if made.hosts is not None:
                 made.hosts.part.make(partial(teach_inside, made.hosts, options.timeout_s), options.timeout_s)
-            chosen = choose_plan(world, made.plan_name, plan, options.timeout_s)
+            chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
             if world.rank == 0:
                 room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
                 _LOG.info("%d ranks by %s on %s, %s", world.size, world.name, made.device, room)

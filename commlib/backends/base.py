@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ class Options:
     checked: bool
     max_sms: int = 0  # multiprocessors of a GPU that a call may take; 0: all
     cpus: bool = False  # tensors are on the CPU, whatever GPUs there are
+    beside: Sequence[str] = ()  # backends of other communicators that the same COMMLIB_PLAN and plan= are for
     nccl_comm: Any = None  # to run on instead of one of our own: nccl4py's, a torch group's, an address
 
     @property
@@ -40,6 +41,7 @@ class Options:
             "checked": self.checked,
             "max_sms": self.max_sms,
             "cpus": self.cpus,
+            "beside": self.beside,
         }
 
 

@@ -29,6 +29,7 @@ from commlib.torch_backend.mail import Mail
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
 OURS = "commlib"
+BACKENDS = {"cpu": "shm", "cuda": "nccl"}  # by device, as plans name them
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,17 @@ class Engines:
             if kind == "cuda" and not one_host(world, timeout_s):
                 return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
+            settings["beside"] = [BACKENDS[other] for other in self._served() if other != kind]
             comm = Communicator._create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:
             world.close()
         self._communicators[kind] = comm
         return Engine(comm)
+
+    def _served(self) -> list[str]:
+        """Return the devices that are here and have a communicator."""
+        here = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        return [kind for kind, name in self.kinds.items() if name == OURS and kind in here]
 
     def _torch(self, name: str, use: str) -> Any:
         """Make an engine of torch's."""

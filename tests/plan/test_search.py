@@ -104,6 +104,27 @@ def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_as
         find_plan("shm", "auto", 2)
 
 
+@pytest.mark.parametrize("said", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
+def test_of_two_backends_of_a_program_a_plan_is_for_the_one_that_has_its_algorithms(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
+    path = mine.with_name("of_gpus.json")
+    path.write_text(json.dumps({**HEAD, **said, "rules": [rule]}))
+    monkeypatch.setenv("COMMLIB_PLAN", str(path))
+    monkeypatch.setenv("COMMLIB_ALGORITHM", "barrier:shm_oneshot,all_gather:lsa_oneshot")
+    found = find_plan("shm", "auto", 2, ["nccl"])
+    assert found.source == find_plan("shm", Plan.load(path), 2, ["nccl"]).source == "plans/shm.json"
+    assert override(found, "shm", ["nccl"]).pinned == {"barrier": "shm_oneshot"}
+    with pytest.raises(ValueError, match=r"was tuned for backend nccl|no algorithm 'lsa_oneshot' on shm"):
+        find_plan("shm", "auto", 2)
+    with pytest.raises(ValueError, match="all_gather has no algorithm 'lsa_oneshot' on shm"):
+        override(found, "shm")
+    path.write_text(path.read_text().replace("lsa_oneshot", "lsa_magic"))
+    with pytest.raises(ValueError, match=r"was tuned for backend nccl|no algorithm 'lsa_magic' on shm"):
+        find_plan("shm", "auto", 2, ["nccl"])
+
+
 def test_soft_keys_that_differ_are_told_once(mine: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine.write_text(tuned(torch="1.0"))
     with caplog.at_level(logging.INFO, "commlib"):
