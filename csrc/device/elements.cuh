@@ -112,8 +112,8 @@ __device__ __forceinline__ void narrow_to(E* p, float x) {
   if constexpr (sizeof(E) == 1) *reinterpret_cast<u8*>(p) = static_cast<u8>(w[0]);
 }
 
-// kWords words of 4 bytes: in as few accesses as an address allows that is aligned for them, byte
-// by byte at any.
+// kWords words of 4 bytes: in as few accesses as an address allows that is aligned for them, in
+// pieces at any.
 template <int kWords>
 __device__ __forceinline__ bool aligned_for(const u8* p) {
   constexpr u64 kUnit = kWords < 4 ? 4 * kWords : 16;
@@ -137,7 +137,7 @@ template <int kWords>
 __device__ __forceinline__ void gather_words(const u8* p, u32 (&w)[kWords]) {
 #pragma unroll
   for (int i = 0; i < kWords; i += 2) {
-    const u64 two = gather_bytes(p + 4 * i, kWords > 1 ? 8 : 4);
+    const u64 two = gather_apart(p + 4 * i, kWords > 1 ? 8 : 4);
     w[i] = static_cast<u32>(two);
     if constexpr (kWords > 1) w[i + 1] = static_cast<u32>(two >> 32);
   }

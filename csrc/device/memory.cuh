@@ -80,18 +80,53 @@ __device__ __forceinline__ void st_stream(void* p, Pair v) {
                : "memory");
 }
 
-// Up to 8 bytes at any address, one by one.
-__device__ __noinline__ u64 gather_bytes(const u8* p, u32 n) {
-  u64 v = 0;
-  for (u32 b = 0; b < n; ++b) v |= u64{p[b]} << (8 * b);
-  return v;
+// Two words behind each other, from byte `skew` on.
+__device__ __forceinline__ u64 shifted(u64 low, u64 high, u32 skew) {
+  return skew == 0 ? low : low >> (8 * skew) | high << (64 - 8 * skew);
 }
+
+// Up to 8 bytes at any address, from the aligned words that they lie in: no allocation ends within
+// one. What lies behind these bytes comes with them.
+__device__ __forceinline__ u64 gather_bytes(const u8* p, u32 n) {
+  const u32 skew = reinterpret_cast<u64>(p) & 7;
+  const u64* words = reinterpret_cast<const u64*>(p - skew);
+  return shifted(words[0], skew + n > 8 ? words[1] : 0, skew);
+}
+// Where there are many of them, which in line would take too many registers.
+__device__ __noinline__ u64 gather_apart(const u8* p, u32 n) { return gather_bytes(p, n); }
+// The same of up to 16.
+__device__ __forceinline__ Pair gather_pair(const u8* p, u32 n) {
+  const u32 skew = reinterpret_cast<u64>(p) & 15;
+  const auto* pairs = reinterpret_cast<const ulonglong2*>(p - skew);
+  const ulonglong2 low = pairs[0], high = skew + n > 16 ? pairs[1] : low;
+  const bool half = (skew & 8) != 0;
+  const u64 a = half ? low.y : low.x, b = half ? high.x : low.y, c = half ? high.y : high.x;
+  return {shifted(a, b, skew & 7), shifted(b, c, skew & 7)};
+}
+
+// 8 bytes to any address, in as large pieces as it allows.
+__device__ __forceinline__ void spread_word(u8* p, u64 v) {
+  const u32 skew = reinterpret_cast<u64>(p) & 3;
+  if (skew == 0) {
+    reinterpret_cast<u32*>(p)[0] = static_cast<u32>(v);
+    reinterpret_cast<u32*>(p)[1] = static_cast<u32>(v >> 32);
+  } else if (skew == 2) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      reinterpret_cast<unsigned short*>(p)[i] = static_cast<unsigned short>(v >> (16 * i));
+  } else {
+#pragma unroll
+    for (int b = 0; b < 8; ++b) p[b] = static_cast<u8>(v >> (8 * b));
+  }
+}
+// As many of them as there are.
 __device__ __noinline__ void spread_bytes(u8* p, u32 n, u64 v) {
+  if (n == 8) return spread_word(p, v);
   for (u32 b = 0; b < n; ++b) p[b] = static_cast<u8>(v >> (8 * b));
 }
 
-// A tensor of any length at any address, in words of 8 bytes or pairs of words. What lies beyond
-// the end reads as 0 and is not written; tensors that are not aligned go byte by byte.
+// A tensor of any length at any address, in words of 8 bytes or pairs of words. What is read beyond
+// its end is nobody's, and nothing is written there.
 struct Span {
   u8* data;
   u64 bytes;
@@ -103,8 +138,9 @@ struct Span {
         aligned8((reinterpret_cast<u64>(p) & 7) == 0),
         aligned16((reinterpret_cast<u64>(p) & 15) == 0) {}
 
-  __device__ __forceinline__ u32 left(u64 at) const {
-    return bytes - at < 8 ? static_cast<u32>(bytes - at) : 8;
+  // How many of `n` bytes from `at` on are there.
+  __device__ __forceinline__ u32 left(u64 at, u32 n) const {
+    return bytes - at < n ? static_cast<u32>(bytes - at) : n;
   }
   // The bytes [offset, offset + n), cut to what is there.
   __device__ Span part(u64 offset, u64 n) const {
@@ -115,30 +151,65 @@ struct Span {
   __device__ __forceinline__ u64 word(u64 i) const {
     const u64 at = 8 * i;
     if (aligned8 && at + 8 <= bytes) return *reinterpret_cast<const u64*>(data + at);
-    return at < bytes ? gather_bytes(data + at, left(at)) : 0;
+    return at < bytes ? gather_apart(data + at, left(at, 8)) : 0;
   }
   __device__ __forceinline__ void set_word(u64 i, u64 v) const {
     const u64 at = 8 * i;
     if (aligned8 && at + 8 <= bytes) {
       *reinterpret_cast<u64*>(data + at) = v;
     } else if (at < bytes) {
-      spread_bytes(data + at, left(at), v);
+      spread_bytes(data + at, left(at, 8), v);
+    }
+  }
+  // The same in line, where every call must be fast; kAligned: the caller knows that it is.
+  template <bool kAligned>
+  __device__ __forceinline__ u64 word_here(u64 i) const {
+    const u64 at = 8 * i;
+    if (at >= bytes) return 0;
+    return kAligned || aligned8 ? *reinterpret_cast<const u64*>(data + at)
+                                : gather_bytes(data + at, left(at, 8));
+  }
+  template <bool kAligned>
+  __device__ __forceinline__ void set_word_here(u64 i, u64 v) const {
+    const u64 at = 8 * i;
+    if ((kAligned || aligned8) && at + 8 <= bytes) {
+      *reinterpret_cast<u64*>(data + at) = v;
+    } else if (!kAligned && at + 8 <= bytes) {
+      spread_word(data + at, v);
+    } else if (at < bytes) {
+      spread_bytes(data + at, left(at, 8), v);
     }
   }
   __device__ __forceinline__ Pair pair(u64 i) const {
     const u64 at = 16 * i;
-    if (aligned16 && at + 16 <= bytes) return ld_stream(data + at);
-    return {word(2 * i), word(2 * i + 1)};
+    if (at >= bytes) return {0, 0};
+    if (aligned16) return ld_stream(data + at);
+    return aligned8 ? Pair{word_here<true>(2 * i), word_here<true>(2 * i + 1)}
+                    : gather_pair(data + at, left(at, 16));
   }
   __device__ __forceinline__ void set_pair(u64 i, Pair v) const {
     const u64 at = 16 * i;
     if (aligned16 && at + 16 <= bytes) {
       st_stream(data + at, v);
     } else {
-      set_word(2 * i, v.a);
-      set_word(2 * i + 1, v.b);
+      set_word_here<false>(2 * i, v.a);
+      set_word_here<false>(2 * i + 1, v.b);
     }
   }
 };
+
+// Whether tensors, and what begins every `stride` bytes in them, are aligned to pairs.
+__device__ __forceinline__ bool are_aligned(const Job& job, u64 stride) {
+  const u64 all = reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | stride;
+  return (all & 15) == 0;
+}
+// Whether all that is moved begins so.
+template <int N>
+__device__ __forceinline__ bool are_aligned(const Job& job, const Moves& moves) {
+  u64 all = reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out);
+#pragma unroll
+  for (int r = 0; r < N; ++r) all |= moves.send_at[r] | moves.take_at[r];
+  return (all & 15) == 0;
+}
 
 }  // namespace commlib

@@ -30,18 +30,19 @@ constexpr int kPeers = N > 1 ? N - 1 : 1;  // length of what is there for each o
 // tensor a lane's words of a step lie.
 
 // Each packet has its own flag.
-struct Ll {
+template <bool kAligned>
+struct LlOf {
   static constexpr int kWords = 1;       // of data, for each lane
   static constexpr int kStepWords = 32;  // of data, for the warp
 
   static __device__ constexpr u64 begin(const Places& at) { return at.ll; }
   static __device__ __forceinline__ u64* numbers(Control* c) { return c->ll_number; }
   static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[1]) {
-    w[0] = from.word(u64{step} * kStepWords + lane);
+    w[0] = from.word_here<kAligned>(u64{step} * kStepWords + lane);
   }
   static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
                                                const u64 (&w)[1]) {
-    to.set_word(u64{step} * kStepWords + lane, w[0]);
+    to.set_word_here<kAligned>(u64{step} * kStepWords + lane, w[0]);
   }
   static __device__ __forceinline__ Pair pack(const u64 (&w)[1], u64 flag, u32) {
     return {w[0], flag};
@@ -51,6 +52,9 @@ struct Ll {
   static __device__ __forceinline__ bool ready(Pair p, u64 flag, u32) { return p.b == flag; }
   static __device__ __forceinline__ u64 flag_of(Pair p, u32) { return p.b; }
 };
+
+using Ll = LlOf<false>;        // for tensors at any address
+using AlignedLl = LlOf<true>;  // for those that are aligned; peers need not agree
 
 // Eight lanes share a line of 128 bytes, whose last word is the flag. So 28 lanes carry the first
 // 28 pairs of a step's words, and the last of each eight one of the four words behind them.
@@ -87,6 +91,21 @@ struct Ll128 {
   }
   static __device__ __forceinline__ u64 flag_of(Pair p, u32 lane) {
     return __shfl_sync(kAll, p.b, lane | 7);
+  }
+};
+
+// The same for tensors that are aligned.
+struct AlignedLl128 : Ll128 {
+  static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[2]) {
+    const u64 at = first_word(step, lane);
+    w[0] = from.word_here<true>(at);
+    w[1] = last(lane) ? 0 : from.word_here<true>(at + 1);
+  }
+  static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
+                                               const u64 (&w)[2]) {
+    const u64 at = first_word(step, lane);
+    to.set_word_here<true>(at, w[0]);
+    if (!last(lane)) to.set_word_here<true>(at + 1, w[1]);
   }
 };
 

@@ -62,7 +62,7 @@ class Reducer {
     for (u32 i = 0; i < items; ++i, entry.next(ring), offset += pipes_.stride()) {
       while (!has_come(entry.barrier(ring), entry.phase))
         if (pipes_.over()) return;
-      reduce(entry.memory(ring), own_(offset).pairs());
+      reduce(entry.memory(ring), own_(offset));
       fence_shared_async();
       __threadfence_block();
       __syncwarp();
@@ -103,7 +103,7 @@ class Reducer {
   }
   __device__ void give(u8* entry, const Entry& counted) {
     pipes_.say(pipes_.reduced(counted), 0);
-    const u8* result = part(entry, pipes_.rank());
+    const u8* result = result_of(entry);
     const Tile to = to_(given_at_);
 #pragma unroll
     for (int k = 0; k < (kReturns ? N - 1 : 0); ++k)
@@ -121,11 +121,16 @@ class Reducer {
 
  private:
   static __device__ u32 assistants() { return TileChannel<N>::movers() - 32; }
-  __device__ u8* part(u8* entry, int rank) const { return entry + rank * pipes_.tile_bytes(); }
-  __device__ __forceinline__ void reduce(u8* entry, u32 pairs) const {
+  // This rank's own part is the last one of an entry: it may need more room.
+  __device__ u8* part(u8* entry, int rank) const {
+    return entry + (rank - pipes_.rank() - 1 + N) % N * pipes_.tile_bytes();
+  }
+  // Where a peer's part was: a pair of this rank's own may lie in two.
+  __device__ u8* result_of(u8* entry) const { return entry; }
+  __device__ __forceinline__ void reduce(u8* entry, const Tile& own) const {
     constexpr int kBatch = N > 4 ? 1 : 2;  // under way at once
-    Pair* result = reinterpret_cast<Pair*>(part(entry, pipes_.rank()));
-    const u32 stride = assistants();
+    Pair* result = reinterpret_cast<Pair*>(result_of(entry));
+    const u32 stride = assistants(), pairs = own.pairs();
     for (u32 first = threadIdx.x - 32; first < pairs; first += kBatch * stride) {
       Pair v[kBatch][N];
 #pragma unroll
@@ -133,7 +138,9 @@ class Reducer {
 #pragma unroll
         for (int r = 0; r < N; ++r)
           if (first + b * stride < pairs)
-            v[b][r] = reinterpret_cast<const Pair*>(part(entry, r))[first + b * stride];
+            v[b][r] = r == pipes_.rank()
+                          ? Hand<kPlain>::pair(part(entry, r), first + b * stride, own)
+                          : reinterpret_cast<const Pair*>(part(entry, r))[first + b * stride];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         u64 low[N], high[N];

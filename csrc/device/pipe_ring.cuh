@@ -5,46 +5,93 @@
 
 namespace commlib {
 
-// Who runs a ring: one thread where all tiles consist of aligned pairs, else all lanes of a warp,
-// which copy between the tensors and shared memory themselves.
+// Who runs a ring. Where all tiles are aligned one thread does: the engine copies them, but for the
+// last bytes of a tensor.
 template <bool kPlain>
 struct Hand {
-  static __device__ __forceinline__ bool leads() { return kPlain || (threadIdx.x & 31) == 0; }
-  static __device__ __forceinline__ void sync() {
-    if (!kPlain) __syncwarp();
-  }
+  static __device__ __forceinline__ bool leads() { return true; }
+  static __device__ __forceinline__ void sync() {}
+  static __device__ __forceinline__ bool agrees(bool yes) { return yes; }
+  static __device__ __forceinline__ Ring roomy(const Ring& ring) { return ring; }
   // A tile of a tensor into shared memory; the barrier expects `more` bytes of other copies.
   static __device__ __forceinline__ void load(u8* to, const Tile& tile, u32 more, u64* barrier) {
-    if (kPlain) {
-      expect_bytes(tile.bytes + more, barrier);
-      return bulk_copy(to, tile.data, tile.bytes, barrier);
-    }
-    const Span from(tile.data, tile.bytes);
-    for (u32 i = threadIdx.x & 31; i < tile.pairs(); i += 32)
-      reinterpret_cast<Pair*>(to)[i] = from.pair(i);
-    fence_shared_async();
-    __syncwarp();
-    if (leads()) expect_bytes(more, barrier);
+    expect_bytes(tile.pairs() * 16 + more, barrier);
+    bulk_copy(to, tile.data, tile.pairs() * 16, barrier);
+  }
+  static __device__ __forceinline__ void settle(u8*, const Tile&) {}
+  static __device__ __forceinline__ Pair pair(const u8* entry, u32 i, const Tile&) {
+    return reinterpret_cast<const Pair*>(entry)[i];
   }
   static __device__ __forceinline__ void store(const Tile& tile, const u8* from) {
-    if (kPlain) return bulk_store(tile.data, from, tile.bytes);
-    const Span to(tile.data, tile.bytes);
-    for (u32 i = threadIdx.x & 31; i < tile.pairs(); i += 32)
-      to.set_pair(i, reinterpret_cast<const Pair*>(from)[i]);
-    fence_shared_async();
-    __syncwarp();
+    const u32 whole = tile.bytes / 16 * 16;
+    if (whole > 0) bulk_store(tile.data, from, whole);
+    for (u32 b = whole; b < tile.bytes; ++b) tile.data[b] = from[b];
   }
 };
 
-// Whether all that is moved consists of aligned pairs.
-template <int N>
-__device__ __forceinline__ bool is_plain(const Job& job, const Moves& moves) {
-  u64 all = reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out);
+// Else all lanes of a warp do. The engine copies the aligned pairs that a tile lies in; the lanes
+// move it to the beginning of its entry, and write it to a tensor.
+template <>
+struct Hand<false> {
+  static constexpr int kBatch = 4;  // pairs of a lane at once
+  static __device__ __forceinline__ u32 lane() { return threadIdx.x & 31; }
+  static __device__ __forceinline__ bool leads() { return lane() == 0; }
+  static __device__ __forceinline__ void sync() { __syncwarp(); }
+  // Lanes do not see the same at the same time: the first one decides for all.
+  static __device__ __forceinline__ bool agrees(bool yes) {
+    return __shfl_sync(0xffffffffu, yes, 0);
+  }
+  // Entries with room for the pairs that a tile lies in.
+  static __device__ __forceinline__ Ring roomy(Ring ring) {
+    constexpr u32 kRoom = 128;
+    ring.entries = ring.entries * ring.entry_bytes / (ring.entry_bytes + kRoom);
+    ring.entry_bytes += kRoom;
+    return ring;
+  }
+  static __device__ __forceinline__ u32 skew_of(const Tile& tile) {
+    return reinterpret_cast<u64>(tile.data) & 15;
+  }
+  static __device__ __forceinline__ void load(u8* to, const Tile& tile, u32 more, u64* barrier) {
+    if (!leads()) return;
+    const u32 skew = skew_of(tile), bytes = (skew + tile.bytes + 15) / 16 * 16;
+    expect_bytes(bytes + more, barrier);
+    bulk_copy(to, tile.data - skew, bytes, barrier);
+  }
+  static __device__ __forceinline__ Pair pair(const u8* entry, u32 i, const Tile& tile) {
+    return gather_pair(entry + skew_of(tile) + 16 * i, 16);
+  }
+  static __device__ __forceinline__ void settle(u8* entry, const Tile& tile) {
+    const u32 pairs = tile.pairs();
+    if (skew_of(tile) == 0) return;
+    for (u32 begin = 0; begin < pairs; begin += 32 * kBatch) {
+      Pair v[kBatch];
 #pragma unroll
-  for (int r = 0; r < N; ++r)
-    all |= moves.send_at[r] | moves.send_bytes[r] | moves.take_at[r] | moves.take_bytes[r];
-  return (all & 15) == 0;
-}
+      for (int b = 0; b < kBatch; ++b)
+        if (begin + 32 * b + lane() < pairs) v[b] = pair(entry, begin + 32 * b + lane(), tile);
+      __syncwarp();  // the next pair of the last lane is not written yet
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b)
+        if (begin + 32 * b + lane() < pairs)
+          reinterpret_cast<Pair*>(entry)[begin + 32 * b + lane()] = v[b];
+    }
+    fence_shared_async();
+    __syncwarp();
+  }
+  // In the tensor's own pairs, but for the bytes of its first and last one.
+  static __device__ __forceinline__ void store(const Tile& tile, const u8* from) {
+    const u32 skew = skew_of(tile), end = skew + tile.bytes;
+    u8* const first = tile.data - skew;
+    for (u32 at = 16 * lane(); at < end; at += 16 * 32) {
+      if (at >= skew && at + 16 <= end) {
+        st_stream(first + at, gather_pair(from + at - skew, 16));
+      } else {
+        const u32 begin = at < skew ? skew : at, stop = at + 16 < end ? at + 16 : end;
+        for (u32 b = begin; b < stop; ++b) first[b] = from[b - skew];
+      }
+    }
+    __syncwarp();
+  }
+};
 
 // Waits until all copies of this thread but the newest `n` are written; n is 1, 2, 4 or 8.
 __device__ __forceinline__ void await_written_but(u32 n) {
@@ -75,7 +122,7 @@ __device__ __forceinline__ void run_ring(const Pipes<N>& pipes, const Ring& ring
     actor.written(given);
   };
   while (given < items) {
-    while (asked < items && asked - given < ring.entries - kUnread && actor.may_ask()) {
+    while (asked < items && asked - given < ring.entries - kUnread && By::agrees(actor.may_ask())) {
       actor.ask(next.memory(ring), next.barrier(ring));
       next.next(ring);
       ++asked;
@@ -85,8 +132,8 @@ __device__ __forceinline__ void run_ring(const Pipes<N>& pipes, const Ring& ring
       actor.loaded();
       ++loaded;
     }
-    if (loaded == given || !actor.may_give(oldest)) {
-      if (pipes.over()) break;
+    if (loaded == given || !By::agrees(actor.may_give(oldest))) {
+      if (By::agrees(pipes.over())) break;
       if (Actor::kPosts) flush();
       continue;
     }
@@ -177,10 +224,11 @@ class Sender {
     return gives_.step() < allowed_;
   }
   __device__ void give(u8* entry, const Entry&) {
+    const Tile tile = from_(gives_.peer(), gives_.offset());
+    Hand<kPlain>::settle(entry, tile);
     if (is_own(gives_)) {
       Hand<kPlain>::store(own_(gives_.offset()), entry);
     } else if (Hand<kPlain>::leads()) {
-      const Tile tile = from_(gives_.peer(), gives_.offset());
       bulk_store(pipes_.slot_at(kScatter, gives_.peer(), gives_.step()), entry, tile.pairs() * 16);
     }
     gives_.next();
@@ -224,11 +272,12 @@ class Spreader {
     return given_ < allowed_;
   }
   __device__ void give(u8* entry, const Entry&) {
-    const u32 bytes = from_(offset_).pairs() * 16;
+    const Tile tile = from_(offset_);
+    Hand<kPlain>::settle(entry, tile);
 #pragma unroll
     for (int k = 0; k < N - 1; ++k)
       if (Hand<kPlain>::leads() && gets(k, given_))
-        bulk_store(pipes_.slot_at(kScatter, pipes_.peer(k), given_), entry, bytes);
+        bulk_store(pipes_.slot_at(kScatter, pipes_.peer(k), given_), entry, tile.pairs() * 16);
     if (keeps_) Hand<kPlain>::store(own_(offset_), entry);
     offset_ += pipes_.stride();
     ++given_;

@@ -203,7 +203,7 @@ struct Tiles {
   }
 };
 
-// The tensor, when every pair of it can be accessed as one.
+// The tensor; kPlain: every pair of it is whole and aligned.
 template <bool kPlain>
 __device__ __forceinline__ Pair get(const Span& span, u64 i) {
   if constexpr (kPlain) return reinterpret_cast<const Pair*>(span.data)[i];
@@ -218,16 +218,10 @@ __device__ __forceinline__ void put(const Span& span, u64 i, Pair v) {
   }
 }
 
-// Whether tensors of `bytes` bytes consist of aligned pairs alone.
-__device__ __forceinline__ bool plain(const Job& job, u64 bytes) {
-  const u64 all = reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | bytes;
-  return (all & 15) == 0;
-}
-
 // Pairs a mover has under way.
 template <bool kPlain, int N>
 __device__ constexpr int batch_of() {
-  return !kPlain || N > 4 ? 1 : N > 2 ? 2 : 4;
+  return N > 4 ? 1 : N > 2 || !kPlain ? 2 : 4;
 }
 
 // Calls body(i) for this thread's pairs, kBatch at once, `movers` apart.

@@ -55,7 +55,7 @@ template <int N>
 __global__ void __launch_bounds__(kTileThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
   run_tiles<N, (N > 2)>(
-      job, tiles.steps(), 1, plain(job, job.bytes),
+      job, tiles.steps(), 1, are_aligned(job, job.bytes),
       [&](const TileChannel<N>& channel, Bulk<N, (N > 2)>& bulk) {
         run_bulk(channel, bulk, job, tiles);
       },

@@ -54,7 +54,7 @@ template <class T, class Op, int N>
 __global__ void __launch_bounds__(kTileThreads, 1) lsa_oneshot(const __grid_constant__ Job job) {
   const Tiles tiles{job.bytes, job.tile_bytes};
   run_tiles<N, true>(
-      job, tiles.steps(), 1, plain(job, job.bytes),
+      job, tiles.steps(), 1, are_aligned(job, job.bytes),
       [&](const TileChannel<N>& channel, Bulk<N, true>& bulk) {
         run_bulk<T, Op>(channel, bulk, job, tiles);
       },

@@ -34,7 +34,7 @@ __device__ __forceinline__ void twoshot(const Pipes<N>& pipes, const PipeRooms<N
   const auto send = [&] {
     const Cursor<N> items(pipes, [&](int peer) { return pipes.goal(kWritten, kScatter, peer); });
     Sender<kPlain, N, decltype(from), decltype(to)> sender(pipes, items, from, to);
-    run_ring<kPlain, 2>(pipes, rooms.sent(pipes), items.items(), sender);
+    run_ring<kPlain, 2>(pipes, Hand<kPlain>::roomy(rooms.sent(pipes)), items.items(), sender);
   };
   const auto gather = [&] {
     const Cursor<N> items(pipes, [&](int peer) { return pipes.goal(kTaken, kGather, peer); });
@@ -43,7 +43,7 @@ __device__ __forceinline__ void twoshot(const Pipes<N>& pipes, const PipeRooms<N
   };
   const auto reduce = [&] {
     const u32 steps = static_cast<u32>(pipes.tiles(parts.of(job.rank)).steps());
-    const Ring ring = rooms.reduced(pipes);
+    const Ring ring = Hand<kPlain>::roomy(rooms.reduced(pipes));
     Reducer<kPlain, N, true, decltype(fold_all), decltype(own), decltype(to)> reducer(
         pipes, fold_all, own, to);
     if (threadIdx.x < 32) {
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kPipeThreads, 1)
   const Pipes<N> pipes(job, &board, rooms.tile_bytes, [&](Way way, Stage stage, int peer) {
     return parts.of((way == kWritten) == (stage == kScatter) ? peer : job.rank);
   });
-  if (plain(job, job.bytes)) {
+  if (are_aligned(job, 0)) {
     twoshot<true, T, Op>(pipes, rooms, job, parts);
   } else {
     twoshot<false, T, Op>(pipes, rooms, job, parts);

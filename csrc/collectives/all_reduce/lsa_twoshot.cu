@@ -85,7 +85,7 @@ template <class T, class Op, int N>
 __global__ void __launch_bounds__(kTileThreads, 1) lsa_twoshot(const __grid_constant__ Job job) {
   const Tiles tiles{((job.bytes + N - 1) / N + 15) / 16 * 16, job.tile_bytes};
   run_tiles<N, true>(
-      job, tiles.steps(), 2, plain(job, job.bytes) && tiles.bytes * N == job.bytes,
+      job, tiles.steps(), 2, are_aligned(job, job.bytes) && tiles.bytes * N == job.bytes,
       [&](const TileChannel<N>& channel, Bulk<N, true>& bulk) {
         run_bulk<T, Op>(channel, bulk, job, tiles);
       },

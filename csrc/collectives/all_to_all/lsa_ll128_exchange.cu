@@ -8,7 +8,10 @@ namespace commlib {
 template <int N>
 __global__ void __launch_bounds__(kPacketThreads<N>, 1)
     lsa_ll128_exchange(const __grid_constant__ Job job, const __grid_constant__ Moves moves) {
-  exchange<Ll128, N>(job, moves);
+  if (are_aligned<N>(job, moves))
+    exchange<AlignedLl128, N>(job, moves);
+  else
+    exchange<Ll128, N>(job, moves);
 }
 
 }  // namespace commlib

@@ -36,7 +36,7 @@ __device__ __forceinline__ void exchange(const Pipes<N>& pipes, const Job& job,
   };
 
   const auto send = [&] {
-    const Ring ring = pipes.ring(0, kSent, kSlotBytes, 0);
+    const Ring ring = Hand<kPlain>::roomy(pipes.ring(0, kSent, kSlotBytes, 0));
     if (is_one_for_all<N>(moves)) {
       u32 steps = own_steps;
       int some = job.rank;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kPipeThreads, 1)
     return way == kWritten ? moves.send_bytes[peer] : moves.take_bytes[peer];
   };
   const Pipes<N> pipes(job, &board, job.tile_bytes, bytes, moves.pipe_set);
-  if (is_plain<N>(job, moves)) {
+  if (are_aligned<N>(job, moves)) {
     exchange<true>(pipes, job, moves);
   } else {
     exchange<false>(pipes, job, moves);

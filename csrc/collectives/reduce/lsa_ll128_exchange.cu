@@ -9,7 +9,10 @@ namespace commlib {
 template <class T, class Op, int N>
 __global__ void __launch_bounds__(kPacketThreads<N>, 1)
     lsa_ll128_exchange(const __grid_constant__ Job job, const __grid_constant__ Moves moves) {
-  exchange_and_reduce<Ll128, T, Op, N>(job, moves);
+  if (are_aligned<N>(job, moves))
+    exchange_and_reduce<AlignedLl128, T, Op, N>(job, moves);
+  else
+    exchange_and_reduce<Ll128, T, Op, N>(job, moves);
 }
 
 }  // namespace commlib

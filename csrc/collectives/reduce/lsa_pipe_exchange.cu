@@ -21,11 +21,11 @@ __device__ __forceinline__ void exchange(const Pipes<N>& pipes, const PipeRooms<
   const auto send = [&] {
     const Cursor<N> items(pipes, [&](int peer) { return pipes.goal(kWritten, kScatter, peer); });
     Sender<kPlain, N, decltype(from), decltype(to)> sender(pipes, items, from, to);
-    run_ring<kPlain, 2>(pipes, rooms.sent(pipes), items.items(), sender);
+    run_ring<kPlain, 2>(pipes, Hand<kPlain>::roomy(rooms.sent(pipes)), items.items(), sender);
   };
   const auto reduce = [&] {
     const u32 steps = static_cast<u32>(pipes.tiles(bytes).steps());
-    const Ring ring = rooms.reduced(pipes);
+    const Ring ring = Hand<kPlain>::roomy(rooms.reduced(pipes));
     Reducer<kPlain, N, false, decltype(fold_all), decltype(own), decltype(to)> reducer(
         pipes, fold_all, own, to);
     if (threadIdx.x < 32) {
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kPipeThreads, 1)
     if (stage == kGather) return u64{0};
     return way == kWritten ? moves.send_bytes[peer] : moves.take_bytes[peer];
   });
-  if (is_plain<N>(job, moves)) {
+  if (are_aligned<N>(job, moves)) {
     exchange<true, T, Op>(pipes, rooms, job, moves);
   } else {
     exchange<false, T, Op>(pipes, rooms, job, moves);
