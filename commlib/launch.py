@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
-import functools
 import os
 import select
-import selectors
 import signal
 import socket
 import subprocess
@@ -15,8 +14,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +29,7 @@ PIPE_BYTES = 1 << 20  # what a pipe holds at most (fs.pipe-max-size), unless roo
 F_SETSIG = 10  # Linux; fcntl does not name it
 UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Waits = dict[int, tuple[int, Callable[[], None]]]  # by descriptor: events of poll(), and what to do at one
 
 
 def launch(
@@ -46,13 +47,13 @@ def launch(
     if bind not in ("none", "core"):
         raise ValueError(f"bind must be 'none' or 'core'; got {bind!r}")
     sys.stdout.flush()
-    sinks = (stdout or sys.stdout.buffer, stderr or sys.stderr.buffer)
+    out, err = _Sink(stdout or sys.stdout.buffer), _Sink(stderr or sys.stderr.buffer)
+    sinks = (out, out if os.path.sameopenfile(out.fd, err.fd) else err)  # so that `2>&1` does not mix their lines
     with _forwarded_signals() as signals, contextlib.closing(_Job(n, sinks, prefix)) as job:
         try:
             job.spawn(command, bind)
         except OSError as error:
-            job.say(f"cannot start {command[0]!r}: {error.strerror}")
-            return 127 if isinstance(error, FileNotFoundError) else 126
+            job.give_up(f"cannot start {command[0]!r}: {error.strerror}", 127 if error.errno == errno.ENOENT else 126)
         code = job.run(signals)
         if job.failed:
             failure.keep(command, n, *job.failed)
@@ -82,37 +83,63 @@ def fate(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
 
+class _Sink:
+    """An output of ours; what its reader does not take yet is held here, as nothing of ours may wait for a reader."""
+
+    def __init__(self, target: BinaryIO) -> None:
+        self.fd = target.fileno()
+        self.held = bytearray()
+        self.room = select.poll()
+        self.room.register(self.fd, select.POLLOUT)
+
+    def write(self, data: bytes) -> None:
+        self.held += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the reader takes: where there is room, it is room for PIPE_BUF bytes at least."""
+        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the ranks go on
+            while self.held and self.room.poll(0):
+                del self.held[: os.write(self.fd, self.held[: select.PIPE_BUF])]
+            return
+        self.held.clear()
+
+
 class _Stream:
     """One output of one rank; whole lines of it go to `sink`, each behind its rank."""
 
-    def __init__(self, source: BinaryIO, sink: BinaryIO, rank: int) -> None:
+    def __init__(self, source: BinaryIO, sink: _Sink, rank: int) -> None:
         self.source, self.sink, self.label = source, sink, b"[%d] " % rank
+        self.ended = False
         self.held = b""
         self.last: deque[bytes] = deque(maxlen=failure.LINES)
         os.set_blocking(source.fileno(), False)
 
-    def pump(self) -> bool:
-        """Pass on one piece, so that a flood keeps nobody else waiting; True while more may come."""
+    @property
+    def wanted(self) -> bool:
+        """Say whether a piece may come, and the reader of those before it has them."""
+        return not self.ended and not self.sink.held
+
+    def pump(self) -> None:
+        """Pass on one piece, so that a flood keeps nobody else waiting."""
         with contextlib.suppress(BlockingIOError):
             piece = os.read(self.source.fileno(), LINE_BYTES)
             *lines, self.held = (self.held + piece).split(b"\n")
             if len(self.held) >= LINE_BYTES:
                 lines, self.held = [*lines, self.held], b""
             self._write(lines)
-            return bool(piece)
-        return True
+            self.ended = not piece
 
     def finish(self) -> None:
         """Pass on what the pipe holds and the last line, ended or not; a child that left the group may write on."""
-        any(not self.pump() for _ in range(PIPE_BYTES // LINE_BYTES))
+        for _ in range(PIPE_BYTES // LINE_BYTES):
+            self.pump()
         self._write([self.held] if self.held else [])
         self.source.close()
 
     def _write(self, lines: list[bytes]) -> None:
         self.last.extend(lines)
-        with contextlib.suppress(BrokenPipeError):  # `| head` has seen enough; the ranks go on
-            self.sink.write(b"".join(self.label + line + b"\n" for line in lines))
-            self.sink.flush()
+        self.sink.write(b"".join(self.label + line + b"\n" for line in lines))
 
 
 @dataclass(eq=False)
@@ -144,14 +171,14 @@ class _Rank:
 class _Job:
     """n children, what they write, and how they end."""
 
-    def __init__(self, size: int, sinks: tuple[BinaryIO, BinaryIO], prefix: bool) -> None:
+    def __init__(self, size: int, sinks: tuple[_Sink, _Sink], prefix: bool) -> None:
         self.size, self.sinks, self.prefix = size, sinks, prefix
         self.alive: dict[int, _Rank] = {}
         self.code = 0
         self.failed: tuple[str, Sequence[bytes]] | None = None  # how the first rank failed, and its last errors
         self.kill_at: float | None = None
+        self.asked = False  # to end, by a signal
         self.hub = Hub(size)
-        self.selector = selectors.DefaultSelector()
 
     def spawn(self, command: list[str], bind: str) -> None:
         """Start every rank."""
@@ -169,23 +196,33 @@ class _Job:
         self.hub.start()
 
     def run(self, signals: socket.socket) -> int:
-        """Pass output and signals on until every rank has ended; return the job's exit code."""
-        self.selector.register(signals, selectors.EVENT_READ, functools.partial(self._interrupted, signals))
-        while self.alive:
-            wait_s = None if self.kill_at is None else max(self.kill_at - time.monotonic(), 0)
-            events = self.selector.select(wait_s)
-            for key, _ in events:
-                if key.fd in self.selector.get_map():  # an earlier event may have ended this one's rank
-                    key.data()
+        """Pass output and signals on until every rank has ended and its output is read; return the job's exit code.
+
+        After a signal has asked for the end, what nobody reads within the grace is dropped.
+        """
+        while self.alive or self._unread():
+            waits = self._waits(signals)
+            ready = select.poll()
+            for fd, (event, _) in waits.items():
+                ready.register(fd, event)
+            left_s = None if self.kill_at is None else max(self.kill_at - time.monotonic(), 0)
+            happened = dict(ready.poll(left_s and left_s * 1000))
+            for fd, (_, action) in waits.items():
+                if fd in happened:
+                    action()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self._end_all(signal.SIGKILL)
         return self.code
 
+    def give_up(self, text: str, code: int) -> None:
+        """Say why the job cannot go on, and kill what there is of it."""
+        self.say(text)
+        self.code = code
+        self._end_all(signal.SIGKILL)
+
     def say(self, text: str) -> None:
         """Write a line of the launcher's own."""
-        with contextlib.suppress(BrokenPipeError):
-            self.sinks[1].write(f"commlib: {text}\n".encode())
-            self.sinks[1].flush()
+        self.sinks[1].write(f"commlib: {text}\n".encode())
 
     def close(self) -> None:
         """Kill and reap whoever is left."""
@@ -193,7 +230,6 @@ class _Job:
             rank.reap()
         self.alive.clear()
         self.hub.close()
-        self.selector.close()
 
     def _spawn_one(self, command: list[str], number: int, port: int) -> None:
         output = subprocess.PIPE if self.prefix else None
@@ -204,8 +240,8 @@ class _Job:
                 command,
                 # A terminal would stop a rank that reads it from its own session; a pipe is rank 0's.
                 stdin=None if number == 0 and not os.isatty(0) else subprocess.DEVNULL,
-                stdout=output or self.sinks[0],
-                stderr=output or self.sinks[1],
+                stdout=output or self.sinks[0].fd,
+                stderr=output or self.sinks[1].fd,
                 env=_environment(number, self.size, port, link),
                 pass_fds=(link, held),
                 start_new_session=True,
@@ -221,20 +257,22 @@ class _Job:
             for source, sink in zip((process.stdout, process.stderr), self.sinks, strict=True)
             if source is not None
         ]
-        rank = _Rank(number, process, os.pidfd_open(process.pid), lifeline, streams)
-        self.alive[number] = rank
-        self.selector.register(rank.pidfd, selectors.EVENT_READ, functools.partial(self._ended, rank))
-        for stream in streams:
-            self.selector.register(stream.source, selectors.EVENT_READ, functools.partial(self._pump, stream))
+        self.alive[number] = _Rank(number, process, os.pidfd_open(process.pid), lifeline, streams)
 
-    def _pump(self, stream: _Stream) -> None:
-        if not stream.pump():
-            self.selector.unregister(stream.source)
+    def _unread(self) -> bool:
+        """Say whether output waits for its reader, and we for both."""
+        return any(sink.held for sink in self.sinks) and not (self.asked and self.kill_at is None)
+
+    def _waits(self, signals: socket.socket) -> _Waits:
+        """Return what is waited for, and what is then done: of a rank its output before its end."""
+        waits: _Waits = {signals.fileno(): (select.POLLIN, partial(self._interrupted, signals))}
+        waits |= {sink.fd: (select.POLLOUT, sink.flush) for sink in self.sinks if sink.held}
+        for rank in self.alive.values():
+            waits |= {s.source.fileno(): (select.POLLIN, s.pump) for s in rank.streams if s.wanted}
+            waits[rank.pidfd] = select.POLLIN, partial(self._ended, rank)
+        return waits
 
     def _ended(self, rank: _Rank) -> None:
-        for fd in (rank.pidfd, *(stream.source.fileno() for stream in rank.streams)):
-            with contextlib.suppress(KeyError):
-                self.selector.unregister(fd)
         code = rank.reap()
         del self.alive[rank.number]
         how = fate(code)
@@ -252,7 +290,7 @@ class _Job:
         signum = signals.recv(1)[0]
         if self.kill_at is not None:  # asked twice
             signum = signal.SIGKILL
-        self.code = self.code or 128 + signum
+        self.asked, self.code = True, self.code or 128 + signum
         self._end_all(signum)
 
     def _end_all(self, signum: int) -> None:

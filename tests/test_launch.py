@@ -1,9 +1,9 @@
 import contextlib
-import io
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,10 +22,11 @@ FAMILY = "echo $$; sleep 60 & echo $!; wait"
 
 def run(script, n=2, **options):
     """Run a Python or (with a leading '$') shell script on n ranks; return the code and sorted lines."""
-    out, err = io.BytesIO(), io.BytesIO()
     command = ["bash", "-c", script[1:]] if script.startswith("$") else [*PYTHON, script]
-    code = launch(command, n, stdout=out, stderr=err, **options)
-    return code, sorted(out.getvalue().decode().splitlines()), err.getvalue().decode()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        code = launch(command, n, stdout=out, stderr=err, **options)
+        said = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (out, err)]
+    return code, sorted(said[0].splitlines()), said[1]
 
 
 def alive(pid):
@@ -42,13 +43,14 @@ def wait_until_gone(pids, limit_s=3.0):
 
 
 @contextlib.contextmanager
-def launcher(n, *command):
+def launcher(n, *command, program=LAUNCHER, stderr=None):
     """A launcher in a process of its own, with the pids its ranks print."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(n), *command],
+        [sys.executable, "-c", program, str(n), *command],
         env=environ,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     try:
@@ -129,10 +131,12 @@ def test_children_of_a_rank_end_with_it_also_after_success():
 
 def test_a_command_that_does_not_exist_is_127_and_one_that_may_not_run_126(tmp_path):
     (tmp_path / "plain").touch()
-    err = io.BytesIO()
-    assert launch(["no-such-command"], 2, stderr=err) == 127
-    assert err.getvalue() == b"commlib: cannot start 'no-such-command': No such file or directory\n"
-    assert launch([str(tmp_path / "plain")], 2, stderr=err) == 126
+    with (tmp_path / "err").open("wb") as err:
+        assert launch(["no-such-command"], 2, stderr=err) == 127
+        assert launch([str(tmp_path / "plain")], 2, stderr=err) == 126
+    absent, plain = (tmp_path / "err").read_text().splitlines()
+    assert absent == "commlib: cannot start 'no-such-command': No such file or directory"
+    assert plain == f"commlib: cannot start '{tmp_path / 'plain'}': Permission denied"
 
 
 def test_bind_core_gives_each_rank_a_core_and_this_process_keeps_its_own():
@@ -180,6 +184,42 @@ def test_signals_reach_the_ranks_and_give_the_code(signum, code):
         assert process.returncode == code
         assert output.count("asked") == (2 if signum == signal.SIGINT else 0)
         assert wait_until_gone(pids) == []
+
+
+FLOOD = "import os, sys; sys.stderr.write(f'{os.getpid()}\\n')\nwhile True: print('a line')"
+
+
+@contextlib.contextmanager
+def flooding(script, grace_s):
+    """A launcher whose ranks have filled the pipe to a reader that does not read; with the pids of the ranks."""
+    patched = LAUNCHER.replace("sys.exit", f"import commlib.launch as l; l.GRACE_S = {grace_s}; sys.exit")
+    with launcher(2, *PYTHON, script, program=patched, stderr=subprocess.PIPE) as process:
+        pids = [int(process.stderr.readline().split()[-1]) for _ in range(2)]
+        time.sleep(0.3)
+        yield process, pids
+
+
+def test_a_signal_ends_a_job_whose_output_nobody_reads():
+    with flooding(FLOOD, 0.5) as (process, pids):
+        process.terminate()
+        assert process.wait(5) == 143
+        assert wait_until_gone(pids) == []
+
+
+def test_a_rank_that_fails_ends_the_others_also_while_nobody_reads_and_the_lines_come_later():
+    script = FLOOD.replace("while", "if os.environ['RANK'] == '1': sys.exit(3)\nwhile")
+    with flooding(script, 5) as (process, pids):
+        assert wait_until_gone(pids) == []
+        assert process.poll() is None
+        lines = process.communicate(timeout=5)[0].splitlines()
+        assert process.returncode == 3 and len(lines) > 10_000 and set(lines) == {"[0] a line"}
+
+
+def test_lines_stay_whole_where_both_outputs_are_one_slow_pipe():
+    script = "import sys\nfor _ in range(20_000): print('out' * 9); print('err' * 9, file=sys.stderr)"
+    with launcher(2, *PYTHON, script, stderr=subprocess.STDOUT) as process:
+        time.sleep(0.5)
+        assert {line.split()[1] for line in process.communicate(timeout=20)[0].splitlines()} == {"out" * 9, "err" * 9}
 
 
 def test_the_second_ctrl_c_kills():
