@@ -28,8 +28,8 @@ def cli() -> str:
     lines += [
         "",
         "Exit codes: 0 all went well, 1 the world is at fault (`CommError`) or a check failed, 2 the call is "
-        "wrong, 130 Ctrl-C; `commlib run` returns that of the first command that failed. Errors are one line "
-        "on stderr; `COMMLIB_TRACEBACK=1` shows where they come from.",
+        "wrong, 130 Ctrl-C, 143 SIGTERM; `commlib run` returns that of the first command that failed. Errors are one "
+        "line on stderr; `COMMLIB_TRACEBACK=1` shows where they come from.",
         "",
     ]
     settings = {**main.context_settings, "terminal_width": WIDTH, "color": False}  # -h comes from the settings

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from commlib.report.progress import Progress
 from commlib.report.table import fold
 from commlib.report.view import View, grouped
 
-INTERRUPTED, INTERRUPTED_TEXT = 130, "interrupted"
+INTERRUPTED_TEXT = "interrupted"
+ENDS = (signal.SIGINT, signal.SIGTERM)  # each asks a run to report what it has
 UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
 STDOUT = Path("-")
 PAGE = "page"  # the form that says where the rest is
@@ -138,43 +139,63 @@ def printed(lines: Sequence[str]) -> bool:
 
 
 def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:
-    """Measure until the end, an error or Ctrl-C, and report what there is; return 0, or 130 after Ctrl-C."""
+    """Measure until the end, an error, Ctrl-C or SIGTERM, and report what there is; return 0, or 128 + signal."""
     ended, code, failure = "", 0, None
-    try:
-        with _reported_when_stuck(finish):
-            try:
-                measure()
-            except CommError:
-                time.sleep(AFTER_PEER_S)
-                raise
-    except KeyboardInterrupt:
-        ended, code = INTERRUPTED_TEXT, INTERRUPTED
-    except (CommError, RuntimeError) as error:
-        ended, failure = str(error) or type(error).__name__, error
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would cut the report
-    try:
+    with _signals_heard():
+        try:
+            with _reported_when_stuck(finish):
+                try:
+                    measure()
+                except CommError:
+                    time.sleep(AFTER_PEER_S)
+                    raise
+        except KeyboardInterrupt as asked:
+            ended, code = INTERRUPTED_TEXT, 128 + (*asked.args, signal.SIGINT)[0]
+        except (CommError, RuntimeError) as error:
+            ended, failure = str(error) or type(error).__name__, error
+        _handle(signal.SIG_IGN, ENDS)  # another one would cut the report
         finish(ended)
-    finally:
-        signal.signal(signal.SIGINT, before)
     if failure is not None:
         raise failure
     return code
 
 
 @contextmanager
+def _signals_heard() -> Iterator[None]:
+    """Have the first signal that asks for the end raise KeyboardInterrupt, unless our parent ignores it (nohup)."""
+    before = {number: signal.getsignal(number) for number in ENDS}
+
+    def interrupt(number: int, _: object) -> None:
+        _handle(signal.SIG_IGN, ENDS)
+        raise KeyboardInterrupt(number)
+
+    _handle(interrupt, (number for number in ENDS if before[number] is not signal.SIG_IGN))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle(handler: Any, numbers: Iterable[signal.Signals]) -> None:
+    for number in numbers:
+        signal.signal(number, handler)
+
+
+@contextmanager
 def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
-    """Report Ctrl-C from another thread, and end, where the main one stays in a call that no exception can end."""
+    """Report from another thread, and end, where a signal asks for it and no exception can end the main one's call."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     out = threading.Event()
 
     def watch() -> None:
         while heard := ours.recv(1):
-            if heard[0] == signal.SIGINT and not out.wait(STUCK_S):
+            if heard[0] in ENDS and not out.wait(STUCK_S):
                 try:
                     finish(INTERRUPTED_TEXT)
                 finally:
-                    os._exit(INTERRUPTED)
+                    os._exit(128 + heard[0])
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

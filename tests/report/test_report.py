@@ -176,11 +176,27 @@ def test_ctrl_c_keeps_what_was_measured_and_a_second_one_waits(
 
     def impatient(self: Plain) -> list[str]:
         os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
         return closing(self)
 
     monkeypatch.setattr(Plain, "closing", impatient)
     assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
     assert capsys.readouterr().out.endswith("8\n# interrupted\n")
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_what_was_measured_in_the_file(asked: signal.Signals, tmp_path: Path) -> None:
+    path, report = tmp_path / "x.json", Sizes()
+    output = Output(Plain, path=path)
+
+    def measure() -> None:
+        output.open(report, len(ROWS))
+        report.rows.append(ROWS[0])
+        os.kill(os.getpid(), asked)
+
+    assert until_it_ends(measure, output.finish) == 128 + asked
+    kept = json.loads(path.read_text())
+    assert (kept["rows"], kept["ended"]) == (ROWS[:1], "interrupted")
 
 
 def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whether_anything_was(
@@ -216,20 +232,27 @@ def test_a_form_without_a_place_for_it_says_on_stderr_that_it_is_not_complete(
     assert capsys.readouterr().err == "commlib: interrupted: not complete\n"
 
 
-def test_ctrl_c_is_reported_from_a_call_that_never_ends() -> None:
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
     script = (
         "import ctypes, os, signal, threading\n"
         "from commlib.report import run\n"
         "run.STUCK_S = 0.1\n"
         "def stuck():\n"
-        "    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        f"    threading.Timer(0.1, os.kill, (os.getpid(), {asked:d})).start()\n"
         "    mutex = ctypes.create_string_buffer(64)\n"
         "    for _ in range(2):\n"
         "        ctypes.CDLL(None).pthread_mutex_lock(mutex)\n"
         "run.until_it_ends(stuck, lambda ended: print(ended, flush=True))\n"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
-    assert (result.returncode, result.stdout) == (130, "interrupted\n")
+    assert (result.returncode, result.stdout) == (128 + asked, "interrupted\n")
+
+
+def test_a_run_leaves_the_handlers_of_signals_as_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(
