@@ -17,6 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 12, 34, 44  # beside its axes
 NO_TITLE, NO_LABEL = 14, 20  # less high without them
 BAR, CHARACTER = 26, 6.2  # height of a bar; width of a small character
 TILE, LINE = 38, 15  # height of a tile, in which five characters stand upright, and of a line of text
+UPRIGHT, ALONE = 8, 12  # width of a tile that a text stands upright in, and of one beside which is another text
 DASHES = {"--": "6 3", ":": "2 3"}
 ROUND = "h0"  # a point, whose stroke has round ends
 # Marker of matplotlib → its outline, drawn from the middle; those that are not here are round.
@@ -185,15 +186,17 @@ def _lines(panel: Panel) -> list[str]:
 
 
 def _strip(panel: Panel) -> Iterator[str]:
-    """Yield tiles of one width: above them who they belong to, where there is room, and below them sizes and words."""
+    """Yield tiles of one width with as many texts as have room, their owners above, and below them sizes and words."""
     wide, foot = WIDTH / len(panel.tiles), TOP + TILE
     yield f'<text class="title" x="0" y="14">{escape(panel.title)}</text>' if panel.title else ""
     middles = [round(wide * (at + 0.5), 1) for at in range(len(panel.tiles))]
-    for x, tile in zip(middles, panel.tiles, strict=True):
+    every = math.ceil(ALONE / wide)
+    for at, (x, tile) in enumerate(zip(middles, panel.tiles, strict=True)):
         left, turned = x - wide / 2 + 0.5, CHARACTER * len(tile.text) > wide - 2
         yield f'<rect class="{tile.look}" x="{left:.1f}" y="{TOP}" width="{wide - 1:.1f}" height="{TILE}"/>'
-        place = f'transform="translate({x} {TOP + TILE / 2}){" rotate(-90)" * turned}"'
-        yield f'<text class="on" text-anchor="middle" y="4" {place}>{escape(tile.text)}</text>'
+        if wide >= UPRIGHT and at % every == 0:
+            place = f'transform="translate({x} {TOP + TILE / 2}){" rotate(-90)" * turned}"'
+            yield f'<text class="on" text-anchor="middle" y="4" {place}>{escape(tile.text)}</text>'
     owners = [list(of) for _, of in groupby(zip(middles, panel.tiles, strict=True), lambda placed: placed[1].name)]
     named = (((of[0][0] + of[-1][0]) / 2, TOP - 5, of[0][1].name, wide * len(of)) for of in owners)
     yield _texts("middle", (name[:3] for name in named if CHARACTER * (len(name[2]) + 1) <= name[3]))
