@@ -16,7 +16,8 @@ namespace {
 enum Param { kChunkBytes, kHot, kPull };
 const ParamNames kParams = {"chunk_bytes", "hot", "pull"};
 
-constexpr int kOthersComeMs = 100;  // ranks that disagree wait so long for the rest
+constexpr uint64_t kMix = 0x9E3779B97F4A7C15;  // odd: what differs stays so, up to the upper bits
+constexpr int kOthersComeMs = 100;             // ranks that disagree wait so long for the rest
 
 // Ranks that make the same call.
 struct Said {
@@ -149,6 +150,7 @@ void Group::begin(const Call& call) {
   ++seq_;
   late_ = false;
   mine_ = descriptor(call);
+  history_ = (history_ ^ raw(mine_)) * kMix;
   bytes_ = call.bytes();
   waiter_.record().enter(seq_, raw(mine_), bytes_, running_);
   in_ = call.in;
@@ -173,7 +175,7 @@ void Group::publish(Source source) {
   line.in_offset = source == Source::staged   ? offset_of(0)
                    : source == Source::pulled ? reinterpret_cast<uint64_t>(in_)
                                               : in_offset_;
-  line.out_offset = out_offset_;
+  line.out_and_history = (out_offset_ & kOutBits) | (history_ & ~kOutBits);
   line.seq.store(seq_, std::memory_order_release);
   late_ = source == Source::hoping;
   waiter_.ring();
@@ -250,8 +252,18 @@ unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
   return segment_->arena(r) + offset;
 }
 
+// The operation in which rank `r` and this one have parted: an earlier one if nobody read the
+// other's announcement there. 0: none of those that both remember.
+uint64_t Group::first_difference(int r) const {
+  for (uint64_t seq = seq_ > kRing ? seq_ - kRing + 1 : 1; seq < seq_; ++seq) {
+    const Line &mine = line_of(rank_, seq), &theirs = line_of(r, seq);
+    if (theirs.seq.load() == seq && raw(theirs.what) != raw(mine.what)) return seq;
+  }
+  return raw(line_of(r).what) == raw(mine_) ? 0 : seq_;
+}
+
 // Two ranks cannot tell which of them is wrong: those that come meanwhile say what they call, too.
-void Group::mismatch(const Descriptor& theirs, int r) {
+void Group::mismatch(int r) {
   for (int other = 0, ms = 0; other < world_ && ms < kOthersComeMs && !waiter_.ended();) {
     if (other == rank_ || line_of(other).seq.load() >= seq_) {
       ++other;
@@ -260,12 +272,22 @@ void Group::mismatch(const Descriptor& theirs, int r) {
       ++ms;
     }
   }
+  const uint64_t seq = first_difference(r);
+  const std::vector<int> both = {std::min(rank_, r), std::max(rank_, r)};
+  std::string said = seq > 0 ? calls_of(seq) : rank_list(*segment_, both) + " parted earlier";
+  if (seq != seq_) said += ", which shows in " + describe(mine_, seq_);
+  waiter_.end("CommError", text("ranks disagree: ", said,
+                                "; make the same calls in the same order (COMMLIB_CHECK=1 finds "
+                                "the first difference)"));
+}
+
+// What each rank called as operation `seq`, those that are alone first.
+std::string Group::calls_of(uint64_t seq) const {
   std::vector<Said> calls;
-  for (int other = 0; other < world_; ++other) {
-    const Line& line = line_of(other);
-    const bool known = other == rank_ || other == r;
-    if (!known && line.seq.load(std::memory_order_acquire) != seq_) continue;
-    add_to(calls, other == rank_ ? mine_ : other == r ? theirs : line.what, other);
+  for (int r = 0; r < world_; ++r) {
+    const Line& line = line_of(r, seq);
+    const bool now = r == rank_ && seq == seq_;  // may not be announced yet
+    if (now || line.seq.load() == seq) add_to(calls, now ? mine_ : line.what, r);
   }
   std::stable_sort(calls.begin(), calls.end(), [](const Said& one, const Said& other) {
     return one.ranks.size() < other.ranks.size();
@@ -273,10 +295,8 @@ void Group::mismatch(const Descriptor& theirs, int r) {
   std::string said;
   for (const Said& call : calls)
     said += text(said.empty() ? "" : ", ", rank_list(*segment_, call.ranks), " called ",
-                 describe(call.what, seq_));
-  waiter_.end("CommError", text("ranks disagree: ", said,
-                                "; make the same calls in the same order (COMMLIB_CHECK=1 finds "
-                                "the first difference)"));
+                 describe(call.what, seq));
+  return said;
 }
 
 // Checked mode: every rank shows its call and sees all calls before any data moves. All ranks see

@@ -108,7 +108,8 @@ class COMMLIB_API Group {
 
   // --- memory
   // ------------------------------------------------------------------------------------------------------
-  const Line& line_of(int r) const { return segment_->control(r)->ring[seq_ % kRing]; }
+  const Line& line_of(int r) const { return line_of(r, seq_); }
+  const Line& line_of(int r, uint64_t seq) const { return segment_->control(r)->ring[seq % kRing]; }
   // Whether the peers are to read `call.in` in place: the plan wants it and the machine allows it.
   bool pulls(const Call& call) const;
   bool prefers_pull(const Call& call) const;  // what the plan alone says
@@ -145,9 +146,12 @@ class COMMLIB_API Group {
   void compare(const Line& line, int r) {
     Descriptor theirs = line.what;
     theirs.source = mine_.source;
-    if (std::memcmp(&theirs, &mine_, sizeof(theirs)) != 0) mismatch(line.what, r);
+    const bool same = std::memcmp(&theirs, &mine_, sizeof(theirs)) == 0;
+    if (!same || ((line.out_and_history ^ history_) & ~kOutBits) != 0) mismatch(r);
   }
-  [[noreturn]] void mismatch(const Descriptor& theirs, int r);
+  uint64_t first_difference(int r) const;
+  std::string calls_of(uint64_t seq) const;
+  [[noreturn]] void mismatch(int r);
   void check_agreement(const Call& call);
   const Choice& plain_choice(const Call& call) const;
   Descriptor descriptor(const Call& call) const;
@@ -172,6 +176,7 @@ class COMMLIB_API Group {
   RankControl* me_;
 
   uint64_t seq_ = 0;             // the operation under way, or the last one
+  uint64_t history_ = 0;         // a digest of all operations up to it
   uint64_t verdicts_ = 0;        // agreements checked (checked mode)
   uint64_t known_done_ = 0;      // every peer has finished this operation
   uint64_t known_consumed_ = 0;  // every peer has consumed up to here

@@ -60,15 +60,18 @@ constexpr uint64_t kNoRedop = 15, kNoRoot = 127;
 // all_reduce_epilogue: a digest of 16 bits, and in so many the elements.
 constexpr int kWidthBits = 16, kElementBits = 24;
 static_assert(sizeof(Descriptor) == 8);
+constexpr uint64_t kOutBits = (uint64_t{1} << 48) - 1;  // of a Line's `out_and_history`
 
 // The announcement of one operation by one rank; ready when `seq` has the operation's number.
 // `in_offset` is where its data lies: in its staging area when staged, in its arena when offered or
 // hoped for, in its process when pulled.
+// `out_and_history`: where its output lies, and in the upper bits a digest of all operations up to
+// this one. Bit fields would cost 25 ns: they are read before they are written.
 struct alignas(kCacheLine) Line {
   Counter seq;
   Descriptor what;
   uint64_t in_offset;
-  uint64_t out_offset;
+  uint64_t out_and_history;
   unsigned char data[kInlineBytes];
 };
 static_assert(sizeof(Line) == kCacheLine);

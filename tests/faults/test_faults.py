@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -212,6 +213,49 @@ def test_a_disagreement_is_an_error_on_all_ranks_also_unchecked(mortal: Ranks, h
     answers = mortal.run(disagree, how)
     mortal.restart()
     assert all(answer.startswith("CommError: ranks disagree: rank ") for answer in answers), answers
+
+
+def take_roots(comm: Communicator, name: str, roots: list[int], between: int) -> str:
+    """Call a collective with another root on each rank, then others that read no peer, then one that reads all."""
+    x = torch.ones(4)
+    try:
+        if name == "scatter":
+            comm.scatter(torch.ones(4 * comm.size), roots[comm.rank], out=x)
+        else:
+            getattr(comm, name)(x, roots[comm.rank])
+        for _ in range(between):
+            comm.broadcast(x, comm.rank)
+        comm.all_reduce(x)
+    except CommError as error:
+        return str(error)
+    return "no error"
+
+
+ALL_ROOTS, NO_ROOT = [0, 1, 2], [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "roots"),
+    [("broadcast", ALL_ROOTS), ("scatter", ALL_ROOTS), ("reduce", NO_ROOT), ("gather", NO_ROOT)],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_roots_that_differ_are_named_by_the_next_call_where_no_rank_reads_another(
+    mortal: Ranks, name: str, roots: list[int]
+) -> None:
+    mortal.restart()
+    (said,) = set(mortal.run(take_roots, name, roots, 0))
+    mortal.restart()
+    redop = "sum, " if name == "reduce" else ""
+    call = f"called {name} #1 (float32, 4 elements, {redop}root"
+    calls = ", ".join(f"rank {rank} {call} {root})" for rank, root in enumerate(roots))
+    assert said.startswith(f"ranks disagree: {calls}, which shows in all_reduce #2 (float32, 4 elements, sum); make")
+
+
+def test_of_calls_that_differ_the_first_that_all_remember_is_named(mortal: Ranks) -> None:
+    mortal.restart()
+    (said,) = set(mortal.run(take_roots, "broadcast", ALL_ROOTS, 40))
+    mortal.restart()
+    assert re.match(r"ranks disagree: rank 0 called broadcast #11 .*root 0\), .*, which shows in all_reduce #42 ", said)
 
 
 def come_one_by_one(comm: Communicator) -> str:

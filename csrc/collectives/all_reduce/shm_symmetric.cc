@@ -31,7 +31,7 @@ void reduce_slice(Group& group, const Call& call) {
   unsigned char* out[kMaxRanks];
   for_each_peer(group, [&](int r) {
     in[r] = group.offered(r, group.line_of(r).in_offset, call.bytes());
-    out[r] = group.offered(r, group.line_of(r).out_offset, call.bytes());
+    out[r] = group.offered(r, group.line_of(r).out_and_history & kOutBits, call.bytes());
   });
   in[me] = call.in;
   for (size_t at = first; at < last; at += kBlockBytes) {
