@@ -24,6 +24,7 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 
 from commlib.collectives.norms import GROUP, normalised
 from commlib.communicator import Communicator
+from commlib.redops import torch_name
 from commlib.report.figures import size_text
 from commlib.timing import Protocol, Run, graph, measure_calls, own_stream
 
@@ -140,7 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="without it, GPUs where every rank has one")
     parser.add_argument("--tokens", type=whole_numbers, default=(1, 2, 4, 16, 64, 128, 256, 2048))
     parser.add_argument("--widths", type=whole_numbers, default=(8192, 4096, 5120, 7168))
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--dtype", type=torch_name, choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--quant", choices=["fp8", "fp8_token", "fp8_group"], help="commlib's lines alone")
     parser.add_argument("--alone", action="store_true", help="commlib's lines alone")
     parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all, and epilogue")

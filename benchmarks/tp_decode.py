@@ -23,6 +23,7 @@ from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
 from commlib.communicator import Communicator
+from commlib.redops import torch_name
 from commlib.report.figures import ratio_text as value_text
 from commlib.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
 from commlib.tp import KVCache, Llama, LlamaConfig, Shard, decode_batch, greedy
@@ -291,7 +292,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, help="tokens of each request")
     for name in SHAPES["cpu"]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--dtype", type=torch_name, choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--algorithms", help="of the fused call, besides the plan's choice; default: all")
     parser.add_argument("--norm", choices=["triton", "torch"], default="triton", help="behind others' all-reduces")
     parser.add_argument("--time", type=float, default=6.0, help="seconds for a batch")

@@ -27,6 +27,7 @@ from tp_decode import DEFAULTS, FAR, SHAPES, DeviceWeights, config_of
 from written import command_line, figures, head, joined, whole_numbers, write
 
 from commlib.communicator import Communicator
+from commlib.redops import torch_name
 from commlib.timing import Measurement, Protocol, measure_calls, own_stream
 from commlib.tp import Llama, Pipeline
 from commlib.tp.norm import FusedResidualNorm
@@ -143,7 +144,7 @@ def arguments() -> argparse.Namespace:
     for name in SHAPES["cpu"]:
         if name != "layers":
             parser.add_argument(f"--{name.replace('_', '-')}", type=int)
-    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--dtype", type=torch_name, choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--time", type=float, default=4.0, help="seconds for a number of tokens")
     parser.add_argument("--blocks", type=int, default=25, help="of each line, at most")
     return parser.parse_args()

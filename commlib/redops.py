@@ -21,8 +21,9 @@ DTYPES: tuple[str, ...] = (
 SHORT = {
     **{"double": "float64", "float": "float32", "half": "float16", "fp8": "float8_e4m3fn"},
     **{f"{letter}{bits}": f"float{bits}" for letter in ("f", "fp") for bits in (16, 32, 64)},
-    **{"bf16": "bfloat16", "f8e4m3": "float8_e4m3fn", "f8e5m2": "float8_e5m2"},
-    **{"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"},
+    "bf16": "bfloat16",
+    **{f"{before}e4m3": "float8_e4m3fn" for before in ("", "f8", "fp8_")},
+    **{f"{before}e5m2": "float8_e5m2" for before in ("", "f8", "fp8_")},
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
@@ -46,9 +47,14 @@ def redop_name(op: Any) -> str:
     return REDOPS[CODES[op]]
 
 
+def torch_name(name: str) -> str:
+    """Return torch's name of what nccl-tests or a user calls so."""
+    return SHORT.get(name, name)
+
+
 def dtype_named(name: str) -> torch.dtype:
     """Return the element type that torch, nccl-tests or a user calls so."""
-    if (full := SHORT.get(name, name)) not in DTYPES:
+    if torch_name(name) not in DTYPES:
         raise ValueError(f"no element type {name!r}; there are {', '.join([*DTYPES, *SHORT])}")
-    found: torch.dtype = getattr(torch, full)
+    found: torch.dtype = getattr(torch, torch_name(name))
     return found

@@ -9,6 +9,7 @@ import argparse
 import torch
 
 import commlib
+from commlib.redops import dtype_named
 from commlib.tp import Draw, Engine, Llama, LlamaConfig, RandomWeights
 
 STEM = "A communicator is what the program calls; "
@@ -48,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", help="a folder with config.json, *.safetensors and tokenizer.json")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="without it, GPUs where every rank has one")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", type=dtype_named, default="float32")
     parser.add_argument("--max-new-tokens", type=int, default=16)
     parser.add_argument("--prompts", nargs="+", default=[STEM + "its backend", STEM + "a rank"])
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -68,8 +69,7 @@ def made_up(comm: commlib.Communicator, dtype: torch.dtype) -> Llama:
 
 def generate(comm: commlib.Communicator, args: argparse.Namespace) -> None:
     """Generate for every prompt, and print on rank 0 what came out."""
-    dtype = getattr(torch, args.dtype)
-    model = Llama.from_folder(comm, args.model, dtype=dtype) if args.model else made_up(comm, dtype)
+    model = Llama.from_folder(comm, args.model, dtype=args.dtype) if args.model else made_up(comm, args.dtype)
     tokenizer = Tokenizer(args.model) if args.model else Bytes()
     engine = Engine(model)
     prompts = [tokenizer.encode(prompt) for prompt in args.prompts]

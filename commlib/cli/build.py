@@ -9,7 +9,7 @@ import time
 import click
 
 from commlib import env
-from commlib.cli.options import read_names
+from commlib.cli.options import read_dtypes
 
 
 @click.command()
@@ -21,7 +21,7 @@ from commlib.cli.options import read_names
     metavar="LIST",
     default="float32,bfloat16,float16",
     show_default=True,
-    help="Element types of reductions, by their torch names, or `all`.",
+    help="Element types of reductions (bf16, half … too), or all.",
 )
 @click.option("--jobs", type=click.IntRange(min=1), help="Compiler threads; without it, one for each core.")
 @click.option("-v", "--verbose", is_flag=True, help="Print a line for each kernel.")
@@ -32,7 +32,6 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     """
     from commlib import jit
     from commlib.collectives.device import kernels
-    from commlib.device import ELEMENTS
     from commlib.errors import BuildFailed
     from commlib.kernels import device
 
@@ -43,7 +42,7 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
         raise click.UsageError(
             f"the cache {folder} cannot be written: {error.strerror}; {env.CACHE_DIR.name}=FOLDER names another"
         ) from None
-    names = list(ELEMENTS if dtypes == "all" else read_names(dtypes, ELEMENTS, "element type"))
+    names = [str(dtype).removeprefix("torch.") for dtype in read_dtypes(dtypes)]
     requests = [
         jit.Request(source, expression, name)
         for name in _architectures(arch)

@@ -154,8 +154,20 @@ def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
         return capsys.readouterr().err
 
     assert "'sm90' is no architecture; write sm_90,sm_100" in said("--arch", "sm_90,sm90")
+    assert "no element type 'bf61'; there are float64, " in said("--arch", "sm_90", "--dtype", "bf61")
     monkeypatch.setenv("COMMLIB_CACHE_DIR", "/proc/none")
     assert "the cache /proc/none cannot be written: " in said("--arch", "sm_90")
+
+
+def test_build_takes_short_names_of_element_types(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setenv("COMMLIB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("commlib.collectives.device.kernels", lambda worlds, names: asked.append(names) or [])
+    monkeypatch.setattr("commlib.kernels.device.kernels", list)
+    with pytest.raises(SystemExit) as end:
+        main(["build", "--arch", "sm_90", "--world", "2", "--dtype", "bf16,half,fp32,fp8,e5m2,i8"])
+    assert end.value.code == 0
+    assert asked == [["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"]]
 
 
 def test_the_version_is_the_installed_one():

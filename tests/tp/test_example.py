@@ -45,7 +45,7 @@ def printed(comm, args):
 def test_the_example_says_of_a_folder_what_transformers_does(shm_ranks, tmp_path):
     expected = save(tmp_path)
     numbers = {"max_new_tokens": 8, "temperature": 0.0, "top_k": 0, "seed": 0}
-    args = argparse.Namespace(model=str(tmp_path), dtype="float32", prompts=[TEXT, TEXT + " equal"], **numbers)
+    args = argparse.Namespace(model=str(tmp_path), dtype=torch.float32, prompts=[TEXT, TEXT + " equal"], **numbers)
     first, second = shm_ranks.run(printed, args, world=2)
     count = len(TEXT.split())
     lines = [f"{TEXT!r}: {count} tokens, 0 of them reused", f"  {expected!r}"]
