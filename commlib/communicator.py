@@ -25,6 +25,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.told import choice_of, plan_text
+from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.errors import Closed, CommError
 from commlib.fused import Fused
@@ -152,7 +153,7 @@ class Communicator(Fused):
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
             if world.rank == 0:
                 room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
-                _LOG.info("%d ranks by %s on %s, %s", world.size, world.name, made.device, room)
+                _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
                 _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
             return cls(world, made, chosen, options)
         except BaseException:
@@ -239,8 +240,7 @@ class Communicator(Fused):
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self._lanes.drain(COLLECTIVE_CALLS)
-        most = self._options.max_sms
-        limited = plan.limited(most, FACTS) if most else plan
+        limited = plan.limited(most, FACTS) if (most := self._options.max_sms) else plan
         if (group := self._backend.native_group) is not None:
             group.set_plan(plan_text(limited, self.size, self.backend))
         elif not self._backend.native:

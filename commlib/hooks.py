@@ -17,6 +17,7 @@ from weakref import proxy
 import torch
 
 from commlib.collectives.python_calls import kind_of
+from commlib.counts import counted
 from commlib.debug.waited import Waited
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
@@ -51,7 +52,7 @@ class SlowCall:
 
     def __str__(self) -> str:
         """Return 'all_reduce of 32 bytes (float32) took 52.0 ms, usually 0.1 ms; 51.8 ms of it waiting for rank 2'."""
-        took = f"{self.op} of {self.num_bytes} bytes ({self.dtype}) took {self.seconds * 1e3:.1f} ms"
+        took = f"{self.op} of {counted(self.num_bytes, 'byte')} ({self.dtype}) took {self.seconds * 1e3:.1f} ms"
         text = f"{took}, usually {self.usual_s * 1e3:.1f} ms"
         if self.late is None:
             return text

@@ -53,7 +53,8 @@ def launch(
         try:
             job.spawn(command, bind)
         except OSError as error:
-            job.give_up(f"cannot start {command[0]!r}: {error.strerror}", 127 if error.errno == errno.ENOENT else 126)
+            job.say(f"cannot start {command[0]!r}: {error.strerror}")
+            job.give_up(127 if error.errno == errno.ENOENT else 126)
         code = job.run(signals)
         if job.failed:
             failure.keep(command, n, *job.failed)
@@ -214,9 +215,8 @@ class _Job:
                 self._end_all(signal.SIGKILL)
         return self.code
 
-    def give_up(self, text: str, code: int) -> None:
-        """Say why the job cannot go on, and kill what there is of it."""
-        self.say(text)
+    def give_up(self, code: int) -> None:
+        """Kill what there is of the job."""
         self.code = code
         self._end_all(signal.SIGKILL)
 

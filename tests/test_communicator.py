@@ -334,7 +334,7 @@ def test_bad_input_is_refused_before_anything_starts(alone: Communicator) -> Non
         (lambda: alone.all_reduce(x, out=torch.ones(3)), "out has 3 elements, but needs 16"),
         (lambda: alone.all_reduce(x, out=torch.ones(16).double()), "out is float64, but x is float32"),
         (lambda: alone.all_gather_into_tensor(torch.ones(3), x), "out has 3 elements, but needs 16"),
-        (lambda: alone.all_gatherv(x, x, [16, 1]), "sizes has 2 entries, but the communicator has 1 ranks"),
+        (lambda: alone.all_gatherv(x, x, [16, 1]), "sizes has 2 entries, but the communicator has 1 rank"),
         (lambda: alone.all_gatherv(x, x, [-1]), r"sizes\[0\] is -1"),
         (lambda: alone.broadcast(x, 1), "src=1 is not a rank of this communicator: 0 to 0"),
         (lambda: alone.reduce(x, -1), "dst=-1 is not a rank"),

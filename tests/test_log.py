@@ -61,7 +61,7 @@ def test_info_shows_what_init_decided(quick_python):
     digest = commlib.Plan.load(Path(commlib.__file__).parent / "plans/shm.json").digest
     first = [
         "commlib: backend shm: asked for",
-        "commlib: 1 ranks by single on cpu, 1M of arena each, deadline 300 s",
+        "commlib: 1 rank by single on cpu, 1M of arena each, deadline 300 s",
         f"commlib: plan {digest} from plans/shm.json: not measured on this machine (`commlib tune` does)",
     ]
     assert lines == first * 2

@@ -124,7 +124,7 @@ def test_numbers_beyond_64_bits_are_refused():
 
 def test_errors_keep_their_class_and_their_text():
     out, table, ids, *rest = arguments()
-    with pytest.raises(ValueError, match=r"weights has 1 dimensions, but .* reshape it"):
+    with pytest.raises(ValueError, match=r"weights has 1 dimension, but .* reshape it"):
         library.index(out, table[0], ids, *rest)
     with pytest.raises(TypeError, match=r"index\(out, weights, .*\) takes 6 arguments, but got 17"):
         library.index(*[0] * 17)

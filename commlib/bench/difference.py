@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from commlib.bench.rows import measured, median_us, series_of, steady
+from commlib.counts import counted
 from commlib.report.document import Row
 
 KEYS = ("op", "size", "type", "redop", "root", "algorithm", "placement", "in_place", "mode")
@@ -142,7 +143,7 @@ def _by_key(rows: Sequence[Row]) -> dict[tuple[Any, ...], Row]:
 
 def _content(document: Document) -> str:
     rows = measured(document["rows"])
-    return f"{len(rows)} rows of {', '.join(sorted({row['op'] for row in rows}))}" if rows else "no rows"
+    return f"{counted(len(rows), 'row')} of {', '.join(sorted({row['op'] for row in rows}))}" if rows else "no rows"
 
 
 def _warnings(a: Document, b: Document) -> Iterator[str]:

@@ -76,7 +76,7 @@ def joined(job: Job) -> Iterator[Communicator]:
     room = None if env.MAX_BYTES.is_set() else max(env.MAX_BYTES.default, arena_bytes(job))
     with commlib.init(backend=job.backend, max_bytes=room, plan=job.plan or "auto") as comm:
         if not 0 <= job.root < comm.size:
-            raise ValueError(f"--root {job.root} is not one of {comm.size} ranks")
+            raise ValueError(f"--root {job.root} is no rank; the last one is {comm.size - 1}")
         if job.protocol.graph and comm.device.type != "cuda":
             raise ValueError(f"--graph needs GPUs; the ranks use {comm.device} (backend {comm.backend})")
         if job.window and (fault := job.window.fault(comm.size)):

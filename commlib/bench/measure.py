@@ -19,6 +19,7 @@ from commlib.bench.window import SYNC
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
+from commlib.counts import counted
 from commlib.peers import AUTO, PROBE, Peer, load
 from commlib.peers.peer import refusing
 from commlib.plan import Explanation, Plan
@@ -219,7 +220,8 @@ def _started(comm: Communicator, job: Job) -> tuple[tuple[Peer, ...], list[str]]
     running, absent = [], []
     for peer in wanted:
         if job.auto and peer.name == "mpi" and comm.size > (os.cpu_count() or 1):
-            peer.reason = f"{comm.size} ranks share {os.cpu_count()} cores, where MPI spins; --peers mpi measures it"
+            cores = counted(os.cpu_count() or 1, "core")
+            peer.reason = f"{comm.size} ranks share {cores}, where MPI spins; --peers mpi measures it"
         else:
             peer.start(comm, job.protocol.graph)
         if peer.reason:

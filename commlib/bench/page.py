@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.bench.rows import FASTER, comparable, measured, median_us, rivals, series_of, steady, type_text
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import fitted, ratio_text, size_text
 from commlib.report.table import fold
@@ -49,11 +50,11 @@ def head(document: dict[str, Any]) -> Iterator[str]:
     """Say what was measured, where, and by which plan."""
     config, machine = document["config"], document["fingerprint"]
     types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
-    ranks = f"{config['ranks']} rank{'s' * (config['ranks'] != 1)}"
+    ranks = counted(config["ranks"], "rank")
     graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
     yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
     gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
-    yield ", ".join([*gpus, machine["cpu"], f"{machine['cores']} cores", f"torch {machine['torch']}"])
+    yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
     yield from _plan(document)
 
 
@@ -124,7 +125,8 @@ def _findings(document: dict[str, Any]) -> Iterator[str]:
     rows = measured(document["rows"])
     checked = document["config"]["check"]
     count = document["out_of_bounds"]["count"]
-    yield f"values: {count} wrong elements; {len(rows)} rows compared" if checked else "values: not compared"
+    values = f"{counted(count, 'wrong element')}; {counted(len(rows), 'row')} compared" if checked else "not compared"
+    yield f"values: {values}"
     pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := compared(call))]
     won = [f"{_name(ours)} ({best['algorithm']}, {_by(best, ratio)})" for ours, best, ratio in _won(pairs)]
     others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))

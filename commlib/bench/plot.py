@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.bench.rows import PLACES, comparable, label, library, measured, median_us, series_of, title
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import about
 from commlib.report.plot import Line, Panel, curves, draw, look
@@ -28,7 +29,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
     config, machine = document["config"], document["fingerprint"]
     where = f"{machine.get('gpus') or 1} x {machine['gpu']}" if machine.get("gpu") else machine["cpu"]
     beside, alone = _series(document)
-    above = caption(document, f"{config['ranks']} ranks on {config['backend']}", where)
+    above = caption(document, f"{counted(config['ranks'], 'rank')} on {config['backend']}", where)
     draw(path, above, [*_abreast(beside), *alone])
 
 

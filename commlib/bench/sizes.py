@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from commlib.counts import counted
 from commlib.env import parse_bytes
 from commlib.redops import dtype_named
 
@@ -39,7 +40,7 @@ class Shape:
 def sweep(low: int, high: int, factor: float) -> tuple[int, ...]:
     """Return the sizes from low to high, each `factor` times the last: distinct whole bytes."""
     if high < low:
-        raise ValueError(f"-e is {high} bytes, less than -b with {low}")
+        raise ValueError(f"-e is {counted(high, 'byte')}, less than -b with {low}")
     sizes, exact = [low], float(low)
     while 0 < exact * factor <= high * (1 + 1e-9):
         exact *= factor

@@ -22,6 +22,7 @@ from commlib.bench.rows import (
     title,
     versus,
 )
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import about, fitted, ratio_text, size_text
 from commlib.report.html import html
@@ -135,8 +136,8 @@ def _verdict(series: Sequence[Sequence[Size]]) -> str:
     if not calls:
         return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
     won = [f"{name} in {count}" for name, count in found.most_common() if name not in (OURS, *NOBODY)]
-    said = [f"commlib is the fastest in {found[OURS]}", *won, f"{found[LEVEL]} are {LEVEL}"]
-    return f"Of {calls} calls, {', '.join(said)}, and {found[UNCLEAR]} are {UNCLEAR}."
+    said = [f"commlib is the fastest in {found[OURS]}", *won]
+    return f"Of {counted(calls, 'call')}, {', '.join(said)}; {found[LEVEL]} {LEVEL}, {found[UNCLEAR]} {UNCLEAR}."
 
 
 def _problems(document: dict[str, Any]) -> Iterator[str]:
@@ -144,7 +145,7 @@ def _problems(document: dict[str, Any]) -> Iterator[str]:
     yield from (line.removeprefix("# ") for line in unfinished(document))
     yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
     if count := document["out_of_bounds"]["count"]:
-        yield f"{count} elements of this run were wrong."
+        yield f"{counted(count, 'wrong element')} in this run."
     shown = {series_of(row) for row in measured(document["rows"]) if row["chosen"] and row["placement"] == "plain"}
     left_out = [title(of[0]) for of in grouped(document["rows"], series_of) if series_of(of[0]) not in shown]
     if left_out:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.collectives import COLLECTIVES, Call, Collective
+from commlib.counts import counted
 from commlib.timing import Prepare, Run
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class Window:
         """Return the line of the run's head."""
         whom = "rank r of the lower half to r + n/2" if self.pairs else "each rank to the next one"
         return (
-            f"window: {self.messages} messages in flight, {whom}; time is that of all of them, algbw of all senders "
-            f"together, busbw of one; {SYNC}: the same by calls that are not asynchronous"
+            f"window: {counted(self.messages, 'message')} in flight, {whom}; time is that of all of them, algbw of "
+            f"all senders together, busbw of one; {SYNC}: the same by calls that are not asynchronous"
         )
 
     def fault(self, ranks: int) -> str:

@@ -22,6 +22,7 @@ from commlib.bootstrap.given import Given
 from commlib.bootstrap.launcher import first_number
 from commlib.bootstrap.process_group import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
+from commlib.counts import counted
 
 __all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect"]
 
@@ -78,11 +79,12 @@ def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:
         spawns = name == "slurm" and theirs is not None and size > theirs and size % theirs == 0  # in each task
         if theirs is None or spawns:
             continue
-        told = f"torchrun announces {size} ranks, {launcher} {theirs}"
+        ranks = counted(size, "rank")
+        told = f"torchrun announces {ranks}, {launcher} {theirs}"
         if theirs == size:
             if first_number(environ, *module.RANKS) == first_number(environ, "RANK"):
                 continue
-            told = f"torchrun and {launcher} announce {size} ranks each, but give this process different numbers"
+            told = f"torchrun and {launcher} announce {ranks} each, but give this process different numbers"
         raise ValueError(f"ambiguous environment: {told}; set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP={name}")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from commlib.counts import counted
+
 
 class Identity(NamedTuple):
     """Who a launcher says this process is: its rank, how many there are, and its number on this host."""
@@ -60,6 +62,6 @@ def identity(environ: Mapping[str, str], rank: str, size: str, local_rank: str) 
     who = Identity(number(environ, rank), number(environ, size), first_number(environ, local_rank))
     if who.local_rank is not None and not 0 <= who.local_rank < who.size:
         raise ValueError(
-            f"{local_rank} must be from 0 to {who.size - 1} among {who.size} ranks; correct it or unset it"
+            f"{local_rank} must be from 0 to {who.size - 1} among {counted(who.size, 'rank')}; correct it or unset it"
         )
     return who

@@ -18,6 +18,7 @@ from commlib.bootstrap.launcher import Identity, announced, first_number
 from commlib.bootstrap.meeting import meet
 from commlib.bootstrap.tcp import connect_store, own_address, serve
 from commlib.bootstrap.world import World
+from commlib.counts import counted
 from commlib.errors import CommTimeout, Unsupported
 
 START = "mpiexec -n N"
@@ -95,7 +96,7 @@ def connect(timeout_s: float) -> World:
     world, expected = mpi.COMM_WORLD, detect(os.environ)
     if expected not in (None, world.size):
         raise Unsupported(
-            f"mpiexec started {expected} ranks, but the MPI that mpi4py loaded sees {world.size}: launcher "
+            f"mpiexec started {counted(expected, 'rank')}, but the MPI that mpi4py loaded sees {world.size}: launcher "
             f"and library belong to different MPIs; use the library's own mpiexec, or set MPI4PY_MPIABI"
         )
     if ours and world.size > 1:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib.cli.options import FILE, known_name, read_bytes, read_dtypes
+from commlib.counts import counted
 from commlib.report.document import Kind
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
             found = _open(file)
             backend = found.fingerprint.get("backend", "")
             check_names(found, usable(backend), backend)
-            click.echo(f"{file}: OK, {len(found.rules)} rules, plan {found.digest}")
+            click.echo(f"{file}: OK, {counted(len(found.rules), 'rule')}, plan {found.digest}")
         except ValueError as error:
             faulty = True
             click.echo(f"commlib: {error}", err=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import click
 
 from commlib import env
+from commlib.counts import counted
 
 
 class Words(click.Command):
@@ -34,7 +35,7 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
         return None
     if env.LOCAL_SIZE.is_set():
         if ranks != env.LOCAL_SIZE.get():
-            raise click.UsageError(f"-n {ranks} inside a job of {env.LOCAL_SIZE.get()} ranks; leave -n out")
+            raise click.UsageError(f"-n {ranks} inside a job of {counted(env.LOCAL_SIZE.get(), 'rank')}; leave -n out")
         return None
     from commlib import capacity
     from commlib.launch import launch
@@ -43,7 +44,6 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     words = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
-        shared = f"{cores} cores" if cores > 1 else "one core"
-        click.echo(f"commlib: {ranks} ranks share {shared}: the times say little", err=True)
+        click.echo(f"commlib: {ranks} ranks share {counted(cores, 'core')}: the times say little", err=True)
     spread = "core" if ranks <= cores else "none"
     return launch(words, ranks, prefix=False, bind=spread if bind == "auto" else bind)

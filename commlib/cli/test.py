@@ -12,6 +12,7 @@ import click
 
 from commlib.cli.options import known_name
 from commlib.cli.ranks import Words
+from commlib.counts import counted
 from commlib.report.document import Kind, Report, Row
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def test(ctx: click.Context, ranks: int | None, quick: bool, only: str | None, a
     if as_document:
         click.echo(json_text(report.document()))
     else:
-        click.echo(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {os.cpu_count()} cores")
+        cores = counted(os.cpu_count() or 1, "core")
+        click.echo(f"{len(report.rows) - failed} passed, {failed} failed in {spent:.1f} s on {cores}")
     ctx.exit(1 if failed else 0)
 
 
@@ -72,7 +74,7 @@ def _run(report: Report, sizes: Sequence[int], names: Sequence[str], quick: bool
 
 def _lines(row: Row) -> list[str]:
     state = click.style("FAIL", fg="red") if row["wrong"] else click.style("ok", fg="green")
-    line = f"{row['ranks']} ranks  {row['op']:<16} {row['algorithm']:<18} {state}"
+    line = f"{counted(row['ranks'], 'rank'):<7}  {row['op']:<16} {row['algorithm']:<18} {state}"
     return [line, f"    {row['wrong']}"] if row["wrong"] else [line]
 
 
@@ -87,7 +89,7 @@ def _backends(names: Sequence[str], size: int) -> tuple[list[str], list[str]]:
     if "nccl" not in there or gpus >= size:
         return there, []
     there.remove("nccl")
-    return there, [f"{size} ranks  nccl is left out: it needs a GPU for each rank, and there are {gpus}"]
+    return there, [f"{counted(size, 'rank'):<7}  nccl is left out: it needs a GPU for each rank, and there are {gpus}"]
 
 
 def _check_backend(size: int, backend: str, names: Sequence[str], quick: bool) -> Iterator[Row]:

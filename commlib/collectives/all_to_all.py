@@ -12,6 +12,7 @@ from commlib.collectives.params import MOVED_CHUNKS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
 from commlib.collectives.variants import engines, moved_chunks, tiles
+from commlib.counts import counted
 
 
 def torch_direct(
@@ -53,8 +54,8 @@ def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[in
             sent, expected = table[source][target], table[target][size + source]
             if sent != expected:
                 raise ValueError(
-                    f"all_to_all splits disagree: rank {source} sends {sent // unit} elements to rank {target}, "
-                    f"which expects {expected // unit}; make out_splits the transpose of in_splits"
+                    f"all_to_all splits disagree: rank {source} sends {counted(sent // unit, 'element')} to rank "
+                    f"{target}, which expects {expected // unit}; make out_splits the transpose of in_splits"
                 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from commlib.counts import counted
 from commlib.debug.jobs import Job
 from commlib.debug.kept import Call, Slot
 from commlib.debug.words import difference_text, left_text, ranks_text, where_text
@@ -71,7 +72,9 @@ def graph_differences(job: Job, slots: list[Slot]) -> Difference | None:
             slot.rank: slot.graphs[number] for slot in known if slot.graphs[number].over or number < max(slot.graphs)
         }
         if len({(of.what, of.calls) for of in whole.values()}) > 1:
-            said = {rank: (of.what, f"captured {of.calls} calls{_at(of.site)}") for rank, of in whole.items()}
+            said = {
+                rank: (of.what, f"captured {counted(of.calls, 'call')}{_at(of.site)}") for rank, of in whole.items()
+            }
             first = min(of.first for of in whole.values())
             return _grouped(job, slots, said, first, f"ranks differ in the calls of graph {number}")
     return None

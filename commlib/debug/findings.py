@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from commlib.counts import counted
 from commlib.debug.differences import differences, graph_differences, left_differently
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import GPU, Slot, Wait
@@ -206,7 +207,7 @@ def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         if waits := [one for one in stuck.values() if one.peer is rank]:
             text += f"; {_waiting_text(job, waits)}, in {waited_text(job, waits[0].slot, waits[0].wait)}"
         if killed := killed_for_memory():
-            text += f"; the kernel has killed {killed} processes here as memory ran out"
+            text += f"; the kernel has killed {counted(killed, 'process', 'processes')} here as memory ran out"
         yield Finding("gone", (name,), text, tuple({(slot.id, slot.entered) for slot, _ in places}))
 
 

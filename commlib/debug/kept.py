@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from commlib.counts import counted
+
 GPU = 0xFFFFFFFF  # in the place of a thread
 INNER, CAPTURED, SENDS = 1, 4, 8  # flags of a Call
 
@@ -41,7 +43,7 @@ class Call:
     @property
     def details(self) -> str:
         """What ranks must agree on, in words: 'float32, 8 elements, sum'."""
-        words = [] if self.op == "barrier" else [self.dtype, f"{self.count} elements"]
+        words = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
         words += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
         return ", ".join([*words, "made inside another call"] if self.flags & INNER else words)
 

@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
+from commlib.counts import counted
 from commlib.debug.findings import Finding
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import Slot
@@ -39,7 +40,7 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
     living = sum(bool(rank.slots) for rank in job.ranks.values())
-    named = f"job {job.number}: {living} of {len(job.ranks)} ranks {_hosts_text(job)}, {job.command}"
+    named = f"job {job.number}: {living} of {counted(len(job.ranks), 'rank')} {_hosts_text(job)}, {job.command}"
     lines = [clipped(named), "", *_unrecorded_lines(job)]
     if not any(finding.serious for finding in findings):
         lines.append(_progress_text(job, before))
@@ -92,7 +93,7 @@ def _progress_text(job: Job, before: Job) -> str:
     if not job.communicators:
         return "the job ended meanwhile"
     if any(rates):
-        return f"nothing is wrong: ranks make up to {max(rates):.0f} calls in a second"
+        return f"nothing is wrong: ranks make up to {counted(round(max(rates)), 'call')} in a second"
     return "no rank waits for another one, and none makes calls"
 
 
@@ -100,8 +101,9 @@ def _unrecorded_lines(job: Job) -> list[str]:
     ranks = [rank for rank in job.ranks.values() if rank.unrecorded]
     if not ranks:
         return []
-    most, named = max(rank.unrecorded for rank in ranks), ranks_text(rank.number for rank in ranks)
-    return [f"of up to {most} communicators of {named} nothing is known: the record of a rank has no room for them"]
+    most = counted(max(rank.unrecorded for rank in ranks), "communicator")
+    named = ranks_text(rank.number for rank in ranks)
+    return [f"of up to {most} of {named} nothing is known: the record of a rank has no room for them"]
 
 
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
@@ -131,7 +133,7 @@ def _call_of(job: Job, slot: Slot) -> tuple[str, str]:
     if slot.handed_over and (last := slot.calls.get(slot.entered)):
         return f"{last} was handed to torch's group", seconds_text(job.seconds_since(last.entered_ns))
     if slot.gpu.at_ns:
-        return f"no wait; its GPU has finished {slot.gpu.over} calls", ""
+        return f"no wait; its GPU has finished {counted(slot.gpu.over, 'call')}", ""
     return "no call", ""
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
+from commlib.counts import counted
 from commlib.debug.jobs import Job
 from commlib.debug.page import clipped
 from commlib.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
@@ -21,14 +22,14 @@ _STATES = ("program", "moves", "waits")
 def late_text(job: Job, one: RankTime, where: Counter[str]) -> str:
     """Say which rank is late, by how much, and where it is meanwhile."""
     share, each = f"{one.keeps:.0%} of the time", _short(one.each_s)
-    text = f"rank {one.rank} is late: the others wait for it {share}, {each} for each of {one.calls} calls, "
+    text = f"rank {one.rank} is late: the others wait for it {share}, {each} for each of {counted(one.calls, 'call')}, "
     text += f"{_short(one.longest_s)} at most"
     if one.keeps_in_call > one.keeps / 2:
         text += ". It is in the calls too, but comes on more slowly"
     known = Counter({place: count for place, count in where.items() if place})
     if known:
         place, count = known.most_common(1)[0]
-        text += f"; then process {one.pid} is {place} ({count} of {where.total()} looks)"
+        text += f"; then process {one.pid} is {place} ({count} of {counted(where.total(), 'look')})"
     return text
 
 
@@ -40,9 +41,10 @@ def _short(seconds: float) -> str:
 
 def slow_page(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
     """Return the text: who is late first, then where each rank's time goes, then each operation's."""
-    head = clipped(f"job {job.number}: {len(found.ranks)} ranks here, {job.command}")
+    head = clipped(f"job {job.number}: {counted(len(found.ranks), 'rank')} here, {job.command}")
     ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
-    lines = [head, f"{found.looks} looks in {found.seconds:.1f} s{ended}", "", *said(job, found, where, cores), ""]
+    looks = f"{counted(found.looks, 'look')} in {found.seconds:.1f} s{ended}"
+    lines = [head, looks, "", *said(job, found, where, cores), ""]
     rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited", "waits over time")]
     for one in found.ranks:
         bars = "".join(_BARS[round(share * (len(_BARS) - 1))] for share in one.blocks)
@@ -64,9 +66,7 @@ def said(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) 
     text = f"ranks wait for others {waits} of their time, move data {moves}, and are in the program {program}"
     lines.append(text if lines else f"no rank is late: {text}")
     if not found.late and len(found.ranks) > cores and any(one.waits > LATE_SHARE for one in found.ranks):
-        lines.append(
-            f"{len(found.ranks)} ranks share {cores} core{'s' * (cores > 1)}: they wait for their turn on these"
-        )
+        lines.append(f"{len(found.ranks)} ranks share {counted(cores, 'core')}: they wait for their turn on these")
     if far := [rank.number for rank in job.ranks.values() if rank.silent]:
         lines.append(f"{ranks_text(far)} {'is' if len(far) == 1 else 'are'} on other hosts: run this there, too")
     rated = [op for op in found.ops if op.rate is not None and op.rate.bus > 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from commlib.counts import counted
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import GPU, Call, Slot, Wait
 from commlib.debug.process import Process
@@ -83,8 +84,10 @@ def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
     call = slot.calls.get(slot.entered)
     if slot.gpu.at_ns and call is not None:
         of = slot.graphs.get(graph)
-        replays = f" and {of.over // of.kernels} replays of graph {graph}" if of is not None and of.kernels else ""
-        return f"its GPU has finished {slot.gpu.over} calls{replays}, its program made {call} last"
+        over = counted(slot.gpu.over, "call")
+        if of is not None and of.kernels:
+            over += f" and {counted(of.over // of.kernels, 'replay')} of graph {graph}"
+        return f"its GPU has finished {over}, its program made {call} last"
     if call is None:
         return "it has made no collective there yet"
     return f"its last one there is {call}, {seconds_text(job.seconds_since(call.entered_ns))} ago"
@@ -114,7 +117,7 @@ def difference_text(mine: Call, theirs: Call) -> str:
     fields = {
         "operation": (mine.op, theirs.op),
         "type": (mine.dtype, theirs.dtype),
-        "size": (f"{mine.count} elements", f"{theirs.count} elements"),
+        "size": (counted(mine.count, "element"), counted(theirs.count, "element")),
         "reduction": (mine.redop or "none", theirs.redop or "none"),
         "root": (mine.root, theirs.root),
     }

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, SupportsFloat, TypeAlias
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
+
 QUERY_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
 INTEGERS = (torch.int32, torch.int64)
@@ -92,7 +94,7 @@ def _faulty_places(call: Call) -> Iterator[str]:
 def _faulty_queries(call: Call) -> Iterator[str]:
     q, out = call.q, call.out
     if q.dim() != 3:
-        yield f"q has {q.dim()} dimensions, but must have 3: queries, heads, head_dim; reshape it"
+        yield f"q has {counted(q.dim(), 'dimension')}, but must have 3: queries, heads, head_dim; reshape it"
     if q.dtype not in QUERY_TYPES:
         yield f"q is {q.dtype}, but must be bfloat16, float16 or float32"
     if not 1 <= q.shape[2] <= MOST_DIM:
@@ -120,15 +122,16 @@ def _faulty_caches(call: Call) -> Iterator[str]:
     if k.shape[1] == 0:
         yield "the caches have pages of 0 slots, but a page has 1 or more"
     if kv_heads == 0 or heads % kv_heads or not 0 < heads <= MOST_GROUP * kv_heads:
-        yield f"q has {heads} heads and the caches {kv_heads}: of q, 1 to {MOST_GROUP} heads must read each"
+        yield f"q has {counted(heads, 'head')} and the caches {kv_heads}: of q, 1 to {MOST_GROUP} heads must read each"
 
 
 def _faulty_tables(call: Call) -> Iterator[str]:
     tables, queries = call.tables, len(call.q)
+    rows, of_q = counted(call.rows, "row"), counted(queries, "query", "queries")
     dims = 2 if call.starts is None else 1
     if tables.dim() != dims:
         form = "requests × pages" if dims == 2 else "the pages of all requests, one after the other"
-        yield f"tables has {tables.dim()} dimensions, but must have {dims}: {form}"
+        yield f"tables has {counted(tables.dim(), 'dimension')}, but must have {dims}: {form}"
     if call.most_tokens > MOST_TOKENS:
         yield f"tables has room for {call.most_tokens} tokens of a request, but {MOST_TOKENS} are the most"
     for name in ("tables", "lengths", "starts", "request_index"):
@@ -137,11 +140,11 @@ def _faulty_tables(call: Call) -> Iterator[str]:
             yield f"{name} is {tensor.dtype}, but must be int32 or int64"
         if tensor is not None and name != "lengths" and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             yield f"{name} is not contiguous; call contiguous()"
-    for name, counted in (("lengths", call.lengths), ("request_index", call.request_index)):
-        if counted is not None and counted.shape != (queries,):
-            yield f"{name} has shape {tuple(counted.shape)}, but q has {queries} queries"
+    for name, given in (("lengths", call.lengths), ("request_index", call.request_index)):
+        if given is not None and given.shape != (queries,):
+            yield f"{name} has shape {tuple(given.shape)}, but q has {of_q}"
     if call.request_index is None and call.rows < queries:
-        yield f"tables has {call.rows} rows, but q has {queries} queries; pass request_index= if they share rows"
+        yield f"tables has {rows}, but q has {of_q}; pass request_index= if they share rows"
 
 
 def _faulty_scales(call: Call) -> Iterator[str]:
@@ -154,4 +157,4 @@ def _faulty_scales(call: Call) -> Iterator[str]:
             continue
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
             found = f"{scale.dtype} {tuple(scale.shape)}"
-            yield f"{name} is {found}, but must be a number, or float32 with 1 or {heads} elements, contiguous"
+            yield f"{name} is {found}, but must be a number, or float32 with 1 element or {heads}, contiguous"

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
 from commlib.native import library
@@ -56,7 +57,9 @@ def _shard(vocab_range: tuple[int, int]) -> tuple[int, int]:
 
 def _empty(weights: Tensor, ids: Tensor) -> Tensor:
     if weights.dim() != 2:
-        raise ValueError(f"weights has {weights.dim()} dimensions, but must have 2: rows and columns; reshape it")
+        raise ValueError(
+            f"weights has {counted(weights.dim(), 'dimension')}, but must have 2: rows and columns; reshape it"
+        )
     return weights.new_empty((*ids.shape, weights.shape[1]))
 
 

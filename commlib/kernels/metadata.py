@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling
 from commlib.native import library
@@ -42,7 +43,9 @@ def metadata(
     elif capacity is not None:
         raise ValueError(f"capacity is {capacity}, but out has its own; pass one of them")
     elif len(out) != len(Metadata._fields):
-        raise ValueError(f"out has {len(out)} entries, but Metadata has 6; pass what an earlier call returned")
+        raise ValueError(
+            f"out has {counted(len(out), 'entry', 'entries')}, but Metadata has 6; pass what an earlier call returned"
+        )
     if plain and not compiling():
         _run(extend, window, seq_lens, topk, pad, *out)
     else:

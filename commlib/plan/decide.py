@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from commlib.counts import counted
 from commlib.plan.rules import Point, Query, Range, Rule
 
 
@@ -61,7 +62,7 @@ def decide(rules: Sequence[Rule], query: Query, facts: Facts = ALL_SERVE) -> Dec
                 return _on_plain(rules, query, facts, passed)
             reason = facts.refusal(query, entry.algorithm)
             if query.num_bytes % entry.align:
-                reason = f"{query.num_bytes} bytes are no multiple of {entry.align}"
+                reason = f"{query.num_bytes} B is no multiple of {entry.align}"
             if reason is None:
                 return Decision(rule, entry, at, place, tuple(dict.fromkeys(passed)))
             passed.append(f"{entry.algorithm}: {reason}")
@@ -100,7 +101,7 @@ def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Fact
     _, nearest = min(others, key=lambda other: other[0])
     if nearest.entry is found.entry:
         return found
-    reason = f"{found.entry.algorithm}: it takes more than {max_sms} multiprocessors"
+    reason = f"{found.entry.algorithm}: it takes more than {counted(max_sms, 'multiprocessor')}"
     return replace(nearest, passed=(*found.passed, reason))
 
 

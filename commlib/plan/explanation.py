@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from commlib.counts import counted
 from commlib.plan.rules import size_text
 
 KEYS = ("backend", "device", "driver", "nccl", "cuda", "cpu", "cores", "kernel", "torch")
@@ -88,7 +89,9 @@ class Explanation:
         if not self.sms:
             return ""
         measured = ", ".join(f"{sms} {slower:+.0%}" for sms, slower in self.curve)
-        return f"takes up to {self.sms} multiprocessors" + (f"; time on so many: {measured}" if measured else "")
+        return f"takes up to {counted(self.sms, 'multiprocessor')}" + (
+            f"; time on so many: {measured}" if measured else ""
+        )
 
     def _sizes(self) -> str:
         words = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]

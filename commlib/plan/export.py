@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from commlib.counts import counted
 from commlib.plan.plan import Plan
 from commlib.plan.rules import Query, Range, Rule, span_text
 
@@ -77,7 +78,9 @@ def export(plan: Plan, form: str, world: int) -> Exported:
             f"{form} can express none of the algorithms in plan {plan.source}: {', '.join(names) or 'none'}; "
             f"export a plan of the {wanted} backend"
         )
-    return Exported(f"# {form} rules from commlib's plan {plan.digest} for {world} ranks\n{made.text}", made.left_out)
+    return Exported(
+        f"# {form} rules from commlib's plan {plan.digest} for {counted(world, 'rank')}\n{made.text}", made.left_out
+    )
 
 
 def _nccl(rules: Mapping[str, Rule], world: int) -> Exported:

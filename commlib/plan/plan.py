@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from commlib import env
+from commlib.counts import counted
 from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_within
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
@@ -224,7 +225,7 @@ class Plan:
         """Find what runs a call, on `max_sms` multiprocessors at most if that is not 0; a ValueError if nothing can."""
         found = decide_within(self.rules, query, max_sms, facts) if max_sms else decide(self.rules, query, facts)
         if found is None:
-            call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {query.world} ranks"
+            call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {counted(query.world, 'rank')}"
             limit = f" with max_sms={max_sms}" if max_sms else ""
             entries = (entry for rule in self.rules if rule.covers(query) for entry in (*rule.ranges, *rule.fallback))
             refusals = filter(None, (facts.refusal(query, entry.algorithm) for entry in entries))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib import env
+from commlib.counts import counted
 from commlib.plan.plan import Plan
 from commlib.timing.machine import fingerprint
 
@@ -84,7 +85,9 @@ def _fitting(plan: Plan, here: Mapping[str, Any], world: int, accept: Accept) ->
                 "here with `commlib tune`, or remove the fingerprint from the file to use it anyway"
             )
     if plan.rules and not plan.rules_of(world):
-        raise ValueError(f"plan {plan.source} has no rule for {world} ranks; tune with `commlib tune -n {world}`")
+        raise ValueError(
+            f"plan {plan.source} has no rule for {counted(world, 'rank')}; tune with `commlib tune -n {world}`"
+        )
     accept(plan)
     return plan.fitted(here)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.errors import Unsupported, one_line
 from commlib.native import library
 from commlib.radix.events import Event, unpacked
@@ -116,7 +117,8 @@ class RadixCache:
         else:
             names = [encoded(namespace) for namespace in namespaces]
         if len(names) != len(ids):
-            raise ValueError(f"there are {len(ids)} prompts, but {len(names)} namespaces; pass one for each prompt")
+            given = counted(len(names), "namespace")
+            raise ValueError(f"{given} for {counted(len(ids), 'prompt')}; pass one for each prompt")
         return self._tree.match_many(ids, names)
 
     def insert(
@@ -238,7 +240,7 @@ class RadixCache:
     def __repr__(self) -> str:
         return (
             f"RadixCache(page_size={self.page_size}, policy={self.policy!r}, eviction={self.eviction!r}, "
-            f"{self.evictable_size} tokens evictable, {self.protected_size} protected)"
+            f"{counted(self.evictable_size, 'token')} evictable, {self.protected_size} protected)"
         )
 
 

@@ -8,6 +8,7 @@ from math import log2
 
 import numpy as np
 
+from commlib.counts import counted
 from commlib.radix.namespaces import Namespace, decoded
 
 # Colours of the picture: what locks protect, and what may go.
@@ -66,9 +67,9 @@ def text_of(root: Node) -> str:
 
 def _words(node: Node) -> str:
     if node.length == 0:
-        return f"root, {node.own_locks} locks"
+        return f"root, {counted(node.own_locks, 'lock')}"
     ids = str(node.first) if node.length == 1 else f"{node.first}…{node.last}"
-    parts = [f"#{node.id}", f"{node.length} tokens", ids, f"hits {node.hits}", f"used {node.last_access}"]
+    parts = [f"#{node.id}", counted(node.length, "token"), ids, f"hits {node.hits}", f"used {node.last_access}"]
     if node.lock_ref:
         parts.append(f"locked {node.lock_ref}")
     if node.priority:

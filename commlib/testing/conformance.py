@@ -18,6 +18,7 @@ import torch
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.reference import exact, ordered, reducible
 from commlib.collectives.spec import Algorithm, Call, Collective
+from commlib.counts import counted
 from commlib.plan import Plan
 from commlib.redops import DTYPES, REDOPS
 
@@ -237,7 +238,7 @@ def _first(good: torch.Tensor, out: torch.Tensor, expected: torch.Tensor) -> str
         return ""
     at = int(bad[0])
     got, want = out[at].item(), expected[at].item()
-    return f"{len(bad)} of {len(good)} elements are wrong, the first at {at}: {got}, expected {want}"
+    return f"wrong: {len(bad)} of {counted(len(good), 'element')}, the first at {at}: {got}, expected {want}"
 
 
 def agree(verdicts: Sequence[Verdict]) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.counts import counted
 from commlib.timing.candidate import Run
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def _memory(comm: Communicator, budget_s: float) -> Limit:
         found.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
     best, times = max(found, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
     what = (
-        f"memory: copies of {most >> 20} MiB by {comm.size} ranks at once{times}; out of caches up to "
+        f"memory: copies of {most >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; out of caches up to "
         f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
     )
     return Limit(found[-1][1], None, what, found)

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.torch_backend.layout import flat
 from commlib.torch_backend.works import Works
 
@@ -111,5 +112,5 @@ class Batch(Works):
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Wait for all; one that is incomplete, since its loop ended early, is an error."""
         if not self._works:
-            raise RuntimeError(f"only {len(self.parts)} messages of this batch were given, so none was sent")
+            raise RuntimeError(f"this batch was given only {counted(len(self.parts), 'message')}, so none was sent")
         return super().wait(timeout)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlib.communicator import Communicator
+from commlib.counts import counted
 from commlib.errors import CommTimeout
 from commlib.torch_backend.layout import joined, room_for, spread, write
 from commlib.torch_backend.works import Done
@@ -138,6 +139,6 @@ class Mail:
 def _check(x: Tensor, dtype: torch.dtype, count: int, src: int, tag: int) -> None:
     if (x.dtype, x.numel()) != (dtype, count):
         raise ValueError(
-            f"recv expects {x.numel()} elements of {x.dtype}, but rank {src} sent {count} of {dtype} (tag {tag}); "
-            "give send and recv tensors of one size and dtype"
+            f"recv expects {counted(x.numel(), 'element')} of {x.dtype}, but rank {src} sent {count} of {dtype} "
+            f"(tag {tag}); give send and recv tensors of one size and dtype"
         )

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.tp.batch import Batch, decode_batch, extend_batch
 from commlib.tp.logits import Sampling, greedy, sample
 from commlib.tp.model import KVCache, Llama
@@ -60,7 +61,8 @@ class Engine:
         prompts, max_new_tokens, draw = comm.broadcast_object(told, 0)
         draws = [draw] * len(prompts) if isinstance(draw, Draw) else draw
         if len(draws) != len(prompts):
-            raise ValueError(f"there are {len(prompts)} prompts, but {len(draws)} draws; pass one, or one for each")
+            drawn = counted(len(draws), "draw")
+            raise ValueError(f"{drawn} for {counted(len(prompts), 'prompt')}; pass one, or one for each")
         requests = [
             self._checked(Request(list(prompt), max_new_tokens, of_one, self.model.config.eos))
             for prompt, of_one in zip(prompts, draws, strict=True)
@@ -85,9 +87,10 @@ class Engine:
     def _checked(self, request: Request) -> Request:
         config, most = self.model.config, len(request.prompt) + request.max_new_tokens
         if most > config.max_position_embeddings:
+            tokens = counted(len(request.prompt), "token")
             raise ValueError(
-                f"a prompt of {len(request.prompt)} tokens and {request.max_new_tokens} new ones are {most}, but the "
-                f"model's max_position_embeddings is {config.max_position_embeddings}"
+                f"a prompt of {tokens} and {request.max_new_tokens} new ones are {most}, but the model's "
+                f"max_position_embeddings is {config.max_position_embeddings}"
             )
         wrong = [token for token in request.prompt if not 0 <= token < config.vocab_size]
         if wrong:

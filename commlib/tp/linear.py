@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.communicator import Communicator
+from commlib.counts import counted
 from commlib.tp.pipeline import Pipeline
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, shard
@@ -116,7 +117,9 @@ class ColumnParallelLinear(nn.Module):
 
     def _named(self, names: Sequence[str]) -> list[tuple[str, Shard]]:
         if len(names) != len(self.parts):
-            raise ValueError(f"names are {list(names)}, but this layer has {len(self.parts)} parts; name each one")
+            raise ValueError(
+                f"names are {list(names)}, but this layer has {counted(len(self.parts), 'part')}; name each one"
+            )
         return list(zip(names, self.parts, strict=True))
 
 

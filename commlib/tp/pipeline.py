@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from commlib.communicator import Communicator
+from commlib.counts import counted
 from commlib.timing import Protocol, Run, measure_calls, ratio_of_medians
 from commlib.tp.sequence import gather, scatter
 from commlib.work import Work
@@ -105,7 +106,7 @@ class Pipeline:
         calls = {str(count): [run] for count in counts}
         enters = {str(count): partial(self._always, count) for count in counts}
         protocol = Protocol(blocks=(LEAST_TURNS, MOST_TURNS), budget_s=seconds)
-        alone, *others = measure_calls(self.comm, calls, protocol, f"{tokens} tokens", enters)
+        alone, *others = measure_calls(self.comm, calls, protocol, counted(tokens, "token"), enters)
         surely = [each for each in others if ratio_of_medians(alone.times_s, each.times_s).low > 1]
         return int(min(surely, key=lambda each: each.median_s, default=alone).label)
 

@@ -10,6 +10,7 @@ from typing import SupportsIndex
 
 import torch
 
+from commlib.counts import counted
 from commlib.kernels import prefix_match
 from commlib.radix import RadixCache
 
@@ -94,12 +95,13 @@ class Scheduler:
     def add(self, *requests: Request) -> None:
         """Let requests wait for their turn; if one can never run, none is added."""
         for request in requests:
+            tokens = counted(len(request.prompt), "token")
             if not request.prompt or request.max_new_tokens < 1:
-                counts = f"{len(request.prompt)} tokens and max_new_tokens {request.max_new_tokens}"
+                counts = f"{tokens} and max_new_tokens {request.max_new_tokens}"
                 raise ValueError(f"the request has a prompt of {counts}, but both must be 1 or more")
             if (needed := self._needed(request)) > self.pages:
                 raise ValueError(
-                    f"the request may need {needed} pages ({len(request.prompt)} tokens and {request.max_new_tokens} "
+                    f"the request may need {counted(needed, 'page')} ({tokens} and {request.max_new_tokens} "
                     f"new ones), but there are {self.pages}; raise pages= or lower max_new_tokens"
                 )
         self.waiting += requests

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from commlib.counts import counted
+
 
 class Shard(NamedTuple):
     """A rank's part of a dimension of `total` elements."""
@@ -35,14 +37,14 @@ def heads(queries: int, keys: int, rank: int, size: int) -> tuple[Shard, Shard]:
     """
     if queries % keys:
         raise ValueError(
-            f"{queries} query heads cannot share {keys} KV heads evenly; one must be a multiple of the other"
+            f"{counted(queries, 'query head')} cannot share {keys} KV heads evenly; one must be a multiple of the other"
         )
     if keys >= size:
         own = shard(keys, rank, size)
         return own.times(queries // keys), own
     if size % keys or queries % size:
         raise ValueError(
-            f"{queries} query heads with {keys} KV heads cannot be divided over {size} ranks: with fewer KV heads than "
-            "ranks, the ranks must be a multiple of the KV heads and divide the query heads"
+            f"{counted(queries, 'query head')} with {counted(keys, 'KV head')} cannot be divided over {size} ranks: "
+            "with fewer KV heads than ranks, the ranks must be a multiple of the KV heads and divide the query heads"
         )
     return shard(queries, rank, size), Shard(rank * keys // size, 1, keys)

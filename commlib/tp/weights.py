@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.errors import Unsupported
 from commlib.tp.shard import Shard
 
@@ -38,7 +39,9 @@ class SafeTensors:
     def read(self, name: str, shape: tuple[int, ...], dim: int = 0, part: Shard | None = None) -> Tensor:
         """Return a tensor, or its part along a dimension; only that part is read from the file."""
         if name not in self._place:
-            raise ValueError(f"{self.folder} has no tensor {name!r}, but {len(self._place)} others; is it this model?")
+            raise ValueError(
+                f"{self.folder} has no tensor {name!r}, but {counted(len(self._place), 'other')}; is it this model?"
+            )
         path = self._place[name]
         if name not in (file := self._file(path)).keys():
             raise ValueError(f"{INDEX} says that {name!r} is in {path}, but it is not; download both again")

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from commlib.counts import counted
 from commlib.traces.workloads import LIMIT, Line
 
 Encode: TypeAlias = Callable[[str], Sequence[int]]
@@ -31,8 +32,8 @@ def mooncake(path: Path, *, block: int = 512) -> Iterator[Line]:
         length, ids = _count(place, found, "input_length"), _list(place, found, "hash_ids", (int, str))
         if len(ids) != -(-length // block) or not ids:
             raise ValueError(
-                f"{place}: input_length is {length}, but hash_ids has {len(ids)} blocks of {block} tokens; "
-                "drop the request, or say with --block how many tokens a block has"
+                f"{place}: input_length is {length}, but hash_ids has {counted(len(ids), 'block')} of "
+                f"{counted(block, 'token')}; drop the request, or say with --block how many tokens a block has"
             )
         firsts = [block * numbers.setdefault(name, len(numbers)) for name in ids]
         if block * len(numbers) > LIMIT:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from commlib.collectives.facts import FACTS
 from commlib.collectives.reference import ordered
+from commlib.counts import counted
 from commlib.plan import Plan, Query
 from commlib.timing import Candidate, Measurement, Protocol, measure, pinned, plain_on
 from commlib.tuner.case import PLAIN, Case, Option
@@ -73,7 +74,7 @@ class Survey:
             if known:
                 found.times[size] = known
                 hopeless |= _hopeless(found)
-            self._progress(f"{case}: {done + 1} of {len(counts)} sizes")
+            self._progress(f"{case}: {done + 1} of {counted(len(counts), 'size')}")
         return found
 
     def _offered(self, case: Case, size: int, found: Samples) -> list[Option]:
@@ -98,12 +99,12 @@ class Survey:
                 due.setdefault(size, []).append(option)
         failed: dict[Option, str] = {}
         for size, options in sorted(due.items()):
-            self._progress(f"{case}: comparing every value at {size} bytes")
+            self._progress(f"{case}: comparing every value at {counted(size, 'byte')}")
             for option, result in self._measure(case, counts[size], {o: o for o in options}, GATE).items():
                 if result.skipped:
                     failed[option] = result.skipped
                 elif result.wrong:
-                    failed[option] = f"{result.wrong} wrong values at {size} bytes"
+                    failed[option] = f"{counted(result.wrong, 'wrong value')} at {counted(size, 'byte')}"
         return failed
 
     def _measure(

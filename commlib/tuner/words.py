@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from commlib.counts import counted
 from commlib.report.figures import about, percent_text
 from commlib.tuner.choose import Change, Choice, Settings, Stretch
 from commlib.tuner.rules import Table
@@ -49,8 +50,8 @@ def left_out(choices: Sequence[Choice], settings: Settings) -> list[str]:
     count = sum(choice.unsure for choice in choices)
     if not count:
         return []
-    what = "1 switch was" if count == 1 else f"{count} switches were"
-    return [f"# {what} left out: measured as faster, but with less than {settings.sure:.0%} confidence"]
+    what = counted(count, "switch", "switches")
+    return [f"# left out: {what}, measured as faster, but with less than {settings.sure:.0%} confidence"]
 
 
 def way_back(path: Path, before: Path | None) -> str:
@@ -74,7 +75,9 @@ def _change(change: Change) -> str:
     gain = f"{_share(abs(change.gain))} {'slower' if change.gain < 0 else 'faster'}"
     before, after = change.sms or (0, 0)
     if after < before:
-        return f"{change.option} instead of {change.was}: {gain} on {after} multiprocessors instead of {before}"
+        return (
+            f"{change.option} instead of {change.was}: {gain} on {counted(after, 'multiprocessor')} instead of {before}"
+        )
     return f"{change.option} instead of {change.was}: {gain}, {change.sure:.0%} sure"
 
 

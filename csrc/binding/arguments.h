@@ -89,7 +89,8 @@ inline void same_dtype(const Buffer& x, const Buffer& out) {
 inline void expect_count(const Buffer& buffer, const char* name, size_t count,
                          const char* because) {
   if (buffer.count != count) {
-    fail("ValueError", name, " has ", buffer.count, " elements, but needs ", count, ": ", because);
+    fail("ValueError", name, " has ", counted(buffer.count, "element"), ", but needs ", count, ": ",
+         because);
   }
 }
 

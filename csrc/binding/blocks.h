@@ -20,8 +20,8 @@ struct Blocks {
 
   Blocks(const Sizes& sizes, const char* name, int world) : of(sizes) {
     if (static_cast<int>(sizes.size()) != world) {
-      fail("ValueError", name, " has ", sizes.size(), " entries, but the communicator has ", world,
-           " ranks");
+      fail("ValueError", name, " has ", counted(sizes.size(), "entry", "entries"),
+           ", but the communicator has ", counted(world, "rank"));
     }
     for (int r = 0; r < world; ++r) {
       if (of[r] < 0) fail("ValueError", name, "[", r, "] is ", of[r], "; sizes are 0 or more");

@@ -231,8 +231,8 @@ class RadixTree {
   Object* match_into(const Array& ids, radix::Name name, bool touch, Object* given) {
     const Array out(given, {"out"}, Array::kWrite);
     if (out.count < ids.count) {
-      fail("ValueError", "out has room for ", out.count, " slots, but ids has ", ids.count,
-           " tokens; pass an out that is as long");
+      fail("ValueError", "out has room for ", counted(out.count, "slot"), ", but ids has ",
+           counted(ids.count, "token"), "; pass an out that is as long");
     }
     Tree::Found found;
     {

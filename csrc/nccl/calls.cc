@@ -65,8 +65,8 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
 }
 
 void Group::fail_unplanned(const Call& call, size_t plan_bytes) const {
-  fail("Unsupported", "the plan has nothing for ", name_of(call.op), " of ", plan_bytes,
-       " bytes of ", name_of(call.dtype), plan_.reduces(call.op) ? " " : "",
+  fail("Unsupported", "the plan has nothing for ", name_of(call.op), " of ", plan_bytes, " B of ",
+       name_of(call.dtype), plan_.reduces(call.op) ? " " : "",
        plan_.reduces(call.op) ? name_of(call.redop) : "", " on nccl",
        no_arena_.empty() ? "" : ", where there is no symmetric memory: ", no_arena_);
 }

@@ -66,9 +66,10 @@ bool Deadline::check_made() {
 }
 
 void Deadline::overdue() {
-  fault_.end("CommTimeout", text("rank ", rank_, ": ", name_of(op_.load()), " of ", bytes_.load(),
-                                 " bytes by ", algorithm_.load(), " did not finish within ",
-                                 timeout_s_, " s; some rank did not make the call"));
+  fault_.end("CommTimeout",
+             text("rank ", rank_, ": ", name_of(op_.load()), " of ", counted(bytes_.load(), "byte"),
+                  " by ", algorithm_.load(), " did not finish within ", timeout_s_,
+                  " s; some rank did not make the call"));
 }
 
 void Deadline::revoke() {

@@ -79,7 +79,8 @@ void Fault::explain() {
 
 std::string Fault::reason_of(const Report& report, const char** kind) const {
   const auto record = [&](const CallRecord& of) {
-    return text(describe_(of.what), " of ", of.bytes, " bytes (call ", of.number + 1, ")");
+    return text(describe_(of.what), " of ", counted(of.bytes, "byte"), " (call ", of.number + 1,
+                ")");
   };
   const bool gone = report.peer < dead_.size() && dead_[report.peer];
   if ((report.kind & 0xff) == static_cast<u64>(Ending::by_peer))
@@ -90,7 +91,7 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
       const std::string others = gone ? "" : waiting_();
       return text("rank ", rank_, ": ", record(report.mine), " waited ", timeout_s_, " s for rank ",
                   report.peer, ", which ", gone ? "died" : "did not come", "; it has finished ",
-                  report.theirs.number, " calls",
+                  counted(report.theirs.number, "call"),
                   report.theirs.what ? text(" and waited last in ", record(report.theirs)) : "",
                   others.empty() ? ""
                                  : text(". The call is of ", others, ". If rank ", report.peer,

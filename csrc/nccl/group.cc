@@ -192,7 +192,7 @@ void Group::fetch_progress() {
 // Of the last tick: it has been copied since.
 void Group::record_progress() {
   const auto words = [this](const CallRecord& call) {
-    return text(describe(call.what), " of ", call.bytes, " bytes");
+    return text(describe(call.what), " of ", counted(call.bytes, "byte"));
   };
   const Progress& seen = *fault_.progress_copy();
   record_->saw_gpu(seen, words(seen.current), seen.has_left == kLeft ? words(seen.left) : "");

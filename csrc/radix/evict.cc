@@ -63,7 +63,7 @@ void Tree::evict(int64_t tokens, bool at_most) {
   if (tokens < 0) fail("ValueError", "evict() is asked for ", tokens, " tokens; pass 0 or more");
   const size_t there = std::min(static_cast<size_t>(tokens), evictable_);
   if (there < static_cast<size_t>(tokens) && !at_most) {
-    fail("ValueError", "evict() is asked for ", tokens, " tokens, but ", evictable_,
+    fail("ValueError", "evict() is asked for ", counted(tokens, "token"), ", but ", evictable_,
          " are evictable and ", locked_, " locked; unlock handles first, or pass at_most=True");
   }
   evict_until(there);
@@ -79,8 +79,9 @@ void Tree::can_make_room(size_t fresh) const {
   const size_t capacity = static_cast<size_t>(options_.capacity);
   const size_t held = evictable_ + locked_;
   if (held + fresh <= capacity || held + fresh - capacity <= evictable_ - kept) return;
-  fail("ValueError", "insert() adds ", fresh, " tokens, but capacity is ", capacity, ": ", locked_,
-       " are locked and ", kept, " are the prefix itself; unlock handles, or insert fewer tokens");
+  fail("ValueError", "insert() adds ", counted(fresh, "token"), ", but capacity is ", capacity,
+       ": ", locked_, " are locked and ", kept,
+       " are the prefix itself; unlock handles, or insert fewer tokens");
 }
 
 void Tree::make_room(size_t fresh, NodeId keep) {
@@ -94,8 +95,8 @@ void Tree::make_room(size_t fresh, NodeId keep) {
 void Tree::reset(bool force) {
   freed_.clear();
   if (held_ > 0 && !force) {
-    fail("ValueError", held_, " locks are held on ", locked_,
-         " tokens, so reset() would free what is in use; unlock them, or pass force=True");
+    fail("ValueError", "reset() would free what is in use: ", counted(locked_, "token"),
+         ", held by ", counted(held_, "lock"), "; unlock them, or pass force=True");
   }
   for (NodeId id = 1; id < count_; ++id) {
     Node& node = at(id);

@@ -187,8 +187,8 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
                             int64_t priority, size_t counted) {
   freed_.clear();
   if (ids.count != slots.count) {
-    fail("ValueError", "ids has ", ids.count, " tokens, but slots has ", slots.count,
-         "; pass one slot for each token");
+    fail("ValueError", "ids has ", commlib::counted(ids.count, "token"), ", but slots has ",
+         slots.count, "; pass one slot for each token");
   }
   const size_t length = ids.count - ids.count % options_.page_size;
   if (length > INT32_MAX)

@@ -9,18 +9,18 @@ namespace commlib::shm {
 
 std::string describe(const Descriptor& what, uint64_t seq) {
   const Op op = static_cast<Op>(what.op);
+  uint64_t count = what.count;
   std::string out = text(name_of(op), " #", seq);
   if (op == Op::barrier) return out;
   out += text(" (", commlib::name_of(static_cast<DType>(what.dtype)), ", ");
   if (op == Op::all_reduce_rms_norm) {
-    out += text(what.count >> kWidthBits, " rows of ", what.count & ((1u << kWidthBits) - 1));
+    count &= (1u << kWidthBits) - 1;
+    out += text(counted(what.count >> kWidthBits, "row"), " of ");
   } else if (op == Op::all_reduce_epilogue) {
-    out += text("digest ", what.count >> kElementBits, " of epilogue, types and width, ",
-                what.count & ((1u << kElementBits) - 1));
-  } else {
-    out += text(what.count);
+    count &= (1u << kElementBits) - 1;
+    out += text("digest ", what.count >> kElementBits, " of epilogue, types and width, ");
   }
-  out += " elements";
+  out += counted(count, "element");
   if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
   if (op == Op::all_reduce_rms_norm)
     out += ", " + NormCall::words_of(what.root);

@@ -57,7 +57,7 @@ def test_two_launchers_that_disagree_are_ambiguous_in_one_sentence(rank):
     ("environ", "told"),
     [
         ({**SRUN, **TORCHRUN, "WORLD_SIZE": "3"}, "torchrun announces 3 ranks, srun 2; set .*=torchrun or .*=slurm"),
-        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, "torchrun announces 1 ranks, srun 2"),
+        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, "torchrun announces 1 rank, srun 2"),
         (
             {**SRUN, **TORCHRUN, "WORLD_SIZE": "2"},
             "torchrun and srun announce 2 ranks each, but give this process diff",

@@ -226,7 +226,7 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
         (("-b", "1M", "-e", "1K"), "less than -b"),
         (("-e", "12Q"), "is not a size"),
         (("-f", "1.0001"), "more than 1000 sizes"),
-        (("--root", "2"), "--root 2 is not one of 2 ranks"),
+        (("--root", "2"), "--root 2 is no rank; the last one is 1"),
         (("--plot", "curves.pdf"), "no .png or .svg file"),
         (("-o", "nowhere/report.json"), "no folder nowhere"),
         (("-o", "report.txt"), "results end in .json, .csv, .md, .osu, .html; give the file such a name"),

@@ -95,9 +95,9 @@ def test_the_fastest_is_who_is_apart_from_the_other_by_enough_else_they_are_leve
     found = made(8, 64, mpich=mpich)
     assert tiles(found) == [[("8", fastest, ratio), ("64", fastest, ratio)]]
     text, nobody = shown(found), ("level", "unclear")
-    won = {"commlib": "commlib is the fastest in 2, 0", "mpich": "mpich in 2, 0"}
-    assert won.get(fastest, "commlib is the fastest in 0, ") in text
-    assert f"{2 * (fastest == 'level')} are level, and {2 * (fastest == 'unclear')} are unclear." in text
+    won = {"commlib": "commlib is the fastest in 2; ", "mpich": "mpich in 2; "}
+    assert won.get(fastest, "commlib is the fastest in 0; ") in text
+    assert f"; {2 * (fastest == 'level')} level, {2 * (fastest == 'unclear')} unclear." in text
     assert [name for name in legend(found) if name in nobody] == [name for name in nobody if name == fastest]
 
 
@@ -146,7 +146,7 @@ def test_a_library_that_lacks_a_collective_is_left_out_of_it_alone() -> None:
     first, second = tiles(found)
     assert {name for _, name, _ in first} == {"commlib"}
     assert {name for _, name, _ in second} == {"no other here"}
-    assert "Of 8 calls, commlib is the fastest in 8, 0 are level" in shown(found)
+    assert "Of 8 calls, commlib is the fastest in 8; 0 level" in shown(found)
 
 
 def test_values_that_are_wrong_are_said_and_win_nothing() -> None:
@@ -156,7 +156,7 @@ def test_values_that_are_wrong_are_said_and_win_nothing() -> None:
         if row["algorithm"] == "mpich" and "skipped" not in row:
             row["wrong"] = 7
     assert tiles(found) == [[("8", "commlib", "50.0")]]
-    assert "7 elements of this run were wrong." in shown(found)
+    assert "7 wrong elements in this run." in shown(found)
 
 
 def test_a_collective_whose_plans_choice_was_not_measured_is_named_and_not_drawn() -> None:

@@ -103,7 +103,7 @@ def test_every_kind_of_call_has_its_phases(profile, tmp_path, words, expected):
 
 def test_a_rank_alone_has_phases_too(monkeypatch, capsys):
     assert alone(monkeypatch, "--bytes", "64", "--time", "0.1", "--backend", "shm") == 0
-    assert "1 ranks on shm" in capsys.readouterr().out
+    assert "1 rank on shm" in capsys.readouterr().out
 
 
 def test_a_wrong_value_fails_the_run(monkeypatch, capsys):
@@ -121,7 +121,7 @@ def test_a_wrong_value_fails_the_run(monkeypatch, capsys):
         (("--graph",), "--graph needs GPUs"),
         (("barrier", "--in-place"), "barrier has no in-place form"),
         (("-d", "bf16", "--redop", "bor"), "all_reduce has no such reduction of this element type"),
-        (("broadcast", "-n", "2", "-r", "2"), "--root 2 is not one of 2 ranks"),
+        (("broadcast", "-n", "2", "-r", "2"), "--root 2 is no rank; the last one is 1"),
         (("--trace", "/nowhere/trace.json"), "there is no folder /nowhere"),
         (("--plot", "phases.pdf"), "no .png or .svg file"),
         (("--algorithm", "lsa_oneshot", "--backend", "shm"), "has no algorithm"),

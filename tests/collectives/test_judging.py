@@ -23,7 +23,7 @@ def judged(out: list[float], inputs: list[list[float]], dtype: torch.dtype = tor
 def test_nan_and_infinity_are_wrong_where_a_number_is_expected() -> None:
     assert judged([3.0, 3.0], [[1.0, 1.0], [2.0, 2.0]]) == ""
     for wrong in (NAN, INF, -INF, 4.0):
-        assert "1 of 2 elements are wrong, the first at 1" in judged([3.0, wrong], [[1.0, 1.0], [2.0, 2.0]])
+        assert "wrong: 1 of 2 elements, the first at 1" in judged([3.0, wrong], [[1.0, 1.0], [2.0, 2.0]])
 
 
 def test_nan_is_right_where_it_is_expected_and_a_number_is_not() -> None:

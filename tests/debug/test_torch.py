@@ -66,7 +66,7 @@ def test_calls_are_kept_with_what_ranks_must_agree_on(three: Ranks) -> None:
         "all_reduce #1 (float32, 30000 elements, max)",
         "broadcast #2 (bfloat16, 5 elements, root 2)",
         "all_gather #3 (float32, 30000 elements)",
-        "all_reduce #4 (float32, 1 elements, sum)",
+        "all_reduce #4 (float32, 1 element, sum)",
         "barrier #5",
     ]
     assert first[1] == [True, False, True, False, False]  # large ones are timed

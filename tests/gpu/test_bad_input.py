@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
     "an average of bools": (lambda c, t: c.all_reduce(t(4).bool(), "avg"), "no reduction 'avg' for bool"),
     "sizes of fewer ranks": (
         lambda c, t: c.all_gatherv(t(4), t(4), [4]),
-        "sizes has 1 entries, but the communicator has {n} ranks",
+        "sizes has 1 entry, but the communicator has {n} ranks",
     ),
     "a negative size": (
         lambda c, t: c.all_gatherv(t(4), t(4), [-1] * c.size),

@@ -105,7 +105,7 @@ def test_an_entry_for_aligned_calls_is_passed_over_for_others() -> None:
     ranges = [{"algorithm": "lines", "align": 16}]
     plan = plan_of({"op": "reduce", "ranges": ranges, "fallback": [{"algorithm": "packets"}]})
     assert [plan.explain("reduce", n, world=2).algorithm for n in (32, 36)] == ["lines", "packets"]
-    assert plan.explain("reduce", 36, world=2).passed == ("lines: 36 bytes are no multiple of 16",)
+    assert plan.explain("reduce", 36, world=2).passed == ("lines: 36 B is no multiple of 16",)
 
 
 def test_a_symmetric_rule_leaves_to_the_plain_ones_what_it_gives_to_an_algorithm_of_theirs() -> None:

@@ -42,7 +42,7 @@ BAD = {
     "evict at most a negative": (lambda c, h: c.evict(-1, at_most=True), ValueError, "asked for -1 tokens"),
     "evict a negative": (lambda c, h: c.evict(-1), ValueError, "asked for -1 tokens"),
     "evict a float": (lambda c, h: c.evict(1.5), TypeError, "n is of type float"),
-    "short out": (lambda c, h: c.match(ids(1, 2), out=torch.zeros(1).int()), ValueError, "out has room for 1 slots"),
+    "short out": (lambda c, h: c.match(ids(1, 2), out=torch.zeros(1).int()), ValueError, "out has room for 1 slot"),
     "list as out": (lambda c, h: c.match(ids(1), out=[0]), TypeError, "out is of type list"),
     "float out": (lambda c, h: c.match(ids(1), out=torch.zeros(1)), ValueError, "out is neither int32"),
     "read-only out": (lambda c, h: c.match(ids(1), out=memoryview(bytes(4)).cast("i")), ValueError, "for writing"),

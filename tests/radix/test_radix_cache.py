@@ -63,7 +63,7 @@ def test_match_many_changes_nothing():
     assert cache.match_many(prompts[:2], [None, "other"]).tolist() == [1, 0]
     assert (cache.dump(), cache.stats()) == before
     assert cache.match_many([]).shape == (0,)
-    with pytest.raises(ValueError, match="there are 2 prompts, but 1 namespaces"):
+    with pytest.raises(ValueError, match="1 namespace for 2 prompts; pass one for each"):
         cache.match_many(prompts[:2], [None])
 
 
@@ -161,7 +161,7 @@ def test_reset_kills_handles_and_refuses_while_locked():
     cache, (handle,) = filled((1, 2))
     root = cache.match(ids(7)).handle
     cache.lock(handle)
-    with pytest.raises(ValueError, match="1 locks are held on 2 tokens"):
+    with pytest.raises(ValueError, match="free what is in use: 2 tokens, held by 1 lock; unlock"):
         cache.reset()
     cache.reset(force=True)
     for dead in (handle, root):

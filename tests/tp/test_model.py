@@ -302,7 +302,7 @@ def test_wrong_prompts_are_refused_and_nothing_is_left_of_them(shm_ranks):
         assert "the prompt has token 131, but tokens are from 0 to 130" in said[0]
         assert "2040 tokens and 9 new ones are 2049" in said[1]
         assert "may need 26 pages" in said[2]
-        assert "there are 2 prompts, but 1 draws" in said[3]
+        assert "1 draw for 2 prompts" in said[3]
         assert "the batch has 65 new tokens, but max_tokens is 64" in said[4]
 
 

@@ -99,7 +99,7 @@ def test_errors_name_the_tensor_both_shapes_and_the_file(tmp_path):
     said = r"a.weight in .*/model.safetensors has shape \(4, 6\), but the model needs \(4, 8\)"
     with pytest.raises(ValueError, match=said):
         source.read("a.weight", (4, 8))
-    with pytest.raises(ValueError, match=r"has no tensor 'b.weight', but 1 others"):
+    with pytest.raises(ValueError, match=r"has no tensor 'b.weight', but 1 other;"):
         source.read("b.weight", (4, 8))
     assert "a.weight" in source and "b.weight" not in source
 

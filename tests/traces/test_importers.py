@@ -90,7 +90,7 @@ BAD = [
     ("mooncake", json.dumps({**ROW, "input_length": None}), r"object 1: input_length is null, but must be a number"),
     ("mooncake", json.dumps({**ROW, "output_length": -1}), r"output_length is -1"),
     ("mooncake", json.dumps({**ROW, "hash_ids": [[1], [2]]}), r"hash_ids is \[\[1\], \[2\]\], but must be a list"),
-    ("mooncake", json.dumps({**ROW, "hash_ids": [1]}), r"input_length is 600, but hash_ids has 1 blocks of 512 tokens"),
+    ("mooncake", json.dumps({**ROW, "hash_ids": [1]}), r"input_length is 600, but hash_ids has 1 block of 512 tokens"),
     ("mooncake", json.dumps({**ROW, "input_length": 0, "hash_ids": []}), r"has 0 blocks of 512 tokens; drop the"),
     ("sharegpt", json.dumps([{"conversations": [TURN]}, {"id": 1}]), r"object 2: conversations is null"),
     ("sharegpt", json.dumps([{"conversations": [{"from": "human"}]}]), r"'value' of a turn is null, but must be text"),

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from commlib.bench.rows import FASTER, PLACES, averages, measured, median_us, series_of, steady, title
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import about, fitted, size_text
 from commlib.report.view import grouped, unfinished
@@ -41,7 +42,7 @@ def _ranks(config: dict[str, Any]) -> str:
 
 
 def _machine(machine: dict[str, Any]) -> Iterator[str]:
-    yield f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}"
+    yield f"{machine['cpu']}, {counted(machine['cores'], 'core')}, Linux {machine['kernel']}"
     if machine.get("gpu"):
         versions = [f"{name} {machine[key]}" for key, name in GPU_SOFTWARE.items() if machine.get(key)]
         yield ", ".join([f"{machine.get('gpus') or 1} x {machine['gpu']}", *versions])
@@ -50,7 +51,7 @@ def _machine(machine: dict[str, Any]) -> Iterator[str]:
 
 
 def _protocol(config: dict[str, Any]) -> str:
-    block = f"{config['iterations']} iterations" if config["iterations"] else f"{config['block_us']:.0f} us"
+    block = counted(config["iterations"], "iteration") if config["iterations"] else f"{config['block_us']:.0f} us"
     least, most = config["blocks"]
     graph = " of replayed CUDA graphs" if config["mode"] == "graph" else ""
     return f"time: median of {least} to {most} interleaved blocks of {block}{graph}, slowest rank, per call"

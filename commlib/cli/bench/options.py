@@ -129,7 +129,7 @@ def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[Peer, ...]) 
 
 def _check_world(ranks: int | None, options: dict[str, Any]) -> None:
     if ranks is not None and options["root"] >= ranks:
-        raise click.UsageError(f"--root {options['root']} is not one of {ranks} ranks")
+        raise click.UsageError(f"--root {options['root']} is no rank; the last one is {ranks - 1}")
     if options["graph"] and (options["backend"] == "shm" or not torch.cuda.is_available()):
         here = "--backend shm is on the CPU" if torch.cuda.is_available() else "there are none here"
         raise click.UsageError(f"--graph needs GPUs: {here}")

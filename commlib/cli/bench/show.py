@@ -9,6 +9,7 @@ import click
 from commlib.bench.rows import KIND, only
 from commlib.cli.bench.view import BenchView
 from commlib.cli.options import FILE
+from commlib.counts import counted
 from commlib.report import files
 from commlib.report.plot import check_name
 
@@ -27,7 +28,7 @@ def show(
     check_name(picture)
     views = [BenchView(only(document, ops)) for document in KIND.read_all(file)]
     if part is not None and part > len(views):
-        raise click.UsageError(f"--part {part}: {file} has {len(views)} runs")
+        raise click.UsageError(f"--part {part}: {file} has {counted(len(views), 'run')}")
     views = views if part is None else [views[part - 1]]
     form = form or _form(output)
     drawn = "--plot" if picture else "--format html" if form == "html" else ""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from commlib import env, failure
 from commlib.cli.doctor.finding import Finding, broken, main_job, ok, warning
+from commlib.counts import counted
 
 _LOG = logging.getLogger("commlib")
 STALE_DAYS = 30
@@ -59,7 +60,7 @@ def plan() -> Finding:
     finally:
         _LOG.removeHandler(said)
     fit = str(found.fit) if found.fit.total else "not measured on this machine"
-    detail = f"{found.source} for {world} rank{'s' * (world > 1)}: {fit}"
+    detail = f"{found.source} for {counted(world, 'rank')}: {fit}"
     measured = found.fit.total and not found.fit.differences
     remedy = f"commlib tune -n {world}" if world > 1 and not measured else ""  # one rank has nothing to choose
     return warning("; ".join([*said.texts, detail]), remedy) if said.texts else ok(detail, remedy)
@@ -85,18 +86,18 @@ def last_failure() -> Finding:
     command = shlex.join(found["command"])
     command = command if len(command) <= 60 else f"{command[:59]}…"
     reason = f": {lines[-1].strip()}" if lines else ""
-    detail = f"{_age(time.time() - found['time'])} ago: {command} on {found['ranks']} ranks, {found['said']}{reason}"
+    age, ranks = _age(time.time() - found["time"]), counted(found["ranks"], "rank")
+    detail = f"{age} ago: {command} on {ranks}, {found['said']}{reason}"
     return warning(detail, f"{failure.path()} has the last lines of its stderr; delete it when it is dealt with")
 
 
 def _age(seconds: float) -> str:
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' * (count > 1)}"
+            return counted(int(seconds // length), unit)
     return "less than a minute"
 
 
 def _files(found: Sequence[os.stat_result]) -> str:
     size = sum(file.st_size for file in found) / (1 << 20)
-    return f"{len(found)} file{'s' * (len(found) != 1)} ({size:.1f} MiB)"
+    return f"{counted(len(found), 'file')} ({size:.1f} MiB)"

@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from commlib.cli.doctor.finding import Finding, broken, ok, warning
+from commlib.counts import counted
 from commlib.errors import CommError, Unsupported, one_line
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def gpu_ranks() -> Finding:
     if isinstance(sums, str):
         return broken(sums, "NCCL_DEBUG=INFO commlib test --quick")
     _compare([plain for plain, _ in sums], len(sums))
-    return ok(f"{len(sums)} rank{'s' * (len(sums) > 1)} on as many GPUs started and summed through backend nccl")
+    return ok(f"{counted(len(sums), 'rank')} on as many GPUs started and summed through backend nccl")
 
 
 def symmetric_memory() -> Finding:

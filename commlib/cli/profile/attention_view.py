@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from commlib.counts import counted
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import fitted, interval_text, percent_text, ratio_text
@@ -46,7 +47,7 @@ class AttentionView(View):
         lines = [
             f"commlib {machine['commlib']} profile attention, {config['phase']}: {where}",
             f"torch {machine['torch']}, Python {machine['python']}, Linux {machine['kernel']}",
-            f"time: {calls}, median of interleaved blocks; tensors in rotation, {config['cases']} cases",
+            f"time: {calls}, median of interleaved blocks; tensors in rotation, {counted(config['cases'], 'case')}",
             f"%ceil: 100 is {ceiling}, the fastest of this case; error: largest, of the largest value in float32",
             *(["torch, FlexAttention and flash-attn read a dense copy, which is not timed"] if compares else []),
             "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
@@ -91,7 +92,7 @@ def _ours(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _size(row: Row) -> str:
-    return f"{row['batch']} x {row['length']} tokens"
+    return f"{row['batch']} x {counted(row['length'], 'token')}"
 
 
 def _skipped(rows: Sequence[Row]) -> Iterator[str]:

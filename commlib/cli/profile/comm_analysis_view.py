@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from commlib.bench.rows import type_text
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import fitted, percent_text, size_text
 from commlib.report.table import Column
@@ -31,7 +32,8 @@ class AnalysisView(View):
     def opening(self) -> list[str]:
         """Say what is explained, and by which plan."""
         config, plan = self.document["config"], self.document["plan"]
-        version, where = self.document["fingerprint"]["commlib"], f"{config['ranks']} ranks on {config['backend']}"
+        version = self.document["fingerprint"]["commlib"]
+        where = f"{counted(config['ranks'], 'rank')} on {config['backend']}"
         return [
             f"# commlib {version} profile comm --analyze: {where}, plan {plan['digest']} of {plan['source']}",
             "# expected: latency + size / rate, fitted to what was measured of the algorithm; +-%: error of that fit",
@@ -62,7 +64,7 @@ def _told(rows: Sequence[Row]) -> Iterator[str]:
     yield f"#   copies: {row['copies']}"
     if row["expected_us"] is not None:
         rate = f" + size / {row['gbps']:.4g} GB/s" if row["gbps"] else ""
-        yield f"#   expected: {row['latency_us']:.3g} us{rate}, {row['sizes']} sizes of {row['times_from']}"
+        yield f"#   expected: {row['latency_us']:.3g} us{rate}, {counted(row['sizes'], 'size')} of {row['times_from']}"
     if row["limit_us"] is not None:
         yield f"#   limit: {row['limit_is']}"
 

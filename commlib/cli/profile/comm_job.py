@@ -44,7 +44,7 @@ def read_job(op: str, ranks: int | None, options: dict[str, Any]) -> CommJob:
     if options["graph"] and (options["backend"] == "shm" or not torch.cuda.is_available()):
         raise click.UsageError("--graph needs GPUs; leave it out")
     if ranks is not None and options["root"] >= ranks:
-        raise click.UsageError(f"--root {options['root']} is not one of {ranks} ranks")
+        raise click.UsageError(f"--root {options['root']} is no rank; the last one is {ranks - 1}")
     plan = None if options["plan"] is None else Path(options["plan"])
     if plan is not None:
         Plan.load(plan)

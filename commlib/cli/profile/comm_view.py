@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from commlib.bench.rows import type_text
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import fitted, percent_text, size_text
 from commlib.report.formats import csv_text
@@ -49,11 +50,11 @@ class CommView(View):
     def opening(self) -> list[str]:
         """Say what is measured, and where."""
         config, machine, choice = self.document["config"], self.document["fingerprint"], self.document["choice"]
-        where = machine.get("gpu") or machine["cpu"]
+        where = f"{_ranks(config)}, {machine.get('gpu') or machine['cpu']}"
         calls = "a replayed CUDA graph" if config["mode"] == "graph" else "eager calls"
         first, *why = choice["why"].splitlines()
         lines = [
-            f"commlib {machine['commlib']} profile comm: {config['ranks']} ranks on {config['backend']}, {where}",
+            f"commlib {machine['commlib']} profile comm: {where}",
             f"torch {machine['torch']}, Python {machine['python']}, Linux {machine['kernel']}",
             f"{config['calls']} of {calls}, the second quarter by their time; phases without what their stamps take",
             first,
@@ -99,11 +100,12 @@ class CommView(View):
 
     def plot(self, path: Path) -> None:
         """Draw it."""
-        config = self.document["config"]
-        above = caption(
-            self.document, f"{config['ranks']} ranks on {config['backend']}", self.document["fingerprint"]["device"]
-        )
+        above = caption(self.document, _ranks(self.document["config"]), self.document["fingerprint"]["device"])
         draw(path, above, [[self.panel()]])
+
+
+def _ranks(config: Row) -> str:
+    return f"{counted(config['ranks'], 'rank')} on {config['backend']}"
 
 
 def _place(row: Row, order: Sequence[str]) -> tuple[bool, int]:

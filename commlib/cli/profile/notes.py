@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from commlib.counts import counted
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import about, ratio_text
@@ -37,7 +38,9 @@ def opening(document: dict[str, Any]) -> list[str]:
 
 
 def _on_gpu(config: dict[str, Any]) -> Iterator[str]:
-    cold = f"cold: sets in rotation, {about(config['cold_bytes'])} in all, at most {config['most_sets']} sets"
+    cold = (
+        f"cold: sets in rotation, {about(config['cold_bytes'])} in all, at most {counted(config['most_sets'], 'set')}"
+    )
     yield "time: a call in a replayed CUDA graph, median of interleaved replays; host, wall: eager calls back to back"
     yield cold + ("; the cache is flushed before each replay" if config["flush"] else "")
 

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from commlib.counts import counted
 from commlib.radix.simulate import Simulation
 from commlib.report.document import Kind, Report, Row
 from commlib.report.figures import count_text
@@ -64,7 +65,7 @@ class SimulationView(View):
     def opening(self) -> list[str]:
         """Say how, and what the columns are."""
         config, machine = self.document["config"], self.document["fingerprint"]
-        pages = f"pages of {config['page_size']} tokens" if config["page_size"] > 1 else "pages of 1 token"
+        pages = f"pages of {counted(config['page_size'], 'token')}"
         return [
             f"# commlib {machine['commlib']} radix simulate on {machine['cpu']}",
             f"# {pages}, eviction {' and '.join(config['evictions'])}, one request at a time",
@@ -83,7 +84,7 @@ class SimulationView(View):
     def title(self, rows: Sequence[Row]) -> str:
         """Name the trace, and what a cache without end finds."""
         (trace,) = rows
-        figures = f"{trace['requests']} requests, {count_text(trace['prompt_tokens'])} prompt tokens"
+        figures = f"{counted(trace['requests'], 'request')}, {count_text(trace['prompt_tokens'])} prompt tokens"
         return f"{trace['trace']}: {figures}, limit {100 * trace['hit_rate']:.1f} %"
 
     def items(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -99,7 +100,7 @@ class SimulationView(View):
         limit = 100 * trace["hit_rate"]
         rows = ({**row, "line": self._label(row)} for row in trace["rows"])
         return Panel(
-            f"{trace['trace']}: {trace['requests']} requests",
+            f"{trace['trace']}: {counted(trace['requests'], 'request')}",
             xlabel="capacity, tokens",
             ylabel="hit rate, %",
             lines=curves(rows, "line", "capacity", lambda row: 100 * row["hit_rate"], self._looks()),

@@ -11,6 +11,7 @@ from commlib.bench.rows import measured, title
 from commlib.cli.profile import notes
 from commlib.cli.profile.attention_view import AttentionView
 from commlib.cli.report import STAGES
+from commlib.counts import counted
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import fitted, ratio_text, size_text
@@ -84,7 +85,9 @@ def _findings(document: Mapping[str, Any]) -> dict[str, str]:
 
 def _values(document: Mapping[str, Any]) -> dict[str, str]:
     rows = document["rows"]
-    return {f"{row['op']} by {row['algorithm']}, {row['ranks']} ranks": row["wrong"] or "right" for row in rows}
+    return {
+        f"{row['op']} by {row['algorithm']}, {counted(row['ranks'], 'rank')}": row["wrong"] or "right" for row in rows
+    }
 
 
 def _digest(document: Mapping[str, Any]) -> dict[str, str]:
@@ -126,7 +129,8 @@ def _attention(document: Mapping[str, Any]) -> list[Row]:
     view = AttentionView(dict(document), 120)
     timed = (row for row in document["rows"] if row["time_us"])
     return [
-        _as_call(f"{view.title([row])}, {row['batch']} x {row['length']} tokens", row, row["time_us"]) for row in timed
+        _as_call(f"{view.title([row])}, {row['batch']} x {counted(row['length'], 'token')}", row, row["time_us"])
+        for row in timed
     ]
 
 
@@ -135,7 +139,7 @@ def _radix(document: Mapping[str, Any]) -> list[Row]:
     return [
         {
             **_as_call(
-                f"{row['operation']}: {row['tokens']} tokens, {row['detail']}",
+                f"{row['operation']}: {counted(row['tokens'], 'token')}, {row['detail']}",
                 row,
                 {"p0": row["least_us"], "p10": row["least_us"], "p50": row["median_us"], "p90": row["median_us"]},
             ),

@@ -12,6 +12,7 @@ from commlib.cli.profile.radix import RadixView
 from commlib.cli.profile.view import ProfileView
 from commlib.cli.report.bottleneck import BYTES, WORK, Call
 from commlib.cli.report.calls import analysed, every_row, in_order
+from commlib.counts import counted
 from commlib.peers.kernels.case import OURS
 from commlib.report.document import Row
 from commlib.report.figures import count_text, fitted
@@ -80,7 +81,7 @@ def attention_calls(document: Document) -> Iterator[Call]:
             floor = row["of_ceiling"] and row["of_ceiling"] * time_us
             yield Call(
                 _title(view, row),
-                f"{row['batch']} x {row['length']} tokens",
+                f"{row['batch']} x {counted(row['length'], 'token')}",
                 time_us,
                 row["bytes"],
                 work=count_text(row["flops"]),
@@ -112,7 +113,7 @@ def attention(document: Document) -> list[Block]:
 
 def _bars(rows: list[Row]) -> Panel:
     times = {f"{row['candidate']}  {fitted(row['time_us']['p50'], 8)}": row["time_us"]["p50"] for row in rows}
-    return Panel(f"{rows[0]['batch']} x {rows[0]['length']} tokens", "latency, µs", bars=times)
+    return Panel(f"{rows[0]['batch']} x {counted(rows[0]['length'], 'token')}", "latency, µs", bars=times)
 
 
 def radix_calls(document: Document) -> Iterator[Call]:
@@ -122,7 +123,7 @@ def radix_calls(document: Document) -> Iterator[Call]:
         best = next((row for row in others if not row["candidate"].startswith("commlib")), None)
         yield Call(
             "calls from Python, one thread",
-            f"{ours['operation']}: {ours['tokens']} tokens, {ours['detail']}",
+            f"{ours['operation']}: {counted(ours['tokens'], 'token')}, {ours['detail']}",
             ours["median_us"],
             rate=f"{fitted(ours['gbps'], 7)} GB/s" if ours["gbps"] else "",
             beside=best["candidate"] if best else "",

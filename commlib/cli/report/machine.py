@@ -8,6 +8,7 @@ from typing import Any
 
 from commlib.cli.doctor.command import JOBS
 from commlib.cli.doctor.finding import home_as_tilde
+from commlib.counts import counted
 from commlib.plan.rules import span_text
 from commlib.report.figures import percent_text
 from commlib.report.page import BAD, GOOD, WARN, Block, Code, Grid, Points, Text
@@ -84,7 +85,7 @@ def values_said(document: Document) -> str:
     rows = document["rows"]
     ranks = ", ".join(str(count) for count in sorted({row["ranks"] for row in rows}))
     right = sum(not row["wrong"] for row in rows)
-    return f"{right} of {len(rows)} algorithms give right values on {ranks} ranks."
+    return f"{right} of {counted(len(rows), 'algorithm')} give right values on {counted(ranks, 'rank')}."
 
 
 def plan_said(document: Document) -> str:
@@ -112,7 +113,7 @@ def plan(document: Document) -> list[Block]:
         Text(coverage(document)),
         *([] if fits(document) else [Code([f"commlib tune -n {world}"])]),
         Grid(
-            f"What runs on {world} ranks, by the first rule that can serve a call",
+            f"What runs on {counted(world, 'rank')}, by the first rule that can serve a call",
             RANGES,
             document["rows"],
             folded=True,
@@ -130,5 +131,7 @@ def fits(document: Document) -> bool:
 def wrong(rows: Sequence[Document]) -> list[str]:
     """Name what gives wrong values."""
     return [
-        f"{row['op']} by {row['algorithm']} on {row['ranks']} ranks: {row['wrong']}" for row in rows if row["wrong"]
+        f"{row['op']} by {row['algorithm']} on {counted(row['ranks'], 'rank')}: {row['wrong']}"
+        for row in rows
+        if row["wrong"]
     ]

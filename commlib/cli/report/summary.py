@@ -13,6 +13,7 @@ from commlib.cli.report import STAGES, machine
 from commlib.cli.report.bottleneck import RULE, Call, bottleneck
 from commlib.cli.report.folder import DONE, Folder
 from commlib.cli.report.sections import SECTIONS
+from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import fitted, percent_text, ratio_text
 from commlib.report.page import BAD, WARN, Block, Grid, Points, Section, Text
@@ -118,7 +119,7 @@ def machine_of(documents: Documents) -> dict[str, Any]:
 def _facts(folder: Folder, documents: Documents) -> Iterator[tuple[str, Any]]:
     settings, known = folder.settings, machine_of(documents)
     yield from ((key, known[key]) for key in MACHINE if known.get(key))
-    yield "measured", f"{settings.scope}, {settings.ranks} ranks on {'GPUs' if settings.on_gpus else 'CPUs'}"
+    yield "measured", f"{settings.scope}, {counted(settings.ranks, 'rank')} on {'GPUs' if settings.on_gpus else 'CPUs'}"
     yield "took", f"{sum(ended['seconds'] for ended in folder.stages.values()):.0f} s"
 
 

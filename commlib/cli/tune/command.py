@@ -13,6 +13,7 @@ import click
 
 from commlib.cli.options import FILE, Finite, check_files, read_bytes, read_dtypes, read_names
 from commlib.cli.ranks import Words, started
+from commlib.counts import counted
 
 if TYPE_CHECKING:
     from commlib.cli.tune.run import Order
@@ -125,9 +126,8 @@ def _check(order: Order) -> None:
     if order.high == 0:
         raise click.UsageError("-e is 0 bytes, of which no call is better than another; give a larger size")
     if order.high is not None and order.high < order.low:
-        raise click.UsageError(f"-e is {order.high} bytes, less than -b with {order.low}")
+        raise click.UsageError(f"-e is {counted(order.high, 'byte')}, less than -b with {order.low}")
     if order.seconds is not None and order.seconds < LEAST_S * len(order.ops):
-        raise click.UsageError(
-            f"--time {order.seconds:g} s is too short for {len(order.ops)} operations; give {LEAST_S:g} s each"
-        )
+        ops = counted(len(order.ops), "operation")
+        raise click.UsageError(f"--time {order.seconds:g} s is too short for {ops}; give {LEAST_S:g} s each")
     check_files(None, order.plot)

@@ -15,6 +15,7 @@ import torch
 import commlib
 from commlib import env
 from commlib.cli.tune.plot import plot
+from commlib.counts import counted
 from commlib.plan import HEAD, Plan, user_path
 from commlib.report.figures import size_text
 from commlib.report.files import write
@@ -109,7 +110,8 @@ class Tuning:
         comm, order, sizes = self.comm, self.order, (self.order.low, self.high)
         self.say(
             f"# commlib {commlib.__version__} tune: {comm.size} ranks on {comm.backend}, {self.machine['device']}",
-            f"# {', '.join(order.ops)}: {len(self.cases)} tables of {size_text(order.low)} to {size_text(self.high)}",
+            f"# {', '.join(order.ops)}: {counted(len(self.cases), 'table')} of {size_text(order.low)} to "
+            f"{size_text(self.high)}",
             f"# plan in force {comm.plan.digest} from {comm.plan.source}",
         )
         tables = []

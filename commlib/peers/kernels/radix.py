@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from commlib.counts import counted
 from commlib.kernels.prefix import prefix_match
 from commlib.peers.peer import in_turn
 from commlib.radix import RadixCache
@@ -105,7 +106,7 @@ def _match(tokens: int, nodes: int) -> Iterator[Operation]:
         f"dictionary, {PAGE}": partial(pages.match, ids),
     }
     locks: dict[str, Run] = {OURS: in_turn(partial(cache.lock, found.handle), partial(cache.unlock, found.handle))}
-    detail = "1 node" if nodes == 1 else f"{nodes} nodes"
+    detail = counted(nodes, "node")
     yield Operation("match", tokens, detail, matches)
     yield Operation("lock, unlock", tokens, detail, locks)
 

@@ -34,7 +34,7 @@ Field scale_field(const Target& target, const Tensor& tensor, const char* name, 
   if (scales.dtype != DType::f32)
     fail("ValueError", name, " is ", name_of(scales.dtype), ", but must be float32");
   if (tensor.numel() != count)
-    fail("ValueError", name, " has ", tensor.numel(), " elements, but needs ", count);
+    fail("ValueError", name, " has ", counted(tensor.numel(), "element"), ", but needs ", count);
   return {scales.data, of_row};
 }
 

@@ -14,7 +14,7 @@ void all_to_all(Target& target, const Tensor& out_given, const Tensor& x_given) 
   same_dtype(x, out);
   expect_count(out, "out", x.count, "as many as x");
   if (x.count % target.world() != 0) {
-    fail("ValueError", "x has ", x.count, " elements, which ", target.world(),
+    fail("ValueError", "x has ", counted(x.count, "element"), ", which ", target.world(),
          " ranks cannot share equally; give splits");
   }
   same_or_apart(x, out);
@@ -29,12 +29,13 @@ using Splits = std::optional<Sizes>;  // rows of the first dimension; none: equa
 Blocks blocks_of(const Tensor& tensor, const Splits& splits, const char* name, int world) {
   const int64_t rows = tensor.ndim() > 0 ? tensor.size(0) : 1;
   if (!splits && rows % world != 0) {
-    fail("ValueError", name, " is not given and ", rows, " rows do not divide into ", world,
-         " ranks");
+    fail("ValueError", name, " is not given and ", counted(rows, "row"), " cannot be divided into ",
+         world, " ranks");
   }
   Blocks blocks(splits ? *splits : Sizes(world, rows / world), name, world);
   if (blocks.total != static_cast<size_t>(rows))
-    fail("ValueError", name, " adds up to ", blocks.total, ", but its tensor has ", rows, " rows");
+    fail("ValueError", name, " adds up to ", blocks.total, ", but its tensor has ",
+         counted(rows, "row"));
   if (rows > 0) blocks.scale(tensor.numel() / rows);
   return blocks;
 }
@@ -62,9 +63,9 @@ Others compare(Target& target, const Blocks& to, const Blocks& from) {
   for (int rank = 0; rank < world; ++rank) {
     for (int peer = 0; peer < world; ++peer) {
       if (sent(rank, peer) != expected(peer, rank)) {
-        fail("ValueError", "all_to_all splits disagree: rank ", rank, " sends ", sent(rank, peer),
-             " elements to rank ", peer, ", which expects ", expected(peer, rank),
-             "; make out_splits the transpose of in_splits");
+        fail("ValueError", "all_to_all splits disagree: rank ", rank, " sends ",
+             counted(sent(rank, peer), "element"), " to rank ", peer, ", which expects ",
+             expected(peer, rank), "; make out_splits the transpose of in_splits");
       }
       others.longest = std::max(others.longest, sent(rank, peer));
       if (peer < target.rank()) others.starts[rank] += sent(rank, peer);

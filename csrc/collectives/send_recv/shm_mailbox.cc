@@ -16,8 +16,9 @@ namespace commlib::shm {
 namespace {
 
 std::string describe_message(uint64_t bytes, const Descriptor& what) {
-  return text(uint64_t(what.count), " elements of ", name_of(static_cast<DType>(what.dtype)), " (",
-              bytes, " bytes)");
+  const char* dtype = name_of(static_cast<DType>(what.dtype));
+  return text(counted(uint64_t(what.count), "element"), " of ", dtype, " (", counted(bytes, "byte"),
+              ")");
 }
 
 }  // namespace

@@ -37,6 +37,13 @@ std::string text(const Parts&... parts) {
   return out.str();
 }
 
+// "1 row", "2 rows"; `many` is the plural of a noun that takes more than an s.
+template <class Number>
+std::string counted(Number number, std::string noun, std::string many = "") {
+  if (many.empty()) many = noun + "s";
+  return text(number, " ", number == 1 ? noun : many);
+}
+
 template <class... Parts>
 [[noreturn]] void fail(const char* kind, const Parts&... parts) {
   throw Failure(kind, text(parts...));

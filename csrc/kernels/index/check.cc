@@ -14,8 +14,8 @@ Counter counter("index");
 
 Table table_of(const Tensor& weights, int64_t start, int64_t length) {
   if (weights.ndim() != 2) {
-    fail("ValueError", "weights has ", weights.ndim(),
-         " dimensions, but must have 2: rows and columns; reshape it");
+    fail("ValueError", "weights has ", counted(weights.ndim(), "dimension"),
+         ", but must have 2: rows and columns; reshape it");
   }
   if (weights.size(1) > 1 && weights.stride(1) != 1) {
     fail("ValueError", "the elements of a row of weights are ", weights.stride(1),
@@ -23,8 +23,8 @@ Table table_of(const Tensor& weights, int64_t start, int64_t length) {
   }
   if (start < 0 || length < 0 || length > weights.size(0) || start > INT64_MAX - length) {
     fail("ValueError", "vocab_range starts at ", start, " and is ", length,
-         " long, but must start at 0 or above and fit the ", weights.size(0),
-         " rows of weights; pass (start, length) of this shard");
+         " long, but must start at 0 or above and fit the ", counted(weights.size(0), "row"),
+         " of weights; pass (start, length) of this shard");
   }
   const int64_t bytes = weights.item_bytes();
   return {weights.data(), weights.stride(0) * bytes, static_cast<size_t>(weights.size(1) * bytes),
@@ -69,8 +69,8 @@ std::string place_of(const Ids& ids, int64_t position) {
 
 [[noreturn]] void fail_outside(const Ids& ids, int64_t position, const std::string& id,
                                int64_t rows) {
-  fail("ValueError", place_of(ids, position), id, ", but weights has ", rows,
-       " rows, numbered from 0; correct it, or pass out_of_range=\"zero\" or \"count\"");
+  fail("ValueError", place_of(ids, position), id, ", but weights has ", counted(rows, "row"),
+       ", numbered from 0; correct it, or pass out_of_range=\"zero\" or \"count\"");
 }
 
 bool run_on_cpu(const Table& table, const Ids& ids, const Tensor& out, const std::string& policy) {

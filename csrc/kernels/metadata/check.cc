@@ -67,8 +67,8 @@ struct Outputs {
 
   void has(int output, i64 size) const {
     if (!wanted[output] || sizes[output] == size) return;
-    fail("ValueError", kNames[output], " has ", sizes[output], " elements, but must have ", size,
-         "; pass an out of as many requests and tokens");
+    fail("ValueError", kNames[output], " has ", counted(sizes[output], "element"),
+         ", but must have ", size, "; pass an out of as many requests and tokens");
   }
 
   // The size of all outputs with one element per token.

@@ -39,8 +39,8 @@ inline void is_not_expanded(const Tensor& cache, const char* name) {
 inline Cache cache_of(const Tensor& cache, const char* name, bool hnd) {
   const int dims = cache.ndim();
   if (dims < 2 || dims > 4) {
-    fail("ValueError", name, " has ", dims,
-         " dimensions, but a cache is [slots, width], [slots, heads, head_dim] or pages of 4 "
+    fail("ValueError", name, " has ", counted(dims, "dimension"),
+         ", but a cache is [slots, width], [slots, heads, head_dim] or pages of 4 "
          "dimensions; view it as one of them");
   }
   last_is_dense(cache, name);
@@ -58,8 +58,8 @@ inline Cache cache_of(const Tensor& cache, const char* name, bool hnd) {
 
 inline Rows rows_of(const Tensor& rows, const char* name) {
   if (rows.ndim() != 2 && rows.ndim() != 3) {
-    fail("ValueError", name, " has ", rows.ndim(),
-         " dimensions, but store takes [rows, width] or [rows, heads, head_dim]; reshape it");
+    fail("ValueError", name, " has ", counted(rows.ndim(), "dimension"),
+         ", but store takes [rows, width] or [rows, heads, head_dim]; reshape it");
   }
   last_is_dense(rows, name);
   // Of one row, or of none, the stride means nothing.
@@ -100,13 +100,13 @@ inline void page_as(Cache* cache, i64 page_size) {
 // Brings both caches to one page size, which it returns: slots have one number in K and V.
 inline i64 share_pages(Cache* k, Cache* v) {
   if (k->slots() != v->slots()) {
-    fail("ValueError", "k_cache has ", k->slots(), " slots, but v_cache ", v->slots(),
+    fail("ValueError", "k_cache has ", counted(k->slots(), "slot"), ", but v_cache ", v->slots(),
          "; pass caches of as many slots");
   }
   const i64 page_size = !is_flat(*k) ? k->page_size : !is_flat(*v) ? v->page_size : 1;
   if (!is_flat(*v) && v->page_size != page_size) {
-    fail("ValueError", "k_cache has pages of ", page_size, " slots, but v_cache of ", v->page_size,
-         "; pass caches of one page size");
+    fail("ValueError", "k_cache has pages of ", counted(page_size, "slot"), ", but v_cache of ",
+         v->page_size, "; pass caches of one page size");
   }
   page_as(k, page_size);
   page_as(v, page_size);
@@ -118,12 +118,13 @@ inline void divide(Cache* k_cache, Cache* v_cache, const Rows& k, const Rows& v,
   const i64 has = k_cache->heads * k_cache->width;
   const i64 k_width = k.heads * k.width, v_width = v.heads * v.width;
   if (has != k_width + v_width) {
-    fail("ValueError", "k has ", k_width, " elements in a row and v ", v_width,
+    fail("ValueError", "k has ", counted(k_width, "element"), " in a row and v ", v_width,
          ", but a slot of k_cache has ", has, ", not their sum; without v_cache both go into it");
   }
   if (k_cache->heads > 1 && k_cache->to_head != k_cache->width) {
-    fail("ValueError", "the heads of k_cache are ", k_cache->to_head, " elements apart, not ",
-         k_cache->width, ", but without v_cache a slot must be contiguous; pass such a cache");
+    fail("ValueError", "the heads of k_cache are ", counted(k_cache->to_head, "element"),
+         " apart, not ", k_cache->width,
+         ", but without v_cache a slot must be contiguous; pass such a cache");
   }
   k_cache->heads = 1;
   *v_cache = *k_cache;

@@ -40,7 +40,7 @@ struct Scale {
            name, ".float().contiguous()");
     }
     if (tensor->numel() != 1 && tensor->numel() != heads) {
-      fail("ValueError", name, " has ", tensor->numel(), " elements, but must have 1",
+      fail("ValueError", name, " has ", counted(tensor->numel(), "element"), ", but must have 1",
            heads > 1 ? text(", or one for each of the ", heads, " heads") : "");
     }
     side->scales = reinterpret_cast<const float*>(tensor->data());
@@ -155,8 +155,8 @@ void take_slots(StoreJob* job, const Call& call) {
   job->wide = is_wide(slots, "slots");
   const i64 count = slots.size(0), k_rows = call.k.size(0), v_rows = call.v.size(0);
   if (count != k_rows || count != v_rows) {
-    fail("ValueError", "slots names ", count, " slots, but k has ", k_rows, " rows and v has ",
-         v_rows, "; pass as many of each");
+    fail("ValueError", "slots names ", counted(count, "slot"), ", but k has ",
+         counted(k_rows, "row"), " and v has ", v_rows, "; pass as many of each");
   }
   job->slots = slots.data();
   job->slots_step = slots.stride(0);
