@@ -76,6 +76,18 @@ def test_slower_by_more_than_the_threshold_and_the_spread_is_a_regression(
     assert said in unfolded(result)
 
 
+@pytest.mark.parametrize(("text", "share"), [("5", 0.05), ("5%", 0.05), ("0.5%", 0.005), ("0", 0.0), ("1", 0.01)])
+def test_a_threshold_is_in_percent_with_and_without_the_sign(tmp_path: Path, text: str, share: float) -> None:
+    found = json.loads(compared(tmp_path, document(), "--threshold", text, "--format", "json").output)
+    assert found["threshold"] == share
+
+
+def test_a_threshold_that_may_be_a_share_is_refused_with_both_readings(tmp_path: Path) -> None:
+    result = compared(tmp_path, document(), "--threshold", "0.05")
+    assert result.exit_code == 2
+    assert "'0.05' may be a share; write 5% or 0.05%" in unfolded(result)
+
+
 @pytest.mark.parametrize(
     ("after", "code", "said"),
     [

@@ -24,18 +24,20 @@ JSON = (*KEYS, "a_us", "b_us", "ratio", "drift", "verdict")
 
 def _percent(ctx: click.Context, param: click.Parameter, value: str) -> float:
     try:
-        share = float(value.removesuffix("%")) / 100
+        percent = float(value.removesuffix("%"))
     except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf"):
+        percent = -1.0
+    if not 0 <= percent < float("inf"):
         raise click.BadParameter(f"{value!r} is not a percentage; write 5% or 2.5%", ctx, param)
-    return share
+    if 0 < percent < 1 and not value.endswith("%"):
+        raise click.BadParameter(f"{value!r} may be a share; write {percent * 100:g}% or {percent:g}%", ctx, param)
+    return percent / 100
 
 
 @click.command()
 @click.argument("before", metavar="A", type=click.Path(path_type=Path))
 @click.argument("after", metavar="B", type=click.Path(path_type=Path))
-@click.option("--threshold", default=DEFAULT, callback=_percent, help="Smaller differences do not count.")
+@click.option("--threshold", default=DEFAULT, callback=_percent, help="Smaller differences do not count: 5 or 5%.")
 @click.option("--format", "form", type=click.Choice(["table", "md", "json"]), default="table")
 @click.option("--all", "every", is_flag=True, help="List every row, not only what differs.")
 @click.pass_context
