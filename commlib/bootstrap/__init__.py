@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from commlib import env
@@ -68,6 +69,17 @@ def find(environ: Mapping[str, str]) -> str:
                 _refuse_contradiction(size, environ)
             return name
     return "single"
+
+
+def around(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the command that started several processes like this one, and how many."""
+    for name, module in BOOTSTRAPS.items():
+        if name == "torchrun" and not environ.get("TORCHELASTIC_RUN_ID"):
+            continue  # a shell or a container may have its variables
+        with suppress(ValueError):  # half set: no launcher's
+            if (size := module.detect(environ) or 1) > 1:
+                return module.START.split()[0], size
+    return None
 
 
 def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:

@@ -37,9 +37,15 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
         if ranks != env.LOCAL_SIZE.get():
             raise click.UsageError(f"-n {ranks} inside a job of {counted(env.LOCAL_SIZE.get(), 'rank')}; leave -n out")
         return None
-    from commlib import capacity
+    from commlib import bootstrap, capacity
     from commlib.launch import launch
 
+    if env.BOOTSTRAP.get() != "local" and (found := bootstrap.around(os.environ)):
+        launcher, size = found
+        raise click.UsageError(
+            f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
+            f"run on these, or {launcher}, to start {ranks} here; {env.BOOTSTRAP.name}=local starts all jobs"
+        )
     capacity.check(ranks, ctx.params["backend"], buffers)
     words = [sys.executable, "-m", "commlib", *_names(ctx), *ctx.meta["words"]]
     cores = len(os.sched_getaffinity(0))

@@ -146,6 +146,48 @@ def test_a_number_that_is_not_finite_is_refused(capsys, words):
     assert "finite" in capsys.readouterr().err
 
 
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+MPIEXEC = {"PMI_RANK": "0", "PMI_SIZE": "2"}
+SRUN = dict.fromkeys(("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"), "1")
+
+
+@pytest.mark.parametrize("words", [["bench", "barrier"], ["tune", "barrier"], ["profile", "comm", "barrier"]], ids=str)
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
+        (MPIEXEC, "mpiexec"),
+        ({**SRUN, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),
+    ],
+    ids=["torchrun", "mpiexec", "srun"],
+)
+def test_two_launchers_at_once_are_refused(monkeypatch, capsys, words, environ, launcher):
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        main([*words, "-n", "3"])
+    assert end.value.code == 2
+    said = (
+        f"-n 3 would start a job in each of the 2 processes that {launcher} started: leave out -n, to run on these, or "
+    )
+    assert f"{said}{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=local starts all jobs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{}, TORCHRUN, {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {**MPIEXEC, "COMMLIB_BOOTSTRAP": "local"}],
+    ids=["none", "variables of a container", "one process", "half set", "asked for"],
+)
+def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch, environ):
+    started = []
+    monkeypatch.setattr("commlib.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        main(["bench", "barrier", "-n", "2"])
+    assert (end.value.code, started) == (0, [2])
+
+
 def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
     def said(*words):
         with pytest.raises(SystemExit) as end:
