@@ -71,13 +71,13 @@ def find(environ: Mapping[str, str]) -> str:
     return "single"
 
 
-def around(environ: Mapping[str, str]) -> tuple[str, int] | None:
+def around() -> tuple[str, int] | None:
     """Return the command that started several processes like this one, and how many."""
     for name, module in BOOTSTRAPS.items():
-        if name == "torchrun" and not environ.get("TORCHELASTIC_RUN_ID"):
+        if name == "torchrun" and not os.environ.get("TORCHELASTIC_RUN_ID"):
             continue  # a shell or a container may have its variables
         with suppress(ValueError):  # half set: no launcher's
-            if (size := module.detect(environ) or 1) > 1:
+            if (size := module.detect(os.environ) or 1) > 1:
                 return module.START.split()[0], size
     return None
 

@@ -40,7 +40,7 @@ def started(ctx: click.Context, ranks: int | None, bind: str, buffers: Callable[
     from commlib import bootstrap, capacity
     from commlib.launch import launch
 
-    if env.BOOTSTRAP.get() != "local" and (found := bootstrap.around(os.environ)):
+    if env.BOOTSTRAP.get() != "local" and (found := bootstrap.around()):
         launcher, size = found
         raise click.UsageError(
             f"-n {ranks} would start a job in each of the {size} processes that {launcher} started: leave out -n, to "
