@@ -96,11 +96,6 @@ SPILLING = {
     for kernel in EVERYWHERE
     if kernel[1] == "commlib::lsa_ll128_oneshot<float, commlib::RmsNorm<float, false, 0>, 8, 8>"
 }
-SPILLING |= {
-    request
-    for request in epilogue_kernels(2, "float32", {SCALED: OF_USERS[SCALED]})
-    if request.source.endswith("nccl_composed.cu") and request.expression.endswith(", 1, 4>")
-}
 
 
 def with_marks(request):
