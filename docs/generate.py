@@ -27,9 +27,9 @@ def cli() -> str:
     lines += [f"| [`commlib {name}`](#commlib-{name}) | {COMMANDS[name][1]} |" for name in sorted(COMMANDS)]
     lines += [
         "",
-        "Exit codes: 0 all went well, 1 the world is at fault (`CommError`) or a check failed, 2 the call is "
-        "wrong, 130 Ctrl-C, 143 SIGTERM; `commlib run` returns that of the first command that failed. Errors are one "
-        "line on stderr; `COMMLIB_TRACEBACK=1` shows where they come from.",
+        "Exit codes: 0 all went well, 1 the world is at fault (`CommError`) or a check failed, 2 the call is wrong. "
+        "After Ctrl-C it is 130, after SIGTERM 143. `commlib run` returns that of the first command that failed. "
+        "Errors are one line on stderr; `COMMLIB_TRACEBACK=1` shows where they come from.",
         "",
     ]
     settings = {**main.context_settings, "terminal_width": WIDTH, "color": False}  # -h comes from the settings
