@@ -6,6 +6,7 @@ from commlib.collectives.spec import Variants
 
 _K, _M = 1 << 10, 1 << 20
 FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on beside all
+MANY_THREADS = (256, 320, 384, 448, 512)  # of a block: few have little on its way, many crowd the link
 
 
 def chunks(num_bytes: int) -> Variants:
@@ -39,14 +40,14 @@ def lines(num_bytes: int) -> Variants:
     """Blocks of lines with 120 bytes of data each, in one exchange."""
     if num_bytes <= 64 * _K:
         return _shape(64, 128, 15), _shape(96, 256, 15)
-    return _shape(96, 256, 15), _shape(132, 256, 15), _shape(132, 384, 15)
+    return _shape(96, 256, 15), *(_shape(128, threads, 15) for threads in MANY_THREADS)
 
 
 def two_phases_of_lines(num_bytes: int) -> Variants:
     """The same in two phases: a thread has less to do in each."""
     if num_bytes <= 64 * _K:
         return (_shape(96, 256, 4),)
-    return _shape(96, 256, 4), _shape(132, 256, 4), _shape(132, 384, 4)
+    return _shape(96, 256, 4), *(_shape(128, threads, 4) for threads in MANY_THREADS)
 
 
 def tiles(num_bytes: int) -> Variants:
@@ -66,8 +67,9 @@ def pipes(num_bytes: int) -> Variants:
     """Tiles through pipes: few multiprocessors, and more of them where more is to be done."""
     if num_bytes < 512 * _K:
         return ()
-    blocks = (8, 16, 32) if num_bytes >= 8 * _M else (16, 32)
-    return tuple({**_shape(count, 384, 16), "tile_bytes": 16 * _K} for count in blocks)
+    few = (8, 16) if num_bytes >= 8 * _M else (16,)
+    shapes = *((blocks, 16 * _K) for blocks in (*few, 24, 32)), (24, 8 * _K), (32, 8 * _K)
+    return tuple({**_shape(blocks, 384, 16), "tile_bytes": tile_bytes} for blocks, tile_bytes in shapes)
 
 
 def clusters(num_bytes: int) -> Variants:

@@ -24,10 +24,11 @@ namespace commlib {
 
 enum Way { kWritten, kTaken };  // what is posted of a pipe
 
-constexpr u32 kPipeShared = 13;    // slots of shared memory that the rings have together
-constexpr u32 kMostEntries = 32;   // of a ring
-constexpr u32 kMostUnwritten = 8;  // copies to peers that a warp has on their way
-constexpr int kPipeThreads = 384;  // at most: more leave too few registers
+constexpr u32 kPipeShared = 13;     // slots of shared memory that the rings have together
+constexpr u32 kMostEntries = 32;    // of a ring
+constexpr u32 kMostUnwritten = 8;   // copies to peers that a warp has on their way
+constexpr u32 kInFlight = 1 << 19;  // bytes to a peer that fill the link: more only queue
+constexpr int kPipeThreads = 384;   // at most: more leave too few registers
 
 extern "C" {
 __device__ u8 commlib_shared_slots[kPipeShared];

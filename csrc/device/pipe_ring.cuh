@@ -100,9 +100,13 @@ __device__ __forceinline__ void await_written_but(u32 n) {
   if (n == 4) await_written<4>();
   if (n == 8) await_written<8>();
 }
-// As many as fill the link; a short call rather tells its peers early.
-__device__ __forceinline__ u32 unwritten_of(u32 items) {
-  return items >= 32 ? kMostUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
+// As many as fill the link together with those of the other blocks; a short call rather tells its
+// peers early.
+__device__ __forceinline__ u32 unwritten_of(u32 items, u32 tile_bytes) {
+  const u32 most = items >= 32 ? kMostUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
+  u32 filling = kMostUnwritten;
+  while (filling > 1 && filling * tile_bytes * gridDim.x > kInFlight) filling /= 2;
+  return most < filling ? most : filling;
 }
 
 // Moves tiles through a ring, in order: `ask` begins to fill an entry, `loaded` is told that it is
@@ -113,7 +117,7 @@ template <bool kPlain, int kUnread, int N, class Actor>
 __device__ __forceinline__ void run_ring(const Pipes<N>& pipes, const Ring& ring, u32 items,
                                          Actor& actor) {
   using By = Hand<kPlain>;
-  const u32 unwritten = unwritten_of(items);
+  const u32 unwritten = unwritten_of(items, pipes.tile_bytes());
   u32 asked = 0, loaded = 0, given = 0;
   Entry next, oldest;
   const auto flush = [&] {
