@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from two_streams import Clocks, OnCpu, OnGpu, Times, leaving
+from two_streams import Clocks, OnCpu, OnGpu, Times
 from written import command_line, head, whole_numbers, write
 
 import commlib
@@ -41,6 +41,7 @@ from commlib.plan import Plan
 from commlib.report.figures import size_text
 from commlib.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
 from commlib.timing.truth import Truth
+from commlib.tp.multiprocessors import leaving
 
 OURS = "ours"
 WINDOWS = Path(__file__).with_name("peers") / "nccl_windows.py"
@@ -83,7 +84,7 @@ class Ways:
         self.found = [self._ours(sms, 0) for sms in options.sms]
         if options.leave and self._can_leave():
             self.found += [self._ours(sms, sms) for sms in options.sms if sms]
-        self.found += [Way(name, partial(self._pinned, name, self._split())) for name in options.algorithms]
+        self.found += [self._algorithm(*words.partition(":")[::2]) for words in options.algorithms]
         theirs = [python_file(path, "make", "--peer").make() for path in options.peer]
         self._peers = [load("nccl" if gpu else "torch"), *theirs]
         for peer in self._peers:
@@ -110,6 +111,10 @@ class Ways:
         label = f"{OURS} {sms}, left free" if leave else f"{OURS} {sms}" if sms else OURS
         empty = plain_on(comm.device)
         return Way(label, lambda op: Candidate(label, public_call(comm, op), empty=empty), sms, leave)
+
+    def _algorithm(self, name: str, leave: str) -> Way:
+        label = f"{name}, {leave} left free" if leave else name
+        return Way(label, partial(self._pinned, name, self._split()), leave=int(leave or 0))
 
     def _split(self, sms: int | None = None) -> Communicator:
         made = self.comm.split(0, self.comm.rank, max_sms=sms)
@@ -289,7 +294,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help=f"everything {QUICK} times smaller, three turns")
     parser.add_argument("--sms", type=whole_numbers, default=(8, 16, 32, 0), help="multiprocessors of ours; 0: all")
     parser.add_argument("--leave", action="store_true", help="also with products that cuBLAS plans for the others")
-    parser.add_argument("--algorithms", type=lambda text: text.split(","), default=[], help="of ours, as engine_pull")
+    parser.add_argument(
+        "--algorithms",
+        type=lambda text: text.split(","),
+        default=[],
+        help="of ours; engine_pull:2 has products that leave 2 multiprocessors free",
+    )
     parser.add_argument("--tokens", type=whole_numbers, default=(1024, 4096, 8192), help="of the layer's products")
     parser.add_argument("--no-cube", dest="cube", action="store_false", help="leave 8192³ out")
     parser.add_argument("--bytes", type=parse_bytes, default=256 << 20, help="of the calls beside 8192³: 256M")

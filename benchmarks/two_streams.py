@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -128,25 +125,3 @@ class Clocks:
         self._samples = []
         columns = zip(CLOCKS, zip(*samples, strict=True), strict=False)
         return {name: [min(found), statistics.median(found), max(found)] for name, found in columns}
-
-
-@contextmanager
-def leaving(multiprocessors: int) -> Iterator[None]:
-    """Have cuBLAS plan its kernels for a GPU with so many multiprocessors less; 0 changes nothing."""
-    if not multiprocessors:
-        yield
-        return
-    _plan_for(torch.cuda.get_device_properties().multi_processor_count - multiprocessors)
-    try:
-        yield
-    finally:
-        _plan_for(0)
-
-
-def _plan_for(multiprocessors: int) -> None:
-    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
-    loaded = re.search(r"\S*/libcublas\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
-    if loaded is None or not hasattr(library := ctypes.CDLL(loaded[0]), "cublasSetSmCountTarget"):
-        raise Unsupported("cuBLAS has no cublasSetSmCountTarget here")
-    if status := library.cublasSetSmCountTarget(handle, ctypes.c_int(multiprocessors)):
-        raise Unsupported(f"cublasSetSmCountTarget({multiprocessors}): status {status}")

@@ -98,9 +98,10 @@ class ColumnParallelLinear(nn.Module):
         of_ranks = out.view(self.comm.size, len(own), len(self.weight))
         wholes = [rows.new_empty(self.comm.size, *own[cut].shape) for cut in cuts]
         works = [pipeline.gather_rows(own[cut], whole.flatten(0, 1)) for cut, whole in zip(cuts, wholes, strict=True)]
-        for cut, whole, work in zip(cuts, wholes, works, strict=True):
-            work.wait()
-            product(whole, self.weight, self.bias, of_ranks[:, cut])
+        with pipeline.beside():
+            for cut, whole, work in zip(cuts, wholes, works, strict=True):
+                work.wait()
+                product(whole, self.weight, self.bias, of_ranks[:, cut])
         return out
 
     def split(self, y: Tensor) -> tuple[Tensor, ...]:
@@ -167,7 +168,8 @@ class RowParallelLinear(nn.Module):
         out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
         own = out.view(-1, self.out_features)
         of_ranks = x.reshape(self.comm.size, len(own), self.part.length)
-        works = [self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts]
+        with pipeline.beside():
+            works = [self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts]
         for work in works:
             work.wait()
         return out

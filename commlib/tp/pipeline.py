@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.timing import Protocol, Run, measure_calls, ratio_of_medians
+from commlib.tp.multiprocessors import leaving
 from commlib.tp.sequence import gather, scatter
 from commlib.work import Work
 
@@ -36,7 +38,8 @@ class Pipeline:
         Args:
             comm: Makes the calls of chunks, asynchronously: that of the layers, or one of the same ranks.
             rule: {2048: 2, 8192: 4}: from so many tokens on, so many chunks; fewer tokens run one after the other.
-            max_sms: The multiprocessors that such a call takes from the products at most, 0 for no limit.
+            max_sms: The multiprocessors that such a call takes at most, and that products beside it leave to it; 0
+                for no limit.
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
         """
@@ -64,6 +67,10 @@ class Pipeline:
         work: Work = gather(self.comm, rows, out, async_op=True, max_sms=self.max_sms)
         return work
 
+    def beside(self) -> AbstractContextManager[None]:
+        """Have products leave the multiprocessors that the calls of chunks take; run() does this by itself."""
+        return leaving(self.max_sms if self.max_sms and self.comm.device.type == "cuda" else 0)
+
     def run(self, programs: Iterable[Steps[Any]]) -> None:
         """Run one program for each chunk: each goes a step when the chunk after it has gone one.
 
@@ -71,8 +78,9 @@ class Pipeline:
         same order.
         """
         coming, running = iter(programs), list[Steps[Any]]()
-        while (newest := next(coming, None)) is not None or running:
-            running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
+        with self.beside():
+            while (newest := next(coming, None)) is not None or running:
+                running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
 
     def tune(
         self, prepare: Callable[[int], Run], tokens: Sequence[int], chunks: Sequence[int] = CHUNKS, seconds: float = 2.0
