@@ -4,7 +4,7 @@ benchmarks/norms.py and benchmarks/tp_decode.py also call it with the residual a
 
 DATA=$(python -c "import flashinfer.jit.env as e; print(e.FLASHINFER_DATA)")   # of its wheel
 nvcc -O3 -std=c++17 -arch=sm_90a -shared -Xcompiler -fPIC --expt-relaxed-constexpr -I $DATA/include \
-  -I $DATA/spdlog/include benchmarks/peers/flashinfer.cu -o benchmarks/peers/flashinfer.so
+  -I $DATA/spdlog/include benchmarks/peers/flashinfer.cu -o benchmarks/peers/libflashinfer.so
 commlib bench all_reduce --graph --dtype bfloat16 --peer benchmarks/peers/flashinfer.py
 """
 
@@ -24,7 +24,7 @@ from commlib.peers.nccl import Pointer, stream
 from commlib.peers.symm import Symm
 from commlib.timing import Candidate, Run, plain_on
 
-LIBRARY = Path(__file__).with_name("flashinfer.so")
+LIBRARY = Path(__file__).with_name("libflashinfer.so")  # flashinfer.so would be imported in place of this file
 MOST_BYTES = 64 << 20  # of a call
 HIDDEN = 8192  # elements of a token, the largest that its one-shot kernel takes in one cluster of small blocks
 BARRIER_BYTES = 256 * 4  # a rank's flags

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import pytest
@@ -9,7 +10,16 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
-from commlib.tp import ColumnParallelLinear, Engine, Llama, Pipeline, RandomWeights, RowParallelLinear, gather_rows
+from commlib.tp import (
+    ColumnParallelLinear,
+    Engine,
+    Llama,
+    Pipeline,
+    RandomWeights,
+    RowParallelLinear,
+    gather_rows,
+    multiprocessors,
+)
 from tests.tp import reference
 from tests.tp.reference import CONFIG
 
@@ -111,3 +121,25 @@ def test_a_rule_is_measured_and_the_same_on_all_ranks(nccl_ranks: Ranks) -> None
     assert first == second
     assert first[16] == 1, "16 tokens are no two chunks of 32"
     assert first[256] in {1, 2, 4}
+
+
+def product_beside(comm: Communicator) -> tuple[list[int], bool]:
+    """What cuBLAS plans for, around and inside of a pipeline of 8 multiprocessors, and whether products stay right."""
+    handle, found = ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.c_int()
+    a, b = (torch.randn(512, 512, device=comm.device, dtype=torch.bfloat16) for _ in range(2))
+
+    def target() -> int:
+        assert multiprocessors._cublas().cublasGetSmCountTarget(handle, ctypes.byref(found)) == 0
+        return found.value
+
+    targets = [target()]
+    with Pipeline(comm, max_sms=8).beside():
+        targets.append(target())
+        beside = a @ b
+    targets.append(target())
+    return targets, bool(torch.allclose(beside, a @ b, rtol=2e-2, atol=2e-1))
+
+
+def test_products_beside_calls_leave_their_multiprocessors(nccl_ranks: Ranks) -> None:
+    there = torch.cuda.get_device_properties(0).multi_processor_count
+    assert nccl_ranks.run(product_beside, world=2) == [([0, there - 8, 0], True)] * 2
