@@ -110,6 +110,7 @@ PAGES = {
     "cli.md": cli,
     "environment.md": environment,
     "files.md": files,
+    "which_library_h100.html": partial(which, "bench_h100.json", 1),
     "which_library_h200.html": partial(which, "bench_h200.json", 1),
     "which_library_xeon_2_cores.html": partial(which, "bench_xeon_2_cores.json", 1),
 }
