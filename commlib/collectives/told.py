@@ -85,7 +85,7 @@ def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:
             yield _line(kind, entry, {**size, "align": entry.align})
             for point in entry.fewer(most):
                 _row(rule, point, backend)
-                yield _line("fewer", point, {})
+                yield _line("fewer", point, {"time": max(0, round(1000 * (1 + point.slower)))})
 
 
 def _row(rule: Rule, entry: Range | Point, backend: str) -> Algorithm:

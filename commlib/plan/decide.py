@@ -88,12 +88,13 @@ def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Fact
     found = decide(rules, query, facts)
     if found is None or facts.most_sms(query.op, found.entry) <= max_sms:
         return found
-    points = found.entry.fewer(facts.most_sms(query.op, found.entry))
-    points = [point for point in points if facts.refusal(query, point.algorithm) is None]
-    within = [point for point in points if point.sms <= max_sms] or points[-1:]
-    if within and facts.can_take(query.op, within[0], max_sms):
-        place = f"{found.place}.curve[{found.entry.curve.index(within[0])}]"
-        return replace(found, entry=found.entry.on(within[0]), place=place)
+    points = _points(found, query, facts)
+    for other in _symmetric_points(rules, query, found, facts):  # each before the first that takes longer
+        at = next((at for at, (point, _) in enumerate(points) if point.slower > other[0].slower), len(points))
+        points.insert(at, other)
+    within = [few for few in points if few[0].sms <= max_sms] or points[-1:]
+    if within and facts.can_take(query.op, within[0][0], max_sms):
+        return within[0][1]
     queries = [query, replace(query, placement="plain")] if query.placement == "symmetric" else [query]
     others = [other for kind in queries for other in _able(rules, kind, max_sms, facts)]
     if not others:
@@ -103,6 +104,30 @@ def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Fact
         return found
     reason = f"{found.entry.algorithm}: it takes more than {counted(max_sms, 'multiprocessor')}"
     return replace(nearest, passed=(*found.passed, reason))
+
+
+def _points(found: Decision, query: Query, facts: Facts) -> list[tuple[Point, Decision]]:
+    """Return what is best on fewer multiprocessors than an entry takes, the most of them first, and what it decides."""
+    entry = found.entry
+    return [
+        (point, replace(found, entry=entry.on(point), place=f"{found.place}.curve[{entry.curve.index(point)}]"))
+        for point in entry.fewer(facts.most_sms(query.op, entry))
+        if facts.refusal(query, point.algorithm) is None
+    ]
+
+
+def _symmetric_points(
+    rules: Sequence[Rule], query: Query, found: Decision, facts: Facts
+) -> list[tuple[Point, Decision]]:
+    """Return the same of the symmetric range that leaves a call to the plain rules, whose entry was found."""
+    for rule in rules if query.placement == "symmetric" else ():
+        if not rule.covers(query) or (at := rule.at(query.num_bytes)) is None:
+            continue
+        entry = rule.ranges[at]
+        if facts.symmetric(query.op, entry.algorithm):
+            return []
+        return _points(Decision(rule, entry, at, f"rules[{rule.number}][{at}]", found.passed), query, facts)
+    return []
 
 
 def _able(rules: Sequence[Rule], query: Query, max_sms: int, facts: Facts) -> Iterator[tuple[float, Decision]]:

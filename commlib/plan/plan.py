@@ -247,6 +247,9 @@ class Plan:
 
 def _on_few(rule: Rule, max_sms: int, facts: Facts) -> Iterator[Range]:
     for entry in rule.ranges:
+        if rule.placement == "symmetric" and not facts.symmetric(rule.op, entry.algorithm):
+            yield entry  # the plain rules decide
+            continue
         most = facts.most_sms(rule.op, entry)
         within = [point for point in entry.fewer(most) if point.sms <= max_sms < most]
         yield entry.on(within[0]) if within else entry

@@ -39,10 +39,10 @@ def knee(found: Array, sms: Array, own: int, before: list[int | None], spare: fl
 def curve(case: Case, samples: Samples, own: Option, sizes: tuple[int, ...]) -> tuple[Point, ...]:
     """Return what was best at these sizes on fewer multiprocessors than an option takes, and on more."""
     where = [size for size in sizes if size in samples.sms and own in samples.times[size]]
-    if own == PLAIN or not where:
+    if not where:
         return ()
     found = sorted(_points(case, samples, own, where), key=lambda point: (point.sms, point.slower))
-    most = _most_sms(case, own)
+    most = min(samples.sms[size][own] for size in where) if own == PLAIN else _most_sms(case, own)
     fewer: list[Point] = []
     for point in found:
         if point.sms < most and point.slower < (fewer[-1].slower - CLOSER if fewer else math.inf):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from itertools import groupby
 from statistics import median
 from typing import Any
 
@@ -16,7 +17,7 @@ from commlib.collectives.reference import reducible
 from commlib.plan import HEAD, MODES, Plan, Range, Rule
 from commlib.redops import DTYPES, REDOPS
 from commlib.tuner.case import PLAIN, Case, Option
-from commlib.tuner.choose import Choice, Settings, Stretch
+from commlib.tuner.choose import Choice, Settings, Stretch, compared
 from commlib.tuner.judge import Verdict
 from commlib.tuner.knee import curve
 from commlib.tuner.samples import Samples
@@ -63,15 +64,36 @@ def plan_of(
 
 def rule_of(table: Table, world: int) -> Rule:
     """Return the rule of one table; beyond the measured sizes runs what was best at the largest."""
+    choice, samples = table.choice, table.samples
+    parts = tuple(part for stretch in choice.stretches for part in _parts(stretch, samples))
+    if len(parts) > len(choice.stretches):
+        choice = compared(replace(choice, stretches=parts), samples)
     return Rule(
         op=table.case.op,
         dtype=table.dtype,
         mode=table.mode,
         placement=table.case.placement,
         world=(world, world),
-        ranges=tuple(_range(stretch, table) for stretch in table.choice.stretches),
+        ranges=tuple(_range(stretch, table) for stretch in choice.stretches),
         fallback=tuple(_fallback(table, world)),
     )
+
+
+def _parts(stretch: Stretch, samples: Samples) -> Iterator[Stretch]:
+    """Yield a stretch; where the plain rules decide on many multiprocessors, in parts where these run one option.
+
+    So the curve of a part says how long copy engines take beside one kernel.
+    """
+    if stretch.option != PLAIN:
+        yield stretch
+        return
+    runs = [
+        tuple(sizes)
+        for _, sizes in groupby(stretch.sizes, lambda size: samples.plain[size] if size in samples.sms else None)
+    ]
+    for sizes in runs[:-1]:
+        yield replace(stretch, sizes=sizes, until=sizes[-1], interval=None, confidence=None)
+    yield replace(stretch, sizes=runs[-1])
 
 
 def _range(stretch: Stretch, table: Table) -> Range:

@@ -52,6 +52,8 @@ Choice PlanTable::read_choice(const Words& words, Op op) const {
     const uint64_t number = number_in(value);
     if (name == "max_bytes") {
       choice.most_bytes = number;
+    } else if (name == "time") {
+      choice.time = number;
     } else if (name == "align") {
       if (number == 0) fail("ValueError", "align is 0; 1 takes every size");
       choice.align = number;
@@ -152,14 +154,24 @@ Choice PlanTable::with_stand_in(Choice choice, const Rule& rule, const Wanted& w
   return choice;
 }
 
+// Each of them before the first that takes longer.
+static void insert_by_time(const std::vector<Choice>& others, std::vector<Choice>& fewer) {
+  for (const Choice& other : others) {
+    const auto longer = [&](const Choice& few) { return few.time > other.time; };
+    fewer.insert(std::find_if(fewer.begin(), fewer.end(), longer), other);
+  }
+}
+
 // What a call of the range's sizes gets: the range's algorithm, then the fallbacks, up to the first
 // that serves every such call.
 void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& wanted,
                        std::vector<Choice>& list) const {
-  const auto put = [&](Choice choice) {
-    auto& fewer = choice.fewer;
+  const auto serving = [&](std::vector<Choice> fewer) {
     const auto cannot = [&](const Choice& few) { return !serves(few, wanted); };
     fewer.erase(std::remove_if(fewer.begin(), fewer.end(), cannot), fewer.end());
+    return fewer;
+  };
+  const auto put = [&](Choice choice) {
     choice.least_bytes = std::max(choice.least_bytes, range.least_bytes);
     choice.most_bytes = std::min(choice.most_bytes, range.most_bytes);
     if (choice.least_bytes <= choice.most_bytes) list.push_back(choice);
@@ -168,11 +180,16 @@ void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& want
   entries.insert(entries.end(), rule.fallback.begin(), rule.fallback.end());
   for (const Choice& choice : entries) {
     if (wanted.plain && !row(choice.algorithm).symmetric) {
-      for (const Choice& plain : *wanted.plain) put(plain);
+      for (Choice plain : *wanted.plain) {
+        insert_by_time(serving(choice.fewer), plain.fewer);
+        put(std::move(plain));
+      }
       return put({0, UINT64_MAX, 1, Choice::kNone, {}});
     }
     if (!serves(choice, wanted)) continue;
-    put(with_stand_in(choice, rule, wanted));
+    Choice own = with_stand_in(choice, rule, wanted);
+    own.fewer = serving(std::move(own.fewer));
+    put(std::move(own));
     if (choice.align == 1) return;
   }
 }

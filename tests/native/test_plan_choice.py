@@ -51,10 +51,14 @@ def plan_of(*ranges: dict[str, object]) -> Plan:
 
 
 def test_native_code_and_explain_choose_alike(ask: Ask) -> None:
-    plan, ops = shipped_plan("nccl-nvidia-h200"), ("all_reduce", "all_gather", "broadcast", "all_to_allv")
-    kinds = [(op, 1 << shift) for op in ops for shift in range(30)]
-    found = [words.split()[0] for words in ask(plan, [call(*kind) for kind in kinds])]
-    assert found == [plan.decide(Query(op, size, "float32", "sum", 2), FACTS).entry.algorithm for op, size in kinds]
+    ops, limits = ("all_reduce", "all_gather", "broadcast", "all_to_allv"), (0, 8, 16, 24, 100)
+    kinds = [(op, 1 << shift, limit) for op in ops for shift in range(30) for limit in limits]
+    for name in ("nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"):
+        plan = shipped_plan(name)
+        found = [words.split()[0] for words in ask(plan, [call(*kind) for kind in kinds])]
+        for (op, size, limit), algorithm in zip(kinds, found, strict=True):
+            query = Query(op, size, "float32", "sum", 2)
+            assert algorithm == plan.decide(query, FACTS, limit).entry.algorithm, (name, op, size, limit)
 
 
 def test_a_kernel_is_cut_down_and_what_cannot_be_gives_way_to_the_nearest_that_can(ask: Ask) -> None:
@@ -135,8 +139,51 @@ def test_a_communicator_with_a_limit_is_told_what_is_best_on_so_few(ask: Ask) ->
     assert ask(limited, [call("all_gather", 1 << 20, 8)])[0].startswith("lsa_ll128_oneshot blocks=8 ")
 
 
+def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(ask: Ask) -> None:
+    curve = [
+        {"sms": 8, "algorithm": "lsa_pipe_exchange", "params": {"blocks": 8}, "slower": 1.5},
+        {"sms": 16, "algorithm": "lsa_pipe_exchange", "params": {"blocks": 16}, "slower": 0.1},
+    ]
+    engine = {"sms": 0, "algorithm": "engine_pull", "slower": 0.2}
+    usual = {"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}}
+    symmetric = [
+        {"max_bytes": 1 << 16, "algorithm": "lsa_oneshot"},
+        {"max_bytes": 1 << 20, "algorithm": "lsa_oneshot", "curve": [engine]},
+        {"algorithm": "engine_pull"},
+    ]
+    rules = [
+        {"op": "all_gather", "ranges": [{**usual, "curve": curve}]},
+        {"op": "all_gather", "placement": "symmetric", "ranges": symmetric},
+    ]
+    plan = Plan({**HEAD, "rules": rules}, "made up")
+    small, middle, large = ("lsa_pipe_exchange", 8), ("engine_pull", 0), ("engine_pull", 0)
+    few, own = ("lsa_pipe_exchange", 16), ("lsa_oneshot", 132)
+    for limit, expected in (
+        (4, (small, middle, large)),
+        (8, (small, middle, large)),
+        (15, (small, middle, large)),
+        (16, (few, few, large)),
+        (100, (few, few, large)),
+        (0, (own, own, large)),
+        (132, (own, own, large)),
+    ):
+        for size, wanted in zip((1 << 16, 1 << 20, 1 << 24), expected, strict=True):
+            query = Query("all_gather", size, "float32", "sum", 2, placement="symmetric")
+            entry = plan.decide(query, FACTS, limit).entry
+            assert (entry.algorithm, entry.params.get("blocks", 0)) == wanted, (size, limit)
+            algorithm, blocks, *_ = ask(plan, [call("all_gather", size, limit, "yes")])[0].split()
+            assert (algorithm, blocks) == (wanted[0], f"blocks={wanted[1]}"), (size, limit)
+    # On plain tensors the symmetric rules say nothing.
+    assert ask(plan, [call("all_gather", 1 << 20, 8)])[0].startswith("lsa_pipe_exchange blocks=8 ")
+    said = plan.explain("all_gather", 1 << 20, "float32", world=2, placement="symmetric", facts=FACTS, max_sms=8)
+    assert (said.rule, said.sms, said.high_bytes) == ("rules[1][1].curve[0]", 0, 1 << 20)
+    # A communicator's limit leaves symmetric ranges to the plain rules, as far as these decide.
+    limited = plan.limited(8, FACTS)
+    assert ask(limited, [call("all_gather", 1 << 20, 0, "yes")])[0].startswith("lsa_pipe_exchange blocks=8 ")
+
+
 def test_the_shipped_plans_name_something_for_every_limited_call_but_what_nccl_alone_carries(ask: Ask) -> None:
-    for name in ("nccl", "nccl-nvidia-h200"):
+    for name in ("nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"):
         plan = shipped_plan(name)
         for op, spec in COLLECTIVES.items():
             if op in ("barrier", "send_recv"):

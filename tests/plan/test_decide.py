@@ -146,7 +146,7 @@ def test_explain_says_what_takes_no_multiprocessors() -> None:
         for placement in ("symmetric", "plain")
     ]
     assert "\n  takes no multiprocessors: copy engines move the data\n" in said[0]
-    assert "\n  takes up to 132 multiprocessors\n" in said[1]
+    assert "\n  takes up to 128 multiprocessors; time on so many: 8 +" in said[1]
 
 
 def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:

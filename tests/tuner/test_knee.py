@@ -109,6 +109,26 @@ def test_copy_engines_that_take_little_longer_than_tiles_are_chosen(slower: floa
     assert rule.ranges[rule.at(1 << 26) or 0].algorithm == chosen
 
 
+def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster() -> None:
+    engine, time = Option("engine_pull"), filled(16, 16)
+    found = samples({PLAIN: time, engine: lambda size: (1.3 if size > 1 << 24 else 9.0) * time(size)}, 0.001)
+    found.plain = {size: tiles(32) if size > 1 << 24 else tiles(16) for size in SIZES}
+    tables = Tables(BASE, 2, Settings(resamples=40), True)
+    case = replace(CASE, placement="symmetric")
+    tables.add(case, found)
+    (table,) = tables.of([case])
+    plan = plan_of([table], BASE, 2, {"backend": "nccl", "device": "made up"}, Settings(), "made up")
+    rule = next(rule for rule in plan.rules if rule.world == (2, 2))
+    assert [entry.algorithm for entry in rule.ranges] == ["lsa_oneshot"] * len(rule.ranges)
+    for size, slower in ((1 << 24, 8.0), (1 << 26, 0.3)):
+        entry = rule.ranges[rule.at(size) or 0]
+        (point,) = entry.curve
+        assert (point.sms, point.algorithm) == (0, "engine_pull")
+        assert abs(point.slower - slower) < 0.05 * (1 + slower)
+        assert entry.gain is not None
+        assert abs(entry.gain - slower) < 0.05 * (1 + slower), "the gain is that of the part"
+
+
 def test_what_is_in_force_stays_where_the_knee_lies_between() -> None:
     """As with time alone, two runs on one machine choose the same."""
     found = [samples(costs(15.7), 0.02, seed) for seed in range(6)]
