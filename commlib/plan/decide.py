@@ -89,7 +89,7 @@ def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Fact
     if found is None or facts.most_sms(query.op, found.entry) <= max_sms:
         return found
     points = _points(found, query, facts)
-    for other in _symmetric_points(rules, query, found, facts):  # each before the first that takes longer
+    for other in symmetric_points(rules, query, found, facts):  # each before the first that takes longer
         at = next((at for at, (point, _) in enumerate(points) if point.slower > other[0].slower), len(points))
         points.insert(at, other)
     within = [few for few in points if few[0].sms <= max_sms] or points[-1:]
@@ -116,10 +116,10 @@ def _points(found: Decision, query: Query, facts: Facts) -> list[tuple[Point, De
     ]
 
 
-def _symmetric_points(
+def symmetric_points(
     rules: Sequence[Rule], query: Query, found: Decision, facts: Facts
 ) -> list[tuple[Point, Decision]]:
-    """Return the same of the symmetric range that leaves a call to the plain rules, whose entry was found."""
+    """Return the same of the symmetric range that left a call to the plain rules, by which an entry was found."""
     for rule in rules if query.placement == "symmetric" else ():
         if not rule.covers(query) or (at := rule.at(query.num_bytes)) is None:
             continue

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import astuple, replace
 from functools import cached_property
@@ -16,11 +16,11 @@ from typing import Any
 
 from commlib import env
 from commlib.counts import counted
-from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_within
+from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_within, symmetric_points
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import Query, Range, Rule, size_text
+from commlib.plan.rules import Point, Query, Range, Rule, size_text
 
 WIDTH = 120  # of a line of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
@@ -195,6 +195,7 @@ class Plan:
         """Say which algorithm runs such a call, by which rule of which file, and what was passed over before it."""
         query = Query(op, num_bytes, dtype, redop, world, placement, mode)
         found, usual = self.decide(query, facts, max_sms), self.decide(query, facts)
+        points = [*usual.entry.curve, *(point for point, _ in symmetric_points(self.rules, query, usual, facts))]
         rule, entry, here = found.rule, found.entry, found.rule.ranges[found.at]
         most = facts.most_sms(op, entry)
         before = rule.ranges[found.at - 1] if found.at else None
@@ -217,7 +218,7 @@ class Plan:
             pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
             remark=facts.remark(op, entry.algorithm),
             sms=min(most, max_sms) if max_sms else most,
-            curve=_with_own(usual.entry, facts.most_sms(op, usual.entry)),
+            curve=_with_own(points, facts.most_sms(op, usual.entry)),
             passed=found.passed,
         )
 
@@ -255,10 +256,9 @@ def _on_few(rule: Rule, max_sms: int, facts: Facts) -> Iterator[Range]:
         yield entry.on(within[0]) if within else entry
 
 
-def _with_own(entry: Range, sms: int) -> tuple[tuple[int, float], ...]:
-    """Return a range's curve with its own choice in it; nothing where no other was measured."""
-    points = [(point.sms, point.slower) for point in entry.curve]
-    return tuple(sorted([*points, (sms, 0.0)])) if points else ()
+def _with_own(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
+    """Return a curve with the usual choice in it; nothing where no other was measured."""
+    return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:

@@ -177,6 +177,7 @@ def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(
     assert ask(plan, [call("all_gather", 1 << 20, 8)])[0].startswith("lsa_pipe_exchange blocks=8 ")
     said = plan.explain("all_gather", 1 << 20, "float32", world=2, placement="symmetric", facts=FACTS, max_sms=8)
     assert (said.rule, said.sms, said.high_bytes) == ("rules[1][1].curve[0]", 0, 1 << 20)
+    assert said.curve == ((0, 0.2), (8, 1.5), (16, 0.1), (132, 0.0))
     # A communicator's limit leaves symmetric ranges to the plain rules, as far as these decide.
     limited = plan.limited(8, FACTS)
     assert ask(limited, [call("all_gather", 1 << 20, 0, "yes")])[0].startswith("lsa_pipe_exchange blocks=8 ")
