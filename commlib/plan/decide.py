@@ -139,6 +139,8 @@ def _able(rules: Sequence[Rule], query: Query, max_sms: int, facts: Facts) -> It
             low, high = 0 if above is None else above + 1, math.inf if here.max_bytes is None else here.max_bytes
             far = max(1.0, (low + 1) / (query.num_bytes + 1), (query.num_bytes + 1) / (high + 1))
             for place, entry in _entries(rule, at):
+                if query.placement == "symmetric" and not facts.symmetric(query.op, entry.algorithm):
+                    continue  # only a name: the plain rules decide
                 able = facts.refusal(query, entry.algorithm) is None and query.num_bytes % entry.align == 0
                 if able and facts.can_take(query.op, entry, max_sms):
                     yield far, Decision(rule, entry, at, place, ())

@@ -183,6 +183,17 @@ def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(
     assert ask(limited, [call("all_gather", 1 << 20, 0, "yes")])[0].startswith("lsa_pipe_exchange blocks=8 ")
 
 
+def test_a_symmetric_rule_that_leaves_a_call_to_the_plain_ones_is_not_cut_down_itself(ask: Ask) -> None:
+    rules = [
+        {"op": "all_gather", "ranges": [{"algorithm": "lsa_pipe_exchange", "params": {"blocks": 32}}]},
+        {"op": "all_gather", "placement": "symmetric", "ranges": [{"algorithm": "lsa_oneshot"}]},
+    ]
+    plan = Plan({**HEAD, "rules": rules}, "made up")
+    entry = plan.decide(Query("all_gather", 1 << 20, "float32", "sum", 2, placement="symmetric"), FACTS, 8).entry
+    assert entry.algorithm == "lsa_pipe_exchange"
+    assert ask(plan, [call("all_gather", 1 << 20, 8, "yes")])[0].startswith("lsa_pipe_exchange blocks=32 ")
+
+
 def test_the_shipped_plans_name_something_for_every_limited_call_but_what_nccl_alone_carries(ask: Ask) -> None:
     for name in ("nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"):
         plan = shipped_plan(name)
