@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from commlib.collectives.facts import FACTS
-from commlib.plan import Plan, Point, Query
+from commlib.plan import Plan, Point, Query, Rule
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Settings
 from commlib.tuner.knee import curve
@@ -95,17 +95,21 @@ def test_a_vendors_call_gives_way_to_a_kernel_that_is_as_good_on_fewer() -> None
     assert blocks_at(tuned(samples(near, 0.001))[1], 1 << 26) == ("lsa_oneshot", 8)
 
 
+def symmetric_rule(found: Samples) -> Rule:
+    """Return the rule for symmetric tensors that such samples make."""
+    tables, case = Tables(BASE, 2, Settings(resamples=40), True), replace(CASE, placement="symmetric")
+    tables.add(case, found)
+    (table,) = tables.of([case])
+    plan = plan_of([table], BASE, 2, {"backend": "nccl", "device": "made up"}, Settings(), "made up")
+    return next(rule for rule in plan.rules if rule.world == (2, 2))
+
+
 @pytest.mark.parametrize(("slower", "chosen"), [(1.02, "engine_pull"), (1.10, "lsa_oneshot")])
 def test_copy_engines_that_take_little_longer_than_tiles_are_chosen(slower: float, chosen: str) -> None:
     engine, time = Option("engine_pull"), filled(16, 16)
     found = samples({PLAIN: time, engine: lambda size: slower * time(size) if size >= 512 << 10 else 1.0}, 0.001)
     found.plain = dict.fromkeys(SIZES, tiles(16))
-    tables = Tables(BASE, 2, Settings(resamples=40), True)
-    case = replace(CASE, placement="symmetric")
-    tables.add(case, found)
-    (table,) = tables.of([case])
-    plan = plan_of([table], BASE, 2, {"backend": "nccl", "device": "made up"}, Settings(), "made up")
-    rule = next(rule for rule in plan.rules if rule.world == (2, 2))
+    rule = symmetric_rule(found)
     assert rule.ranges[rule.at(1 << 26) or 0].algorithm == chosen
 
 
@@ -113,12 +117,7 @@ def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster(
     engine, time = Option("engine_pull"), filled(16, 16)
     found = samples({PLAIN: time, engine: lambda size: (1.3 if size > 1 << 24 else 9.0) * time(size)}, 0.001)
     found.plain = {size: tiles(32) if size > 1 << 24 else tiles(16) for size in SIZES}
-    tables = Tables(BASE, 2, Settings(resamples=40), True)
-    case = replace(CASE, placement="symmetric")
-    tables.add(case, found)
-    (table,) = tables.of([case])
-    plan = plan_of([table], BASE, 2, {"backend": "nccl", "device": "made up"}, Settings(), "made up")
-    rule = next(rule for rule in plan.rules if rule.world == (2, 2))
+    rule = symmetric_rule(found)
     assert [entry.algorithm for entry in rule.ranges] == ["lsa_oneshot"] * len(rule.ranges)
     for size, slower in ((1 << 24, 8.0), (1 << 26, 0.3)):
         entry = rule.ranges[rule.at(size) or 0]
