@@ -6,7 +6,7 @@ from commlib.collectives.spec import Variants
 
 _K, _M = 1 << 10, 1 << 20
 FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on beside all
-MANY_THREADS = (256, 320, 384, 448, 512)  # of a block: few have little on its way, many crowd the link
+MANY_THREADS = (256, 320, 384, 448, 512)  # of a block: few keep little on its way to peers, many crowd the link
 
 
 def chunks(num_bytes: int) -> Variants:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from commlib.communicator import Communicator
@@ -69,7 +70,10 @@ class Pipeline:
 
     def beside(self) -> AbstractContextManager[None]:
         """Have products leave the multiprocessors that the calls of chunks take; run() does this by itself."""
-        return leaving(self.max_sms if self.max_sms and self.comm.device.type == "cuda" else 0)
+        if not self.max_sms or self.comm.device.type != "cuda":
+            return leaving(0)
+        there = torch.cuda.get_device_properties().multi_processor_count
+        return leaving(self.max_sms if self.max_sms < there else 0)  # else calls may take all of them
 
     def run(self, programs: Iterable[Steps[Any]]) -> None:
         """Run one program for each chunk: each goes a step when the chunk after it has gone one.

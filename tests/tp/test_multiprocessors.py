@@ -66,7 +66,9 @@ def test_what_cublas_refuses_is_said(targets):
     assert torch._C._get_sm_carveout_experimental() is None
 
 
-@pytest.mark.parametrize(("device", "limit", "left"), [("cuda", 8, [124, 0]), ("cuda", 0, []), ("cpu", 8, [])])
+@pytest.mark.parametrize(
+    ("device", "limit", "left"), [("cuda", 8, [124, 0]), ("cuda", 0, []), ("cuda", THERE, []), ("cpu", 8, [])]
+)
 def test_a_pipeline_leaves_what_its_calls_take_on_gpus(targets, device, limit, left):
     ran = []
 
