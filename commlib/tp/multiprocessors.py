@@ -29,8 +29,8 @@ def leaving(multiprocessors: int) -> Iterator[None]:
         raise ValueError(f"products cannot leave {multiprocessors} of the GPU's {there} multiprocessors; leave fewer")
     carveout = torch._C._get_sm_carveout_experimental()
     _plan_for(there - multiprocessors)
-    torch._C._set_sm_carveout_experimental(multiprocessors)  # products with a bias are cuBLASLt's
     try:
+        torch._C._set_sm_carveout_experimental(multiprocessors)  # products with a bias are cuBLASLt's
         yield
     finally:
         torch._C._set_sm_carveout_experimental(carveout)
@@ -40,7 +40,9 @@ def leaving(multiprocessors: int) -> Iterator[None]:
 def _plan_for(multiprocessors: int) -> None:
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     if status := _cublas().cublasSetSmCountTarget(handle, ctypes.c_int(multiprocessors)):
-        raise Unsupported(f"cublasSetSmCountTarget({multiprocessors}) failed with status {status}")
+        raise Unsupported(
+            f"cublasSetSmCountTarget({multiprocessors}) failed with status {status}; use a Pipeline without max_sms"
+        )
 
 
 @cache
