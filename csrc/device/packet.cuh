@@ -157,13 +157,13 @@ struct Steps {
 template <class P, int N>
 class Channel {
  public:
-  __device__ explicit Channel(const Job& job)
+  __device__ explicit Channel(const Job& job, bool lets_next_start = true)
       : job_(job),
         id_((threadIdx.x >> 5) * gridDim.x + blockIdx.x),
         lane_(threadIdx.x & 31),
         next_(0) {
     begin_marked();
-    if (blockDim.x <= kSmallBlock) let_next_start();
+    if (lets_next_start) let_next_start();
     next_ = P::numbers(control_of(job, job.rank))[id_] + 1;
   }
 

@@ -39,12 +39,13 @@ class PacketRows : public RowBlock<T, kPairs> {
  public:
   __device__ __forceinline__ PacketRows(const Job& job, const Rows& rows, RowBoard* board,
                                         bool aligned)
-      : Base(job, rows, board, aligned, kBlocks), channel_(job), lane_(threadIdx.x & 31) {
+      : Base(job, rows, board, aligned, kBlocks),
+        channel_(job, lets_next_start(gridDim.x, kThreads)),
+        lane_(threadIdx.x & 31) {
     if (kBlocks > 1) {
       if (threadIdx.x < 2) barrier_init(&board->came[threadIdx.x]);
       arrive_at_cluster();
     }
-    if (kThreads > kSmallBlock && gridDim.x <= kEarlyRowBlocks) let_next_start();
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) pair_steps_ += this->warp_has_pair(k);
   }

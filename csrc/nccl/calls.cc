@@ -125,8 +125,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
                             alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
                       .bits();
-  const bool lets_next_start =
-      instance.shared_tiles + instance.shared_slots == 0 && threads <= kSmallBlock;
+  const bool lets_next_start = instance.shared_tiles + instance.shared_slots == 0;
   launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
 }
 

@@ -89,8 +89,13 @@ Footprint Order::footprint_of(const Launch& launch) {
     fraction = 1.0 / std::max(blocks, 1);
   }
   // A cluster counts as one block: where that finds a multiprocessor, all of the cluster do.
-  const unsigned clusters = launch.blocks / launch.cluster_blocks;
-  return {clusters * (launch.lets_next_start ? 2 : 1), fraction * launch.cluster_blocks};
+  const Footprint once = {launch.blocks / launch.cluster_blocks, fraction * launch.cluster_blocks};
+  return launch.lets_next_start && !is_large(once) ? once.beside(once) : once;
+}
+
+// An event is recorded behind it where there are other communicators.
+bool Order::is_large(const Footprint& footprint) const {
+  return footprint.filled > multiprocessors_ / kSmallShare;
 }
 
 // Whether eager calls that were large are over by now.
@@ -152,7 +157,7 @@ void Order::after(CUstream stream, uint64_t capture) {
     own.large = own.small = Footprint();
   }
   const bool others = !alone();
-  const bool large = coming_.filled > multiprocessors_ / kSmallShare;
+  const bool large = is_large(coming_);
   if (large) {
     if (others && own.large.exceeds(coming_)) look(own);
     own.large = own.large_runs ? own.large.either(coming_) : coming_;

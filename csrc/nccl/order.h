@@ -50,7 +50,7 @@ struct Launch {
   unsigned blocks = 0;
   unsigned threads = 0;
   unsigned shared_bytes = 0;
-  bool lets_next_start = false;  // so that two of a stream hold their places at once
+  bool lets_next_start = false;  // so that two of a stream hold their places, without an event
   unsigned cluster_blocks = 1;   // which find their places together
 };
 
@@ -92,6 +92,7 @@ class Order {
   void leave();
   bool alone() const;
   Footprint footprint_of(const Launch& launch);
+  bool is_large(const Footprint& footprint) const;
   static void look(Last& calls);
   static void wait_for(Last& calls, CUstream stream);
 

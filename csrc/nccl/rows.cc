@@ -51,9 +51,9 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
-  const bool lets_next_start = !in_tiles && (blocks <= kEarlyRowBlocks || threads <= kSmallBlock);
   const Rows rows = told_of(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);
-  launch_in_order(instance, job, &rows, {blocks, threads}, lets_next_start, stream, capture);
+  launch_in_order(instance, job, &rows, {blocks, threads},
+                  !in_tiles && lets_next_start(blocks, threads), stream, capture);
 }
 
 void Group::compose_rows(const Call& call, CUstream stream) {

@@ -18,7 +18,6 @@ constexpr int kMaxPeers = 8;           // ranks that kernels serve
 constexpr int kChannels = 2048;        // warps of a grid that moves packets
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
-constexpr unsigned kSmallBlock = 128;   // threads of packets' blocks whose next kernel starts early
 constexpr u64 kMostTileBlocks = 256;    // of a grid that moves tiles: one for each multiprocessor
 constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
