@@ -12,12 +12,9 @@ import torch
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
-from tests.gpu import one_gpu
 from tests.gpu.steady import Steady, capture, first, warm_up
 
-# Messages are part of them where kernels of this library move these.
-LEFT_OUT = ("barrier",) if one_gpu.RANKS else ("barrier", "send_recv")
-NAMES = [name for name in COLLECTIVES if name not in LEFT_OUT]
+NAMES = [name for name in COLLECTIVES if name != "barrier"]
 DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
 LOG2_BYTES = 24.5  # of the largest tensor: 24 MB
 GRAPH_BYTES = 64 << 10  # of a captured call: nobody orders replays, so what runs beside them must fit on the GPU
@@ -32,13 +29,16 @@ class Mixture:
         self.own = random.Random((seed, comm.rank).__hash__())
         made = [comm.split(0, comm.rank) for _ in range(2)]
         self.comms = [comm, *(part for part in made if part is not None)]
+        # Messages are part of them where kernels of this library move these.
+        moves = comm.explain("send_recv", 1 << 20).algorithm.startswith("lsa_")
+        self.names = NAMES if moves else [name for name in NAMES if name != "send_recv"]
         self.streams = [torch.cuda.Stream() for _ in self.comms]
         self.calls = [self.call(number) for number in range(CALLS)]
         warm_up(*self.calls)
         self.graphs = {call: capture(call) for call in self.calls if most_bytes(call) <= GRAPH_BYTES}
 
     def call(self, number: int) -> Steady:
-        name = self.draw.choice(NAMES)
+        name = self.draw.choice(self.names)
         dtype = self.draw.choice(DTYPES[:2] if COLLECTIVES[name].of_rows else DTYPES)
         elements = int(2 ** self.draw.uniform(0, LOG2_BYTES)) // dtype.itemsize
         blocks = (
