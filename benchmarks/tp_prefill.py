@@ -5,7 +5,7 @@
 
 `fused` is commlib's all-reduce with residual and norm in one call; `scattered` the sequence-parallel form; both make
 their calls after the products, on all multiprocessors. `4 × 8` has four chunks, whose calls take 8 multiprocessors at
-most. `none` makes no calls. All take turns, eagerly or, with --graph, in CUDA graphs. `hidden` is the share of what the
+most. `none` makes no calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly or, with --graph, in CUDA graphs. `hidden` is the share of what the
 calls cost the faster of the first two that a way saves, with its 95 % interval. First all values are compared. In the
 end `Pipeline.tune` measures a rule.
 """
@@ -37,20 +37,35 @@ FUSED, SCATTERED, NONE = "fused", "scattered", "none"
 RESAMPLES = 1000
 
 
+class Made:
+    """Stands in for the work of a call that was never made."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def result(self) -> Tensor:
+        """Return what there is."""
+        return self.value
+
+    def wait(self) -> None:
+        """Wait for nothing."""
+
+
 class Silent:
-    """Stands in for the communicator of a model's norms: every rank keeps what it has."""
+    """Stands in for the communicator of a model's norms and chunks: every rank keeps what it has."""
 
     def __init__(self, comm: Communicator) -> None:
-        self.rank, self.size = comm.rank, comm.size
+        self.rank, self.size, self.device = comm.rank, comm.size, comm.device
 
-    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, *sizes: object) -> Tensor:
+    def reduce_scatter_tensor(self, out: Tensor, x: Tensor, *sizes: object, async_op: bool = False, **_: int) -> Any:
         """Return this rank's rows of x."""
         part = shard(len(x), self.rank, self.size)
-        return x[part.start : part.start + part.length]
+        rows = x[part.start : part.start + part.length]
+        return Made(rows) if async_op else rows
 
-    def all_gather_into_tensor(self, out: Tensor, x: Tensor, *sizes: object) -> Tensor:
+    def all_gather_into_tensor(self, out: Tensor, x: Tensor, *sizes: object, async_op: bool = False, **_: int) -> Any:
         """Return `out` as it is."""
-        return out
+        return Made(out) if async_op else out
 
     reduce_scatterv, all_gatherv = reduce_scatter_tensor, all_gather_into_tensor
 
@@ -69,8 +84,12 @@ class Prefill:
         self.chunks = {f"{count} × {sms}": (count, sms) for sms, count in product(options.sms, options.chunks)}
         self.enters = {label: partial(self._use, *how) for label, how in plain.items()}
         self.enters |= {label: partial(self._use, comm, False, *how) for label, how in self.chunks.items()}
+        silent = {f"{NONE} {count}": (count, 0) for count in options.chunks}
+        self.enters |= {label: partial(self._use, Silent(comm), False, *how) for label, how in silent.items()}
+        self.chunks |= silent
 
     def _use(self, comm: Any, scattered: bool, chunks: int = 1, sms: int = 0) -> None:
+        self.pipeline.comm = comm
         for norm in self._norms:
             norm.comm, norm.sequence_parallel = comm, scattered
         self.pipeline.rule, self.pipeline.max_sms = {0: chunks}, sms
@@ -168,7 +187,7 @@ def main() -> int:
             facts: dict[str, Any] = {"shape": shape, "wrong": wrong, "rules": {}}
             document = head("tp_prefill", comm.size, comm.backend, launched=True)
             for tokens in options.tokens:
-                apart = {label: prefill.apart(label, tokens) for label in prefill.enters if label != NONE}
+                apart = {label: prefill.apart(label, tokens) for label in prefill.enters if not label.startswith(NONE)}
                 wrong |= {f"{label}, {tokens}": off for label, off in apart.items() if not off <= FAR[prefill.dtype]}
                 found = rows_of(tokens, prefill.measure(tokens, protocol))
                 say(page(found), flush=True)
