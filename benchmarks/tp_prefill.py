@@ -5,9 +5,9 @@
 
 `fused` is commlib's all-reduce with residual and norm in one call; `scattered` the sequence-parallel form; both make
 their calls after the products, on all multiprocessors. `4 × 8` has four chunks, whose calls take 8 multiprocessors at
-most. `none` makes no calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly or, with --graph, in CUDA graphs. `hidden` is the share of what the
-calls cost the faster of the first two that a way saves, with its 95 % interval. First all values are compared. In the
-end `Pipeline.tune` measures a rule.
+most. `none` makes no calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly
+or, with --graph, in CUDA graphs. `hidden` is the share of what the calls cost the faster of the first two that a way
+saves, with its 95 % interval. First all values are compared. In the end `Pipeline.tune` measures a rule.
 """
 
 from __future__ import annotations

@@ -51,9 +51,10 @@ __device__ __forceinline__ void wait_for_stream() {
 }
 
 // The kernel behind this one on the stream may take its place now; it waits all the same until this
-// one is over (wait_for_stream). It saves the next one's start. Two grids that fill the GPU and wait
-// for peers would keep out a third, of another communicator, which those peers may wait for: where
-// there is one, the host records an event behind such a grid, and the next cannot start early.
+// one is over (wait_for_stream). It saves the next one's start. Two grids that fill the GPU and
+// wait for peers would keep out a third, of another communicator, which those peers may wait for:
+// where there is one, the host records an event behind such a grid, and the next cannot start
+// early.
 __device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
