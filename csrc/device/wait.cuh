@@ -21,6 +21,7 @@ __device__ __forceinline__ Control* control_of(const Job& job, int rank) {
 // This rank waits in this call: for the message of a peer that gives up.
 __device__ __forceinline__ void announce(const Job& job) {
   CallRecord* current = &control_of(job, job.rank)->progress.current;
+  st_relaxed_sys(&current->call, ld_relaxed_sys(&current->number) + 1);
   st_relaxed_sys(&current->what, job.what);
   st_relaxed_sys(&current->bytes, job.bytes);
   st_relaxed_sys(&current->graph, static_cast<u64>(job.graph));
@@ -47,8 +48,9 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   if (claim_sys(&control_of(job, job.rank)->ended, static_cast<u64>(kind)) != 0) return;
   const auto read = [&](int rank) {
     const CallRecord* from = &control_of(job, rank)->progress.current;
-    return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->what),
-                      ld_relaxed_sys(&from->bytes), ld_relaxed_sys(&from->graph)};
+    return CallRecord{ld_relaxed_sys(&from->number), ld_relaxed_sys(&from->call),
+                      ld_relaxed_sys(&from->what), ld_relaxed_sys(&from->bytes),
+                      ld_relaxed_sys(&from->graph)};
   };
   Report* report = job.report;
   report->peer = peer;
@@ -75,7 +77,8 @@ __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
 __device__ __noinline__ bool leave(const Job& job) {
   Progress* progress = &control_of(job, job.rank)->progress;
   if (claim_sys(&progress->has_left, kLeaving) != 0) return true;
-  progress->left = {ld_relaxed_sys(&progress->current.number), job.what, job.bytes, job.graph};
+  const u64 over = ld_relaxed_sys(&progress->current.number);
+  progress->left = {over, over + 1, job.what, job.bytes, job.graph};
   progress->left_of_graph = ld_relaxed_sys(&progress->of_graph[job.graph]);
   fence_sys();
   st_relaxed_sys(&progress->has_left, kLeft);

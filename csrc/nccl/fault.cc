@@ -79,8 +79,7 @@ void Fault::explain() {
 
 std::string Fault::reason_of(const Report& report, const char** kind) const {
   const auto record = [&](const CallRecord& of) {
-    return text(describe_(of.what), " of ", counted(of.bytes, "byte"), " (call ", of.number + 1,
-                ")");
+    return text(describe_(of.what), " of ", counted(of.bytes, "byte"), " (call ", of.call, ")");
   };
   const bool gone = report.peer < dead_.size() && dead_[report.peer];
   if ((report.kind & 0xff) == static_cast<u64>(Ending::by_peer))

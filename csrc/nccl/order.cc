@@ -9,8 +9,7 @@
 namespace commlib::nccl {
 namespace {
 
-constexpr unsigned kSmallShare = 8;     // a small kernel fills at most this part of a GPU
-constexpr unsigned kVendorBlocks = 32;  // at most, of NCCL's kernels between GPUs of one host
+constexpr unsigned kSmallShare = 8;  // a small kernel fills at most this part of a GPU
 
 // The communicators of this process that have made calls.
 struct Everyone {
@@ -24,22 +23,6 @@ Everyone& everyone() {
 }
 
 }  // namespace
-
-Footprint Footprint::either(const Footprint& other) const {
-  Footprint both;
-  both.blocks = std::max(blocks, other.blocks);
-  both.fraction = std::max(fraction, other.fraction);
-  both.filled = std::max(filled, other.filled);
-  return both;
-}
-
-Footprint Footprint::beside(const Footprint& other) const {
-  Footprint both;
-  both.blocks = blocks + other.blocks;
-  both.fraction = std::max(fraction, other.fraction);
-  both.filled = filled + other.filled;
-  return both;
-}
 
 Order::Order() {
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
@@ -79,7 +62,7 @@ bool Order::alone() const {
 }
 
 Footprint Order::footprint_of(const Launch& launch) {
-  if (!launch.function) return {kVendorBlocks, 1};
+  if (!launch.function) return footprint_of_vendor();
   double& fraction = fractions_[{launch.function, launch.threads, launch.shared_bytes}];
   if (fraction == 0) {
     int blocks = 0;
@@ -88,8 +71,7 @@ Footprint Order::footprint_of(const Launch& launch) {
           "cuOccupancyMaxActiveBlocksPerMultiprocessor");
     fraction = 1.0 / std::max(blocks, 1);
   }
-  // A cluster counts as one block: where that finds a multiprocessor, all of the cluster do.
-  const Footprint once = {launch.blocks / launch.cluster_blocks, fraction * launch.cluster_blocks};
+  const Footprint once = footprint_of_kernel(launch.blocks, launch.cluster_blocks, fraction);
   return launch.lets_next_start && !is_large(once) ? once.beside(once) : once;
 }
 
@@ -128,7 +110,7 @@ void Order::before(CUstream stream, uint64_t capture, const Launch& launch) {
     wait_for(own, stream);
   }
   if (alone()) {
-    coming_ = {multiprocessors_, 1};  // nobody asks; who comes later takes it for all
+    coming_ = footprint_of_kernel(multiprocessors_, 1, 1);  // who comes later takes it for all
     return;
   }
   coming_ = footprint_of(launch);

@@ -16,32 +16,9 @@
 #include <tuple>
 
 #include "cuda/api.h"
+#include "nccl/footprint.h"
 
 namespace commlib::nccl {
-
-// How much of a GPU kernels hold while they run: their blocks, the largest fraction of a
-// multiprocessor that one block needs, and the multiprocessors that all blocks fill together.
-struct Footprint {
-  unsigned blocks = 0;
-  double fraction = 0;
-  double filled = 0;
-
-  Footprint() = default;
-  Footprint(unsigned blocks, double fraction)
-      : blocks(blocks), fraction(fraction), filled(blocks * fraction) {}
-  // Of whichever of both runs.
-  Footprint either(const Footprint& other) const;
-  // Of both at once.
-  Footprint beside(const Footprint& other) const;
-  // Whether every block finds a place, wherever the others lie: either no two need to share a
-  // multiprocessor, or some multiprocessor always has room for one block more.
-  bool fits(unsigned multiprocessors) const {
-    return blocks <= multiprocessors || filled <= multiprocessors * (1 - fraction);
-  }
-  bool exceeds(const Footprint& other) const {
-    return blocks > other.blocks || fraction > other.fraction || filled > other.filled;
-  }
-};
 
 // A kernel as it is about to be launched; without a function, one of NCCL's, of which the library
 // tells nothing.

@@ -34,6 +34,7 @@ enum PipeSet : u64 { kCollectives, kMessages, kPipeSets };
 // The call a rank waits in, for the error message of a peer that waits for it.
 struct CallRecord {
   u64 number;  // calls that are over
+  u64 call;    // the number of this one, from 1
   u64 what;    // op, dtype, redop, root, algorithm as the host packs them
   u64 bytes;
   u64 graph;  // that it was captured in
