@@ -256,12 +256,16 @@ def _made(runs: Iterator[Run], many: int) -> Iterator[object]:
 
 
 def _of_replay(calls: Sequence[KernelCall], call_ns: float, end_ns: float) -> Iterator[Traced]:
-    """Yield the calls of a replay that was over, for the host, at `end_ns`; without marks, one for all."""
+    """Yield the calls of a replay that was over, for the host, at `end_ns`; without marks, one for all.
+
+    A call begins when the one before it has ended. The first has none before it, and is left out unless it is alone.
+    """
     if not calls[0]:
         yield Traced(call_ns, {(GPU, DEVICE): call_ns})
         return
-    for before, call in pairwise(calls):
-        parts = {(GPU, phase): ns for phase, ns in kernel_durations(call, ended(before)).items()}
+    behind = list(zip(map(ended, calls), calls[1:], strict=False))
+    for low, call in behind or [(began(calls[0]), calls[0])]:
+        parts = {(GPU, phase): ns for phase, ns in kernel_durations(call, low).items()}
         yield Traced(call_ns, parts, kernel=call, shift_ns=end_ns - ended(calls[-1]))
 
 
