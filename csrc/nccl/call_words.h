@@ -8,7 +8,7 @@ namespace commlib::nccl {
 
 enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes, kOwnByEngine };
 inline const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes",
-                                    "own_by_engine"};
+                                   "own_by_engine"};
 
 inline Shape shape_of(const Params& params) {
   return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes],

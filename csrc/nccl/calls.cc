@@ -28,8 +28,8 @@ struct Elements {
 // Takes a rank's own block out of its moves, unless it is at its place.
 Copies own_block(const Call& call, int rank, Moves* moves) {
   Copies own;
-  own.add({call.out + moves->take_at[rank], call.in + moves->send_at[rank],
-           moves->send_bytes[rank]});
+  own.add(
+      {call.out + moves->take_at[rank], call.in + moves->send_at[rank], moves->send_bytes[rank]});
   if (own.count > 0) moves->send_bytes[rank] = moves->take_bytes[rank] = 0;
   return own;
 }

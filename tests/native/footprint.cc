@@ -20,8 +20,8 @@ int main(int, char** arguments) {
       unsigned blocks = 0, cluster = 1;
       double fraction = 0;
       const bool ours = static_cast<bool>(words >> blocks >> cluster >> fraction);
-      together =
-          together.beside(ours ? footprint_of_kernel(blocks, cluster, fraction) : footprint_of_vendor());
+      together = together.beside(ours ? footprint_of_kernel(blocks, cluster, fraction)
+                                      : footprint_of_vendor());
     }
     std::cout << (together.fits(multiprocessors) ? "yes" : "no") << "\n";
   }
