@@ -10,6 +10,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import CommError
+from commlib.plan import Plan
 from commlib.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.steady import Steady, capture, first, warm_up
@@ -122,6 +123,35 @@ def large_calls(comm: Communicator, in_graphs: bool) -> str:
     return first(found)
 
 
+def rows_beside_nccl(comm: Communicator) -> str:
+    """Rank 1's program orders a call of NCCL's and rows in clusters; on other ranks NCCL's call comes late.
+
+    The clusters have a block on every multiprocessor, and NCCL's blocks want whole ones: without an order these would
+    find no place on the other ranks, and rank 1 would wait for them before its rows.
+    """
+    made = split_twice(comm, False)
+    made[0].use(Plan.only({"gather": "nccl_direct"}, base=made[0].plan))
+    gather, rows = Steady(made[0], "gather", 400_000), Steady(made[1], "all_reduce_rms_norm", 43 * 32, torch.bfloat16)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    warm_up(gather, rows)
+    found = []
+    for step in range(ROUNDS):
+        gather.load(step)
+        rows.load(step)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(streams[0]):
+            come_late(comm.rank != 1)
+            gather.run()
+        if comm.rank == 1:
+            streams[1].wait_stream(streams[0])
+        with torch.cuda.stream(streams[1]):
+            rows.run()
+        torch.cuda.synchronize()
+        found += [gather.wrong(step), rows.wrong(step)]
+    leave(made)
+    return first(found)
+
+
 def come_late(late: bool) -> None:
     if late:
         torch.cuda._sleep(400_000)  # cycles: 0.2 ms
@@ -194,6 +224,10 @@ def test_one_graph_runs_two_communicators_side_by_side(nccl_ranks: Ranks) -> Non
 @pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
 def test_large_calls_of_two_communicators_do_not_keep_each_other_out(nccl_ranks: Ranks, in_graphs: bool) -> None:
     assert set(nccl_ranks.run(large_calls, in_graphs)) == {""}
+
+
+def test_rows_in_clusters_leave_nccl_its_place_or_wait(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(rows_beside_nccl)) == {""}
 
 
 def test_large_calls_in_different_orders_end_with_an_error_that_names_both_communicators(nccl_ranks: Ranks) -> None:
