@@ -1,108 +1,13 @@
-"""Mixtures that nobody planned: communicators, streams, graphs, sizes, types and late ranks, drawn from a seed."""
+"""Calls of all kinds on several communicators, mixed at random."""
 
 from __future__ import annotations
 
-import random
-import time
-from dataclasses import replace
-
 import pytest
-import torch
 
-from commlib.collectives import COLLECTIVES
-from commlib.communicator import Communicator
-from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.steady import Steady, capture, first, warm_up
-
-PIPES = {
-    name: algorithm.name
-    for name, spec in COLLECTIVES.items()
-    for algorithm in spec.algorithms
-    if any(param.name == "own_by_engine" for param in algorithm.params)
-}
-NAMES = [name for name in COLLECTIVES if name != "barrier"]
-DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
-LOG2_BYTES = 24.5  # of the largest tensor: 24 MB
-GRAPH_BYTES = 64 << 10  # of a captured call: nobody orders replays, so what runs beside them must fit on the GPU
-CALLS = 16
-
-
-class Mixture:
-    """Communicators with a stream each, and calls of all kinds on them; every rank draws the same."""
-
-    def __init__(self, comm: Communicator, seed: int) -> None:
-        self.draw = random.Random(seed)
-        self.own = random.Random((seed, comm.rank).__hash__())
-        made = [comm.split(0, comm.rank) for _ in range(2)]
-        self.comms = [comm, *(part for part in made if part is not None)]
-        if torch.cuda.get_device_capability() >= (9, 0):  # one of them moves everything through pipes
-            self.comms[-1].use(Plan.only(PIPES, base=comm.plan, params={"own_by_engine": 1}))
-        # Messages are part of them where kernels of this library move these.
-        moves = comm.explain("send_recv", 1 << 20).algorithm.startswith("lsa_")
-        self.names = NAMES if moves else [name for name in NAMES if name != "send_recv"]
-        self.streams = [torch.cuda.Stream() for _ in self.comms]
-        self.calls = [self.call(number) for number in range(CALLS)]
-        warm_up(*self.calls)
-        self.graphs = {call: capture(call) for call in self.calls if most_bytes(call) <= GRAPH_BYTES}
-
-    def call(self, number: int) -> Steady:
-        name = self.draw.choice(self.names)
-        dtype = self.draw.choice(DTYPES[:2] if COLLECTIVES[name].of_rows else DTYPES)
-        elements = int(2 ** self.draw.uniform(0, LOG2_BYTES)) // dtype.itemsize
-        blocks = (
-            self.comms[0].size if name in ("all_gather", "all_to_all", "gather", "scatter", "reduce_scatter") else 1
-        )
-        return Steady(
-            self.comms[number % 3], name, max(elements // blocks, 1), dtype, shifts=(self.draw.randint(0, 3), 0)
-        )
-
-    def round(self, step: int) -> str:
-        """Some of the calls, each eagerly or from its graph, in one order on all ranks; some ranks come late."""
-        among = list(self.graphs) if step % 2 and len(self.graphs) > 1 else self.calls
-        chosen = self.draw.sample(among, self.draw.randint(2, min(len(among), 8)))
-        replays = all(call in self.graphs for call in chosen)
-        replayed = [replays and self.draw.random() < 0.5 for _ in chosen]
-        for call in chosen:
-            call.load(step)
-        torch.cuda.synchronize()
-        for call, from_graph in zip(chosen, replayed, strict=True):
-            if self.own.random() < 0.1:
-                time.sleep(self.own.random() * 2e-3)
-            with torch.cuda.stream(self.streams[self.comms.index(call.comm)]):
-                if self.own.random() < 0.3:
-                    torch.cuda._sleep(self.own.randint(1000, 300_000))
-                self.graphs[call].replay() if from_graph else call.run()
-        torch.cuda.synchronize()
-        return first([call.wrong(step) for call in chosen])
-
-    def recapture(self) -> None:
-        """A capture in the middle of everything."""
-        call = self.draw.choice(list(self.graphs) or self.calls)
-        if call in self.graphs:
-            self.graphs[call] = capture(call)
-
-
-def most_bytes(call: Steady) -> int:
-    """The largest tensor of a call on any rank: all ranks must draw the same."""
-    ranks = (replace(call.call, rank=rank) for rank in range(call.comm.size))
-    return max(max(call.spec.shapes(of_rank)) for of_rank in ranks) * call.call.dtype.itemsize
-
-
-def mix(comm: Communicator, seed: int, rounds: int) -> str:
-    mixture = Mixture(comm, seed)
-    found = []
-    for step in range(rounds):
-        found.append(mixture.round(step))
-        if step % 10 == 9:
-            mixture.recapture()
-    mixture.graphs.clear()
-    for part in mixture.comms[1:]:
-        part.barrier()
-        part.close()
-    return first(found)
+from tests.gpu.mixtures import ROUNDS, mix
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_mixture_of_calls_gives_every_value(nccl_ranks: Ranks, seed: int) -> None:
-    assert set(nccl_ranks.run(mix, seed, 60)) == {""}
+    assert set(nccl_ranks.run(mix, seed, ROUNDS)) == {""}
