@@ -225,7 +225,7 @@ class Phases:
                 alone.append(starter.time(plain) / many * 1e9)
                 call_ns = starter.time(marked) / many * 1e9
                 end_ns = time.perf_counter_ns()
-                found += _of_replay(kernels.calls(many), call_ns, end_ns)
+                found += of_replay(kernels.calls(many), call_ns, end_ns)
             marked.reset()
             plain.reset()
             starter.close()
@@ -255,7 +255,7 @@ def _made(runs: Iterator[Run], many: int) -> Iterator[object]:
     return (run() for run in islice(runs, many))
 
 
-def _of_replay(calls: Sequence[KernelCall], call_ns: float, end_ns: float) -> Iterator[Traced]:
+def of_replay(calls: Sequence[KernelCall], call_ns: float, end_ns: float) -> Iterator[Traced]:
     """Yield the calls of a replay that was over, for the host, at `end_ns`; without marks, one for all.
 
     A call begins when the one before it has ended. The first has none before it, and is left out unless it is alone.
