@@ -144,15 +144,15 @@ def main() -> None:
     if wrong:
         print(f"seed {options.seed + done}: {wrong}", file=sys.stderr)
     if options.output:
+        row = {"seed": options.seed, "mixtures": done, "rounds": ROUNDS, "seconds": round(took), "wrong": wrong}
         document = {
-            "command": " ".join(["python -m tests.gpu.mixtures", *sys.argv[1:]]),
+            "schema": "commlib.mixtures",
+            "version": 1,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": " ".join(["python -m tests.gpu.mixtures", *sys.argv[1:]]),
             "fingerprint": fingerprint("nccl"),
             "ranks": options.ranks,
-            "mixtures": done,
-            "rounds": ROUNDS,
-            "seconds": round(took),
-            "wrong": wrong,
+            "rows": [row],
         }
         files.write(options.output, json_text(document))
     sys.exit(bool(wrong))
