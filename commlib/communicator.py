@@ -184,6 +184,7 @@ class Communicator(Fused):
         """
         dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
+        self._lanes.let_go()
         return self._backend.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
@@ -225,8 +226,7 @@ class Communicator(Fused):
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
         keys["max_sms"] = 0 if own_limit and limit >= own_limit else limit
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
-        if own_limit:
-            found = replace(found, sms=min(found.sms, own_limit))
+        found = replace(found, sms=min(found.sms, own_limit or found.sms))
         hosts, row = self._backend.hosts, COLLECTIVES[op].algorithm(found.algorithm)
         if hosts is None or row.link is None:
             return found

@@ -135,6 +135,9 @@ class Lanes:
             if (last := self._last.get(COLLECTIVE_CALLS)) is None or last.done():
                 done()
 
+    def let_go(self) -> None:
+        """Nothing is held that ranks must have alike."""
+
     def drain(self, *lanes: Hashable) -> None:
         """Wait until the lanes are empty; what a lane itself calls does not wait."""
         if torch.compiler.is_dynamo_compiling():
@@ -280,6 +283,12 @@ class StreamLanes:
     def after(self, calls: T, done: Callable[[], object]) -> T:
         """Return `calls`: streams are ordered where kernels are launched."""
         return calls
+
+    def let_go(self) -> None:
+        """Let go of what calls held, once they are over: then all ranks' memory is free alike."""
+        if self._held and not torch.cuda.is_current_stream_capturing():
+            self._held[-1][0].synchronize()
+            self._held.clear()
 
     def drain(self, *lanes: Hashable) -> None:
         """Nothing waits on the host."""

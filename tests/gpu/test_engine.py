@@ -130,6 +130,21 @@ def by_the_plain_rules(comm: Communicator) -> str:
         return first([call.wrong(2) for call in calls])
 
 
+def made_anew(comm: Communicator) -> str:
+    """Tensors of asynchronous calls, which ranks let go of at other times, and new ones in their place."""
+    found = []
+    with pinned(comm, "all_gather", ENGINE):
+        for step in range(30):
+            call = steady(comm, "all_gather", 20_011 + 1000 * (step % 3))
+            call.load(step)
+            if step % comm.size == comm.rank:
+                torch.cuda._sleep(1_000_000)
+            comm.all_gather_into_tensor(call.out, call.x, async_op=True).wait()
+            found.append(call.wrong(step))
+            comm.all_gather_into_tensor(call.out, call.x, async_op=True).wait()
+    return first(found)
+
+
 def error_of(call: Callable[[], object]) -> str:
     try:
         call()
@@ -234,6 +249,10 @@ def test_a_call_goes_on_beside_a_capture(nccl_ranks: Ranks, name: str) -> None:
 
 def test_what_engines_cannot_read_goes_by_the_plain_rules(nccl_ranks: Ranks) -> None:
     assert set(nccl_ranks.run(by_the_plain_rules)) == {""}
+
+
+def test_new_tensors_lie_at_the_same_place_whenever_calls_are_over(nccl_ranks: Ranks) -> None:
+    assert set(nccl_ranks.run(made_anew)) == {""}
 
 
 @pytest.mark.parametrize("in_graph", [False, True])
