@@ -82,15 +82,17 @@ def rule_of(table: Table, world: int) -> Rule:
 def _parts(stretch: Stretch, samples: Samples) -> Iterator[Stretch]:
     """Yield a stretch; where the plain rules decide on many multiprocessors, in parts where these run one option.
 
-    So the curve of a part says how long copy engines take beside one kernel.
+    So the curve of a part says how long copy engines take beside one kernel. That falls with the size, so the sizes of
+    a part are within a factor of four.
     """
     if stretch.option != PLAIN:
         yield stretch
         return
-    runs = [
-        tuple(sizes)
-        for _, sizes in groupby(stretch.sizes, lambda size: samples.plain[size] if size in samples.sms else None)
-    ]
+
+    def part(size: int) -> object:
+        return (samples.plain[size], size.bit_length() // 2) if size in samples.sms else None
+
+    runs = [tuple(sizes) for _, sizes in groupby(stretch.sizes, part)]
     for sizes in runs[:-1]:
         yield replace(stretch, sizes=sizes, until=sizes[-1], interval=None, confidence=None)
     yield replace(stretch, sizes=runs[-1])

@@ -107,7 +107,8 @@ def _multiprocessors(case: Case, samples: Samples, world: int) -> Iterator[tuple
     for size in samples.sizes:
         meant = {o: samples.plain.get(size) if o == PLAIN else o for o in samples.options}
         taken = {o: case.sms(means, size, world) if means else MOST_SMS for o, means in meant.items()}
-        if len({taken[o] for o in samples.times[size] if (means := meant[o]) and case.is_for_large(means)}) > 1:
+        tried = [o for o in samples.times[size] if (means := meant[o]) and (o == PLAIN or case.is_for_large(means))]
+        if len({taken[o] for o in tried}) > 1:
             yield size, taken
 
 

@@ -128,6 +128,18 @@ def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster(
         assert abs(entry.gain - slower) < 0.05 * (1 + slower), "the gain is that of the part"
 
 
+def test_beside_packets_copy_engines_are_kept_too_and_a_range_has_sizes_of_about_one_time() -> None:
+    engine, time = Option("engine_pull"), filled(16, 16)
+    found = samples({PLAIN: time, engine: lambda size: time(size) * (1 + 2e7 / size)}, 0.001)
+    found.plain = dict.fromkeys(SIZES, SMALL)
+    rule = symmetric_rule(found)
+    for size in (1 << 20, 1 << 22, 1 << 24, 1 << 26):
+        entry = rule.ranges[rule.at(size) or 0]
+        (point,) = entry.curve
+        assert (entry.algorithm, point.algorithm) == ("lsa_ll128_oneshot", "engine_pull")
+        assert 0.5 < point.slower / (2e7 / size) < 2
+
+
 def test_what_is_in_force_stays_where_the_knee_lies_between() -> None:
     """As with time alone, two runs on one machine choose the same."""
     found = [samples(costs(15.7), 0.02, seed) for seed in range(6)]
