@@ -11,7 +11,7 @@ from commlib.collectives import COLLECTIVES, Algorithm
 from commlib.collectives.spec import Call
 from commlib.plan import Facts, Query
 
-NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data"
+NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)"
 
 
 def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:

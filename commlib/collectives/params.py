@@ -43,8 +43,5 @@ PIPES = (
 )
 """The same for tiles through pipes, of few blocks."""
 
-MOVED_PIPES = (*PIPES, Param("own_by_engine", 0, 0, 1))
-"""The same where blocks only move: a copy engine may bring a rank's own one to its place, beside the kernel."""
-
 ROW_TILES = (Param("blocks", 132, 1, 256), TILES[-1])
 """The same for tiles of whole rows."""

@@ -72,13 +72,6 @@ def pipes(num_bytes: int) -> Variants:
     return tuple({**_shape(blocks, 384, 16), "tile_bytes": tile_bytes} for blocks, tile_bytes in shapes)
 
 
-def moved_pipes(num_bytes: int) -> Variants:
-    """The same where blocks only move: on the fewest multiprocessors, a copy engine may take this rank's own block."""
-    shapes = pipes(num_bytes)
-    few = [shape for shape in shapes if shape["blocks"] <= 24 and shape["tile_bytes"] == 16 * _K]
-    return *shapes, *({**shape, "own_by_engine": 1} for shape in few if num_bytes >= 4 * _M)
-
-
 def clusters(num_bytes: int) -> Variants:
     """Clusters of blocks that own rows of packets: one for each row, while rows are few."""
     return () if num_bytes > 1 * _M else ({"blocks": 128},)

@@ -6,13 +6,11 @@
 
 namespace commlib::nccl {
 
-enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes, kOwnByEngine };
-inline const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes",
-                                   "own_by_engine"};
+enum Param { kBlocks, kThreads, kGrainBytes, kTileBytes };
+inline const ParamNames kParams = {"blocks", "threads", "grain_bytes", "tile_bytes"};
 
 inline Shape shape_of(const Params& params) {
-  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes],
-          params[kOwnByEngine] != 0};
+  return {params[kBlocks], params[kThreads], params[kGrainBytes], params[kTileBytes]};
 }
 
 // Whether ranks know their own sizes alone. All must choose one algorithm all the same: it is that

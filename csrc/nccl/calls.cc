@@ -25,15 +25,6 @@ struct Elements {
   }
 };
 
-// Takes a rank's own block out of its moves, unless it is at its place.
-Copies own_block(const Call& call, int rank, Moves* moves) {
-  Copies own;
-  own.add(
-      {call.out + moves->take_at[rank], call.in + moves->send_at[rank], moves->send_bytes[rank]});
-  if (own.count > 0) moves->send_bytes[rank] = moves->take_bytes[rank] = 0;
-  return own;
-}
-
 }  // namespace
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
@@ -124,7 +115,6 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
     moves = moves_of(call, rank_, world_);
     share = moves.longest;
   }
-  const Copies own = shape.own_by_engine ? own_block(call, rank_, &moves) : Copies();
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
   const u64 most = most_blocks(shape, call);
   // Where ranks know their own sizes alone, nothing they must agree on follows from these.
@@ -136,20 +126,19 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
                             alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
                       .bits();
   const bool lets_next_start = instance.shared_tiles + instance.shared_slots == 0;
-  launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture, own);
+  launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
 }
 
 void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
                             const Size& size, bool lets_next_start, CUstream stream,
-                            uint64_t capture, const Copies& beside) {
+                            uint64_t capture) {
   const bool message = static_cast<Op>(job.what & 0xff) == Op::send_recv;
   job.graph = message ? 0 : record_->count_kernel(capture);
   const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
   order_.before(stream, capture,
                 {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,
                  instance.cluster_blocks});
-  engine_.copy_beside(beside, stream, capture,
-                      [&] { Kernels::launch(instance, job, more, grid, stream); });
+  Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
   if (stamps_) stamped_ = instance;
 }

@@ -24,30 +24,22 @@ CUevent made() {
 
 void Engine::copy(const Copies& copies, CUstream stream, uint64_t capture) {
   if (copies.count == 0) return;
-  Copies others;
-  for (size_t i = 1; i < copies.count; ++i) others.add(copies.of[i]);
-  copy_beside(others, stream, capture, [&] { start(copies.of[0], stream); });
+  Fork& fork = fork_of(capture);
+  const size_t branches = copies.count - 1;
+  grow(fork, branches);
+  if (branches > 0) check(cuda().cuEventRecord(fork.begun, stream), "cuEventRecord");
+  for (size_t i = 0; i < branches; ++i) {
+    const Branch& branch = fork.branches[i];
+    check(cuda().cuStreamWaitEvent(branch.stream, fork.begun, 0), "cuStreamWaitEvent");
+    start(copies.of[i + 1], branch.stream);
+    check(cuda().cuEventRecord(branch.done, branch.stream), "cuEventRecord");
+  }
+  start(copies.of[0], stream);
+  for (size_t i = 0; i < branches; ++i)
+    check(cuda().cuStreamWaitEvent(stream, fork.branches[i].done, 0), "cuStreamWaitEvent");
   if (capture != 0) return;
   if (!last_) last_ = made();
   check(cuda().cuEventRecord(last_, stream), "cuEventRecord");
-}
-
-// What `put` captures comes first: in a graph, a kernel captured behind a copy waits for it.
-void Engine::copy_beside(const Copies& copies, CUstream stream, uint64_t capture,
-                         const std::function<void()>& put) {
-  if (copies.count == 0) return put();
-  Fork& fork = fork_of(capture);
-  grow(fork, copies.count);
-  check(cuda().cuEventRecord(fork.begun, stream), "cuEventRecord");
-  put();
-  for (size_t i = 0; i < copies.count; ++i) {
-    const Branch& branch = fork.branches[i];
-    check(cuda().cuStreamWaitEvent(branch.stream, fork.begun, 0), "cuStreamWaitEvent");
-    start(copies.of[i], branch.stream);
-    check(cuda().cuEventRecord(branch.done, branch.stream), "cuEventRecord");
-  }
-  for (size_t i = 0; i < copies.count; ++i)
-    check(cuda().cuStreamWaitEvent(stream, fork.branches[i].done, 0), "cuStreamWaitEvent");
 }
 
 bool Engine::captured(const Fork& fork) {

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <list>
 #include <vector>
 
@@ -37,10 +36,7 @@ class Engine {
   // They begin once what is ahead on the stream is over, and what comes next on it begins once they
   // are; `capture` is that of `stream`, 0: none.
   void copy(const Copies& copies, CUstream stream, uint64_t capture);
-  // The same beside what `put` puts on the stream.
-  void copy_beside(const Copies& copies, CUstream stream, uint64_t capture,
-                   const std::function<void()>& put);
-  // Waits for those of copy() in eager calls, `wait_s` at most.
+  // Waits for those of eager calls, `wait_s` at most.
   void settle(double wait_s) const;
   // Once nothing runs any more.
   void close();
@@ -62,7 +58,7 @@ class Engine {
 
   Fork eager_;
   std::list<Fork> captured_;
-  CUevent last_ = nullptr;  // behind those of copy() in the last eager call
+  CUevent last_ = nullptr;  // behind the copies of the last eager call
 };
 
 }  // namespace commlib::nccl

@@ -109,10 +109,8 @@ class Group {
   struct Size {
     unsigned blocks, threads;
   };
-  // `beside` the kernel, copy engines make these copies.
   void launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
-                       const Size& size, bool lets_next_start, CUstream stream, uint64_t capture,
-                       const Copies& beside = {});
+                       const Size& size, bool lets_next_start, CUstream stream, uint64_t capture);
   // Data that copy engines move.
   void pull(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   Copies copies_of(const Call& call, const Moves& mine, const Reads& reads) const;

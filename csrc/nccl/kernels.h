@@ -20,7 +20,6 @@ struct Shape {
   unsigned threads;
   unsigned grain_bytes;
   unsigned tile_bytes;  // of a step
-  bool own_by_engine;   // a copy engine brings this rank's own block to its place
 
   // Throws ValueError unless kernels have room for it.
   void check() const;

@@ -30,7 +30,7 @@ PIPES = {
     name: algorithm.name
     for name, spec in COLLECTIVES.items()
     for algorithm in spec.algorithms
-    if any(param.name == "own_by_engine" for param in algorithm.params)
+    if algorithm.name == "lsa_pipe_exchange" and algorithm.kernel == "all_to_all"
 }
 NAMES = [name for name in COLLECTIVES if name != "barrier"]
 DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
@@ -49,7 +49,7 @@ class Mixture:
         made = [comm.split(0, comm.rank) for _ in range(2)]
         self.comms = [comm, *(part for part in made if part is not None)]
         if torch.cuda.get_device_capability() >= (9, 0):  # one of them moves everything through pipes
-            self.comms[-1].use(Plan.only(PIPES, base=comm.plan, params={"own_by_engine": 1}))
+            self.comms[-1].use(Plan.only(PIPES, base=comm.plan))
         # Messages are part of them where kernels of this library move these.
         moves = comm.explain("send_recv", 1 << 20).algorithm.startswith("lsa_")
         self.names = NAMES if moves else [name for name in NAMES if name != "send_recv"]

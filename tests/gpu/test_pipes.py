@@ -18,19 +18,14 @@ from tests.gpu.fresh import fresh
 from tests.gpu.steady import Steady, capture, first, pinned, warm_up
 
 PIPES = {name: row for name, spec in COLLECTIVES.items() for row in spec.rows("nccl") if row.startswith("lsa_pipe_")}
-MOVES = [
-    name
-    for name, row in PIPES.items()
-    if any(param.name == "own_by_engine" for param in COLLECTIVES[name].algorithm(row).params)
-]
 WAITING = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")  # every rank waits for every other one
 PATIENCE_S, LATE_S = 1.0, 1.7
 REPLAYS = 30
 
 
-def replay_and_call(comm: Communicator, name: str, own_by_engine: bool) -> str:
+def replay_and_call(comm: Communicator, name: str) -> str:
     """Graphs of two sizes and a call of a third take turns, among them more than all slots hold."""
-    with pinned(comm, name, PIPES[name], **{"own_by_engine": 1} if own_by_engine else {}):
+    with pinned(comm, name, PIPES[name]):
         calls = [Steady(comm, name, count, shifts=(count % 4, 0)) for count in (33, 70_001, 5_000_008)]
         warm_up(*calls)
         graphs = capture(calls[0], calls[1], calls[2]), capture(calls[1], calls[0], calls[1])
@@ -179,12 +174,9 @@ def misunderstand(comm: Communicator) -> str:
     return text
 
 
-@pytest.mark.parametrize(
-    ("name", "own_by_engine"),
-    [(name, own) for name in PIPES if name != "send_recv" for own in (False, True) if name in MOVES or not own],
-)
-def test_replays_and_calls_take_turns(nccl_ranks: Ranks, name: str, own_by_engine: bool) -> None:
-    assert set(nccl_ranks.run(replay_and_call, name, own_by_engine)) == {""}
+@pytest.mark.parametrize("name", [name for name in PIPES if name != "send_recv"])
+def test_replays_and_calls_take_turns(nccl_ranks: Ranks, name: str) -> None:
+    assert set(nccl_ranks.run(replay_and_call, name)) == {""}
 
 
 def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(nccl_ranks: Ranks) -> None:

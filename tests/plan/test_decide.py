@@ -145,7 +145,7 @@ def test_explain_says_what_takes_no_multiprocessors() -> None:
         str(plan.explain("all_gather", 1 << 26, world=2, placement=placement, facts=FACTS))
         for placement in ("symmetric", "plain")
     ]
-    assert "\n  takes no multiprocessors: copy engines move the data\n" in said[0]
+    assert "  takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)\n" in said[0]
     assert "\n  takes up to 128 multiprocessors; time on so many: 8 +" in said[1]
 
 
