@@ -1,13 +1,15 @@
 """Time a layer of prompts between two attentions: calls after the products, and beside them, in chunks of tokens.
 
+    export COMMLIB_MAX_BYTES=1G                                                # tokens lie there twice, for engines
     commlib run -n 2 python benchmarks/tp_prefill.py -o tp_prefill.json        # on GPUs: a layer of Llama 2 70B
     commlib run -n 2 python benchmarks/tp_prefill.py --tokens 64,256           # without GPUs: a small one
 
 `fused` is commlib's all-reduce with residual and norm in one call; `scattered` the sequence-parallel form; both make
 their calls after the products, on all multiprocessors. `4 × 8` has four chunks, whose calls take 8 multiprocessors at
-most. `none` makes no calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly
-or, with --graph, in CUDA graphs. `hidden` is the share of what the calls cost the faster of the first two that a way
-saves, with its 95 % interval. First all values are compared. In the end `Pipeline.tune` measures a rule.
+most; the rows of `1:2:1 × engines` copy engines move, in a long chunk between two of half its length. `none` makes no
+calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly or, with --graph, in
+CUDA graphs. `hidden` is the share of what the calls cost the faster of the first two that a way saves, with its 95 %
+interval. First all values are compared. In the end `Pipeline.tune` measures a rule.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from commlib.redops import torch_name
 from commlib.timing import Measurement, Protocol, measure_calls, own_stream
 from commlib.tp import Llama, Pipeline
 from commlib.tp.norm import FusedResidualNorm
+from commlib.tp.pipeline import CHUNKS, WAITS_SMS, Chunks
 from commlib.tp.shard import shard
 
-FUSED, SCATTERED, NONE = "fused", "scattered", "none"
+FUSED, SCATTERED, NONE, ENGINES = "fused", "scattered", "none", "engines"
 RESAMPLES = 1000
 
 
@@ -75,21 +78,24 @@ class Prefill:
 
     def __init__(self, comm: Communicator, options: argparse.Namespace) -> None:
         self.comm, self.dtype = comm, getattr(torch, options.dtype)
-        self.pipeline = Pipeline(comm)
+        self.pipeline = Pipeline(comm, engines=True)
         most = {"max_tokens": max(options.tokens), "pipeline": self.pipeline}
         self.model = Llama(comm, config_of(options), dtype=self.dtype, **most)
         self.model.load(DeviceWeights(comm.device))
         self._norms = [module for module in self.model.modules() if isinstance(module, FusedResidualNorm)]
         plain = {FUSED: (comm, False), SCATTERED: (comm, True), NONE: (Silent(comm), True)}
-        self.chunks = {f"{count} × {sms}": (count, sms) for sms, count in product(options.sms, options.chunks)}
+        self.chunks: dict[str, tuple[Any, ...]] = {
+            f"{name_of(chunks)} × {sms}": (chunks, sms) for sms, chunks in product(options.sms, options.chunks)
+        }
+        self.chunks |= {f"{name_of(chunks)} × {ENGINES}": (chunks, WAITS_SMS, True) for chunks in options.chunks}
         self.enters = {label: partial(self._use, *how) for label, how in plain.items()}
         self.enters |= {label: partial(self._use, comm, False, *how) for label, how in self.chunks.items()}
-        silent = {f"{NONE} {count}": (count, 0) for count in options.chunks}
+        silent = {f"{NONE} {name_of(chunks)}": (chunks, 0) for chunks in options.chunks}
         self.enters |= {label: partial(self._use, Silent(comm), False, *how) for label, how in silent.items()}
         self.chunks |= silent
 
-    def _use(self, comm: Any, scattered: bool, chunks: int = 1, sms: int = 0) -> None:
-        self.pipeline.comm = comm
+    def _use(self, comm: Any, scattered: bool, chunks: Chunks = 1, sms: int = 0, engines: bool = False) -> None:
+        self.pipeline.comm, self.pipeline.engines = comm, engines
         for norm in self._norms:
             norm.comm, norm.sequence_parallel = comm, scattered
         self.pipeline.rule, self.pipeline.max_sms = {0: chunks}, sms
@@ -114,12 +120,30 @@ class Prefill:
 
     def _has(self, label: str, tokens: int) -> bool:
         self.enters[label]()
-        return label not in self.chunks or len(self.pipeline.cuts(tokens)) == self.chunks[label][0]
+        return label not in self.chunks or len(self.pipeline.cuts(tokens)) == count_of(self.chunks[label][0])
 
-    def tune(self, tokens: Sequence[int], sms: int, chunks: Sequence[int], seconds: float) -> dict[int, int]:
-        """Measure a rule beside the fused call."""
-        self._use(self.comm, False, sms=sms)
+    def tune(
+        self, tokens: Sequence[int], how: int | str, chunks: Sequence[Chunks], seconds: float
+    ) -> dict[int, Chunks]:
+        """Measure a rule beside the fused call, of calls on so many multiprocessors or of engines."""
+        engines = how == ENGINES
+        self._use(self.comm, False, sms=WAITS_SMS if engines else int(how), engines=engines)
         return self.pipeline.tune(self.model.between, tokens, chunks, seconds)
+
+
+def chunks_of(text: str) -> tuple[Chunks, ...]:
+    """Read an option that is a list of numbers of chunks, or of their shares: 2,1:2:1,4."""
+    return tuple(tuple(map(int, word.split(":"))) if ":" in word else int(word) for word in text.split(","))
+
+
+def name_of(chunks: Chunks) -> str:
+    """Return what chunks_of reads."""
+    return str(chunks) if isinstance(chunks, int) else ":".join(map(str, chunks))
+
+
+def count_of(chunks: Chunks) -> int:
+    """Return how many there are."""
+    return chunks if isinstance(chunks, int) else len(chunks)
 
 
 def hidden(way: Measurement, after: Measurement, none: Measurement, seed: int = 0) -> dict[str, float]:
@@ -145,10 +169,10 @@ def rows_of(tokens: int, found: list[Measurement]) -> list[dict[str, Any]]:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """Return one number of tokens as text."""
-    lines = ["", f"{rows[0]['tokens']} tokens", f"{'way':12}{'µs':>10}{'×':>8}  hidden %"]
+    lines = ["", f"{rows[0]['tokens']} tokens", f"{'way':16}{'µs':>10}{'×':>8}  hidden %"]
     for row in rows:
         share, low, high = (f"{row['hidden'][name] * 100:.0f}" for name in ("share", "low", "high"))
-        lines.append(f"{row['way']:12}{row['us']:10.1f}{row['faster']:8.3f}  {share} ({low}–{high})")
+        lines.append(f"{row['way']:16}{row['us']:10.1f}{row['faster']:8.3f}  {share} ({low}–{high})")
     return "\n".join(lines)
 
 
@@ -158,7 +182,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], help="without it, GPUs where every rank has one")
     parser.add_argument("--tokens", type=whole_numbers, default=(512, 1024, 2048, 4096, 8192, 16384))
     parser.add_argument("--sms", type=whole_numbers, default=(8, 16, 32), help="multiprocessors of the calls; 0: all")
-    parser.add_argument("--chunks", type=whole_numbers, default=(2, 4, 8))
+    parser.add_argument("--chunks", type=chunks_of, default=CHUNKS, help="how many, or their shares: 2,1:2:1,4,8")
     parser.add_argument("--graph", action="store_true", help="in CUDA graphs")
     for name in SHAPES["cpu"]:
         if name != "layers":
@@ -193,9 +217,9 @@ def main() -> int:
                 say(page(found), flush=True)
                 rows += found
                 write(options.output if comm.rank == 0 else None, {**document, **facts, "rows": rows})
-            for sms in options.sms:
-                facts["rules"][sms] = prefill.tune(options.tokens, sms, options.chunks, options.time / 4)
-                say(f"rule of {sms} multiprocessors: {facts['rules'][sms]}", flush=True)
+            for how in (*options.sms, ENGINES):
+                facts["rules"][how] = prefill.tune(options.tokens, how, options.chunks, options.time / 4)
+                say(f"rule of {how}{'' if how == ENGINES else ' multiprocessors'}: {facts['rules'][how]}", flush=True)
             write(options.output if comm.rank == 0 else None, {**document, **facts, "rows": rows})
         say("\n".join(f"# WRONG: {label}: {off:.2g} of its size away" for label, off in wrong.items()), flush=True)
     return int(bool(wrong))

@@ -90,6 +90,8 @@ class Calls:
         """csrc/collectives/reduce_scatter/entry.cc: reduce_scatterv"""
     def all_to_all(self, out: Tensor, x: Tensor, max_sms: int = 0, /) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_all"""
+    def all_to_others(self, out: Tensor, x: Tensor, max_sms: int = 0, /) -> None:
+        """csrc/collectives/all_to_all/entry.cc: all_to_others"""
     def all_to_allv(
         self,
         out: Tensor,

@@ -46,7 +46,7 @@ class Engine:
         graphs: bool = True,
     ) -> None:
         self.model, self.cache = model, KVCache(model, pages, page_size)
-        limits = {"max_batch": max_batch, "max_tokens": len(model.buffer)}
+        limits = {"max_batch": max_batch, "max_tokens": model.max_tokens}
         self.scheduler = Scheduler(pages, page_size, **limits, reuse=reuse)
         on_gpu = model.comm.device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if graphs and on_gpu else None

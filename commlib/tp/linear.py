@@ -45,6 +45,8 @@ def rows_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
 
 def chunks_of(comm: Communicator, pipeline: Pipeline | None, shape: Sequence[int]) -> list[slice]:
     """Return the chunks of each rank's rows of a tensor of all tokens; none: they are computed one after the other."""
+    if pipeline is not None and pipeline.engines:
+        raise ValueError("a Pipeline with engines=True is for models; give layers one with max_sms=")
     tokens, *batch, _ = shape
     if pipeline is None or tokens % comm.size:
         return []

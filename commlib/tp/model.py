@@ -161,12 +161,14 @@ class Llama(nn.Module):
         if config.tie_word_embeddings:
             self.head.weight = self.embed.weight
         self.turns = frequencies(config).to(comm.device)
-        self.buffer = _symmetric(comm, max_tokens, config.hidden_size, dtype)
+        self.max_tokens, place = max_tokens, (_filled(max_tokens, comm.size), config.hidden_size)
+        engines = self.pipeline.engines  # which move nothing else
+        self.buffer = self.pipeline.comm.empty(*place, dtype=dtype) if engines else _symmetric(comm, *place, dtype)
 
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:
         """Store the new tokens in the cache; return this rank's logits, [requests, part of the vocabulary]."""
-        if len(batch.ids) > len(self.buffer):
-            raise ValueError(f"the batch has {len(batch.ids)} new tokens, but max_tokens is {len(self.buffer)}")
+        if len(batch.ids) > self.max_tokens:
+            raise ValueError(f"the batch has {len(batch.ids)} new tokens, but max_tokens is {self.max_tokens}")
         run = self._at_once if len(self.pipeline.cuts(len(batch.ids))) == 1 else self._in_chunks
         x = run(batch, cache)
         logits: Tensor = self.head(x[batch.last])
@@ -205,9 +207,9 @@ class Llama(nn.Module):
         return self.buffer[: len(batch.ids)]
 
     def _chunks(self, tokens: int) -> tuple[list[Chunk], Tensor]:
-        """Return the chunks of a batch, and its Q, K and V; rows of zeros make ranks' parts equal if there is room."""
+        """Return the chunks of a batch, and its Q, K and V; rows of zeros make ranks' parts equal."""
         first: Any = self.layers[0]
-        filled = min(-(-tokens // self.comm.size) * self.comm.size, len(self.buffer))
+        filled = _filled(tokens, self.comm.size)
         self.buffer[tokens:filled] = 0
         qkv = self.buffer.new_empty(filled, len(first.attention.qkv.weight))
         return [Chunk(rows, self.buffer[rows], qkv[rows]) for rows in self.pipeline.cuts(filled)], qkv[:tokens]
@@ -257,6 +259,11 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return heads whose pairs of features (the first half with the second) are turned by their position."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _filled(tokens: int, ranks: int) -> int:
+    """Return a number that the ranks divide."""
+    return -(-tokens // ranks) * ranks
 
 
 def _symmetric(comm: Communicator, rows: int, width: int, dtype: torch.dtype) -> Tensor:

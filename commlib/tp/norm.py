@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
+from commlib.epilogues import MOST, Epilogue, epilogue
 from commlib.tp.linear import parameter
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.sequence import gather_rows, scatter_rows
@@ -47,6 +52,8 @@ class FusedResidualNorm(nn.Module):
 
     def steps(self, pipeline: Pipeline, partial: Tensor, residual: Tensor | None) -> Steps[Tensor]:
         """Do as forward() with sequence_parallel, for one chunk of a pipeline; return the new residual."""
+        if pipeline.engines:
+            return (yield from self._steps_of_engines(pipeline, partial, residual))
         scattered = pipeline.scatter_rows(partial)
         yield
         rows: Tensor = scattered.result()
@@ -54,6 +61,17 @@ class FusedResidualNorm(nn.Module):
         yield
         gathered.wait()
         return rows
+
+    def _steps_of_engines(self, pipeline: Pipeline, partial: Tensor, residual: Tensor | None) -> Steps[Tensor]:
+        parts, brought = pipeline.bring_rows(partial)
+        yield
+        brought.wait()
+        kept, of_norm = parts[self.comm.rank], {"eps": self.eps, "weight_bias": self.weight_bias}
+        residual = add_and_normalise(pipeline.alone, parts, residual, self.weight, out=kept, **of_norm)
+        gathered = pipeline.gather_rows(kept, partial)
+        yield
+        gathered.wait()
+        return residual
 
     def _normalised(self, rows: Tensor, residual: Tensor | None) -> Tensor:
         """Add the residual to the rows, and return their norm."""
@@ -66,3 +84,53 @@ class FusedResidualNorm(nn.Module):
     def load(self, source: Source, name: str) -> None:
         """Read the weight, the same on all ranks."""
         self.weight.copy_(source.read(f"{name}.weight", tuple(self.weight.shape)))
+
+
+MOST_PARTS = MOST - 3  # of the fields, residual, weight and two outputs are no parts, and the first part is x
+
+
+def add_and_normalise(
+    alone: Communicator,
+    parts: Sequence[Tensor],
+    residual: Tensor | None,
+    weight: Tensor,
+    *,
+    out: Tensor,
+    **numbers: Any,
+) -> Tensor:
+    """Write the norm of (the sum of rows from each rank + the residual) to `out`; return the new residual.
+
+    That takes the residual's place. `alone` has this rank alone. Sums are rounded as all_reduce and an addition would;
+    `out` may be one of the parts.
+    """
+    if len(parts) > MOST_PARTS:
+        parts = [torch.stack(list(parts)).sum(0)]
+    first, *others = parts
+    given: dict[str, Any] = {f"part{number}": part for number, part in enumerate(others, 1)}
+    given |= {"residual": residual, "weight": weight, "out": out, "residual_out": residual}
+    summed: Tensor = _sum_and_norm(len(others))(alone, first, **given, **numbers)[1]
+    return summed
+
+
+@cache
+def _sum_and_norm(others: int) -> Epilogue:
+    parts = [f"part{number}" for number in range(1, others + 1)]
+
+    def reference(x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
+        total = sum((given[name].float() for name in parts), x.float()).to(x.dtype)
+        h = total if given["residual"] is None else total + given["residual"]
+        return normalised(h, given["weight"], given["eps"], given["weight_bias"], None, False), h
+
+    return epilogue(
+        f"""
+        const Row h = round(round({" + ".join(["x", *(f"load({name})" for name in parts)])}) + load(residual));
+        store(residual_out, h);
+        const float factor = 1.f / sqrtf(sum(h * h) / width + eps);
+        store(out, h * (load(weight) + weight_bias) * factor);
+        """,
+        inputs={**dict.fromkeys(parts, "row"), "residual": "row", "weight": "columns"},
+        outputs={"out": ("row", None), "residual_out": ("row", None)},
+        numbers=("eps", "weight_bias"),
+        reference=reference,
+        name="sum_and_norm",
+    )

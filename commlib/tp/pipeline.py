@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, init
 from commlib.counts import counted
 from commlib.timing import Protocol, Run, measure_calls, ratio_of_medians
 from commlib.tp.multiprocessors import leaving
@@ -21,7 +23,12 @@ T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
 """What is done for one chunk; it yields between the start of a communication and its wait."""
 
-CHUNKS, LEAST_TURNS, MOST_TURNS = (2, 4, 8), 9, 49
+Chunks: TypeAlias = int | tuple[int, ...]
+"""So many of equal length, or what share of the tokens each has: (1, 2, 1)."""
+
+WAITS_SMS, ALONE_BYTES = 2, 1 << 20
+CHUNKS: Sequence[Chunks] = (2, (1, 2, 1), 4, 8)
+LEAST_TURNS, MOST_TURNS = 9, 49
 
 
 class Pipeline:
@@ -32,26 +39,48 @@ class Pipeline:
     """
 
     def __init__(
-        self, comm: Communicator, rule: Mapping[int, int] | None = None, *, max_sms: int = 0, multiple: int = 128
+        self,
+        comm: Communicator,
+        rule: Mapping[int, int | Sequence[int]] | None = None,
+        *,
+        max_sms: int = 0,
+        multiple: int = 128,
+        engines: bool = False,
     ) -> None:
         """Pipeline over `comm`.
 
         Args:
             comm: Makes the calls of chunks, asynchronously: that of the layers, or one of the same ranks.
-            rule: {2048: 2, 8192: 4}: from so many tokens on, so many chunks; fewer tokens run one after the other.
+            rule: {2048: 2, 8192: (1, 2, 1)}: from so many tokens on, so many chunks, or chunks with such shares of
+                them; fewer tokens run one after the other.
             max_sms: The multiprocessors that such a call takes at most, and that products beside it leave to it; 0
                 for no limit.
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
+            engines: Move the chunks of a model in ways that copy engines can: rows come by all_to_all and all_gather,
+                in symmetric memory, and each rank adds up those that came, behind products. `max_sms` is 2 then unless
+                it is given: the engines' waits.
         """
-        self.comm, self.max_sms, self.multiple = comm, max_sms, multiple
-        self.rule = {int(tokens): count for tokens, count in (rule or {}).items()}  # keys that JSON kept are text
-        wrong = {tokens: count for tokens, count in self.rule.items() if tokens < 0 or count < 1}
+        self.comm, self.max_sms, self.multiple = comm, max_sms or (WAITS_SMS if engines else 0), multiple
+        self.engines, self.alone = engines, comm
+        if engines and comm.size > 1:  # what is done to rows here, no other rank takes part in
+            self.alone = init(backend=comm.backend, bootstrap="single", max_bytes=ALONE_BYTES)
+            weakref.finalize(self, self.alone.close)
+        self._rooms: dict[int, Tensor] = {}
+        self.rule: dict[int, Chunks] = {
+            int(tokens): chunks if isinstance(chunks, int) else tuple(chunks)
+            for tokens, chunks in (rule or {}).items()  # JSON keeps keys as text, and shares as lists
+        }
+        wrong = {
+            tokens: given for tokens, given in self.rule.items() if tokens < 0 or min(_shares(given), default=0) < 1
+        }
         if wrong or multiple < 1:
             raise ValueError(
                 f"rule is {self.rule} and multiple is {multiple}, but tokens must be 0 or more, chunks and multiple 1 "
-                "or more: {2048: 2} makes two chunks from 2048 tokens on"
+                "or more: {2048: 2} is two chunks from 2048 tokens on, {2048: (1, 2, 1)} a long one between short ones"
             )
+        if engines and multiple % comm.size:
+            raise ValueError(f"multiple is {multiple}, but with engines=True the {comm.size} ranks must divide it")
 
     def cuts(self, tokens: int, parts: int = 1) -> list[slice]:
         """Return the chunks of so many tokens; with `parts`, of each of so many equal parts of them."""
@@ -67,6 +96,18 @@ class Pipeline:
         """Start to put every rank's rows into `out`."""
         work: Work = gather(self.comm, rows, out, async_op=True, max_sms=self.max_sms)
         return work
+
+    def bring_rows(self, x: Tensor) -> tuple[list[Tensor], Work]:
+        """Start to bring the other ranks' rows of those that this rank keeps; return each rank's, its own in x itself.
+
+        They lie in symmetric memory beside x, which the next call for these rows of x writes anew.
+        """
+        blocks = x.unflatten(0, (self.comm.size, -1))
+        room = self._room(x).unflatten(0, (self.comm.size, -1))
+        parts = [blocks[rank] if rank == self.comm.rank else room[rank] for rank in range(self.comm.size)]
+        name = "all_to_others" if self.comm._backend.native else "all_to_all"
+        work: Any = self.comm._asked(name, (room.flatten(0, 1), x), None, True, self.max_sms)
+        return parts, work
 
     def beside(self) -> AbstractContextManager[None]:
         """Have products leave the multiprocessors that the calls of chunks take; run() does this by itself."""
@@ -87,8 +128,12 @@ class Pipeline:
                 running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
 
     def tune(
-        self, prepare: Callable[[int], Run], tokens: Sequence[int], chunks: Sequence[int] = CHUNKS, seconds: float = 2.0
-    ) -> dict[int, int]:
+        self,
+        prepare: Callable[[int], Run],
+        tokens: Sequence[int],
+        chunks: Sequence[Chunks] = CHUNKS,
+        seconds: float = 2.0,
+    ) -> dict[int, Chunks]:
         """Measure a rule, keep it, and return it; every rank must call this with the same arguments.
 
         A number of chunks is chosen where it is faster than one after the other by more than measuring varies.
@@ -96,7 +141,7 @@ class Pipeline:
         Args:
             prepare: Returns what computes so many tokens with this pipeline: Llama.between; values do not count.
             tokens: What to measure; a batch is computed as the largest of these that is not above it.
-            chunks: The numbers of chunks to try.
+            chunks: What to try: numbers of chunks, or shares.
             seconds: The time for each of `tokens`.
         """
         rule = self.rule
@@ -107,23 +152,40 @@ class Pipeline:
         self.rule = found
         return found
 
-    def _cut(self, tokens: int, count: int, parts: int = 1) -> list[slice]:
-        rows, step = tokens // parts, max(1, self.multiple // parts)
-        ends = [min(-(-rows * (at + 1) // (count * step)) * step, rows) for at in range(count)]
+    def _room(self, x: Tensor) -> Tensor:
+        """Return memory for rows like x, where another tensor has what x has in its own."""
+        whole = x.untyped_storage()
+        if whole.data_ptr() not in self._rooms:
+            if not self.comm._backend.holds(x):
+                raise ValueError(
+                    "a Pipeline with engines=True moves rows in symmetric memory, and these are not there; make them "
+                    "with empty() of its communicator, as Llama does"
+                )
+            self._rooms[whole.data_ptr()] = self.comm.empty(whole.nbytes() // x.element_size(), dtype=x.dtype)
+        return self._rooms[whole.data_ptr()].as_strided(x.shape, x.stride(), x.storage_offset())
+
+    def _cut(self, tokens: int, chunks: Chunks, parts: int = 1) -> list[slice]:
+        rows, step, shares = tokens // parts, max(1, self.multiple // parts), _shares(chunks)
+        ends = [min(-(-rows * share // (sum(shares) * step)) * step, rows) for share in accumulate(shares)]
         found = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
         return found or [slice(0, rows)]
 
-    def _fastest(self, run: Run, tokens: int, chunks: Sequence[int], seconds: float) -> int:
-        counts = [1, *sorted({count for count in chunks if len(self._cut(tokens, count)) == count > 1})]
-        calls = {str(count): [run] for count in counts}
-        enters = {str(count): partial(self._always, count) for count in counts}
+    def _fastest(self, run: Run, tokens: int, chunks: Sequence[Chunks], seconds: float) -> Chunks:
+        there = [each for each in chunks if len(self._cut(tokens, each)) == len(_shares(each)) > 1]
+        by_label: dict[str, Chunks] = {str(each): each for each in (1, *there)}
+        calls = {label: [run] for label in by_label}
+        enters = {label: partial(self._always, each) for label, each in by_label.items()}
         protocol = Protocol(blocks=(LEAST_TURNS, MOST_TURNS), budget_s=seconds)
         alone, *others = measure_calls(self.comm, calls, protocol, counted(tokens, "token"), enters)
         surely = [each for each in others if ratio_of_medians(alone.times_s, each.times_s).low > 1]
-        return int(min(surely, key=lambda each: each.median_s, default=alone).label)
+        return by_label[min(surely, key=lambda each: each.median_s, default=alone).label]
 
-    def _always(self, count: int) -> None:
-        self.rule = {0: count}
+    def _always(self, chunks: Chunks) -> None:
+        self.rule = {0: chunks}
+
+
+def _shares(chunks: Chunks) -> tuple[int, ...]:
+    return (1,) * chunks if isinstance(chunks, int) else chunks
 
 
 def _goes_on(program: Steps[Any]) -> bool:

@@ -41,10 +41,11 @@ void Group::pull(const Call& call, const Choice& choice, CUstream stream, uint64
   order_.after(stream, capture);
 }
 
-// The next rank's first, so that no rank is read by all at once; this rank's own block last.
+// The next rank's first, so that no rank is read by all at once; this rank's own block last, which
+// the driver copies by a kernel of its own.
 Copies Group::copies_of(const Call& call, const Moves& mine, const Reads& reads) const {
   Copies copies;
-  for (int i = 1; i <= world_; ++i) {
+  for (int i = 1; i <= world_ - call.own_stays; ++i) {
     const int r = (rank_ + i) % world_;
     const unsigned char* in = r == rank_ ? call.in : arena_->peer(r) + reads.in_at[r];
     copies.add({call.out + mine.take_at[r], in + moves_of(call, r, world_).send_at[rank_],

@@ -20,6 +20,7 @@ from commlib.tp import (
     gather_rows,
     multiprocessors,
 )
+from tests.gpu.steady import pinned
 from tests.tp import reference
 from tests.tp.reference import CONFIG
 
@@ -88,8 +89,9 @@ def test_layers_in_chunks_give_what_they_give_at_once(
         assert not torch.equal(steps[0][0], steps[1][0]), "every step has other values"
 
 
-def generate(comm: Communicator, rule: dict[int, int], graphs: bool) -> list[list[int]]:
-    model = Llama(comm, CONFIG, max_tokens=640, pipeline=Pipeline(comm, rule, max_sms=8, multiple=32))
+def generate(comm: Communicator, rule: dict[int, int], graphs: bool, engines: bool) -> list[list[int]]:
+    pipeline = Pipeline(comm, rule, max_sms=8, multiple=32, engines=engines)
+    model = Llama(comm, CONFIG, max_tokens=640, pipeline=pipeline)
     model.load(SOURCE)
     engine = Engine(model, pages=200, page_size=4, graphs=graphs)
     found = [[one.tokens for one in engine.generate(PROMPTS, 6)] for _ in range(2)]
@@ -99,13 +101,52 @@ def generate(comm: Communicator, rule: dict[int, int], graphs: bool) -> list[lis
     return found[0]
 
 
+@pytest.mark.parametrize("engines", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("rule", [{64: 2}, {1: 5}], ids=str)
 def test_prompts_in_chunks_give_the_tokens_of_the_reference_on_the_cpu(
-    nccl_ranks: Ranks, rule: dict[int, int], graphs: bool
+    nccl_ranks: Ranks, rule: dict[int, int], graphs: bool, engines: bool
 ) -> None:
     expected = [reference.generated(CONFIG, SOURCE, prompt, 6) for prompt in PROMPTS]
-    assert nccl_ranks.run(generate, rule, graphs, world=2) == [expected] * 2
+    assert nccl_ranks.run(generate, rule, graphs, engines, world=2) == [expected] * 2
+
+
+@torch.no_grad()
+def rows_by_engines(comm: Communicator, dtype: torch.dtype, count: int, captured: bool) -> list[Any]:
+    """Return the rows behind a layer computed at once, and those of many runs in chunks that engines move."""
+    pipeline = Pipeline(comm, multiple=32, engines=True)
+    model = Llama(comm, CONFIG, dtype=dtype, max_tokens=512, pipeline=pipeline)
+    model.load(SOURCE)
+    run, graph = model.between(512), torch.cuda.CUDAGraph() if captured else None
+    run()
+    found = [model.buffer.float().cpu()]
+    pipeline.rule = {0: count}
+    with pinned(comm, "all_to_all", "engine_pull"), pinned(comm, "all_gather", "engine_pull"):
+        run()
+        if graph is not None:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                run()
+        for step in range(20):
+            model.buffer.fill_(torch.nan)
+            if step % 2 == comm.rank:
+                torch.cuda._sleep(1_000_000)
+            run() if graph is None else graph.replay()
+            found.append(model.buffer.float().cpu())
+    pipeline.alone.check()
+    comm.check()
+    return found
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", CAN_DIFFER, ids=str)
+def test_rows_that_copy_engines_move_are_those_of_a_layer_computed_at_once(
+    nccl_ranks: Ranks, dtype: torch.dtype, count: int, captured: bool
+) -> None:
+    for at_once, *in_chunks in nccl_ranks.run(rows_by_engines, dtype, count, captured, world=2):
+        for rows in in_chunks:
+            assert (rows - at_once).norm() / at_once.norm() < CAN_DIFFER[dtype]
 
 
 @torch.no_grad()

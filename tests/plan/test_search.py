@@ -42,6 +42,22 @@ def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world
                 assert chosen in known[op]
 
 
+@pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("name", ["nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"])
+def test_calls_of_two_ranks_on_few_multiprocessors_run_copy_engines_where_tensors_are_symmetric(
+    name: str, op: str
+) -> None:
+    plan = shipped_plan(name)
+
+    def chosen(num_bytes: int, placement: str, max_sms: int) -> str:
+        query: dict[str, Any] = {"world": 2, "mode": "graph", "placement": placement, "max_sms": max_sms}
+        return plan.explain(op, num_bytes, "bfloat16", facts=FACTS, **query).algorithm
+
+    for num_bytes in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
+        assert chosen(num_bytes, "symmetric", 2) == "engine_pull"
+        assert "engine_pull" not in {chosen(num_bytes, "plain", 2), chosen(num_bytes, "symmetric", 0)}
+
+
 def test_a_collective_without_a_rule_runs_the_first_row_of_its_table(
     mine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

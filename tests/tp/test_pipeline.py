@@ -10,6 +10,8 @@ from itertools import product
 import pytest
 import torch
 
+from commlib.collectives.norms import normalised
+from commlib.errors import CommError
 from commlib.tp import (
     ColumnParallelLinear,
     Engine,
@@ -23,6 +25,7 @@ from commlib.tp import (
     gather_rows,
     shard,
 )
+from commlib.tp.norm import MOST_PARTS, _sum_and_norm, add_and_normalise
 from tests.tp import reference
 from tests.tp.reference import CONFIG
 
@@ -36,11 +39,16 @@ WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 
 @pytest.mark.parametrize("tokens", [0, 1, 127, 128, 1000, 1024, 4096, 5003])
 def test_chunks_are_all_tokens_in_order_each_a_multiple_but_the_last(tokens):
-    for count, parts in product((1, 2, 3, 4, 8), (1, 2, 4)):
-        cuts = Pipeline(None, {0: count}).cuts(tokens, parts)
+    for chunks, parts in product((1, 2, 3, 4, 8, (1, 2, 1), (5, 1)), (1, 2, 4)):
+        cuts = Pipeline(None, {0: chunks}).cuts(tokens, parts)
         assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(tokens // parts))
-        assert 1 <= len(cuts) <= count
+        assert 1 <= len(cuts) <= (chunks if isinstance(chunks, int) else len(chunks))
         assert all((cut.stop - cut.start) % (128 // parts) == 0 for cut in cuts[:-1])
+
+
+def test_chunks_have_the_shares_that_the_rule_says():
+    lengths = [cut.stop - cut.start for cut in Pipeline(None, {0: (1, 2, 1)}).cuts(4096)]
+    assert lengths == [1024, 2048, 1024]
 
 
 def test_large_batches_have_as_many_chunks_as_the_rule_says_and_small_ones_are_computed_at_once():
@@ -50,14 +58,16 @@ def test_large_batches_have_as_many_chunks_as_the_rule_says_and_small_ones_are_c
     assert len(Pipeline(None).cuts(100_000)) == 1, "without a rule nothing is divided"
 
 
-@pytest.mark.parametrize(("rule", "multiple"), [({128: 0}, 128), ({-1: 2}, 128), ({}, 0)])
+@pytest.mark.parametrize(
+    ("rule", "multiple"), [({128: 0}, 128), ({-1: 2}, 128), ({}, 0), ({1: (2, 0)}, 1), ({1: ()}, 1)]
+)
 def test_a_rule_that_cannot_be_is_refused(rule, multiple):
     with pytest.raises(ValueError, match=r"tokens must be 0 or more, chunks and multiple 1 or more"):
         Pipeline(None, rule, multiple=multiple)
 
 
 def test_a_rule_may_be_kept_as_json():
-    rule = {1024: 2, 4096: 4}
+    rule = {1024: 2, 4096: (1, 2, 1)}
     assert Pipeline(None, json.loads(json.dumps(rule))).rule == rule
 
 
@@ -124,8 +134,8 @@ def model_of(comm, pipeline, max_tokens=64):
 
 
 @torch.no_grad()
-def logits_of(comm, rule, multiple, prompt, max_tokens):
-    model = model_of(comm, Pipeline(comm, rule, max_sms=8, multiple=multiple), max_tokens)
+def logits_of(comm, rule, multiple, prompt, max_tokens, engines=False):
+    model = model_of(comm, Pipeline(comm, rule, max_sms=8, multiple=multiple, engines=engines), max_tokens)
     model.buffer.fill_(torch.nan)  # what nobody writes must count nowhere
     pages, table = KVCache(model, 16, 4), torch.arange(16, dtype=torch.int32)[None]
     local = model(extend_batch([prompt], [0], table, 4), pages)
@@ -142,6 +152,60 @@ def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(
     expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
     for found in shm_ranks.run(logits_of, {0: count}, multiple, prompt, max_tokens, world=world):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@WORLDS
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(("tokens", "max_tokens"), [(1, 64), (13, 13), (48, 48)])
+def test_with_copy_engines_logits_of_a_prompt_in_chunks_are_the_same(shm_ranks, world, count, tokens, max_tokens):
+    prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
+    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
+    for found in shm_ranks.run(logits_of, {0: count}, 4, prompt, max_tokens, True, world=world):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def sums_and_norms(comm, dtype, ranks):
+    generator = torch.Generator().manual_seed(ranks)
+    parts, residual = torch.randn(ranks, 5, 24, generator=generator), torch.randn(5, 24, generator=generator)
+    parts, residual, weight = parts.to(dtype), residual.to(dtype), torch.arange(24).to(dtype)
+    sums, found = parts.float().sum(0).to(dtype), []
+    for given, out in ((None, torch.empty_like(residual)), (residual.clone(), parts[-1])):
+        h = add_and_normalise(comm, parts, given, weight, out=out, eps=1e-5, weight_bias=1.0)
+        assert given is None or h is given
+        total = sums + (0 if given is None else residual)
+        found += [(h, total), (out, normalised(total, weight, 1e-5, 1.0, None, False).to(dtype))]
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 5, 6, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_parts_of_any_number_of_ranks_are_added_up_with_the_residual_and_normalised(shm_ranks, ranks, dtype):
+    for found, expected in shm_ranks.run(sums_and_norms, dtype, ranks, world=1)[0]:
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, MOST_PARTS])
+def test_the_kernel_of_a_norm_of_parts_can_be_compiled(ranks):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    _sum_and_norm(min(ranks, MOST_PARTS) - 1).check(torch.bfloat16)
+
+
+def refused(comm):
+    with pytest.raises(ValueError, match="multiple is 127, but with engines=True the 2 ranks must divide it"):
+        Pipeline(comm, multiple=127, engines=True)
+    pipeline, plain = Pipeline(comm, {0: 2}, engines=True), torch.ones(8, 4)
+    with pytest.raises(ValueError, match="rows in symmetric memory"):
+        pipeline.bring_rows(plain)
+    layer = RowParallelLinear(comm, 4, 6)
+    with pytest.raises(ValueError, match="is for models; give layers one with max_sms="):
+        layer.scattered(torch.ones(8, layer.part.length), pipeline)
+    with pytest.raises(CommError, match="max_bytes"):
+        model_of(comm, pipeline, 1 << 24)
+
+
+def test_what_copy_engines_cannot_move_is_refused(shm_ranks):
+    shm_ranks.run(refused, world=2)
 
 
 def test_over_torch_logits_of_a_prompt_in_chunks_are_the_same(torch_ranks):
@@ -174,14 +238,14 @@ def test_prompts_run_in_chunks_and_decode_steps_do_not_and_no_thread_stays(shm_r
 
 
 def tuned(comm):
-    """Measure work that is faster in four chunks from 200 tokens on, and slower in chunks below."""
+    """Measure work that is faster in chunks from 200 tokens on, three most of all, and slower in chunks below."""
     pipeline = Pipeline(comm, multiple=1)
 
     def prepare(tokens):
-        chunks = {1: 4, 2: 3, 4: 1} if tokens >= 200 else {1: 1, 2: 3, 4: 4}
+        chunks = {1: 4, 2: 3, 3: 1, 4: 2} if tokens >= 200 else {1: 1, 2: 3, 3: 3, 4: 4}
         return lambda: time.sleep(chunks[len(pipeline.cuts(tokens))] * 4e-3)
 
-    found = pipeline.tune(prepare, [200, 100, 3], chunks=(2, 4), seconds=0.1)
+    found = pipeline.tune(prepare, [200, 100, 3], chunks=(2, (1, 2, 1), 4), seconds=0.1)
     assert found == pipeline.rule
     with pytest.raises(ZeroDivisionError):
         pipeline.tune(lambda tokens: lambda: 1 / 0, [7])
@@ -190,7 +254,7 @@ def tuned(comm):
 
 
 def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(shm_ranks):
-    assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: 4}] * 2
+    assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: (1, 2, 1)}] * 2
 
 
 def tuned_model(comm):

@@ -11,12 +11,17 @@
 
 namespace commlib {
 
+// The number of this call; only its last launch writes it anew.
+__device__ __forceinline__ u64 number_of(const Job& job) {
+  return ld_relaxed_sys(&control_of(job, job.rank)->engine_number) + 1;
+}
+
 // What `peer` says in this turn; returns when it has, or when the call is over.
-__device__ __forceinline__ void await_said(const Job& job, const Reads& reads, int peer, u64 flag,
-                                           const Said* said) {
+__device__ __forceinline__ void await_said(const Job& job, const Reads& reads, int peer, u64 flag) {
   Patience patience;
   while (true) {
-    const Pair now = ld_relaxed_sys(said);
+    const Pair now =
+        ld_relaxed_sys(&control_of(job, job.rank)->said[static_cast<int>(reads.turn)][peer]);
     if (now.a == flag) {
       if (now.b == reads.in_at[peer]) return;
       announce(job);
@@ -26,24 +31,30 @@ __device__ __forceinline__ void await_said(const Job& job, const Reads& reads, i
   }
 }
 
+// So few registers that a warp finds room beside a block of cuBLAS's products on Hopper.
+#if __CUDA_ARCH__ >= 900
+#define COMMLIB_BESIDE_PRODUCTS __maxnreg__(32)
+#else
+#define COMMLIB_BESIDE_PRODUCTS __launch_bounds__(32)
+#endif
+
 template <int N>
-__global__ void __launch_bounds__(32, 1)
-    engine_pull(const __grid_constant__ Job job, const __grid_constant__ Reads reads) {
+__global__ void COMMLIB_BESIDE_PRODUCTS engine_pull(const __grid_constant__ Job job,
+                                                    const __grid_constant__ Reads reads) {
   begin_marked();
-  Control* own = control_of(job, job.rank);
-  const int peer = static_cast<int>(threadIdx.x), turn = static_cast<int>(reads.turn);
-  const u64 number = own->engine_number + 1;
-  const u64 flag = number << kSignatureBits | job.signature;
+  const int peer = static_cast<int>(threadIdx.x);
   if (peer < N && peer != job.rank) {
+    const u64 flag = number_of(job) << kSignatureBits | job.signature;
     fence_sys();
-    st_relaxed_sys(&control_of(job, peer)->said[turn][job.rank], Pair{flag, reads.in_at[job.rank]});
+    st_relaxed_sys(&control_of(job, peer)->said[static_cast<int>(reads.turn)][job.rank],
+                   Pair{flag, reads.in_at[job.rank]});
     mark(Phase::wait);
-    await_said(job, reads, peer, flag, &own->said[turn][peer]);
+    await_said(job, reads, peer, flag);
     fence_sys();
   }
   __syncwarp();
   if (threadIdx.x == 0 && reads.turn == Turn::read) {
-    own->engine_number = number;
+    control_of(job, job.rank)->engine_number = number_of(job);
     count_call(job);
   }
   mark(Phase::over);

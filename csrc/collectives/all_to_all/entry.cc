@@ -8,7 +8,7 @@
 namespace commlib::binding {
 namespace {
 
-void all_to_all(Target& target, const Tensor& out_given, const Tensor& x_given) {
+void exchange(Target& target, const Tensor& out_given, const Tensor& x_given, bool own_stays) {
   const Buffer x(target, x_given, "x"), out(target, out_given, "out");
   target.open();
   same_dtype(x, out);
@@ -19,8 +19,17 @@ void all_to_all(Target& target, const Tensor& out_given, const Tensor& x_given) 
   }
   same_or_apart(x, out);
   Call call = make_call(Op::all_to_all, x, out, x.count / target.world());
+  call.own_stays = own_stays;
   // In place, no peer can read x where it lies.
   target.run(call, x.bytes(), x.data == out.data ? Placed{} : Placed{&x, &x});
+}
+
+void all_to_all(Target& target, const Tensor& out, const Tensor& x) {
+  exchange(target, out, x, false);
+}
+// For who finds this rank's own block in x: that of `out` holds anything then.
+void all_to_others(Target& target, const Tensor& out, const Tensor& x) {
+  exchange(target, out, x, true);
 }
 
 using Splits = std::optional<Sizes>;  // rows of the first dimension; none: equal blocks
@@ -93,6 +102,7 @@ void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
 }
 
 COMMLIB_COLLECTIVE(all_to_all, "out, x");
+COMMLIB_COLLECTIVE(all_to_others, "out, x");
 COMMLIB_COLLECTIVE(all_to_allv, "out, x, out_splits, in_splits");
 
 }  // namespace

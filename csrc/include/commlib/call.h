@@ -67,6 +67,7 @@ struct Call {
   const int64_t* in_starts = nullptr;   // all_to_allv: where each rank's input has them
   uint64_t detail = 0;                  // digest of what `count` does not say (split sizes)
   bool inner = false;                   // part of another call
+  bool own_stays = false;               // this rank's own block need not come to its place in `out`
   int source = 0;                       // send_recv: who sends to this rank
   uint32_t max_sms = 0;                 // multiprocessors that it takes at most; 0: no limit
   const RowCall* rows = nullptr;        // what is done with each row, here or in the call of a part
