@@ -25,6 +25,7 @@ from commlib.report.formats import json_text
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
 from tests.gpu.steady import Steady, capture, first, warm_up
+from tests.limited import Limited
 
 PIPES = {
     name: algorithm.name
@@ -35,6 +36,8 @@ PIPES = {
 NAMES = [name for name in COLLECTIVES if name != "barrier"]
 DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
 LOG2_BYTES = 24.5  # of the largest tensor: 24 MB
+LOG2_SYMMETRIC = 22  # of one in symmetric memory, which has to have room for all
+LIMITED = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # by kernels of few blocks, and by copy engines
 GRAPH_BYTES = 64 << 10  # of a captured call: nobody orders replays, so what runs beside them must fit on the GPU
 CALLS = 16
 ROUNDS = 60
@@ -55,19 +58,23 @@ class Mixture:
         self.names = NAMES if moves else [name for name in NAMES if name != "send_recv"]
         self.streams = [torch.cuda.Stream() for _ in self.comms]
         self.calls = [self.call(number) for number in range(CALLS)]
+        self.stream_of = {call: self.streams[number % 3] for number, call in enumerate(self.calls)}
         warm_up(*self.calls)
         self.graphs = {call: capture(call) for call in self.calls if most_bytes(call) <= GRAPH_BYTES}
 
     def call(self, number: int) -> Steady:
         name = self.draw.choice(self.names)
         dtype = self.draw.choice(DTYPES[:2] if COLLECTIVES[name].of_rows else DTYPES)
-        elements = int(2 ** self.draw.uniform(0, LOG2_BYTES)) // dtype.itemsize
+        symmetric = self.draw.random() < 0.3
+        elements = int(2 ** self.draw.uniform(0, LOG2_SYMMETRIC if symmetric else LOG2_BYTES)) // dtype.itemsize
         blocks = (
             self.comms[0].size if name in ("all_gather", "all_to_all", "gather", "scatter", "reduce_scatter") else 1
         )
-        return Steady(
-            self.comms[number % 3], name, max(elements // blocks, 1), dtype, shifts=(self.draw.randint(0, 3), 0)
-        )
+        limit, shift = self.draw.choice((0, 0, 2, 8)), self.draw.randint(0, 3)
+        comm: Communicator | Limited = self.comms[number % 3]
+        if limit and name in LIMITED and dtype in DTYPES[:2]:
+            comm = Limited(self.comms[number % 3], limit)
+        return Steady(comm, name, max(elements // blocks, 1), dtype, symmetric=symmetric, shifts=(shift, 0))
 
     def round(self, step: int) -> str:
         """Some of the calls, each eagerly or from its graph, in one order on all ranks; some ranks come late."""
@@ -81,7 +88,7 @@ class Mixture:
         for call, from_graph in zip(chosen, replayed, strict=True):
             if self.own.random() < 0.1:
                 time.sleep(self.own.random() * 2e-3)
-            with torch.cuda.stream(self.streams[self.comms.index(call.comm)]):
+            with torch.cuda.stream(self.stream_of[call]):
                 if self.own.random() < 0.3:
                     torch.cuda._sleep(self.own.randint(1000, 300_000))
                 self.graphs[call].replay() if from_graph else call.run()
