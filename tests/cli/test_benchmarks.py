@@ -60,14 +60,22 @@ def test_a_layer_of_prompts_gives_the_same_in_chunks_and_the_rule_that_was_measu
     quick_python: Path, tmp_path: Path
 ) -> None:
     shape = "--hidden 64 --heads 4 --kv-heads 2 --intermediate 96"
-    said, found = run(quick_python, tmp_path, f"benchmarks/tp_prefill.py --tokens 128,256 --chunks 2 --sms 8 {shape}")
+    said, found = run(
+        quick_python, tmp_path, f"benchmarks/tp_prefill.py --tokens 128,512 --chunks 2,1:2:1 --sms 8 {shape}"
+    )
     ways = {"fused", "scattered", "none"}
+    in_chunks = {f"{chunks} × {how}" for chunks in ("2", "1:2:1") for how in ("8", "engines")} | {
+        "none 2",
+        "none 1:2:1",
+    }
     assert {row["way"] for row in found["rows"] if row["tokens"] == 128} == ways
-    assert {row["way"] for row in found["rows"] if row["tokens"] == 256} == {*ways, "2 × 8", "none 2"}
+    assert {row["way"] for row in found["rows"] if row["tokens"] == 512} == ways | in_chunks
     assert all(row["us"] > 0 and row["blocks"] >= 5 for row in found["rows"])
     assert found["wrong"] == {}
-    assert found["rules"]["8"]["128"] == 1 and found["rules"]["8"]["256"] in {1, 2}
-    assert "rule of 8 multiprocessors: {128: 1, 256: " in said
+    for how in ("8", "engines"):
+        assert found["rules"][how]["128"] == 1 and found["rules"][how]["512"] in (1, 2, [1, 2, 1])
+    assert "rule of 8 multiprocessors: {128: 1, 512: " in said
+    assert "rule of engines: {128: 1, 512: " in said
 
 
 def test_products_and_calls_are_timed_alone_and_beside_each_other(quick_python: Path, tmp_path: Path) -> None:
