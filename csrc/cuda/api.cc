@@ -71,6 +71,11 @@ CudaApi load() {
   bind(library, "cuMemHostGetDevicePointer_v2", api.cuMemHostGetDevicePointer);
   bind(library, "cuMemRetainAllocationHandle", api.cuMemRetainAllocationHandle);
   bind(library, "cuMemRelease", api.cuMemRelease);
+  bind(library, "cuMemAddressReserve", api.cuMemAddressReserve);
+  bind(library, "cuMemAddressFree", api.cuMemAddressFree);
+  bind(library, "cuMemMap", api.cuMemMap);
+  bind(library, "cuMemUnmap", api.cuMemUnmap);
+  bind(library, "cuMemSetAccess", api.cuMemSetAccess);
   bind(library, "cuMemcpyHtoDAsync_v2", api.cuMemcpyHtoDAsync);
   bind(library, "cuMemcpyDtoHAsync_v2", api.cuMemcpyDtoHAsync);
   bind(library, "cuMemcpyDtoDAsync_v2", api.cuMemcpyDtoDAsync);

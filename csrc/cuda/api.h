@@ -30,6 +30,15 @@ constexpr CUresult kCudaErrorInvalidValue = 1;
 constexpr CUresult kCudaErrorDeinitialized = 4;  // the process ends
 constexpr CUresult kCudaErrorNotReady = 600;
 
+struct CUmemAccessDesc {
+  int location_type;
+  int location_id;
+  int flags;
+};
+static_assert(sizeof(CUmemAccessDesc) == 12, "as in cuda.h");
+constexpr int kLocationDevice = 1;
+constexpr int kAccessReadWrite = 3;
+
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr unsigned kHostAllocPortable = 1;
@@ -139,6 +148,13 @@ struct CudaApi {
   CUresult (*cuMemHostGetDevicePointer)(CUdeviceptr*, void* host, unsigned flags);
   CUresult (*cuMemRetainAllocationHandle)(CUallocationHandle*, void* address);
   CUresult (*cuMemRelease)(CUallocationHandle);
+  CUresult (*cuMemAddressReserve)(CUdeviceptr*, size_t bytes, size_t alignment, CUdeviceptr hint,
+                                  uint64_t flags);
+  CUresult (*cuMemAddressFree)(CUdeviceptr, size_t bytes);
+  CUresult (*cuMemMap)(CUdeviceptr, size_t bytes, size_t offset, CUallocationHandle,
+                       uint64_t flags);
+  CUresult (*cuMemUnmap)(CUdeviceptr, size_t bytes);
+  CUresult (*cuMemSetAccess)(CUdeviceptr, size_t bytes, const CUmemAccessDesc*, size_t count);
   CUresult (*cuMemcpyHtoDAsync)(CUdeviceptr to, const void* from, size_t bytes, CUstream);
   CUresult (*cuMemcpyDtoHAsync)(void* to, CUdeviceptr from, size_t bytes, CUstream);
   CUresult (*cuMemcpyDtoDAsync)(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream);

@@ -42,6 +42,13 @@ class Arena {
   void* allocate(size_t bytes) { return base_ + user_first_ + allocator_.allocate(bytes); }
   // Also after close(): a tensor may outlive its communicator.
   void free(void* pointer);
+  // Where NCCL's sends and receives must find these bytes: those of the arena where NCCL knows of
+  // no registration, if it goes wrong with one.
+  template <class Byte>
+  Byte* for_sends(Byte* pointer) const {
+    const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_);
+    return unregistered_ && offset < bytes_ ? unregistered_ + offset : pointer;
+  }
   // The offset of [pointer, pointer + bytes) from base() if that lies in the user part, else -1.
   int64_t offset_of(const void* pointer, size_t bytes) const {
     const auto offset = reinterpret_cast<intptr_t>(pointer) - reinterpret_cast<intptr_t>(base_);
@@ -69,6 +76,7 @@ class Arena {
   void abandon() { closed_ = true; }
 
  private:
+  void map_unregistered(CUallocationHandle handle);
   void read_window();
   void release();
   void require_device_memory(int rank) const;
@@ -87,6 +95,7 @@ class Arena {
   CUcontext context_ = nullptr;
   CUstream stream_ = nullptr;
   unsigned char* base_ = nullptr;
+  unsigned char* unregistered_ = nullptr;  // the same memory once more; null: nothing needs it
   ncclWindow_t window_ = nullptr;
   std::vector<unsigned char*> peers_;
   bool closed_ = false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "commlib/call.h"
+#include "nccl/group.h"
 #include "nccl/nccl_api.h"
 
 namespace commlib::nccl {
@@ -39,6 +40,16 @@ class Grouped {
   Grouped(const Grouped&) = delete;
   Grouped& operator=(const Grouped&) = delete;
 };
+
+inline void send(Group& group, const unsigned char* from, size_t bytes, int rank, CUstream stream) {
+  const void* at = group.has_arena() ? group.arena().for_sends(from) : from;
+  check(nccl().ncclSend(at, bytes, ncclInt8, rank, group.comm(), stream), "ncclSend");
+}
+
+inline void receive(Group& group, unsigned char* to, size_t bytes, int rank, CUstream stream) {
+  void* at = group.has_arena() ? group.arena().for_sends(to) : to;
+  check(nccl().ncclRecv(at, bytes, ncclInt8, rank, group.comm(), stream), "ncclRecv");
+}
 
 // What blocks are made of for the reduce-scatter that symmetric_kernels_wait() tells of.
 constexpr size_t kSymmetricVector = 16;

@@ -19,6 +19,8 @@ from tests.gpu.steady import ALGORITHMS, KERNELS, Steady, first, pinned, warm_up
 ARENA_BYTES = 64 << 20  # of nccl_ranks
 SLACK_BYTES = 64 << 20  # less than the smallest arena with its slots
 NCCL = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
+SENDS = ("send_recv", "all_to_all", "all_to_allv", "gather", "scatter")  # what NCCL's sends and receives are made to do
+RINGS = ("broadcast", "all_gather", "all_gatherv", "all_reduce")
 
 
 def refusals(comm: Communicator) -> dict[str, str]:
@@ -97,6 +99,21 @@ def outlive(comm: Communicator) -> tuple[float, float]:
     result = float(kept.sum()), float(view.sum())
     torch.cuda.synchronize()
     return result
+
+
+def rings_after(comm: Communicator, sends: str) -> str:
+    """A send of NCCL's, then its rings on the same memory: each has to know where the peers' is."""
+    made = fresh(comm, max_bytes=ARENA_BYTES)
+    found = []
+    for name in (sends, *RINGS):
+        call = Steady(made, name, 1_000_003, torch.uint8, symmetric=True, shifts=(1, 0))
+        with pinned(made, name, "nccl_direct"):
+            call.load(len(found))
+            call.run()
+        found.append(call.wrong(len(found)))
+        del call
+    made.close()
+    return first(found)
 
 
 def shift(comm: Communicator, name: str, algorithm: str) -> str:
@@ -182,6 +199,11 @@ def test_the_arena_is_laid_out_alike_on_all_ranks_and_used_again(nccl_ranks: Ran
 @pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
 def test_every_algorithm_takes_tensors_of_the_arena(nccl_ranks: Ranks, name: str, algorithm: str) -> None:
     assert set(nccl_ranks.run(on_symmetric_tensors, name, algorithm)) == {""}
+
+
+@pytest.mark.parametrize("sends", SENDS)
+def test_nccl_finds_the_peers_memory_after_a_send(nccl_ranks: Ranks, sends: str) -> None:
+    assert set(nccl_ranks.run(rings_after, sends)) == {""}
 
 
 def test_a_full_arena_says_what_it_has_and_what_to_do(nccl_ranks: Ranks) -> None:

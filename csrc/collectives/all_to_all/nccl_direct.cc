@@ -1,20 +1,17 @@
 // NCCL's sends and receives between all pairs, in one group
 #include "nccl/algorithm.h"
-#include "nccl/group.h"
 #include "nccl/vendor.h"
 
 namespace commlib::nccl {
 namespace {
 
-void exchange(Group& group, const unsigned char* in, const size_t* send, unsigned char* out,
+void exchange(Group& group, const unsigned char* in, const size_t* give, unsigned char* out,
               const size_t* take, CUstream stream) {
   const Grouped grouped;
   for (int r = 0; r < group.world(); ++r) {
-    if (send[r] > 0)
-      check(nccl().ncclSend(in, send[r], ncclInt8, r, group.comm(), stream), "ncclSend");
-    if (take[r] > 0)
-      check(nccl().ncclRecv(out, take[r], ncclInt8, r, group.comm(), stream), "ncclRecv");
-    in += send[r];
+    if (give[r] > 0) send(group, in, give[r], r, stream);
+    if (take[r] > 0) receive(group, out, take[r], r, stream);
+    in += give[r];
     out += take[r];
   }
 }
@@ -28,12 +25,12 @@ void all_to_all(Group& group, const Call& call, CUstream stream) {
 }
 
 void all_to_allv(Group& group, const Call& call, CUstream stream) {
-  size_t send[kMaxRanks], take[kMaxRanks];
+  size_t give[kMaxRanks], take[kMaxRanks];
   for (int r = 0; r < group.world(); ++r) {
-    send[r] = static_cast<size_t>(call.in_counts[r]) * call.element();
+    give[r] = static_cast<size_t>(call.in_counts[r]) * call.element();
     take[r] = static_cast<size_t>(call.out_counts[r]) * call.element();
   }
-  exchange(group, call.in, send, call.out, take, stream);
+  exchange(group, call.in, give, call.out, take, stream);
 }
 
 }  // namespace

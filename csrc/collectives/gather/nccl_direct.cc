@@ -1,6 +1,5 @@
 // NCCL's sends of all to the root, which receives them, in one group
 #include "nccl/algorithm.h"
-#include "nccl/group.h"
 #include "nccl/vendor.h"
 
 namespace commlib::nccl {
@@ -9,12 +8,9 @@ namespace {
 void gather(Group& group, const Call& call, CUstream stream) {
   const size_t block = call.bytes();
   const Grouped grouped;
-  check(nccl().ncclSend(call.in, block, ncclInt8, call.root, group.comm(), stream), "ncclSend");
+  send(group, call.in, block, call.root, stream);
   if (group.rank() != call.root) return;
-  for (int r = 0; r < group.world(); ++r) {
-    check(nccl().ncclRecv(call.out + r * block, block, ncclInt8, r, group.comm(), stream),
-          "ncclRecv");
-  }
+  for (int r = 0; r < group.world(); ++r) receive(group, call.out + r * block, block, r, stream);
 }
 
 }  // namespace
