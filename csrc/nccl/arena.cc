@@ -79,7 +79,8 @@ void Arena::acquire() {
          "ncclMemAlloc gave memory that peers cannot map: NCCL_CUMEM_ENABLE=0 is set (also look in "
          "/etc/nccl.conf and ~/.nccl.conf), or this driver has no virtual memory management");
   }
-  if (sends_spoil_rings()) map_unregistered(handle);
+  plain_ = map_again(handle);
+  for_sends_ = map_again(handle);
   check(cuda().cuMemRelease(handle), "cuMemRelease");
   // Flags and packets start from zero, and so does the proof page.
   const CUdeviceptr base = device_pointer(base_);
@@ -88,13 +89,13 @@ void Arena::acquire() {
   check(cuda().cuStreamSynchronize(stream_), "zeroing symmetric memory");
 }
 
-void Arena::map_unregistered(CUallocationHandle handle) {
+unsigned char* Arena::map_again(CUallocationHandle handle) const {
   CUdeviceptr address = 0;
   check(cuda().cuMemAddressReserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve");
   check(cuda().cuMemMap(address, bytes_, 0, handle, 0), "cuMemMap");
   const CUmemAccessDesc access = {kLocationDevice, device_, kAccessReadWrite};
   check(cuda().cuMemSetAccess(address, bytes_, &access, 1), "cuMemSetAccess");
-  unregistered_ = reinterpret_cast<unsigned char*>(address);
+  return reinterpret_cast<unsigned char*>(address);
 }
 
 void Arena::register_window() {
@@ -210,9 +211,10 @@ void Arena::release() {
   CUcontext before = nullptr;
   driver.cuCtxGetCurrent(&before);
   if (driver.cuCtxSetCurrent(context_) != kCudaSuccess) return;
-  if (unregistered_) {
-    driver.cuMemUnmap(device_pointer(unregistered_), bytes_);
-    driver.cuMemAddressFree(device_pointer(unregistered_), bytes_);
+  for (const unsigned char* mapping : {plain_, for_sends_}) {
+    if (!mapping) continue;
+    driver.cuMemUnmap(device_pointer(mapping), bytes_);
+    driver.cuMemAddressFree(device_pointer(mapping), bytes_);
   }
   if (base_) nccl().ncclMemFree(base_);
   lingers_ = false;

@@ -42,12 +42,19 @@ class Arena {
   void* allocate(size_t bytes) { return base_ + user_first_ + allocator_.allocate(bytes); }
   // Also after close(): a tensor may outlive its communicator.
   void free(void* pointer);
-  // Where NCCL's sends and receives must find these bytes: those of the arena where NCCL knows of
-  // no registration, if it goes wrong with one.
+  // Bytes of the arena as NCCL's calls on plain tensors are given them: at addresses of which NCCL
+  // knows no window. On a window it may take a symmetric kernel, which writes to the wrong place
+  // where ranks' tensors lie at different ones.
   template <class Byte>
-  Byte* for_sends(Byte* pointer) const {
-    const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_);
-    return unregistered_ && offset < bytes_ ? unregistered_ + offset : pointer;
+  Byte* as_plain(Byte* pointer) const {
+    return moved(pointer, base_, plain_);
+  }
+  // Those bytes as its sends and receives are given them. Graphs make NCCL register what it is
+  // given, and before 2.29.2 it writes from address 0 on where a ring comes to memory that was
+  // registered for a send (NVIDIA/nccl#1859).
+  template <class Byte>
+  Byte* for_sends(Byte* plain) const {
+    return moved(plain, plain_, for_sends_);
   }
   // The offset of [pointer, pointer + bytes) from base() if that lies in the user part, else -1.
   int64_t offset_of(const void* pointer, size_t bytes) const {
@@ -76,7 +83,12 @@ class Arena {
   void abandon() { closed_ = true; }
 
  private:
-  void map_unregistered(CUallocationHandle handle);
+  unsigned char* map_again(CUallocationHandle handle) const;
+  template <class Byte>
+  Byte* moved(Byte* pointer, const unsigned char* from, unsigned char* to) const {
+    const auto offset = reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(from);
+    return offset < bytes_ ? to + offset : pointer;
+  }
   void read_window();
   void release();
   void require_device_memory(int rank) const;
@@ -95,7 +107,8 @@ class Arena {
   CUcontext context_ = nullptr;
   CUstream stream_ = nullptr;
   unsigned char* base_ = nullptr;
-  unsigned char* unregistered_ = nullptr;  // the same memory once more; null: nothing needs it
+  unsigned char* plain_ = nullptr;  // the same memory once more
+  unsigned char* for_sends_ = nullptr;
   ncclWindow_t window_ = nullptr;
   std::vector<unsigned char*> peers_;
   bool closed_ = false;

@@ -58,7 +58,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   } else if (plan_.row(choice->algorithm).engine) {
     pull(call, *choice, stream, capture);
   } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
-    vendor(call, choice->algorithm, symmetric, stream, capture);
+    vendor(call, choice->algorithm, stream, capture);
   } else {
     launch(call, *choice, stream, capture);
   }
@@ -143,28 +143,23 @@ void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const v
   if (stamps_) stamped_ = instance;
 }
 
-void Group::vendor(const Call& call, int id, bool symmetric, CUstream stream, uint64_t capture) {
+void Group::vendor(const Call& call, int id, CUstream stream, uint64_t capture) {
   const Algorithm& chosen = *natives_[static_cast<size_t>(id)].vendor;
+  Call given = call;
+  if (has_arena() && !plan_.row(id).symmetric) {
+    given.in = arena_->as_plain(call.in);
+    given.out = arena_->as_plain(call.out);
+  }
   order_.before(stream, capture, Launch());
   deadline_.enter(call, chosen.name);
   try {
-    if (symmetric && !plan_.row(id).needs_arena && !symmetric_kernels_wait()) settle(stream);
-    chosen.run(*this, call, stream);
+    chosen.run(*this, given, stream);
   } catch (...) {
     deadline_.leave(false, stream);
     throw;
   }
   deadline_.leave(capture == 0, stream);
   order_.after(stream, capture);
-}
-
-// A few bytes copied by the driver: they begin when the kernel ahead is done and its writes can be
-// read, and whatever comes next begins after them.
-void Group::settle(CUstream stream) {
-  constexpr size_t kWord = 8;
-  check(cuda().cuMemcpyDtoDAsync(device_pointer(scratch_), device_pointer(scratch_ + kWord), kWord,
-                                 stream),
-        "cuMemcpyDtoDAsync");
 }
 
 void Group::message(const Call& call, int peer, bool sends, CUstream stream) {

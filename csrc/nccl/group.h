@@ -122,9 +122,7 @@ class Group {
   void finish_rows(const Call& call, const Kernels::Instance& kernel, const unsigned char* in,
                    int64_t stride_bytes, CUstream stream);
   static void copy_rows(unsigned char* to, const Call& call, CUstream stream);
-  void vendor(const Call& call, int algorithm, bool symmetric, CUstream stream, uint64_t capture);
-  // Lets what comes next on the stream begin only when what was ahead can be read.
-  void settle(CUstream stream);
+  void vendor(const Call& call, int algorithm, CUstream stream, uint64_t capture);
   void tick();
   void stop_watching();
   // Writes into every peer's memory that this rank has ended it, and why.

@@ -109,10 +109,6 @@ const NcclApi& nccl();
 // bytes.
 inline bool symmetric_kernels_wait() { return nccl().version >= 23007; }
 
-// Whether a ring on registered memory goes wrong after a send or receive on it: NCCL then takes the
-// peers' addresses for known, and writes from address 0 on (NVIDIA/nccl#1859, mended in 2.29.2).
-inline bool sends_spoil_rings() { return nccl().version < 22902; }
-
 // "2.28.9"
 std::string version_text(int version);
 

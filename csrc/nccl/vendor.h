@@ -51,9 +51,6 @@ inline void receive(Group& group, unsigned char* to, size_t bytes, int rank, CUs
   check(nccl().ncclRecv(at, bytes, ncclInt8, rank, group.comm(), stream), "ncclRecv");
 }
 
-// What blocks are made of for the reduce-scatter that symmetric_kernels_wait() tells of.
-constexpr size_t kSymmetricVector = 16;
-
 inline void require_safe_symmetric_kernels() {
   if (!symmetric_kernels_wait()) {
     fail("Unsupported", "NCCL ", version_text(nccl().version),

@@ -11,7 +11,6 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from commlib.report import files
 from commlib.report.formats import json_text
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
-from tests.gpu.steady import Steady, capture, first, warm_up
+from tests.gpu.steady import Steady, capture, first, most_elements, warm_up
 from tests.limited import Limited
 
 PIPES = {
@@ -104,8 +103,7 @@ class Mixture:
 
 def most_bytes(call: Steady) -> int:
     """The largest tensor of a call on any rank: all ranks must draw the same."""
-    ranks = (replace(call.call, rank=rank) for rank in range(call.comm.size))
-    return max(max(call.spec.shapes(of_rank)) for of_rank in ranks) * call.call.dtype.itemsize
+    return most_elements(call.spec, call.call) * call.call.dtype.itemsize
 
 
 def mix(comm: Communicator, seed: int, rounds: int) -> str:

@@ -11,7 +11,7 @@ import torch
 
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.reference import ordered
-from commlib.collectives.spec import Call
+from commlib.collectives.spec import Call, Collective
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from tests.limited import Limited
@@ -44,10 +44,11 @@ class Steady:
         self.call = Call(comm.rank, comm.size, self.spec.whole(count), dtype, root=1 if self.spec.rooted else 0)
 
         def allocate(elements: int, shift: int) -> torch.Tensor:
-            if symmetric:
-                return comm.empty((elements + shift,), dtype)[shift:]
+            if symmetric:  # as much on every rank, so that all tensors lie at the same places
+                return comm.empty((most + shift,), dtype)[shift : shift + elements]
             return torch.empty(elements + shift, dtype=dtype, device=comm.device)[shift:]
 
+        most = most_elements(self.spec, self.call)
         elements_in, elements_out = self.spec.shapes(self.call)
         if self.spec.out_of_place and not in_place:
             self.x, self.out = allocate(elements_in, shifts[0]), allocate(elements_out, shifts[1])
@@ -89,6 +90,11 @@ class Steady:
             f"rank {self.comm.rank}: {self.spec.name} of {self.call.count}, step {step}: {len(bad)} of {len(out)} "
             f"are wrong, the first at {at}: {out[at].item()}, expected {expected[at].item()}"
         )
+
+
+def most_elements(spec: Collective, call: Call) -> int:
+    """Return the elements of the largest tensor of a call on any rank."""
+    return max(max(spec.shapes(replace(call, rank=rank))) for rank in range(call.size))
 
 
 @contextmanager

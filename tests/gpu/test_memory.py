@@ -14,13 +14,13 @@ from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from tests.gpu.fresh import as_if_nccl_were_new, fresh
-from tests.gpu.steady import ALGORITHMS, KERNELS, Steady, first, pinned, warm_up
+from tests.gpu.steady import ALGORITHMS, KERNELS, Steady, capture, first, pinned, warm_up
 
 ARENA_BYTES = 64 << 20  # of nccl_ranks
 SLACK_BYTES = 64 << 20  # less than the smallest arena with its slots
 NCCL = torch.cuda.nccl.version() if torch.cuda.is_available() else ()
 SENDS = ("send_recv", "all_to_all", "all_to_allv", "gather", "scatter")  # what NCCL's sends and receives are made to do
-RINGS = ("broadcast", "all_gather", "all_gatherv", "all_reduce")
+RINGS = ("broadcast", "all_gather", "all_gatherv", "all_reduce", "reduce_scatter")
 
 
 def refusals(comm: Communicator) -> dict[str, str]:
@@ -101,17 +101,24 @@ def outlive(comm: Communicator) -> tuple[float, float]:
     return result
 
 
-def rings_after(comm: Communicator, sends: str) -> str:
-    """A send of NCCL's, then its rings on the same memory: each has to know where the peers' is."""
+def by_nccl_apart(comm: Communicator, sends: str, captured: bool) -> str:
+    """NCCL's sends, then its rings, on tensors of the arena that lie at another place on each rank."""
     made = fresh(comm, max_bytes=ARENA_BYTES)
-    found = []
+    apart = made.empty(5000 * made.rank + 1, dtype=torch.uint8)
+    found, graphs = [], []
     for name in (sends, *RINGS):
         call = Steady(made, name, 1_000_003, torch.uint8, symmetric=True, shifts=(1, 0))
         with pinned(made, name, "nccl_direct"):
-            call.load(len(found))
-            call.run()
-        found.append(call.wrong(len(found)))
+            warm_up(call)
+            graphs += [capture(call)] if captured else []
+            for step in range(3):
+                call.load(step)
+                graphs[-1].replay() if captured else call.run()
+                found.append(call.wrong(step))
         del call
+    graphs.clear()
+    made.barrier()
+    del apart
     made.close()
     return first(found)
 
@@ -201,9 +208,12 @@ def test_every_algorithm_takes_tensors_of_the_arena(nccl_ranks: Ranks, name: str
     assert set(nccl_ranks.run(on_symmetric_tensors, name, algorithm)) == {""}
 
 
+@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("sends", SENDS)
-def test_nccl_finds_the_peers_memory_after_a_send(nccl_ranks: Ranks, sends: str) -> None:
-    assert set(nccl_ranks.run(rings_after, sends)) == {""}
+def test_nccl_itself_takes_tensors_of_the_arena_wherever_they_lie(
+    nccl_ranks: Ranks, sends: str, captured: bool
+) -> None:
+    assert set(nccl_ranks.run(by_nccl_apart, sends, captured)) == {""}
 
 
 def test_a_full_arena_says_what_it_has_and_what_to_do(nccl_ranks: Ranks) -> None:

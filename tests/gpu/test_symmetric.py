@@ -72,7 +72,7 @@ def values(comm: Communicator) -> bool:
 
 
 def by_nccl_itself(comm: Communicator) -> list[str]:
-    """NCCL takes its symmetric kernels for tensors in the arena; odd blocks, each written by the kernel just ahead."""
+    """NCCL takes tensors in the arena for plain ones; odd blocks, each written by the kernel just ahead."""
     made = fresh(comm, max_bytes=ARENA_BYTES)
     n, wrong = made.size, []
     for name in ("all_reduce", "all_gather", "reduce_scatter"):

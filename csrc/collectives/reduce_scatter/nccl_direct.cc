@@ -6,12 +6,18 @@
 namespace commlib::nccl {
 namespace {
 
-void blocks(Group& group, const Call& call, const Reduction& as, const int64_t* counts,
-            CUstream stream) {
+void reduce_scatter(Group& group, const Call& call, CUstream stream) {
+  const Reduction as(call);
+  check(nccl().ncclReduceScatter(call.in, call.out, as.count, as.type, as.op, group.comm(), stream),
+        "ncclReduceScatter");
+}
+
+void reduce_scatterv(Group& group, const Call& call, CUstream stream) {
+  const Reduction as(call);
   const Grouped grouped;
   const unsigned char* from = call.in;
   for (int r = 0; r < group.world(); ++r) {
-    const size_t count = counts ? static_cast<size_t>(counts[r]) : call.count;
+    const auto count = static_cast<size_t>(call.in_counts[r]);
     if (count > 0) {
       check(nccl().ncclReduce(from, call.out, count * as.per_element, as.type, as.op, r,
                               group.comm(), stream),
@@ -19,20 +25,6 @@ void blocks(Group& group, const Call& call, const Reduction& as, const int64_t* 
     }
     from += count * call.element();
   }
-}
-
-void reduce_scatter(Group& group, const Call& call, CUstream stream) {
-  const Reduction as(call);
-  const bool symmetric = group.has_arena() && group.arena().offset_of(call.in, 1) >= 0;
-  if (symmetric && !symmetric_kernels_wait() && call.bytes() % kSymmetricVector != 0)
-    return blocks(group, call, as, nullptr, stream);
-  check(nccl().ncclReduceScatter(call.in, call.out, as.count, as.type, as.op, group.comm(), stream),
-        "ncclReduceScatter");
-}
-
-void reduce_scatterv(Group& group, const Call& call, CUstream stream) {
-  const Reduction as(call);
-  blocks(group, call, as, call.in_counts, stream);
 }
 
 }  // namespace

@@ -2,13 +2,15 @@
 //
 // As nccl_staged of all_reduce: the copies are the driver's, so that NCCL's kernel cannot start
 // before what it reads is written. A half of the staging memory holds a piece of every rank's block
-// and one more, each at whole vectors: see symmetric_kernels_wait().
+// and one more, each at whole vectors: NCCL 2.28.9's symmetric kernel is wrong on odd blocks.
 #include "nccl/algorithm.h"
 #include "nccl/pieces.h"
 #include "nccl/vendor.h"
 
 namespace commlib::nccl {
 namespace {
+
+constexpr size_t kSymmetricVector = 16;
 
 void reduce_scatter(Group& group, const Call& call, CUstream stream) {
   const Reduction as(call);
