@@ -108,10 +108,11 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
           "; make the same calls with the same plan, dtype, size and max_sms on every rank");
     case Ending::misplaced:
       *kind = "CommError";
-      return text("rank ", rank_, ": ", record(report.mine), " found the input of rank ",
-                  report.peer, " at another place in symmetric memory than its own; make ",
-                  "symmetric tensors in the same order on every rank, and call in place on all ",
-                  "ranks or on none");
+      return text(
+          "rank ", rank_, ": ", record(report.mine), " found the input of rank ", report.peer,
+          " at another place in symmetric memory than its own; make ",
+          "symmetric tensors of the same sizes in the same order on every rank, and call in ",
+          "place on all ranks or on none");
     default:
       *kind = "CommError";
       return text("rank ", rank_, ": aborted in ", record(report.mine));
