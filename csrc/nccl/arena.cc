@@ -90,11 +90,14 @@ void Arena::acquire() {
 }
 
 unsigned char* Arena::map_again(CUallocationHandle handle) const {
+  const std::string what = text("mapping ", bytes_, " bytes of symmetric memory again (lower ",
+                                "max_bytes= or COMMLIB_MAX_BYTES if there is no room): ");
   CUdeviceptr address = 0;
-  check(cuda().cuMemAddressReserve(&address, bytes_, 0, 0, 0), "cuMemAddressReserve");
-  check(cuda().cuMemMap(address, bytes_, 0, handle, 0), "cuMemMap");
+  check(cuda().cuMemAddressReserve(&address, bytes_, 0, 0, 0),
+        (what + "cuMemAddressReserve").c_str());
+  check(cuda().cuMemMap(address, bytes_, 0, handle, 0), (what + "cuMemMap").c_str());
   const CUmemAccessDesc access = {kLocationDevice, device_, kAccessReadWrite};
-  check(cuda().cuMemSetAccess(address, bytes_, &access, 1), "cuMemSetAccess");
+  check(cuda().cuMemSetAccess(address, bytes_, &access, 1), (what + "cuMemSetAccess").c_str());
   return reinterpret_cast<unsigned char*>(address);
 }
 
