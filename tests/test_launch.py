@@ -1,9 +1,11 @@
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -189,13 +191,25 @@ def test_signals_reach_the_ranks_and_give_the_code(signum, code):
 FLOOD = "import os, sys; sys.stderr.write(f'{os.getpid()}\\n')\nwhile True: print('a line')"
 
 
+def unread_bytes(pipe):
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def wait_until_full(pipe):
+    """Wait until nothing more fits: pages of the pipe that are half full stay so, its size says little."""
+    counts = [0, 0]
+    while len(counts) < 50 and not 0 < counts[-2] == counts[-1]:
+        time.sleep(0.2)
+        counts.append(unread_bytes(pipe))
+
+
 @contextlib.contextmanager
 def flooding(script, grace_s):
-    """A launcher whose ranks have filled the pipe to a reader that does not read; with the pids of the ranks."""
+    """A launcher whose ranks have filled the pipe to a reader that does not read; with the pids of ranks 0 and 1."""
     patched = LAUNCHER.replace("sys.exit", f"import commlib.launch as l; l.GRACE_S = {grace_s}; sys.exit")
     with launcher(2, *PYTHON, script, program=patched, stderr=subprocess.PIPE) as process:
-        pids = [int(process.stderr.readline().split()[-1]) for _ in range(2)]
-        time.sleep(0.3)
+        pids = [int(line.split()[1]) for line in sorted(process.stderr.readline() for _ in range(2))]
+        wait_until_full(process.stdout)
         yield process, pids
 
 
@@ -207,12 +221,15 @@ def test_a_signal_ends_a_job_whose_output_nobody_reads():
 
 
 def test_a_rank_that_fails_ends_the_others_also_while_nobody_reads_and_the_lines_come_later():
-    script = FLOOD.replace("while", "if os.environ['RANK'] == '1': sys.exit(3)\nwhile")
+    script = FLOOD.replace("while True", "if os.environ['RANK'] == '1': os.read(os.pipe()[0], 1)\nwhile True")
     with flooding(script, 5) as (process, pids):
+        in_pipe = unread_bytes(process.stdout)
+        os.kill(pids[1], signal.SIGUSR1)
         assert wait_until_gone(pids) == []
         assert process.poll() is None
-        lines = process.communicate(timeout=5)[0].splitlines()
-        assert process.returncode == 3 and len(lines) > 10_000 and set(lines) == {"[0] a line"}
+        output = process.communicate(timeout=5)[0]
+        assert process.returncode == 128 + signal.SIGUSR1
+        assert len(output) > in_pipe and set(output.splitlines()) == {"[0] a line"}
 
 
 def test_lines_stay_whole_where_both_outputs_are_one_slow_pipe():
