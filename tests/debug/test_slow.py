@@ -41,7 +41,7 @@ def three() -> Iterator[Ranks]:
 
 
 def nap() -> None:
-    time.sleep(0.01)
+    time.sleep(0.1)  # most of a turn also where ranks wait for a core
 
 
 def work(comm: Communicator, path: str, late: int, count: int) -> None:
@@ -212,18 +212,21 @@ def analysed(job: Job, folder: Path) -> str:
 
 
 def waiting(ranks: Ranks) -> Job:
-    deadline = time.monotonic() + 20
+    """Return the job when two ranks wait, and stand where they stood a moment ago."""
+    deadline, before = time.monotonic() + 20, [0]
     while time.monotonic() < deadline:
         job = look(ranks.pids)
         stands = [slot for slots in job.communicators.values() for slot in slots if slot.world == 3]
-        if sum(slot.entered > 300 and bool(slot.waits) for slot in stands) == 2:
+        entered = [slot.entered for slot in stands]
+        if entered == before and sum(bool(slot.waits) for slot in stands) == 2:
             return job
+        before = entered
+        time.sleep(0.3)
     raise AssertionError("the ranks do not wait")
 
 
 def test_torchs_analyser_names_the_rank_that_left_out_a_call(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(mismatch, "skip")
-    time.sleep(0.5)
     said = analysed(waiting(three), tmp_path)
     assert "Not all ranks joining collective" in said
     assert "missing ranks: {2}" in said
