@@ -1,10 +1,11 @@
-"""Time all_reduce_rms_norm by each algorithm beside all_reduce and a norm, by commlib, NCCL or gloo, torch, FlashInfer.
+"""Time all_reduce_rms_norm by each algorithm beside all_reduce and a norm, and beside other libraries.
 
     commlib run -n 2 python benchmarks/norms.py -o norms.json
     commlib run -n 2 python benchmarks/norms.py --tokens 1,16,256 --widths 8192 --quant fp8_token
 
-Every line works in place, as a model does; all take turns, in CUDA graphs on GPUs. `fused` is the plan's choice. First
-each line's values are compared with what torch makes of all ranks' rows in float64. torchrun can start it, too.
+Every line works in place, as a model does; all take turns, in CUDA graphs on GPUs. `fused` is the plan's choice, and
+`× sglang` the faster of SGLang's two lines. First each line's values are compared with what torch makes of all ranks'
+rows in float64. torchrun can start it, too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import torch
-from reduce_norm import EPILOGUE, Way, Ways, algorithms_of
+from reduce_norm import EPILOGUE, SHOTS, Way, Ways, algorithms_of, fastest
 from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
@@ -30,7 +31,7 @@ from commlib.timing import Protocol, Run, graph, measure_calls, own_stream
 
 EPS = 1e-6
 SETS = 3  # of tensors, in rotation
-BASELINES = ("flashinfer_early", "nccl", "gloo", "unfused", "flashinfer")  # the first two there are in the table
+BASELINES = ("sglang", "flashinfer_early", "nccl", "gloo", "unfused", "flashinfer")  # the first three are in the table
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
@@ -115,6 +116,7 @@ def measure(
     protocol = Protocol(blocks=(5, options.blocks), budget_s=options.time, graph=gpu)
     timed = {result.label: result for result in ways.timed(measure_calls(comm, calls, protocol, said, enters))}
     baselines = {name: timed.get(f"{name} of {said}") for name in (f"{comm.backend}_composed", *BASELINES)}
+    baselines["sglang"] = fastest(timed.get(f"{name} of {said}") for name in SHOTS)
     return [
         {"tokens": shape[0], "width": shape[1], "bytes": shape[0] * shape[1] * dtype.itemsize}
         | {"way": label.partition(" of ")[0], **figures(result), "apart": off[label]}
@@ -126,7 +128,7 @@ def measure(
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the rows of one shape as text."""
     first = rows[0]
-    names = list(first["over"])[:3]
+    names = list(first["over"])[:4]
     title = f"{first['tokens']} × {first['width']}, {size_text(first['bytes'])}B"
     lines = ["", f"{title:18}{'µs':>8} " + " ".join(f"{f'× {name}':>16}" for name in names)]
     for row in rows:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from peers.flashinfer import FlashInfer
+from peers.sglang import SGLang
 from torch import Tensor
 
 import commlib
@@ -34,6 +35,9 @@ Norms = Callable[[Tensor, "Tensor | None", Tensor, float], "tuple[Tensor, ...]"]
 """Of x, the residual, the weight and eps: the norm, the sum with the residual, and scales if there are any."""
 AddNorm = Callable[[Tensor, "Tensor | None", Tensor, float, Tensor], "tuple[Tensor, ...]"]
 """The same without the sum over ranks; the last tensor may take the norm."""
+# Kernels of others that have the norm in them: of each way, what its peer's add_norm is told.
+EARLY = {"flashinfer": False, "flashinfer_early": True}
+SHOTS = {"sglang_oneshot": False, "sglang_twoshot": True}
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class Ways:
     ) -> None:
         self.comm, self.missing, self.wrong = comm, dict[str, str](), dict[str, str]()
         self._gpu = comm.device.type == "cuda"
-        self._plan, self._peers = comm.plan, [load("torch"), load("symm"), FlashInfer()]
+        self._plan, self._peers = comm.plan, [load("torch"), load("symm"), FlashInfer(), SGLang()]
         scale = torch.ones(1, device=comm.device) if quant == "fp8" else None
         self._fused = {"quant": quant, "scale": scale}
         self._add_norm, self.norm = _add_norm(norm, quant, scale)
@@ -123,7 +127,7 @@ class Ways:
         return [*found, Way("unfused", unfused, plain, True, partial(self._use, self._plan))]
 
     def _theirs(self) -> list[Way]:
-        """Return torch.distributed, and on GPUs torch's symmetric memory and FlashInfer's kernel."""
+        """Return torch.distributed, and on GPUs torch's symmetric memory, FlashInfer and SGLang."""
         found = []
         for peer in self._peers:
             peer.start(self.comm, self._gpu)
@@ -134,10 +138,10 @@ class Ways:
         return found
 
     def _of(self, peer: Any) -> list[Way]:
-        if isinstance(peer, FlashInfer):
-            early = {"flashinfer": False, "flashinfer_early": True}
+        if isinstance(peer, (FlashInfer, SGLang)):
+            told = EARLY if isinstance(peer, FlashInfer) else SHOTS
             plain = plain_on(self.comm.device)
-            return [Way(label, partial(_flashinfer, peer, flag), plain) for label, flag in early.items()]
+            return [Way(label, partial(_fused, peer, flag), plain) for label, flag in told.items()]
         if isinstance(peer, Symm):
             shots = {"symm_oneshot": _one_shot, "symm_twoshot": _two_shot}
             return [Way(label, partial(_behind, add, self._add_norm), peer.empty) for label, add in shots.items()]
@@ -173,6 +177,11 @@ def _epilogue(comm: Communicator, x: Tensor, residual: Tensor | None, weight: Te
         comm, x, residual=residual, weight=weight, eps=eps, out=x, residual_out=residual
     )
     return found
+
+
+def fastest(found: Iterable[Measurement | None]) -> Measurement | None:
+    """Return the shortest of the times that there are."""
+    return min((result for result in found if result is not None), key=lambda result: result.median_s, default=None)
 
 
 def algorithms_of(comm: Communicator) -> list[str]:
@@ -214,11 +223,11 @@ def _two_shot(x: Tensor) -> Tensor:
     return x
 
 
-def _flashinfer(
-    peer: FlashInfer, early: bool, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+def _fused(
+    peer: FlashInfer | SGLang, told: bool, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
 ) -> tuple[Tensor, ...]:
-    residual = torch.zeros_like(x) if residual is None else residual  # it always adds one
-    peer.add_norm(early, x, residual, weight, eps)
+    residual = torch.zeros_like(x) if residual is None else residual  # the sum goes in its place
+    peer.add_norm(told, x, residual, weight, eps)
     return x, residual
 
 

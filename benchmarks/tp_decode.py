@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from reduce_norm import Way, Ways, algorithms_of
+from reduce_norm import SHOTS, Way, Ways, algorithms_of, fastest
 from torch import Tensor
 from written import command_line, figures, head, joined, ratio, ratio_text, whole_numbers, write
 
@@ -223,8 +223,9 @@ def measure(decode: Decode, all_ways: Ways, batch: int, protocol: Protocol) -> l
 
 
 def _over(timed: dict[What, Measurement], what: What, others: list[str]) -> dict[str, Any]:
-    """Return how many times as fast as each of the others it is."""
-    found = {other: timed.get(What(what.part, other)) for other in others}
+    """Return how many times as fast as each of the others it is; SGLang is the faster of its two shots."""
+    found = {other: timed.get(What(what.part, other)) for other in others if other not in SHOTS}
+    found["sglang"] = fastest(timed.get(What(what.part, shot)) for shot in SHOTS)
     return {other: ratio(result, timed[what]) for other, result in found.items() if result is not None and what.way}
 
 
@@ -246,7 +247,8 @@ def config_of(options: argparse.Namespace) -> LlamaConfig:
 def page(rows: list[dict[str, Any]]) -> str:
     """Return one batch as text: a line for each way, and where the time goes."""
     found = {What(row["part"], row["way"]): row for row in rows}
-    others = [label for label in rows[0]["over"] if What(NORMS, label) in found]
+    step, of_step = rows[0], found.get(What(NORMS, rows[0]["way"]), {"over": {}})
+    others = [label for label in step["over"] if label in of_step["over"]]
     other = others[0] if others else ""
     lines = [
         "",
@@ -260,9 +262,8 @@ def page(rows: list[dict[str, Any]]) -> str:
                 f"{what.way:17}{row['us']:8.1f}{row['tokens_per_s']:9.0f} {ratio_text(row['over'].get(other)):>16}"
                 f"{norms['us']:8.1f} {ratio_text(norms['over'].get(other)):>16}"
             )
-    step, norms = rows[0], found.get(What(NORMS, rows[0]["way"]), {"over": {}})
     for label in others[1:]:
-        by_step, by_norms = (ratio_text(row["over"].get(label)) for row in (step, norms))
+        by_step, by_norms = (ratio_text(row["over"].get(label)) for row in (step, of_step))
         lines.append(f"{step['way']} × {label}: step {by_step}, norms {by_norms}")
     return "\n".join([*lines, *_shares(found, step, other)])
 

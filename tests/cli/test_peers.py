@@ -104,6 +104,7 @@ def reasons(comm: Communicator, name: str) -> list[str]:
         ("newer_nccl", "NCCL needs GPUs; this job is on cpu"),
         ("newer_nccl_windows", "NCCL needs GPUs; this job is on cpu"),
         ("flashinfer", "torch's symmetric memory is on GPUs; this job is on cpu"),
+        ("sglang", "torch's symmetric memory is on GPUs; this job is on cpu"),
     ],
 )
 def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(
