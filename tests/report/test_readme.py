@@ -15,8 +15,8 @@ from commlib.report.packed import unpacked
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = {"KiB": 10, "MiB": 20}
 # Which part of the file a pair of columns is, and the labels that its names of libraries stand for.
-PARTS = {"2": 0, "4": 1}
-LABELS = {"NCCL windows": "nccl_symmetric", "torch symmetric": "symm_", "FlashInfer": "flashinfer", "vLLM": "vllm"}
+PARTS = {"2": 0, "4": -1}
+LABELS = {"NCCL windows": "nccl_symmetric", "torch symmetric": "symm_", "FlashInfer": "flashinfer", "SGLang": "sglang"}
 
 
 def table() -> list[list[str]]:
@@ -26,12 +26,12 @@ def table() -> list[list[str]]:
 
 def cells() -> list[tuple[str, str, str, str, str]]:
     head, *rows = [row for row in table() if len(row) == 7]
-    gpus = [re.match(r"(\d) × H200", head[at])[1] for at in (1, 4)]
+    gpus = [re.match(r"(\d) × H100", head[at])[1] for at in (1, 4)]
     return [(size, gpus[half], *rest[3 * half : 3 * half + 3]) for size, *rest in rows for half in (0, 1)]
 
 
 def rows_of(gpus: str, size: str) -> list[Row]:
-    documents = unpacked(json.loads((ROOT / "benchmarks/results/bench_h200.json").read_text(encoding="utf-8")))
+    documents = unpacked(json.loads((ROOT / "benchmarks/results/bench_h100.json").read_text(encoding="utf-8")))
     document = documents[PARTS[gpus]]
     assert document["config"]["ranks"] == int(gpus)
     number, unit = size.split()
