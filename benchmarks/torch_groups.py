@@ -25,7 +25,7 @@ from written import command_line, head, write
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 
-SIZES = (8, 1 << 10, 1 << 14, 1 << 18, 1 << 20)
+SIZES = (8, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24)
 TURNS, BLOCK_S = 15, 20e-3
 WIDE, LAYERS, BATCHES = 8192, 8, (1, 4, 16)
 SMALL, FEW = 512, 2  # on the CPU

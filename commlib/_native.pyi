@@ -193,6 +193,7 @@ def open_nccl(
     user_bytes: int,
     multiprocessors: int,
     max_sms: int,
+    first: bool,
     /,
 ) -> NcclGroup:
     """csrc/binding/nccl_group.cc: open_nccl"""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
-from weakref import proxy
 
 import torch
 
@@ -42,7 +40,7 @@ class Calling:
         """Make a call later, on few multiprocessors, or both."""
         most = self._most(max_sms) if max_sms else ()
         if async_op:
-            return self._later(name, lambda calls: getattr(calls, name)(*given, *most), result)
+            return self._later(name, lambda calls: getattr(calls, name)(*given, *most), result, spares=not max_sms)
         getattr(self._calls, name)(*given, *most)
         return result
 
@@ -53,19 +51,19 @@ class Calling:
         limit = env.MAX_SMS.given(max_sms, "max_sms")
         return (limit,) if self._backend.native else ()
 
-    def _later(self, name: str, run: Run, result: object = None) -> Work:
-        """Make a call on the lane of the collectives; from now on those of the caller come behind it."""
+    def _later(self, name: str, run: Run, result: object = None, *, spares: bool = True) -> Work:
+        """Make a call on the lane of the collectives; from now on those of the caller come behind it.
+
+        Without a limit of its own it spares the GPU.
+        """
         calls = self._unordered
+        used = self._lanes.sparing(calls) if spares else calls
 
         def call() -> object:
-            done = run(calls)
+            done = run(used)
             return result if done is None else done
 
         work = self._lanes.submit(COLLECTIVE_CALLS, name, call)
         if self._calls is calls:
-            self._calls = self._lanes.after(calls, partial(_unorder, proxy(self)))
+            self._calls = self._lanes.after(calls, self)
         return work
-
-
-def _unorder(comm: Calling) -> None:
-    comm._calls = comm._unordered

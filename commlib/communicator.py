@@ -107,6 +107,7 @@ class Communicator(Fused):
     On CPUs a call returns when its result is there. On GPUs it enqueues its work on torch's current stream and returns;
     it can be captured into a CUDA graph. With `async_op=True` a call returns a `Work` at once. Its `wait()` waits for
     the call; on GPUs it makes the current stream wait. Do not use the tensors before that. Later calls run after it.
+    Such a call leaves most of a GPU to what runs next to it, or what `max_sms=` leaves.
 
     `ValueError` and `TypeError` mean that this rank's arguments are wrong; no data has moved. `PeerLost`, `CommTimeout`
     and a disagreement (`CommError`) end the communicator on every rank: close it and call `commlib.init()` again.
@@ -202,6 +203,7 @@ class Communicator(Fused):
         placement: str = "plain",
         mode: str = "eager",
         max_sms: int = 0,
+        async_op: bool = False,
     ) -> Explanation:
         """Say which algorithm would run, by which rule of which plan; print the result.
 
@@ -213,8 +215,9 @@ class Communicator(Fused):
             placement: "symmetric" for tensors of `empty()`, else "plain".
             mode: "graph" for calls captured in a CUDA graph, else "eager".
             max_sms: The multiprocessors that the call takes at most, 0 for no limit.
+            async_op: Whether the call is asynchronous: on GPUs it then leaves most multiprocessors to others.
         """
-        name, known = str(dtype).removeprefix("torch."), facts(self._backend.has_arena, self._backend.no_hosts)
+        name, known = str(dtype).removeprefix("torch."), facts(self._backend)
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
         if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
@@ -224,15 +227,11 @@ class Communicator(Fused):
         _one_of("mode", mode, MODES)
         limit, own_limit = env.MAX_SMS.given(max_sms, "max_sms"), self._options.max_sms
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
-        keys["max_sms"] = 0 if own_limit and limit >= own_limit else limit
+        keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
         found = replace(found, sms=min(found.sms, own_limit or found.sms))
-        hosts, row = self._backend.hosts, COLLECTIVES[op].algorithm(found.algorithm)
-        if hosts is None or row.link is None:
-            return found
-        link = row.link(len(hosts.ranks), num_bytes)
-        told = f"a host sends {size_text(link.num_bytes)} to others; messages one after the other: {link.messages}"
-        return replace(found, link=told)
+        hosts, link = self._backend.hosts, COLLECTIVES[op].algorithm(found.algorithm).link
+        return found if hosts is None or link is None else replace(found, link=str(link(len(hosts.ranks), num_bytes)))
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""

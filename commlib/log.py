@@ -13,7 +13,7 @@ import torch
 from commlib import env
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.python_calls import kind_of
-from commlib.plan.rules import size_text
+from commlib.plan.rules import SPARING, size_text
 from commlib.redops import Redop
 
 if TYPE_CHECKING:
@@ -75,12 +75,14 @@ class _FirstCalls:
         placement = "symmetric" if tensors and all(map(self._comm._backend.holds, tensors)) else "plain"
         capturing = self._comm.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         mode = "graph" if capturing else "eager"
-        kind = op, dtype, redop, num_bytes.bit_length(), placement, mode
+        spares = any(type(x) is int and x == SPARING for x in given[-1:])
+        kind = op, dtype, redop, num_bytes.bit_length(), placement, mode, spares
         if kind in self._told:
             return
         self._told.add(kind)
         try:
-            why = self._comm.explain(op, num_bytes, dtype, cast("Redop", redop), placement=placement, mode=mode)
+            keys: dict[str, Any] = {"placement": placement, "mode": mode, "async_op": spares}
+            why = self._comm.explain(op, num_bytes, dtype, cast("Redop", redop), **keys)
         except ValueError as error:  # the call itself says what is wrong with it
             _LOG.debug("rank %d: first %s: %s", self._comm.rank, op, error)
             return

@@ -11,7 +11,8 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+from weakref import proxy
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,10 @@ from torch.futures import Future as TorchFuture
 from commlib import env
 from commlib.errors import CommTimeout
 from commlib.lane import Lane, done_now
+from commlib.plan.rules import SPARING
+
+if TYPE_CHECKING:
+    from commlib.calling import Calling
 
 T = TypeVar("T")
 
@@ -122,9 +127,13 @@ class Lanes:
                 return LaneWork(self._last[lane], what)
         return LaneWork(done_now(call), what)  # of a callback, which holds up the calls behind the one it follows
 
-    def after(self, calls: T, done: Callable[[], object]) -> T:
-        """Return the collectives `calls`, made to wait for those submitted before; once none is left, call `done`."""
-        return cast("T", _Behind(self, calls, done))
+    def sparing(self, calls: T) -> T:
+        """Return `calls`: CPUs have no multiprocessors, and engines in Python take what they take."""
+        return calls
+
+    def after(self, calls: T, comm: Calling) -> T:
+        """Return the collectives of `comm`, made to wait for those submitted before, as long as any is left."""
+        return cast("T", _Behind(self, calls, partial(_unorder, proxy(comm))))
 
     def settle(self, done: Callable[[], object]) -> None:
         """Wait for the collectives submitted before, and call `done` if no other came meanwhile."""
@@ -173,6 +182,10 @@ def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
     return call()
 
 
+def _unorder(comm: Calling) -> None:
+    comm._calls = comm._unordered
+
+
 class _Behind:
     """Stands in for the calls of a communicator: each comes after the asynchronous collectives before it."""
 
@@ -206,21 +219,42 @@ def finish(event: torch.cuda.Event, timeout: datetime.timedelta | None) -> None:
         time.sleep(_NAP_S)
 
 
-class StreamWork(Work):
-    """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does."""
+class CurrentStream:
+    """The current stream of a device; torch makes an object whenever it is asked, which takes longer than to look."""
 
-    def __init__(self, event: torch.cuda.Event, result: Any, held: object, blocks: bool) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[int, torch.cuda.Stream] = {}  # by address
+
+    def get(self) -> torch.cuda.Stream:
+        """Return it: one object for each stream."""
+        address = torch._C._cuda_getCurrentRawStream(self._device.index)
+        stream = self._known.get(address)
+        if stream is None:
+            stream = self._known[address] = torch.cuda.current_stream(self._device)
+        return stream
+
+
+class StreamWork(Work):
+    """A call under way on another stream; wait() makes the current stream wait, not the host, as torch's does.
+
+    `held` has what the call reads and writes, until the stream `caller` has waited: what comes there next may use the
+    memory anew. In a graph (None) any stream's wait does.
+    """
+
+    def __init__(
+        self, event: torch.cuda.Event, result: Any, held: list[object], caller: object, lanes: StreamLanes
+    ) -> None:
         super().__init__()
-        self._event, self._result, self._blocks = event, result, blocks
-        self._held = (
-            held  # what it reads and writes: a graph that is captured may not use the memory anew before wait()
-        )
+        self._event, self._result, self._held, self._caller, self._lanes = event, result, held, caller, lanes
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
-        torch.cuda.current_stream().wait_event(self._event)
-        self._held = None
-        if self._blocks:
+        current = self._lanes.current.get()
+        self._event.wait(current)
+        if self._caller is None or self._caller is current:
+            self._held.clear()
+        if self._lanes.blocks:
             finish(self._event, timeout)
         return True
 
@@ -248,14 +282,26 @@ class StreamWork(Work):
         return target
 
 
+class _Sparing:
+    """Stands in for the calls of a communicator: each takes the knee of its curve; a barrier has one block anyway."""
+
+    def __init__(self, calls: object) -> None:
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        run = getattr(self._calls, name)
+        return run if name == "enqueue_barrier" else lambda *given: run(*given, SPARING)
+
+
 class StreamLanes:
     """Asynchronous calls on a stream beside the caller's; the backend keeps calls in order over streams itself."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self.current = device, CurrentStream(device)
         self._side: torch.cuda.Stream | None = None
-        self._blocks = blocking()
-        self._held: deque[tuple[torch.cuda.Event, Any]] = deque()  # what calls under way read and write
+        self._lock = threading.Lock()  # of the event behind which a call begins
+        self.blocks = blocking()
+        self._held: deque[tuple[torch.cuda.Event, list[object]]] = deque()  # what calls under way read and write
         self.used = False
 
     def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
@@ -263,24 +309,34 @@ class StreamLanes:
         _refuse_tracing(what)
         if self._side is None:
             # High priority: where products of the caller's fill the GPU, few blocks need not wait for all of theirs.
-            self._side = torch.cuda.Stream(self._device, priority=-1)
-        caller = torch.cuda.current_stream(self._device)
-        self._side.wait_event(caller.record_event())
+            self._side, self._begun = torch.cuda.Stream(self._device, priority=-1), torch.cuda.Event()
+        side, caller, captured = self._side, self.current.get(), torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            begun = torch.cuda.Event() if captured else self._begun
+            begun.record(caller)
+            begun.wait(side)
         device = torch.cuda.current_device()
-        torch.cuda.set_stream(self._side)  # and its device
+        torch.cuda.set_stream(side)  # and its device
         try:
             result = call()
         finally:
             torch.cuda.set_stream(caller)
-            torch.cuda.set_device(device)
-        event = self._side.record_event()
-        if not torch.cuda.is_current_stream_capturing():
-            while self._held and self._held[0][0].query():
-                self._held.popleft()
-            self._held.append((event, call))
-        return StreamWork(event, result, call, self._blocks)
+            if device != self._device.index:
+                torch.cuda.set_device(device)
+        event = side.record_event()
+        held: list[object] = [call]
+        if captured:
+            return StreamWork(event, result, held, None, self)
+        while self._held and (not self._held[0][1] or self._held[0][0].query()):
+            self._held.popleft()
+        self._held.append((event, held))
+        return StreamWork(event, result, held, caller, self)
 
-    def after(self, calls: T, done: Callable[[], object]) -> T:
+    def sparing(self, calls: T) -> T:
+        """Return `calls`, made to leave most of the GPU to what runs beside them."""
+        return cast("T", _Sparing(calls))
+
+    def after(self, calls: T, comm: Calling) -> T:
         """Return `calls`: streams are ordered where kernels are launched."""
         return calls
 

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from commlib import compiled
+from commlib.calling import Calling
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.messages import Messages
 from commlib.methods import Collectives
+from commlib.plan.rules import SPARING
 from commlib.testing import Ranks
 from commlib.testing.conformance import Scope, check_algorithm
+from commlib.work import StreamLanes
 from tests.epilogues import INT8
 from tests.limited import Limited
 
@@ -138,6 +141,37 @@ def explained(comm: Communicator) -> str:
     with pytest.raises(ValueError, match="max_sms=-2: expected a number of multiprocessors"):
         comm.explain("all_reduce", 8, max_sms=-2)
     return str(comm.explain("all_reduce", 8, max_sms=4))
+
+
+def told_later(comm: Communicator) -> list[int]:
+    """How many arguments an asynchronous call hands on, without a limit and with one, and a barrier."""
+    x, calls = torch.ones(8), mock.Mock(wraps=comm._unordered)
+    with mock.patch.object(comm, "_unordered", calls):
+        comm.all_reduce(x, async_op=True).wait()
+        comm.all_reduce(x, async_op=True, max_sms=4).wait()
+        comm.barrier(async_op=True).wait()
+    assert comm.explain("all_reduce", 1 << 26, async_op=True) == comm.explain("all_reduce", 1 << 26)
+    return [len(call.args) for call in (*calls.all_reduce.call_args_list, calls.enqueue_barrier.call_args)]
+
+
+def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
+    assert shm_ranks.run(told_later, world=2) == [[3, 4, 0]] * 2
+    assert torch_ranks.run(told_later, world=2) == [[3, 3, 0]] * 2
+
+
+def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> None:
+    calls, lanes = mock.Mock(), StreamLanes(torch.device("cuda", 0))
+    comm, ways = Calling(), []
+    comm._unordered = comm._calls = calls
+    comm._lanes, comm._backend = lanes, mock.Mock(native=True)
+    with mock.patch.object(StreamLanes, "submit", lambda self, lane, name, call: ways.append(call())):
+        comm._asked("all_reduce", ("x", "sum", None), None, True, 0)
+        comm._asked("all_reduce", ("x", "sum", None), None, True, 8)
+        comm._later("all_gather", lambda calls: calls.all_gather("out", "x"))  # as torch's group does
+        comm._later("barrier", lambda calls: calls.enqueue_barrier())
+    assert calls.all_reduce.call_args_list == [mock.call("x", "sum", None, SPARING), mock.call("x", "sum", None, 8)]
+    assert calls.all_gather.call_args_list == [mock.call("out", "x", SPARING)]
+    assert calls.enqueue_barrier.call_args_list == [mock.call()]
 
 
 def test_an_explanation_on_cpus_knows_no_multiprocessors(shm_ranks: Ranks) -> None:

@@ -56,6 +56,7 @@ class Backend(ABC):
     has_arena = True  # there is symmetric memory
     hosts: Hosts | None = None  # of a world over several, with the shared memory inside this one
     no_hosts = "all ranks are on one host"  # why there are none
+    multiprocessors = 0  # that a call may take, of the smallest GPU of the ranks
     recorded_as = 0  # its communicator in the record of this process; 0: not in there
     recorder: Recorder | None = None  # without native code: of its calls
     choose: Choose  # without native code: what the plan in force says of a call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("commlib")
 CLOSE_S = 10.0  # for the peers to close too
+
+_OPEN: Counter[torch.device] = Counter()  # communicators of several ranks in this process
 
 
 class NcclBackend(NativeBackend["NcclGroup"]):
@@ -59,11 +62,24 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self.features = self.control.features()
         library.hint_nccl(self.control.library)
         # A call has a block on each multiprocessor of the smallest GPU at most: symmetric memory is laid out for that.
+        # Those of a second communicator in a process have fewer (csrc/nccl/footprint.h).
         count = torch.cuda.get_device_properties(self.device).multi_processor_count
-        counts = world.all_gather(str(min(count, options.max_sms or count)).encode(), options.timeout_s)
-        place = world.rank, world.size, self.device.index
-        limits = options.timeout_s, options.max_bytes, min(map(int, counts))
-        self._group: NcclGroup | None = library.open_nccl(self.control.ptr, *place, *limits, options.max_sms)
+        mine = f"{count} {_OPEN[self.device]}"
+        told = [[int(word) for word in each.split()] for each in world.all_gather(mine.encode(), options.timeout_s)]
+        smallest, first = min(count for count, _ in told), not any(others for _, others in told)
+        self.multiprocessors = min(smallest, options.max_sms or smallest)
+        self._group: NcclGroup | None = library.open_nccl(
+            self.control.ptr,
+            world.rank,
+            world.size,
+            self.device.index,
+            options.timeout_s,
+            options.max_bytes,
+            smallest,
+            options.max_sms,
+            first,
+        )
+        _OPEN[self.device] += self.size > 1
         self._set_up_memory(world)
         pids = [int(pid) for pid in world.all_gather(str(os.getpid()).encode(), options.timeout_s)]
         self.native_group.start(pids, self._nonce, self._build)
@@ -143,6 +159,7 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         group, self._group = self._group, None
         if group is None:
             return
+        _OPEN[self.device] -= self.size > 1
         self._pool = None  # blocks that no tensor uses go back
         try:
             # What still runs is waited for; a replayed graph may hang in NCCL, whose calls there nobody watches.

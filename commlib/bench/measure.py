@@ -171,8 +171,9 @@ class Bench(Report):
         return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]
 
     def _explain(self, collective: Collective, call: Call, placement: str) -> Explanation:
-        size, mode = collective.num_bytes(call), self.job.mode
-        return self.comm.explain(collective.name, size, call.dtype, call.redop, placement=placement, mode=mode)
+        size, job = collective.num_bytes(call), self.job
+        how: dict[str, Any] = {"placement": placement, "mode": job.mode, "async_op": job.overlap}
+        return self.comm.explain(collective.name, size, call.dtype, call.redop, **how)
 
     def _figures(self, row: Row, result: Measurement, found: Sequence[Found]) -> Row:
         """Return the rest of a row; `found` are all of its call."""

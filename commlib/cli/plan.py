@@ -72,6 +72,7 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
 @click.option(
     "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
 )
+@click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @_ranks
 @_backend

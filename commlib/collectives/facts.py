@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 
+from commlib.backends.base import Backend
 from commlib.collectives import COLLECTIVES, Algorithm
 from commlib.collectives.spec import Call
 from commlib.plan import Facts, Query
@@ -14,11 +15,13 @@ from commlib.plan import Facts, Query
 NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)"
 
 
-def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
-    """Return what is true where symmetric memory is there, or is not, and where something speaks against hier_*.
+def facts(backend: Backend | None = None) -> Facts:
+    """Return what is true on a backend; without one, where there are symmetric memory and several hosts.
 
     The backend refuses names it does not know.
     """
+    has_arena, no_hosts = (True, "") if backend is None else (backend.has_arena, backend.no_hosts)
+    multiprocessors = 0 if backend is None else backend.multiprocessors
 
     def refuses(query: Query, algorithm: str) -> str | None:
         row = _rows().get((query.op, algorithm))
@@ -44,7 +47,7 @@ def facts(has_arena: bool = True, no_hosts: str = "") -> Facts:
         row = _rows().get((op, algorithm))
         return (0, 0) if row is None else (row.most_sms(params), row.least_sms(params))
 
-    return Facts(refuses, symmetric, remark, sms)
+    return Facts(refuses, symmetric, remark, sms, multiprocessors or Facts.multiprocessors)
 
 
 @cache

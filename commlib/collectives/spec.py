@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from commlib.collectives.reference import reducible
+from commlib.plan.rules import size_text
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -41,6 +42,10 @@ class Link(NamedTuple):
 
     messages: int
     num_bytes: int
+
+    def __str__(self) -> str:
+        """Return it as explain tells it."""
+        return f"a host sends {size_text(self.num_bytes)} to others; messages one after the other: {self.messages}"
 
 
 @dataclass(frozen=True)

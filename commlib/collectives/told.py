@@ -58,7 +58,7 @@ def plan_text(plan: Plan, world: int, backend: str) -> str:
 
 def choice_of(plan: Plan, backend: Backend) -> Choose:
     """Return what a backend without native code asks for the algorithm of each call."""
-    known, size = facts(backend.has_arena, backend.no_hosts), backend.size  # the backend keeps what is returned
+    known, size = facts(backend), backend.size  # the backend keeps what is returned
 
     @lru_cache(maxsize=KEPT)
     def choose(op: str, num_bytes: int, dtype: str, redop: str) -> str:
@@ -85,7 +85,7 @@ def _lines_of_rule(rule: Rule, backend: str) -> Iterator[str]:
             yield _line(kind, entry, {**size, "align": entry.align})
             for point in entry.fewer(most):
                 _row(rule, point, backend)
-                yield _line("fewer", point, {"time": max(0, round(1000 * (1 + point.slower)))})
+                yield _line("fewer", point, {"time": point.time})
 
 
 def _row(rule: Rule, entry: Range | Point, backend: str) -> Algorithm:

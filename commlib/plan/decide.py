@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from commlib.counts import counted
 from commlib.plan.rules import Point, Query, Range, Rule
 
+KNEE_SMS, KNEE_WEIGHT = 16, 4  # as in csrc/plan/table.cc: the fewest, and what one of them costs of the time
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -17,12 +19,14 @@ class Facts:
     `refusal(query, algorithm)` says why it cannot serve a call, or None; `symmetric(op, algorithm)` whether it is for
     tensors in symmetric memory alone; `remark(op, algorithm)` what else `explain` should say of it, "" if nothing;
     `sms(op, algorithm, params)` the multiprocessors that it takes at most, and those that a limit can leave to it.
+    `multiprocessors` has the smallest GPU; where none is known, those of an H100 or H200.
     """
 
     refusal: Callable[[Query, str], str | None] = lambda query, algorithm: None
     symmetric: Callable[[str, str], bool] = lambda op, algorithm: True
     remark: Callable[[str, str], str] = lambda op, algorithm: ""
     sms: Callable[[str, str, Mapping[str, int]], tuple[int, int]] = lambda op, algorithm, params: (0, 0)
+    multiprocessors: int = 132
 
     def most_sms(self, op: str, entry: Range | Point) -> int:
         """Return the multiprocessors that an entry takes at most; 0: none, or nobody knows."""
@@ -45,6 +49,7 @@ class Decision:
     at: int  # the rule's range for the size
     place: str  # rules[2][0], rules[2].fallback[1]
     passed: tuple[str, ...]
+    slower: float = 0.0  # than the range's own, of a point of its curve
 
 
 def decide(rules: Sequence[Rule], query: Query, facts: Facts = ALL_SERVE) -> Decision | None:
@@ -106,11 +111,28 @@ def decide_within(rules: Sequence[Rule], query: Query, max_sms: int, facts: Fact
     return replace(nearest, passed=(*found.passed, reason))
 
 
+def decide_sparing(rules: Sequence[Rule], query: Query, facts: Facts = ALL_SERVE) -> Decision | None:
+    """Return the same for a call that spares the GPU: the knee of the curve, as csrc/plan/table.cc finds it."""
+    if (found := decide(rules, query, facts)) is None:
+        return None
+
+    def cost(time: int, sms: int) -> int:
+        return time * (facts.multiprocessors + KNEE_WEIGHT * min(sms, facts.multiprocessors))
+
+    costs = [(cost(1000, facts.most_sms(query.op, found.entry)), found)]
+    for point, few in [*_points(found, query, facts), *symmetric_points(rules, query, found, facts)]:
+        sms = facts.most_sms(query.op, point)
+        if sms >= KNEE_SMS:
+            costs.append((cost(point.time, sms), few))
+    return min(costs, key=lambda each: each[0])[1]
+
+
 def _points(found: Decision, query: Query, facts: Facts) -> list[tuple[Point, Decision]]:
     """Return what is best on fewer multiprocessors than an entry takes, the most of them first, and what it decides."""
     entry = found.entry
+    places = {point.sms: f"{found.place}.curve[{at}]" for at, point in enumerate(entry.curve)}
     return [
-        (point, replace(found, entry=entry.on(point), place=f"{found.place}.curve[{entry.curve.index(point)}]"))
+        (point, replace(found, entry=entry.on(point), place=places[point.sms], slower=point.slower))
         for point in entry.fewer(facts.most_sms(query.op, entry))
         if facts.refusal(query, point.algorithm) is None
     ]

@@ -67,6 +67,7 @@ class Explanation:
     remark: str = ""  # of the algorithm, whatever the plan
     sms: int = 0  # multiprocessors that it takes at most; 0: none
     curve: Sequence[tuple[int, float]] = ()  # multiprocessors, and how much longer on so many than without a limit
+    spared: str = ""  # what an asynchronous call takes, and why
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class Explanation:
         ]
         if self.pinned_by:
             lines[2] = f"  pinned by {self.pinned_by}"
-        lines[2:2] = [f"  {told}" for told in (self.remark, self._multiprocessors(), self.link) if told]
+        lines[2:2] = [f"  {told}" for told in (self.remark, self.spared, self._multiprocessors(), self.link) if told]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from commlib import env
 from commlib.counts import counted
-from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_within, symmetric_points
+from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_sparing, decide_within, symmetric_points
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import Point, Query, Range, Rule, size_text
+from commlib.plan.rules import SPARING, Point, Query, Range, Rule, size_text
 
 WIDTH = 120  # of a line of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
@@ -191,10 +191,15 @@ class Plan:
         mode: str = "eager",
         facts: Facts = ALL_SERVE,
         max_sms: int = 0,
+        async_op: bool = False,
     ) -> Explanation:
-        """Say which algorithm runs such a call, by which rule of which file, and what was passed over before it."""
+        """Say which algorithm runs such a call, by which rule of which file, and what was passed over before it.
+
+        An asynchronous call on GPUs spares them, unless it has a limit.
+        """
         query = Query(op, num_bytes, dtype, redop, world, placement, mode)
-        found, usual = self.decide(query, facts, max_sms), self.decide(query, facts)
+        spares = async_op and not max_sms
+        found, usual = self.decide(query, facts, SPARING if spares else max_sms), self.decide(query, facts)
         points = [*usual.entry.curve, *(point for point, _ in symmetric_points(self.rules, query, usual, facts))]
         rule, entry, here = found.rule, found.entry, found.rule.ranges[found.at]
         most = facts.most_sms(op, entry)
@@ -219,15 +224,19 @@ class Plan:
             remark=facts.remark(op, entry.algorithm),
             sms=min(most, max_sms) if max_sms else most,
             curve=_with_own(points, facts.most_sms(op, usual.entry)),
+            spared=_spared(found, usual, bool(points), facts) if spares else "",
             passed=found.passed,
         )
 
     def decide(self, query: Query, facts: Facts = ALL_SERVE, max_sms: int = 0) -> Decision:
         """Find what runs a call, on `max_sms` multiprocessors at most if that is not 0; a ValueError if nothing can."""
-        found = decide_within(self.rules, query, max_sms, facts) if max_sms else decide(self.rules, query, facts)
+        if max_sms == SPARING:
+            found = decide_sparing(self.rules, query, facts)
+        else:
+            found = decide_within(self.rules, query, max_sms, facts) if max_sms else decide(self.rules, query, facts)
         if found is None:
             call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {counted(query.world, 'rank')}"
-            limit = f" with max_sms={max_sms}" if max_sms else ""
+            limit = f" with max_sms={max_sms}" if max_sms > 0 else ""
             entries = (entry for rule in self.rules if rule.covers(query) for entry in (*rule.ranges, *rule.fallback))
             refusals = filter(None, (facts.refusal(query, entry.algorithm) for entry in entries))
             why = "; ".join(dict.fromkeys(refusals))
@@ -259,6 +268,19 @@ def _on_few(rule: Rule, max_sms: int, facts: Facts) -> Iterator[Range]:
 def _with_own(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
     """Return a curve with the usual choice in it; nothing where no other was measured."""
     return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
+
+
+def _spared(found: Decision, usual: Decision, measured: bool, facts: Facts) -> str:
+    """Say what an asynchronous call takes of a GPU; "" where it takes nothing either way."""
+    sms, own = (facts.most_sms(each.rule.op, each.entry) for each in (found, usual))
+    if not own:
+        return ""
+    if found.entry is usual.entry:
+        why = "which is the knee of its curve" if measured else "as it was not measured on fewer multiprocessors"
+        return f"asynchronous: runs as a synchronous call, {why}"
+    taken = f"{sms} of {counted(facts.multiprocessors, 'multiprocessor')}"
+    than = "all" if own >= facts.multiprocessors else str(own)
+    return f"asynchronous: the knee of its curve, {taken}, measured {found.slower:.0%} slower than on {than}"
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from commlib.plan.lines import line_of, name_of
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
+SPARING = -1  # as max_sms: no more than the knee of the plan's curve; kSparing of csrc/include/commlib/call.h
 _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are if unsaid
 
 
@@ -46,6 +47,11 @@ class Point:
     def choice(self) -> str:
         """What runs, in words."""
         return _choice_text(self.algorithm, self.params)
+
+    @property
+    def time(self) -> int:
+        """The time of the range's own choice that it takes, in thousandths, as native code compares them."""
+        return max(0, round(1000 * (1 + self.slower)))
 
 
 @dataclass(frozen=True, kw_only=True)

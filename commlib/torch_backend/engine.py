@@ -38,15 +38,28 @@ class Engine:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        self._gpu = comm.device.type == "cuda"
+        self._gpu, self._index = comm.device.type == "cuda", comm.device.index
         self._blocks = blocking()
 
-    def _run(self, name: str, opts: Any, outputs: Sequence[Tensor], run: Callable[[Calls], None]) -> dist.Work:
+    def _run(
+        self,
+        name: str,
+        opts: Any,
+        outputs: Sequence[Tensor],
+        run: Callable[[Calls], None],
+        sized: Sequence[Tensor] = (),
+        spares: bool = True,
+    ) -> dist.Work:
+        """Make a call now or later.
+
+        What spares the GPU may run another algorithm, so all ranks must decide alike. Where outputs are not as large on
+        all of them, `sized` are; where nothing is, no call `spares` it.
+        """
         if opts.asyncOp:
-            if self._gpu and sum(x.nbytes for x in outputs) <= INLINE_BYTES:
+            if self._gpu and sum([x.nbytes for x in sized or outputs]) <= INLINE_BYTES:
                 run(self.comm._calls)
-                return OnStream(self.comm.device, outputs, self._blocks)
-            work = self.comm._later(name, run, outputs)
+                return OnStream(self._index, outputs, self._blocks)
+            work = self.comm._later(name, run, outputs, spares=spares)
             work.timeout = opts.timeout if opts.timeout > _NO_TIME else None
             return work
         run(self.comm._calls)
@@ -64,10 +77,11 @@ class Engine:
                 sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
                 return Done(tensors)
             x = flat(x)
-        if opts.asyncOp:
+        later = opts.asyncOp
+        if later and not (self._gpu and x.nbytes <= INLINE_BYTES):
             return self._run("all_reduce", opts, tensors, lambda calls: _nothing(calls.all_reduce(x, op, None)))
         self.comm._calls.all_reduce(x, op, None)
-        return DONE
+        return OnStream(self._index, tensors, self._blocks) if later else DONE
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce several tensors, each in place."""
@@ -98,7 +112,7 @@ class Engine:
     def reduce_scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Reduce a list of blocks, one for each rank; blocks may differ in size."""
         out, blocks, op = _one("reduce_scatter", outs), lists[0], _op("reduce_scatter", opts)
-        return self._run("reduce_scatter", opts, outs, _scatters([out], blocks, op))
+        return self._run("reduce_scatter", opts, outs, _scatters([out], blocks, op), blocks)
 
     # --- moves ----------------------------------------------------------------------------------------------------
 
@@ -131,7 +145,7 @@ class Engine:
         root = opts.rootRank
         outs = lists[0] if self.comm.rank == root else []
         run = _between(outs, tensors, lambda calls, into, given: calls.gather(into, given, root))
-        return self._run("gather", opts, outs, run)
+        return self._run("gather", opts, outs, run, tensors)
 
     def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Give each rank its tensor of the root's list."""
@@ -145,12 +159,13 @@ class Engine:
         self, out: Tensor, x: Tensor, out_splits: Sequence[int], in_splits: Sequence[int], opts: Any
     ) -> dist.Work:
         """Send rows of a tensor to each rank; without splits, equal shares of it."""
-        if not out_splits and not in_splits:
+        alike = not out_splits and not in_splits
+        if alike:
             run = _between([_rows(out)], [_rows(x)], lambda calls, into, given: calls.all_to_all(into, given))
         else:
             splits = list(out_splits) or None, list(in_splits) or None
             run = _between([out], [x], lambda calls, into, given: calls.all_to_allv(into, given, *splits))
-        return self._run("all_to_all", opts, [out], run)
+        return self._run("all_to_all", opts, [out], run, spares=alike)
 
     def alltoall(self, outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> dist.Work:
         """Send each rank a tensor of a list; sizes may differ."""
@@ -159,7 +174,7 @@ class Engine:
         def run(calls: Calls, into: Any, given: Any) -> None:
             calls.all_to_allv(into.view(-1), given.view(-1), out_sizes, in_sizes)
 
-        return self._run("all_to_all", opts, outs, _between(outs, blocks, run))
+        return self._run("all_to_all", opts, outs, _between(outs, blocks, run), spares=False)
 
     def barrier(self, opts: Any) -> dist.Work:
         """Wait until every rank has come."""

@@ -56,11 +56,12 @@ class Done(dist.Work):
 class OnStream(Done):
     """A call on the stream that was current: streams that wait for it come behind what that one has by then."""
 
-    def __init__(self, device: torch.device, outputs: Sequence[torch.Tensor], blocks: bool) -> None:
-        super().__init__(outputs)
-        self._device, self._blocks = device.index, blocks
-        self._stream = torch._C._cuda_getCurrentRawStream(device.index)  # its address: the object takes longer to make
-        self._event: torch.cuda.Event | None = None
+    _event: torch.cuda.Event | None = None
+
+    def __init__(self, device: int, outputs: Sequence[torch.Tensor], blocks: bool) -> None:
+        dist.Work.__init__(self)
+        self._outputs, self._device, self._blocks = list(outputs), device, blocks
+        self._stream = torch._C._cuda_getCurrentRawStream(device)  # its address: the object takes longer to make
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""

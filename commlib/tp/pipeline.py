@@ -53,8 +53,8 @@ class Pipeline:
             comm: Makes the calls of chunks, asynchronously: that of the layers, or one of the same ranks.
             rule: {2048: 2, 8192: (1, 2, 1)}: from so many tokens on, so many chunks, or chunks with such shares of
                 them; fewer tokens run one after the other.
-            max_sms: The multiprocessors that such a call takes at most, and that products beside it leave to it; 0
-                for no limit.
+            max_sms: The multiprocessors that such a call takes at most, and that products beside it leave to it; 0:
+                as of any asynchronous call, and products leave none.
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
             engines: Move the chunks of a model in ways that copy engines can: rows come by all_to_all and all_gather,

@@ -5,7 +5,8 @@
 //   void broadcast(Target& target, const Tensor& x, int64_t src) { … }
 //   COMMLIB_COLLECTIVE(broadcast, "x, src");
 //
-// A collective may be given one argument more: the multiprocessors that the call takes at most.
+// A collective may be given one argument more: the multiprocessors that the call takes at most, or
+// -1 for a call that spares the GPU (kSparing).
 #pragma once
 
 #include <optional>

@@ -18,12 +18,12 @@ class NcclGroup {
   static constexpr const char* kName = "NcclGroup";
 
   NcclGroup(int64_t comm, int64_t rank, int64_t world, int64_t device, double timeout_s,
-            int64_t user_bytes, int64_t multiprocessors, int64_t max_sms) {
+            int64_t user_bytes, int64_t multiprocessors, int64_t max_sms, bool first) {
     target_->place(static_cast<int>(rank), static_cast<int>(world), static_cast<int>(device));
-    target_->group = std::make_unique<Group>(
-        Group::Settings{reinterpret_cast<nccl::ncclComm_t>(comm), static_cast<int>(rank),
-                        static_cast<int>(world), timeout_s, Allocator::size(user_bytes),
-                        static_cast<unsigned>(multiprocessors), static_cast<unsigned>(max_sms)});
+    target_->group = std::make_unique<Group>(Group::Settings{
+        reinterpret_cast<nccl::ncclComm_t>(comm), static_cast<int>(rank), static_cast<int>(world),
+        timeout_s, Allocator::size(user_bytes), static_cast<unsigned>(multiprocessors),
+        static_cast<unsigned>(max_sms), first});
   }
 
   // Symmetric memory, one step at a time: between them the ranks tell each other how it went.
@@ -140,18 +140,19 @@ class NcclGroup {
 
 std::unique_ptr<NcclGroup> open_nccl(int64_t comm, int64_t rank, int64_t world, int64_t device,
                                      double timeout_s, int64_t user_bytes, int64_t multiprocessors,
-                                     int64_t max_sms) {
+                                     int64_t max_sms, bool first) {
   const Unlocked unlocked;
   return std::make_unique<NcclGroup>(comm, rank, world, device, timeout_s, user_bytes,
-                                     multiprocessors, max_sms);
+                                     multiprocessors, max_sms, first);
 }
 
 void hint_nccl(const std::string& path) { nccl::nccl_hint(path); }
 
 COMMLIB_MODULE(module) {
   module.add({
-      COMMLIB_METHOD("open_nccl", open_nccl,
-                     "comm, rank, world, device, timeout_s, user_bytes, multiprocessors, max_sms"),
+      COMMLIB_METHOD(
+          "open_nccl", open_nccl,
+          "comm, rank, world, device, timeout_s, user_bytes, multiprocessors, max_sms, first"),
       COMMLIB_METHOD("hint_nccl", hint_nccl, "path"),
   });
   module.add_class<NcclGroup>({

@@ -69,13 +69,15 @@ class Target {
 };
 using TargetPtr = std::shared_ptr<Target>;
 
-// The same ranks, for one call that takes so many multiprocessors at most. CPUs have none to save.
+// The same ranks, for one call that takes so many multiprocessors at most, or, told -1, spares the
+// GPU. CPUs have none to save.
 class Limited final : public Target {
  public:
   Limited(Target& all, int64_t max_sms)
       : Target(all),
         all_(all),
-        max_sms_(static_cast<uint32_t>(std::clamp<int64_t>(max_sms, 0, UINT32_MAX))) {}
+        max_sms_(max_sms < 0 ? kSparing
+                             : static_cast<uint32_t>(std::min<int64_t>(max_sms, kSparing - 1))) {}
   const char* backend() const override { return all_.backend(); }
   bool reduces(DType dtype, RedOp redop) const override { return all_.reduces(dtype, redop); }
   void run(Call& call, size_t plan_bytes, Placed placed) override {

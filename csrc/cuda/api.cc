@@ -48,6 +48,7 @@ CudaApi load() {
   bind(library, "cuCtxGetDevice", api.cuCtxGetDevice);
   bind(library, "cuCtxSynchronize", api.cuCtxSynchronize);
 
+  bind(library, "cuCtxGetStreamPriorityRange", api.cuCtxGetStreamPriorityRange);
   bind(library, "cuStreamCreate", api.cuStreamCreate);
   bind(library, "cuStreamCreateWithPriority", api.cuStreamCreateWithPriority);
   bind(library, "cuStreamDestroy_v2", api.cuStreamDestroy);
@@ -92,8 +93,6 @@ CudaApi load() {
   bind(library, "cuModuleGetGlobal_v2", api.cuModuleGetGlobal);
   bind(library, "cuFuncGetAttribute", api.cuFuncGetAttribute);
   bind(library, "cuFuncSetAttribute", api.cuFuncSetAttribute);
-  bind(library, "cuOccupancyMaxActiveBlocksPerMultiprocessor",
-       api.cuOccupancyMaxActiveBlocksPerMultiprocessor);
   bind(library, "cuLaunchKernel", api.cuLaunchKernel);
   bind(library, "cuLaunchKernelEx", api.cuLaunchKernelEx);
 

@@ -68,6 +68,7 @@ enum CUlaunchAttributeID : int {
   kLaunchCooperative = 2,
   kLaunchClusterDimension = 4,
   kLaunchProgrammaticStreamSerialization = 6,
+  kLaunchPriority = 8,
 };
 struct CUlaunchAttribute {
   CUlaunchAttributeID id;
@@ -76,6 +77,7 @@ struct CUlaunchAttribute {
     char bytes[64];
     int cooperative;
     int programmatic_stream_serialization;
+    int priority;
     struct {
       unsigned x, y, z;
     } cluster;
@@ -126,6 +128,7 @@ struct CudaApi {
   CUresult (*cuCtxGetDevice)(CUdevice*);
   CUresult (*cuCtxSynchronize)();
 
+  CUresult (*cuCtxGetStreamPriorityRange)(int* least, int* greatest);
   CUresult (*cuStreamCreate)(CUstream*, unsigned flags);
   CUresult (*cuStreamCreateWithPriority)(CUstream*, unsigned flags, int priority);
   CUresult (*cuStreamDestroy)(CUstream);
@@ -172,8 +175,6 @@ struct CudaApi {
   CUresult (*cuModuleGetGlobal)(CUdeviceptr*, size_t* bytes, CUmodule, const char* name);
   CUresult (*cuFuncGetAttribute)(int* value, CUfunctionAttribute, CUfunction);
   CUresult (*cuFuncSetAttribute)(CUfunction, CUfunctionAttribute, int value);
-  CUresult (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int* blocks, CUfunction, int threads,
-                                                          size_t shared_bytes);
   CUresult (*cuLaunchKernel)(CUfunction, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                              unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared_bytes, CUstream, void** parameters, void** extra);

@@ -53,6 +53,15 @@ Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
   return function;
 }
 
+int highest_priority() {
+  static const int highest = [] {
+    int least = 0, greatest = 0;
+    check(cuda().cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
+    return greatest;
+  }();
+  return highest;
+}
+
 }  // namespace
 
 Function load_function(const std::string& name, const Cubin& cubin, size_t tile_bytes,
@@ -69,11 +78,18 @@ Function load_function(const std::string& name, const Cubin& cubin, size_t tile_
 }
 
 void launch_kernel(const Function& function, const Grid& grid, CUstream stream, void** parameters) {
-  CUlaunchAttribute early{};
-  early.id = kLaunchProgrammaticStreamSerialization;
-  early.value.programmatic_stream_serialization = 1;
-  const CUlaunchConfig config = {grid.blocks,       1,      1,      grid.threads,        1, 1,
-                                 grid.shared_bytes, stream, &early, grid.early ? 1u : 0u};
+  CUlaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (grid.early) {
+    attributes[count].id = kLaunchProgrammaticStreamSerialization;
+    attributes[count++].value.programmatic_stream_serialization = 1;
+  }
+  if (grid.urgent) {
+    attributes[count].id = kLaunchPriority;
+    attributes[count++].value.priority = highest_priority();
+  }
+  const CUlaunchConfig config = {grid.blocks,       1,      1,          grid.threads, 1, 1,
+                                 grid.shared_bytes, stream, attributes, count};
   check(cuda().cuLaunchKernelEx(&config, function.handle, parameters, nullptr), "cuLaunchKernelEx");
 }
 

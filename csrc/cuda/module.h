@@ -35,12 +35,15 @@ struct Grid {
   unsigned threads;
   unsigned shared_bytes;
   bool early;
+  bool urgent = false;
 };
 
 // `grid.early`: the kernel may take its place on the GPU before the one ahead has ended, which wins
 // a quarter of a microsecond. So kernels here begin by waiting for that (wait_for_stream). What
 // needs the whole GPU for long had better not: where blocks of the one ahead leave one by one, some
 // multiprocessors get two of the next and others none.
+// `grid.urgent`: it has the highest priority. A GPU starts kernels of one priority in turn: one
+// that finds no place, such as a matrix product in clusters, holds up all behind it.
 void launch_kernel(const Function& function, const Grid& grid, CUstream stream, void** parameters);
 
 }  // namespace commlib

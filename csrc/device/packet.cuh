@@ -163,7 +163,7 @@ class Channel {
         lane_(threadIdx.x & 31),
         next_(0) {
     begin_marked();
-    if (lets_next_start) let_next_start();
+    if (lets_next_start && job.first) let_next_start();
     next_ = P::numbers(control_of(job, job.rank))[id_] + 1;
   }
 
@@ -223,6 +223,7 @@ class Channel {
 #pragma unroll
     for (int p = 0; p < N - 1; ++p)
       if (sent(p)) P::unpack(got[p], words[p].w);
+    if (!job_.first) let_next_start();
     mark(Phase::copy);
     return true;
   }

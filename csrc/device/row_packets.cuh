@@ -182,7 +182,10 @@ class PacketRows : public RowBlock<T, kPairs> {
         for (int p = 0; p < N - 1; ++p)
           ready &= !has(kFrom + c) || Ll128::ready(got[c][p], expected, lane_);
       }
-      if (__all_sync(kAll, ready)) return mark(Phase::reduce), true;
+      if (__all_sync(kAll, ready)) {
+        if (!this->job_.first && lets_next_start(gridDim.x, kThreads)) let_next_start();
+        return mark(Phase::reduce), true;
+      }
       if (patience.runs_out() && gives_up<kFrom>(patience, got)) return false;
     }
   }

@@ -44,12 +44,16 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   }
   const uint64_t capture = capture_of(stream);
   const Mode mode = capture ? Mode::graph : Mode::eager;
-  // The communicator takes no more than tile_blocks for any call.
+  // The communicator takes no more than tile_blocks for any call. Its own limit stands in its plan,
+  // and decides for calls that spare the GPU, too.
   const bool limited = call.max_sms && call.max_sms < job_.tile_blocks;
+  const bool spares = call.max_sms == kSparing && !max_sms_;
   const size_t bytes = differs_by_rank(call.op) ? kAnyBytes : plan_bytes;
-  const Choice* choice = limited ? plan_.find_within(mode, symmetric, call, bytes)
-                                 : plan_.find(mode, symmetric, call, bytes);
-  if (!choice && limited) fail_unlimited(call, plan_.find(mode, symmetric, call, bytes));
+  const Choice* const usual = plan_.find(mode, symmetric, call, bytes);
+  const Choice* choice = usual;
+  if (limited) choice = plan_.find_within(mode, symmetric, call, bytes);
+  if (spares) choice = plan_.find_sparing(mode, symmetric, call, bytes, job_.tile_blocks);
+  if (!choice && limited) fail_unlimited(call, usual);
   if (!choice) fail_unplanned(call, plan_bytes);
   enter(stamps_, Phase::launch);
   const Recorded recorded(*this, call, *choice, stream, capture);
@@ -75,11 +79,11 @@ void Group::fail_unplanned(const Call& call, size_t plan_bytes) const {
 void Group::fail_unlimited(const Call& call, const Choice* usual) const {
   if (!usual) return;
   const Row& row = plan_.row(usual->algorithm);
-  fail("Unsupported", "max_sms is ", call.max_sms, ", but ", name_of(call.op), " runs ", row.name,
-       " here, which takes up to ", row.sms,
-       " multiprocessors, and the plan has nothing that takes fewer; leave max_sms out, or limit "
-       "all calls of the communicator: commlib.init(max_sms=",
-       call.max_sms, ")");
+  fail("ValueError", "max_sms is ", call.max_sms, ", but ", name_of(call.op), " runs ", row.name,
+       " here, which needs ", row.sms,
+       " multiprocessors, and the plan has nothing that takes fewer; pass max_sms=", row.sms,
+       " or more, or limit all calls of the communicator: commlib.init(max_sms=", call.max_sms,
+       ")");
 }
 
 std::string Group::describe(uint64_t what) const {
@@ -92,9 +96,9 @@ std::string Group::describe(uint64_t what) const {
   return what & kInner ? words + " (made inside another call)" : words;
 }
 
-// All blocks must be on the GPU at once: they wait for peers.
+// A grid leaves a multiprocessor to other communicators (nccl/footprint.h).
 unsigned Group::most_blocks(const Shape& shape, const Call& call) const {
-  const unsigned most = std::min(shape.blocks, job_.tile_blocks);
+  const unsigned most = std::min(shape.blocks, most_blocks_);
   return call.max_sms ? std::min(most, call.max_sms) : most;
 }
 
@@ -125,19 +129,16 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
   job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
                             alike ? job.bytes : 0, call.detail, blocks, threads, shape.tile_bytes)
                       .bits();
-  const bool lets_next_start = instance.shared_tiles + instance.shared_slots == 0;
-  launch_in_order(instance, job, &moves, {blocks, threads}, lets_next_start, stream, capture);
+  launch_in_order(instance, job, &moves, {blocks, threads}, stream, capture);
 }
 
 void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
-                            const Size& size, bool lets_next_start, CUstream stream,
-                            uint64_t capture) {
+                            const Size& size, CUstream stream, uint64_t capture) {
   const bool message = static_cast<Op>(job.what & 0xff) == Op::send_recv;
   job.graph = message ? 0 : record_->count_kernel(capture);
-  const Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
-  order_.before(stream, capture,
-                {instance.handle, size.blocks, size.threads, grid.shared_bytes, lets_next_start,
-                 instance.cluster_blocks});
+  Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
+  grid.urgent = order_.has_others();
+  order_.before(stream, capture, footprint_of_kernel(size.blocks, instance.cluster_blocks));
   Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
   if (stamps_) stamped_ = instance;
@@ -150,7 +151,7 @@ void Group::vendor(const Call& call, int id, CUstream stream, uint64_t capture) 
     given.in = arena_->as_plain(call.in);
     given.out = arena_->as_plain(call.out);
   }
-  order_.before(stream, capture, Launch());
+  order_.before(stream, capture, footprint_of_vendor());
   deadline_.enter(call, chosen.name);
   try {
     chosen.run(*this, given, stream);

@@ -1,57 +1,70 @@
-// How much of a GPU kernels hold while they run, and whether all that run find their places.
+// Which kernels that wait for peers may run side by side on a GPU, whichever it starts first.
 //
-// Kernels whose blocks wait for peers may run side by side only where each of them finds a place
-// for all its blocks, wherever those of the others lie. It must be certain: ranks look at different
-// times, so one may put in order what another runs side by side. If the second one's kernels then
-// keep each other out, nobody goes on.
+// A block of ours only waits for the block of the same number on each peer, and a GPU starts the
+// blocks of a grid in the order of their numbers. So a kernel makes progress as long as its first
+// unfinished block is on every GPU. Two communicators cannot keep each other out, since
+//
+//   - a grid leaves at least one multiprocessor free (grid_limit), which has room for any block. A
+//     busy one may have none, however little runs there: it divides its memory between cache and
+//     shared memory as its first block wants it;
+//   - all communicators of a process but the first leave so many free that the program's kernels
+//     run, too: those for which the first communicator's next kernel waits on its stream, or behind
+//     which it has to start. So the kernels of the first communicator always end, and then the
+//     others.
+//
+// Blocks of a cluster, and those of NCCL, which come in clusters of whole multiprocessors, need
+// several places at once: beside a large kernel they wait until it has ended, which it does without
+// them. Calls of more than two communicators, or of these kinds, are put in the order of the host's
+// calls where they may keep each other out (nccl/order.h).
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 namespace commlib::nccl {
 
-// Their blocks, the largest part of a multiprocessor that what has to find a place together needs,
-// the multiprocessors that all blocks fill together, and those that have to be free besides.
+// So many free multiprocessors have four in one part of the GPU, where a cluster has to lie.
+constexpr unsigned kParts = 8, kCluster = 4, kClusterNeeds = kParts * (kCluster - 1) + 1;
+
+// The most blocks of a grid; `first`: of the first communicator of its process.
+inline unsigned grid_limit(unsigned multiprocessors, bool first) {
+  const unsigned free = first ? 1 : kClusterNeeds;
+  return std::max(multiprocessors, free + 1) - free;
+}
+
+// What the kernels of one communicator take: at most so many blocks; and the free multiprocessors
+// that are sure to have room for the first of them.
 struct Footprint {
   unsigned blocks = 0;
-  double fraction = 0;
-  double filled = 0;
-  unsigned spare = 0;
+  unsigned needs = 0;
 
   // Of whichever of both runs.
   Footprint either(const Footprint& other) const {
-    return {std::max(blocks, other.blocks), std::max(fraction, other.fraction),
-            std::max(filled, other.filled), std::max(spare, other.spare)};
-  }
-  // Of both at once.
-  Footprint beside(const Footprint& other) const {
-    return {blocks + other.blocks, std::max(fraction, other.fraction), filled + other.filled,
-            std::max(spare, other.spare)};
-  }
-  // Whether every block finds a place: either no two need to share a multiprocessor, or some
-  // multiprocessor always has room for one block more.
-  bool fits(unsigned multiprocessors) const {
-    return blocks + spare <= multiprocessors || filled <= multiprocessors * (1 - fraction);
-  }
-  bool exceeds(const Footprint& other) const {
-    return blocks > other.blocks || fraction > other.fraction || filled > other.filled ||
-           spare > other.spare;
+    return {std::max(blocks, other.blocks), std::max(needs, other.needs)};
   }
 };
 
-// Of a kernel of ours, a block of which needs such a fraction of a multiprocessor. The blocks of a
-// cluster find their places together, and one multiprocessor has room for all of them; but each may
-// lie on another one.
-inline Footprint footprint_of_kernel(unsigned blocks, unsigned cluster_blocks, double fraction) {
-  return {blocks, fraction * cluster_blocks, blocks * fraction, 0};
+inline Footprint footprint_of_kernel(unsigned blocks, unsigned cluster_blocks) {
+  return {blocks, cluster_blocks > 1 ? kClusterNeeds : 1};
+}
+// Of a kernel of NCCL's between GPUs of one host.
+inline Footprint footprint_of_vendor() {
+  constexpr unsigned kBlocks = 32;
+  return {kBlocks, kClusterNeeds};
 }
 
-// Of one of NCCL's, which takes whole multiprocessors: at most so many blocks between GPUs of one
-// host. From Hopper on they come in clusters, whose blocks need as many free multiprocessors in one
-// part of the GPU: with so many free in all, one of its parts has them.
-inline Footprint footprint_of_vendor() {
-  constexpr unsigned kBlocks = 32, kCluster = 4, kParts = 8;
-  return {kBlocks, 1, kBlocks, kParts * (kCluster - 1)};
+// Whether each of them is sure of a place, wherever the others lie, and kernels of the program
+// beside all but the largest.
+inline bool all_fit(const std::vector<Footprint>& kernels, unsigned multiprocessors) {
+  unsigned blocks = 0, most = 0;
+  for (const Footprint& kernel : kernels) {
+    blocks += kernel.blocks;
+    most = std::max(most, kernel.blocks);
+  }
+  const bool all = std::all_of(kernels.begin(), kernels.end(), [&](const Footprint& kernel) {
+    return blocks - kernel.blocks + kernel.needs <= multiprocessors;
+  });
+  return all && blocks - most + kClusterNeeds <= multiprocessors;
 }
 
 }  // namespace commlib::nccl

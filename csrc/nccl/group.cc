@@ -31,8 +31,10 @@ Group::Group(const Settings& settings)
           [this](uint64_t what) { return describe(what); }, [this] { return order_.waiting(); }),
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   // The layout follows from it, so it has to be the same on every rank.
-  job_.tile_blocks =
-      static_cast<u32>(std::clamp<u64>(settings.multiprocessors, 1, kMostTileBlocks));
+  const unsigned limit = max_sms_ ? max_sms_ : settings.multiprocessors;
+  job_.tile_blocks = std::clamp<u32>(std::min(limit, settings.multiprocessors), 1, kMostTileBlocks);
+  job_.first = settings.first;
+  most_blocks_ = std::min(job_.tile_blocks, grid_limit(settings.multiprocessors, settings.first));
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");

@@ -33,8 +33,9 @@ class Group {
     int world;
     double timeout_s;
     size_t user_bytes;
-    unsigned multiprocessors;  // of the smallest GPU of all ranks that a call may take
-    unsigned max_sms;          // the limit that this is, 0 if it is the whole GPU
+    unsigned multiprocessors;  // of the smallest GPU of all ranks
+    unsigned max_sms;          // that calls take at most; 0: no limit
+    bool first;                // no rank has another communicator on its GPU
   };
 
   explicit Group(const Settings& settings);
@@ -110,7 +111,7 @@ class Group {
     unsigned blocks, threads;
   };
   void launch_in_order(const Kernels::Instance& instance, Job& job, const void* more,
-                       const Size& size, bool lets_next_start, CUstream stream, uint64_t capture);
+                       const Size& size, CUstream stream, uint64_t capture);
   // Data that copy engines move.
   void pull(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   Copies copies_of(const Call& call, const Moves& mine, const Reads& reads) const;
@@ -138,6 +139,7 @@ class Group {
   ncclComm_t comm_;
   size_t user_bytes_;
   unsigned max_sms_;
+  unsigned most_blocks_;  // of a grid
   double timeout_s_;
   CUcontext context_ = nullptr;
   std::unique_ptr<Arena> arena_;

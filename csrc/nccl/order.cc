@@ -9,13 +9,14 @@
 namespace commlib::nccl {
 namespace {
 
-constexpr unsigned kSmallShare = 8;  // a small kernel fills at most this part of a GPU
+constexpr unsigned kSmallShare = 8;  // a small kernel has blocks for at most this part of a GPU
 
 // The communicators of this process that have made calls.
 struct Everyone {
   std::mutex mutex;
   std::vector<Order*> orders;
   int made = 0;
+  bool made_clusters = false;  // or calls of NCCL's: two communicators need an order
 };
 Everyone& everyone() {
   static auto* const kept = new Everyone;
@@ -39,6 +40,12 @@ Order::Order() {
 void Order::join() {
   Everyone& all = everyone();
   number_ = ++all.made;
+  // Of the calls that others have made alone nothing is known: they may be anything.
+  const Footprint anything = {grid_limit(multiprocessors_, true), kClusterNeeds};
+  for (Order* other : all.orders) {
+    for (Last* calls : {&other->eager_, &other->captured_})
+      if (calls->made) calls->since[this] = anything;
+  }
   all.orders.push_back(this);
 }
 
@@ -46,6 +53,10 @@ void Order::leave() {
   Everyone& all = everyone();
   const std::lock_guard<std::mutex> lock(all.mutex);
   all.orders.erase(std::remove(all.orders.begin(), all.orders.end(), this), all.orders.end());
+  for (Order* other : all.orders) {
+    other->eager_.since.erase(this);
+    other->captured_.since.erase(this);
+  }
 }
 
 void Order::close() {
@@ -54,37 +65,16 @@ void Order::close() {
   cuda().cuEventDestroy(captured_.event);
 }
 
-bool Order::alone() const {
-  const auto& orders = everyone().orders;
-  return std::none_of(orders.begin(), orders.end(), [this](const Order* other) {
-    return other != this && other->context_ == context_;
-  });
+std::vector<Order*> Order::others() const {
+  std::vector<Order*> found;
+  for (Order* order : everyone().orders)
+    if (order != this && order->context_ == context_) found.push_back(order);
+  return found;
 }
 
-Footprint Order::footprint_of(const Launch& launch) {
-  if (!launch.function) return footprint_of_vendor();
-  double& fraction = fractions_[{launch.function, launch.threads, launch.shared_bytes}];
-  if (fraction == 0) {
-    int blocks = 0;
-    check(cuda().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-              &blocks, launch.function, static_cast<int>(launch.threads), launch.shared_bytes),
-          "cuOccupancyMaxActiveBlocksPerMultiprocessor");
-    fraction = 1.0 / std::max(blocks, 1);
-  }
-  const Footprint once = footprint_of_kernel(launch.blocks, launch.cluster_blocks, fraction);
-  return launch.lets_next_start && !is_large(once) ? once.beside(once) : once;
-}
-
-// An event is recorded behind it where there are other communicators.
-bool Order::is_large(const Footprint& footprint) const {
-  return footprint.filled > multiprocessors_ / kSmallShare;
-}
-
-// Whether eager calls that were large are over by now.
-void Order::look(Last& calls) {
-  if (!calls.large_runs || !calls.large_known || calls.capture != 0) return;
-  const Relaxed relaxed;
-  if (cuda().cuEventQuery(calls.event) == kCudaSuccess) calls.large_runs = false;
+bool Order::has_others() const {
+  const std::lock_guard<std::mutex> lock(everyone().mutex);
+  return !others().empty();
 }
 
 void Order::wait_for(Last& calls, CUstream stream) {
@@ -96,12 +86,12 @@ void Order::wait_for(Last& calls, CUstream stream) {
           "wait for that one; make it before the capture begins or after it has ended");
     }
     check(cuda().cuEventRecord(calls.event, calls.stream), "cuEventRecord");
-    calls.behind = calls.large_known = true;
+    calls.behind = true;
   }
   check(cuda().cuStreamWaitEvent(stream, calls.event, 0), "cuStreamWaitEvent");
 }
 
-void Order::before(CUstream stream, uint64_t capture, const Launch& launch) {
+void Order::before(CUstream stream, uint64_t capture, const Footprint& footprint) {
   const std::lock_guard<std::mutex> lock(everyone().mutex);
   if (number_ == 0) join();
   Last& own = last(capture);
@@ -109,24 +99,27 @@ void Order::before(CUstream stream, uint64_t capture, const Launch& launch) {
     many_streams_ = true;
     wait_for(own, stream);
   }
-  if (alone()) {
-    coming_ = footprint_of_kernel(multiprocessors_, 1, 1);  // who comes later takes it for all
-    return;
-  }
-  coming_ = footprint_of(launch);
-  Footprint together = coming_;
+  coming_ = footprint;
+  everyone().made_clusters |= coming_.needs > 1;
+  const std::vector<Order*> others = this->others();
+  if (others.empty()) return;
+  std::vector<Footprint> together = {coming_};
   std::vector<Order*> running;
-  for (Order* other : everyone().orders) {
+  for (Order* other : others) {
     Last& theirs = other->last(capture);
-    if (other == this || other->context_ != context_ || !theirs.made) continue;
-    if (theirs.capture != capture || theirs.stream == stream) continue;
-    look(theirs);
-    together = together.beside(theirs.footprint());
-    running.push_back(other);
+    if (!theirs.made || theirs.capture != capture) continue;
+    if (theirs.stream == stream) {
+      theirs.since[this] = {};
+    } else {
+      together.push_back(theirs.since[this]);
+      running.push_back(other);
+    }
   }
-  if (together.fits(multiprocessors_)) return;
+  if (all_fit(together, multiprocessors_)) return;
   for (Order* other : running) {
-    wait_for(other->last(capture), stream);
+    Last& theirs = other->last(capture);
+    wait_for(theirs, stream);
+    theirs.since[this] = {};
     other->behind_.insert(number_);
   }
 }
@@ -134,28 +127,19 @@ void Order::before(CUstream stream, uint64_t capture, const Launch& launch) {
 void Order::after(CUstream stream, uint64_t capture) {
   const std::lock_guard<std::mutex> lock(everyone().mutex);
   Last& own = last(capture);
-  if (own.capture != capture || !own.made) {
-    own.large_runs = false;
-    own.large = own.small = Footprint();
-  }
-  const bool others = !alone();
-  const bool large = is_large(coming_);
-  if (large) {
-    if (others && own.large.exceeds(coming_)) look(own);
-    own.large = own.large_runs ? own.large.either(coming_) : coming_;
-    own.large_runs = true;
-    own.large_known = false;
-    behind_.clear();
-  } else {
-    own.small = own.small.either(coming_);
-  }
+  if (own.capture != capture || !own.made) own.since.clear();
   own.stream = stream;
   own.capture = capture;
   own.made = true;
-  own.behind = many_streams_ || (others && (large || capture != 0));
-  if (!own.behind) return;
-  check(cuda().cuEventRecord(own.event, stream), "cuEventRecord");
-  own.large_known = true;
+  own.behind = many_streams_;
+  behind_.clear();
+  if (const std::vector<Order*> others = this->others(); !others.empty()) {
+    for (const Order* other : others) own.since[other] = own.since[other].either(coming_);
+    const bool awaited = others.size() > 1 || everyone().made_clusters;
+    const bool is_large = coming_.blocks > multiprocessors_ / kSmallShare;
+    own.behind |= capture != 0 || (awaited && is_large);
+  }
+  if (own.behind) check(cuda().cuEventRecord(own.event, stream), "cuEventRecord");
 }
 
 std::string Order::waiting() const {

@@ -31,8 +31,8 @@ void Group::pull(const Call& call, const Choice& choice, CUstream stream, uint64
   job.what = pack(call, choice.algorithm, inner_);
   job.signature = Signature(job.what, job.bytes, call.detail).bits();
   job.graph = record_->count_kernel(capture);
-  const Grid warp = {1, kThreads, 0, false};
-  order_.before(stream, capture, {instance.handle, 1, kThreads, 0, false, 1});
+  const Grid warp = {1, kThreads, 0, false, order_.has_others()};
+  order_.before(stream, capture, footprint_of_kernel(1, 1));
   reads.turn = Turn::ready;
   Kernels::launch(instance, job, &reads, warp, stream);
   engine_.copy(copies_of(call, mine, reads), stream, capture);

@@ -45,15 +45,14 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const unsigned of_cluster = instance.cluster_blocks;
   u64 at_once = std::min<u64>(units, most_blocks(shape, call));
   // A cluster may lie on as many multiprocessors as it has blocks.
-  if (const unsigned limit = limit_of(call))
-    at_once = std::min<u64>(at_once, std::max(limit / of_cluster, 1u));
+  const unsigned limit = limit_of(call) ? limit_of(call) : most_blocks_;
+  at_once = std::min<u64>(at_once, std::max(std::min(limit, most_blocks_) / of_cluster, 1u));
   const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
   const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
   const Rows rows = told_of(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);
-  launch_in_order(instance, job, &rows, {blocks, threads},
-                  !in_tiles && lets_next_start(blocks, threads), stream, capture);
+  launch_in_order(instance, job, &rows, {blocks, threads}, stream, capture);
 }
 
 void Group::compose_rows(const Call& call, CUstream stream) {

@@ -103,10 +103,10 @@ std::vector<PlanTable::Rule> PlanTable::read(const std::string& text) const {
   return rules;
 }
 
-bool PlanTable::is_within(const Choice& choice, uint32_t sms) const {
+uint32_t PlanTable::sms_of(const Choice& choice) const {
   const Row& row = this->row(choice.algorithm);
-  if (row.kernel.empty() || row.composed) return row.sms <= sms;
-  return row.engine || choice.params[blocks_] <= sms;
+  if (row.kernel.empty() || row.composed) return row.sms;
+  return row.engine ? 0 : choice.params[blocks_];
 }
 
 const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call,
@@ -115,9 +115,9 @@ const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call
   const auto here = std::find_if(list.begin(), list.end(),
                                  [&](const Choice& choice) { return choice.has(bytes); });
   if (here == list.end() || here->algorithm == Choice::kNone) return nullptr;
-  if (is_within(*here, call.max_sms)) return &*here;
+  if (sms_of(*here) <= call.max_sms) return &*here;
   for (const Choice& few : here->fewer) {
-    if (is_within(few, call.max_sms)) return &few;
+    if (sms_of(few) <= call.max_sms) return &few;
   }
   if (!here->fewer.empty() && can_be_cut(here->fewer.back())) return &here->fewer.back();
   const Choice* nearest = nullptr;
@@ -126,6 +126,29 @@ const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call
     if (!nearest || choice.distance(bytes) < nearest->distance(bytes)) nearest = &choice;
   }
   return nearest;
+}
+
+// Kernels on fewer than kKneeSms leave the link half empty. Copy engines only move tensors that lie
+// at the same place on every rank, which not every program takes care of.
+const Choice* PlanTable::find_sparing(Mode mode, bool symmetric, const Call& call, size_t bytes,
+                                      uint32_t multiprocessors) const {
+  constexpr uint64_t kKneeSms = 16, kWeight = 4, kOwnTime = 1000;
+  const auto cost = [&](const Choice& choice, uint64_t time) {
+    return time * (multiprocessors + kWeight * std::min(sms_of(choice), multiprocessors));
+  };
+  const Choice* const usual = find(mode, symmetric, call, bytes);
+  if (!usual) return nullptr;
+  const Choice* knee = usual;
+  uint64_t least = cost(*usual, kOwnTime);
+  for (const Choice& few : usual->fewer) {
+    const uint32_t sms = sms_of(few);
+    if (few.time == UINT64_MAX || sms < kKneeSms) continue;
+    if (const uint64_t here = cost(few, few.time); here < least) {
+      knee = &few;
+      least = here;
+    }
+  }
+  return knee;
 }
 
 // A kind of call: its type and reduction, and what the plain rules have for it if its tensors are

@@ -36,7 +36,7 @@ struct Choice {
   // What is best on fewer multiprocessors, the fastest first, and how long it takes of the time of
   // this one, in thousandths.
   std::vector<Choice> fewer = {};
-  uint64_t time = UINT64_MAX;
+  uint64_t time = UINT64_MAX;  // this: not measured
 
   bool has(uint64_t bytes) const {
     return least_bytes <= bytes && bytes <= most_bytes && (align == 1 || bytes % align == 0);
@@ -78,6 +78,10 @@ class PlanTable {
   // far as the plan knows; else what can be cut down to so few, of this range or of the nearest.
   // Null: nothing can.
   const Choice* find_within(Mode mode, bool symmetric, const Call& call, size_t bytes) const;
+  // The same for a call that spares a GPU with so many multiprocessors: what would run, or the
+  // point of its curve that costs least, by time and multiprocessors: the knee.
+  const Choice* find_sparing(Mode mode, bool symmetric, const Call& call, size_t bytes,
+                             uint32_t multiprocessors) const;
 
   // Whether some algorithm reduces so.
   bool reduces(DType dtype, RedOp redop) const { return reduces_[reduction(dtype, redop)]; }
@@ -107,7 +111,8 @@ class PlanTable {
   bool can_be_cut(const Choice& choice) const {
     return choice.algorithm != Choice::kNone && !row(choice.algorithm).kernel.empty();
   }
-  bool is_within(const Choice& choice, uint32_t sms) const;
+  // Multiprocessors that it takes at most.
+  uint32_t sms_of(const Choice& choice) const;
   std::vector<Rule> read(const std::string& text) const;
   void read_line(const Words& words, std::vector<Rule>& rules) const;
   Choice read_choice(const Words& words, Op op) const;

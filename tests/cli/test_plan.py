@@ -84,6 +84,12 @@ def test_a_pin_of_the_environment_is_told(run, monkeypatch):
     assert f"{why.rule} of plans/shm.json" in run("explain", "broadcast")[1]
 
 
+def test_explain_tells_of_an_asynchronous_call(run):
+    _, output, _ = run("explain", "all_reduce", "--bytes", "64M", "--plan", "nccl", "--async-op")
+    assert "all_reduce of 64M runs lsa_pipe_twoshot blocks=24" in output
+    assert "asynchronous: the knee of its curve, 24 of 132 multiprocessors" in output
+
+
 def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
     monkeypatch.setenv("COMMLIB_BACKEND", "torch")
     assert "plans/torch.json" in run("explain", "all_reduce")[1]

@@ -31,8 +31,8 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, **limits: Any) -> Com
     open_nccl = native.library.open_nccl
 
     def impatient(*args: Any) -> Any:
-        *most, _, user_bytes, multiprocessors, max_sms = args
-        return open_nccl(*most, patience_s, user_bytes, multiprocessors, max_sms)
+        *most, _, user_bytes, multiprocessors, max_sms, first = args
+        return open_nccl(*most, patience_s, user_bytes, multiprocessors, max_sms, first)
 
     with mock.patch.object(native.library, "open_nccl", impatient):
         limits = {"timeout_s": 30.0, "max_bytes": 1 << 20} | limits

@@ -1,22 +1,29 @@
-"""Mixtures that nobody planned: communicators, streams, graphs, sizes, types and late ranks, drawn from a seed.
+"""Mixtures that nobody planned: communicators, streams, graphs, sizes, types, products and late ranks, from a seed.
 
     python -m tests.gpu.mixtures 600 -o mixtures.json
 
-runs one after the other for so many seconds, and says of the first one with a wrong value or an error which it was.
+runs one after the other, all within so many seconds, and stops at the first wrong value or error: `--seed` repeats that
+mixture. If a round takes longer than 10 s, it prints once what `commlib debug` says.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
+import subprocess
 import sys
+import threading
 import time
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 
 from commlib.collectives import COLLECTIVES
+from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.report import files
@@ -33,131 +40,226 @@ PIPES = {
     if algorithm.name == "lsa_pipe_exchange" and algorithm.kernel == "all_to_all"
 }
 NAMES = [name for name in COLLECTIVES if name != "barrier"]
-DTYPES = [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float64]
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+DTYPES = [*FLOATS, torch.int32, torch.uint8, torch.int64, torch.float64]
+REDOPS = ["sum", "max", "min", "prod"]  # the last one for integers, where it is exact
 LOG2_BYTES = 24.5  # of the largest tensor: 24 MB
 LOG2_SYMMETRIC = 22  # of one in symmetric memory, which has to have room for all
-LIMITED = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")  # by kernels of few blocks, and by copy engines
-GRAPH_BYTES = 64 << 10  # of a captured call: nobody orders replays, so what runs beside them must fit on the GPU
-CALLS = 16
-ROUNDS = 60
+# Also by kernels of few blocks, and by copy engines; these have the largest kernels, and are twice as frequent.
+LIMITED = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
+SIDES = (1024, 2048, 4096)  # of the matrices that are multiplied
+PLAYS = 4  # a communicator has twice as many
+ROUNDS = 100
+TIMEOUT_S, LONG_S = 20.0, 10.0
+MIXTURE_S, SPARE_S = 120.0, 40.0  # the deadline of one, and what must be left of the time for one to start
+SEED, ROUND, SINCE, ROUNDS_DONE, CALLS, REPLAYS, LONGEST_S = range(7)  # the figures of a run; SINCE is 0 between rounds
+
+
+@dataclass
+class Play:
+    """Calls of one communicator, one after the other; where there is a graph of them, it may be replayed instead."""
+
+    at: int  # of its communicator
+    calls: list[Steady]
+    graph: torch.cuda.CUDAGraph | None = None
 
 
 class Mixture:
-    """Communicators with a stream each, and calls of all kinds on them; every rank draws the same."""
+    """Communicators, and calls of all kinds on them; every rank draws the same, but for when it comes late.
+
+    Two communicators run side by side, in calls and replays; some graphs of the first one are older than the second.
+    Every fourth seed has three, and no graphs: the library keeps their calls in order where it has to.
+    """
 
     def __init__(self, comm: Communicator, seed: int) -> None:
         self.draw = random.Random(seed)
         self.own = random.Random((seed, comm.rank).__hash__())
-        made = [comm.split(0, comm.rank) for _ in range(2)]
-        self.comms = [comm, *(part for part in made if part is not None)]
-        if torch.cuda.get_device_capability() >= (9, 0):  # one of them moves everything through pipes
-            self.comms[-1].use(Plan.only(PIPES, base=comm.plan))
         # Messages are part of them where kernels of this library move these.
         moves = comm.explain("send_recv", 1 << 20).algorithm.startswith("lsa_")
-        self.names = NAMES if moves else [name for name in NAMES if name != "send_recv"]
-        self.streams = [torch.cuda.Stream() for _ in self.comms]
-        self.calls = [self.call(number) for number in range(CALLS)]
-        self.stream_of = {call: self.streams[number % 3] for number, call in enumerate(self.calls)}
-        warm_up(*self.calls)
-        self.graphs = {call: capture(call) for call in self.calls if most_bytes(call) <= GRAPH_BYTES}
+        self.names = [name for name in (*NAMES, *LIMITED) if moves or name != "send_recv"]
+        self.streams = [torch.cuda.Stream() for _ in range(3)]
+        self.wanders = self.draw.random() < 0.5  # over them; else each communicator stays on its own
+        self.factors = [torch.rand(side, side, device=comm.device).bfloat16() for side in SIDES]
+        self.products = [torch.empty_like(factor) for factor in self.factors]
+        for stream in self.streams:  # what is loaded at its first use, is loaded now
+            for what in range(len(SIDES) + 1):
+                self.keep_busy(stream, what)
+        self.comms, self.plays = [comm], list[Play]()
+        for at in (0, 1, 2, 0) if seed % 4 == 3 else (0, 1, 1, 0):
+            if at == len(self.comms):
+                part = comm.split(0, comm.rank)
+                assert part is not None
+                if self.draw.random() < 0.3 and torch.cuda.get_device_capability() >= (9, 0):
+                    part.use(Plan.only(PIPES, base=part.plan))  # everything through pipes
+                self.comms.append(part)
+            for _ in range(PLAYS):
+                count = self.draw.choice((1, 1, 1, 1, 2, 3, 4, 5))
+                calls = [self.call(self.comms[at]) for _ in range(count)]
+                with torch.cuda.stream(self.streams[at]):
+                    warm_up(*calls)
+                self.plays.append(Play(at, calls, None if seed % 4 == 3 else capture(*calls)))
 
-    def call(self, number: int) -> Steady:
+    def call(self, comm: Communicator) -> Steady:
         name = self.draw.choice(self.names)
-        dtype = self.draw.choice(DTYPES[:2] if COLLECTIVES[name].of_rows else DTYPES)
-        symmetric = self.draw.random() < 0.3
-        elements = int(2 ** self.draw.uniform(0, LOG2_SYMMETRIC if symmetric else LOG2_BYTES)) // dtype.itemsize
-        blocks = (
-            self.comms[0].size if name in ("all_gather", "all_to_all", "gather", "scatter", "reduce_scatter") else 1
+        spec = COLLECTIVES[name]
+        dtype = self.draw.choice(FLOATS if spec.of_rows else DTYPES)
+        redop = self.draw.choice(REDOPS[:3] if dtype.is_floating_point else REDOPS)
+        in_place, symmetric = self.draw.random() < 0.3, self.draw.random() < 0.2
+        most = LOG2_SYMMETRIC if symmetric else LOG2_BYTES
+        elements = int(2 ** self.draw.uniform(self.draw.choice((0, most - 4)), most)) // dtype.itemsize
+        count = elements * 64 // most_elements(spec, Call(0, comm.size, 64, dtype))
+        count -= count % 16 * self.draw.randrange(2)
+        limit = self.draw.choice((0, 0, 2, 8))
+        shifts = self.draw.randrange(16), self.draw.randrange(16)
+        return Steady(
+            Limited(comm, limit) if limit and name in LIMITED else comm,
+            name,
+            max(count, 1),
+            dtype,
+            symmetric=symmetric,
+            in_place=in_place and spec.in_place is not None,
+            shifts=self.draw.choice(((0, 0), shifts)),
+            redop=redop if spec.reduces and not spec.of_rows else "sum",
         )
-        limit, shift = self.draw.choice((0, 0, 2, 8)), self.draw.randint(0, 3)
-        comm: Communicator | Limited = self.comms[number % 3]
-        if limit and name in LIMITED and dtype in DTYPES[:2]:
-            comm = Limited(self.comms[number % 3], limit)
-        return Steady(comm, name, max(elements // blocks, 1), dtype, symmetric=symmetric, shifts=(shift, 0))
 
-    def round(self, step: int) -> str:
-        """Some of the calls, each eagerly or from its graph, in one order on all ranks; some ranks come late."""
-        among = list(self.graphs) if step % 2 and len(self.graphs) > 1 else self.calls
-        chosen = self.draw.sample(among, self.draw.randint(2, min(len(among), 8)))
-        replays = all(call in self.graphs for call in chosen)
-        replayed = [replays and self.draw.random() < 0.5 for _ in chosen]
-        for call in chosen:
+    def keep_busy(self, stream: torch.cuda.Stream, what: int) -> None:
+        """Have a stream multiply matrices, which takes all multiprocessors, or sleep a moment."""
+        with torch.cuda.stream(stream):
+            if what < len(SIDES):
+                torch.mm(self.factors[what], self.factors[what], out=self.products[what])
+            else:
+                torch.cuda._sleep(self.own.randint(1000, 300_000))
+
+    def round(self, step: int, figures: torch.Tensor) -> str:
+        """Some of the plays, each eagerly or from its graph, in one order on all ranks; some ranks come late."""
+        chosen = self.draw.sample(self.plays, self.draw.randint(2, 8))
+        graphs = [play.graph if self.draw.random() < 0.6 else None for play in chosen]
+        # A communicator that replays stays on one stream for the round: nobody orders replays.
+        places = self.draw.choices(self.streams, k=3) if self.wanders else self.streams
+        bound = {play.at for play, graph in zip(chosen, graphs, strict=True) if graph or not self.wanders}
+        drawn = self.draw.choices(self.streams, k=len(chosen))
+        for call in (call for play in chosen for call in play.calls):
             call.load(step)
         torch.cuda.synchronize()
-        for call, from_graph in zip(chosen, replayed, strict=True):
+        for play, graph, anywhere in zip(chosen, graphs, drawn, strict=True):
             if self.own.random() < 0.1:
                 time.sleep(self.own.random() * 2e-3)
-            with torch.cuda.stream(self.stream_of[call]):
-                if self.own.random() < 0.3:
-                    torch.cuda._sleep(self.own.randint(1000, 300_000))
-                self.graphs[call].replay() if from_graph else call.run()
+            if self.own.random() < 0.6:
+                self.keep_busy(self.own.choice(self.streams), self.own.randrange(2 * len(SIDES)))
+            with torch.cuda.stream(places[play.at] if play.at in bound else anywhere):
+                for run in [graph.replay] if graph else [call.run for call in play.calls]:
+                    run()
         torch.cuda.synchronize()
-        return first([call.wrong(step) for call in chosen])
+        for comm in self.comms:
+            comm.check()
+        figures[CALLS] += sum(len(play.calls) for play in chosen)
+        figures[REPLAYS] += sum(graph is not None for graph in graphs)
+        return first(
+            [
+                f"{wrong}; it is call {number} of communicator {play.at}'s {'graph' if graph else 'eager ones'}"
+                for play, graph in zip(chosen, graphs, strict=True)
+                for number, call in enumerate(play.calls, 1)
+                if (wrong := call.wrong(step))
+            ]
+        )
 
     def recapture(self) -> None:
-        """A capture in the middle of everything."""
-        call = self.draw.choice(list(self.graphs) or self.calls)
-        if call in self.graphs:
-            self.graphs[call] = capture(call)
+        """A capture in the middle of everything; the oldest graphs stay."""
+        play = self.draw.choice(self.plays[PLAYS:])
+        if play.graph:
+            play.graph = capture(*play.calls)
 
 
-def most_bytes(call: Steady) -> int:
-    """The largest tensor of a call on any rank: all ranks must draw the same."""
-    return most_elements(call.spec, call.call) * call.call.dtype.itemsize
+def figures_of(path: str) -> torch.Tensor:
+    """The figures of a run, in a file that its rank 0 and the parent map."""
+    return torch.from_file(path, shared=True, size=LONGEST_S + 1, dtype=torch.float64)
 
 
-def mix(comm: Communicator, seed: int, rounds: int) -> str:
-    mixture = Mixture(comm, seed)
-    found = []
+def mix(comm: Communicator, seed: int, rounds: int, path: str = "") -> str:
+    figures = figures_of(path) if path and comm.rank == 0 else torch.zeros(LONGEST_S + 1, dtype=torch.float64)
+    mixture, found = Mixture(comm, seed), []
     for step in range(rounds):
-        found.append(mixture.round(step))
+        start = time.monotonic()
+        figures[: SINCE + 1] = torch.tensor([seed, step, start], dtype=torch.float64)
+        found.append(mixture.round(step, figures))
+        figures[SINCE] = 0
+        figures[ROUNDS_DONE] += 1
+        figures[LONGEST_S] = max(float(figures[LONGEST_S]), time.monotonic() - start)
         if step % 10 == 9:
             mixture.recapture()
-    mixture.graphs.clear()
+    mixture.plays.clear()
     for part in mixture.comms[1:]:
         part.barrier()
         part.close()
     return first(found)
 
 
-def go_on(ranks: Ranks, seconds: float, seed: int) -> tuple[int, str]:
+def go_on(ranks: Ranks, end: float, seed: int, path: str) -> tuple[int, str]:
     """Run mixtures from a seed on, until the time is over or one fails: how many did not, and what was wrong."""
-    end, done = time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+    done, spare, figures = 0, min(SPARE_S, (end - time.monotonic()) / 4), figures_of(path)
+    while not done or time.monotonic() < end - spare:
+        ranks.deadline_s = min(max(end - time.monotonic(), spare), MIXTURE_S)
         try:
-            wrong = first(ranks.run(mix, seed + done, ROUNDS))
+            wrong = first(ranks.run(mix, seed + done, ROUNDS, path))
         except RankError as error:
-            wrong = str(error)
+            wrong = f"round {int(figures[ROUND])}: {error}"
         if wrong:
             return done, wrong
         done += 1
     return done, ""
 
 
+def watch(path: str, over: threading.Event) -> None:
+    """Once a round takes too long, print what `commlib debug` says of the ranks below this process."""
+    figures = figures_of(path)
+    while not over.wait(0.5):
+        since = float(figures[SINCE])
+        if since and time.monotonic() - since > LONG_S:
+            place = f"seed {int(figures[SEED])}, round {int(figures[ROUND])}"
+            print(f"{place}: not over after {LONG_S:g} s; commlib debug says", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", "commlib", "debug", str(os.getpid())]
+            subprocess.run(command, stdout=sys.stderr, timeout=60, check=False)
+            return
+
+
 def main() -> None:
+    begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("seconds", type=float)
     parser.add_argument("--seed", type=int, default=1000, help="of the first one; the next ones follow")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
-    with Ranks(options.ranks, backend="nccl", timeout_s=30.0, max_bytes=64 << 20, deadline_s=120.0) as ranks:
-        start = time.monotonic()
-        done, wrong = go_on(ranks, options.seconds, options.seed)
-        took = time.monotonic() - start
-    print(f"{done} mixtures of {ROUNDS} rounds in {took:.0f} s, seeds {options.seed} to {options.seed + done - 1}")
+    done, wrong, over = 0, "", threading.Event()
+    with NamedTemporaryFile() as file:
+        figures, watcher = figures_of(file.name), threading.Thread(target=watch, args=(file.name, over))
+        watcher.start()
+        try:
+            with Ranks(
+                options.ranks, backend="nccl", timeout_s=TIMEOUT_S, max_bytes=64 << 20, deadline_s=MIXTURE_S
+            ) as ranks:
+                done, wrong = go_on(ranks, begun + options.seconds, options.seed, file.name)
+        except (RankError, KeyboardInterrupt) as error:
+            wrong = str(error) or "interrupted"
+        finally:
+            over.set()
+            watcher.join()
+        rounds, calls, replays = map(int, figures[ROUNDS_DONE:LONGEST_S])
+        row = {"seed": options.seed, "mixtures": done, "rounds": rounds, "calls": calls, "replays": replays}
+        row |= {"seconds": round(time.monotonic() - begun), "longest_round_s": round(float(figures[LONGEST_S]), 3)}
+    wrong = wrong and f"seed {options.seed + done}: {wrong}"
+    print(", ".join(f"{name} {figure}" for name, figure in row.items()))
     if wrong:
-        print(f"seed {options.seed + done}: {wrong}", file=sys.stderr)
+        print(wrong, file=sys.stderr)
     if options.output:
-        row = {"seed": options.seed, "mixtures": done, "rounds": ROUNDS, "seconds": round(took), "wrong": wrong}
         document = {
             "schema": "commlib.mixtures",
-            "version": 1,
+            "version": 2,
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": " ".join(["python -m tests.gpu.mixtures", *sys.argv[1:]]),
             "fingerprint": fingerprint("nccl"),
             "ranks": options.ranks,
-            "rows": [row],
+            "rows": [row | {"wrong": wrong}],
         }
         files.write(options.output, json_text(document))
     sys.exit(bool(wrong))

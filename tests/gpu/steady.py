@@ -39,9 +39,10 @@ class Steady:
         symmetric: bool = False,
         in_place: bool = False,
         shifts: tuple[int, int] = (0, 0),
+        redop: str = "sum",
     ) -> None:
         self.comm, self.spec = comm, COLLECTIVES[name]
-        self.call = Call(comm.rank, comm.size, self.spec.whole(count), dtype, root=1 if self.spec.rooted else 0)
+        self.call = Call(comm.rank, comm.size, self.spec.whole(count), dtype, redop, root=1 if self.spec.rooted else 0)
 
         def allocate(elements: int, shift: int) -> torch.Tensor:
             if symmetric:  # as much on every rank, so that all tensors lie at the same places
@@ -50,17 +51,21 @@ class Steady:
 
         most = most_elements(self.spec, self.call)
         elements_in, elements_out = self.spec.shapes(self.call)
-        if self.spec.out_of_place and not in_place:
+        self.apart = self.spec.out_of_place and not in_place
+        if self.apart:
             self.x, self.out = allocate(elements_in, shifts[0]), allocate(elements_out, shifts[1])
         else:
             assert self.spec.in_place is not None
             self.x, self.out = self.spec.in_place(self.call, allocate(max(elements_in, elements_out), shifts[0]))
 
     def input_of(self, rank: int, step: int) -> torch.Tensor:
-        """Small integers, so that sums over 4 ranks are exact in every type and order."""
+        """Integers from 1 to 23, so that sums over 8 ranks are exact in every type and order.
+
+        Which rank has the largest depends on the place, and the next step's are others.
+        """
         elements = self.spec.shapes(replace(self.call, rank=rank))[0]
-        values = torch.arange(elements, device=self.comm.device) % 23 + 5 * rank + step % 7
-        return values.to(self.call.dtype)
+        places = torch.arange(elements, dtype=torch.int32, device=self.comm.device)
+        return ((places * (2 * rank + 3) + 5 * rank + step) % 23 + 1).to(self.call.dtype)
 
     def load(self, step: int) -> None:
         """Bring this rank's input; what nobody writes must not look right."""
@@ -71,25 +76,24 @@ class Steady:
         """Make the call, with the tensors it always has."""
         self.spec.invoke(cast("Communicator", self.comm), self.x, self.out, self.call)
 
-    def expected(self, step: int) -> torch.Tensor | None:
-        inputs = [self.input_of(rank, step) for rank in range(self.comm.size)]
-        reference = self.spec.reference(self.call, inputs, ordered)
-        return None if reference is None else reference.view(-1)
-
     def wrong(self, step: int) -> str:
-        """Say what is wrong with the output, "" if nothing is."""
-        expected, out = self.expected(step), self.out.view(-1)
-        if expected is None:
-            return ""
-        far = self.spec.close(out.dtype) if self.spec.close else 0
-        bad = (~torch.isclose(out, expected.to(out.device), rtol=far, atol=far)).nonzero().view(-1)
-        if not len(bad):
-            return ""
-        at = int(bad[0])
-        return (
-            f"rank {self.comm.rank}: {self.spec.name} of {self.call.count}, step {step}: {len(bad)} of {len(out)} "
-            f"are wrong, the first at {at}: {out[at].item()}, expected {expected[at].item()}"
-        )
+        """Say what is wrong with the output, or with an input that was to stay as it is; "" if nothing is."""
+        call, inputs = self.call, [self.input_of(rank, step) for rank in range(self.comm.size)]
+        reference = self.spec.reference(call, inputs, ordered)
+        pairs = [] if reference is None else [("output", self.out, reference)]
+        pairs += [("input", self.x, inputs[call.rank])] if self.apart else []
+        far = self.spec.close(call.dtype) if self.spec.close else 0
+        for what, tensor, values in pairs:
+            out, expected = tensor.view(-1), values.view(-1).to(tensor.device)
+            bad = (~torch.isclose(out, expected, rtol=far, atol=far)).nonzero().view(-1)
+            if len(bad):
+                at = int(bad[0])
+                return (
+                    f"rank {call.rank}: {self.spec.name} of {call.count} {call.dtype} ({call.redop}), step {step}: "
+                    f"{len(bad)} of {len(out)} of the {what} are wrong, the first at {at}: {out[at].item()}, "
+                    f"expected {expected[at].item()}"
+                )
+        return ""
 
 
 def most_elements(spec: Collective, call: Call) -> int:

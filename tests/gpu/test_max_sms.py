@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,8 @@ import torch
 from commlib import env
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
-from commlib.errors import CommError, Unsupported
+from commlib.debug.record import records_of
+from commlib.errors import CommError
 from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
 from tests.epilogues import INT8
@@ -115,6 +118,69 @@ def test_a_limit_chooses_by_the_curve_of_the_plan(nccl_ranks: Ranks) -> None:
     assert set(nccl_ranks.run(by_the_curve)) == {""}
 
 
+def last_algorithm(comm: Communicator) -> str:
+    """What ran, as the record of this process has it."""
+    slots = [slot for record in records_of(os.getpid()) for slot in record.slots()]
+    slot = next(slot for slot in slots if slot.id == comm._backend.recorded_as)
+    return slot.calls[slot.entered].algorithm
+
+
+def next_to_others(comm: Communicator) -> list[str]:
+    """What is wrong with asynchronous calls, eager and in a graph: values, what ran, and what explain says of it."""
+    curve = [
+        {"sms": 8, "algorithm": "lsa_oneshot", "params": {"blocks": 8}, "slower": 0.2},
+        {"sms": 24, "algorithm": "lsa_ll128_twoshot", "params": {"blocks": 24}, "slower": 0.1},
+    ]
+    usual = {"algorithm": "lsa_twoshot", "params": {"blocks": 132}, "curve": curve}
+    plan = Plan({**HEAD, "rules": [{"op": "all_reduce", "ranges": [usual]}]}, "made up").completed(comm.plan)
+    found = []
+    for of_all, max_sms, async_op, expected in (
+        (0, 0, True, "lsa_ll128_twoshot"),
+        (0, 8, True, "lsa_oneshot"),
+        (0, 1000, True, "lsa_twoshot"),
+        (0, 0, False, "lsa_twoshot"),
+        (8, 0, True, "lsa_oneshot"),
+    ):
+        with fresh(comm, plan=plan, max_sms=of_all) as own:
+            call, graph = Steady(own, "all_reduce", 1 << 20), torch.cuda.CUDAGraph()
+
+            def run(call: Steady = call, keys: tuple[bool, int] = (async_op, max_sms)) -> None:
+                work: Any = call.comm.all_reduce(call.x, out=call.out, async_op=keys[0], max_sms=keys[1])
+                if keys[0]:
+                    work.wait()
+
+            for step in range(4):
+                call.load(step)
+                if step == 2:
+                    with torch.cuda.graph(graph):
+                        run()
+                (run if step < 2 else graph.replay)()
+                found.append(call.wrong(step))
+            why = own.explain("all_reduce", 4 << 20, max_sms=max_sms, async_op=async_op)
+            few = why.sms <= 24 or expected == "lsa_twoshot"
+            ran = {why.algorithm, last_algorithm(own)}
+            found.append("" if ran == {expected} and few else f"{of_all} {max_sms} {async_op}: {ran} {why}")
+            del graph
+    return [text for text in found if text]
+
+
+def test_an_asynchronous_call_takes_the_knee_of_its_curve_unless_a_limit_decides(nccl_ranks: Ranks) -> None:
+    assert nccl_ranks.run(next_to_others, world=2) == [[], []]
+
+
+def by_the_shipped_plan(comm: Communicator) -> int:
+    """The multiprocessors that a large asynchronous call takes, where GPUs have pipes."""
+    x = torch.zeros(32 << 20, dtype=torch.bfloat16, device=comm.device)
+    comm.all_reduce(x, async_op=True).wait()
+    why = comm.explain("all_reduce", x.nbytes, x.dtype, async_op=True)
+    assert last_algorithm(comm) == why.algorithm
+    return why.sms if torch.cuda.get_device_capability(comm.device) >= (9, 0) else 0
+
+
+def test_by_the_shipped_plan_a_large_asynchronous_call_takes_24_multiprocessors(nccl_ranks: Ranks) -> None:
+    assert max(nccl_ranks.run(by_the_shipped_plan, world=2)) <= 24
+
+
 def disagreeing(comm: Communicator) -> str:
     """Ranks with different limits, where that makes for different blocks."""
     with fresh(comm, max_bytes=8 << 20) as own, pinned(own, "all_gather", "lsa_ll128_oneshot"):
@@ -153,7 +219,7 @@ def only_nccl(comm: Communicator, compiled: bool) -> list[str]:
     try:
         for call in calls:
             torch._dynamo.reset()
-            with pytest.raises(Unsupported) as raised:
+            with pytest.raises(ValueError, match="which needs 32 multiprocessors") as raised:
                 (torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call)()
             said.append(str(raised.value))
     finally:

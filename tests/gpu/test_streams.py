@@ -194,6 +194,22 @@ def test_calls_keep_their_order_around_a_capture(nccl_ranks: Ranks) -> None:
     assert set(nccl_ranks.run(capture_in_between)) == {""}
 
 
+def let_go(comm: Communicator) -> list[bool]:
+    """Whether calls still hold their tensors after a wait of another stream, and after one of the caller's."""
+    x, found = torch.ones(5003, device=comm.device), []
+    for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
+        work: Any = comm.all_reduce(x, async_op=True)
+        with torch.cuda.stream(stream):
+            work.wait()
+        found.append(bool(work._held))
+    torch.cuda.synchronize()
+    return found
+
+
+def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(nccl_ranks: Ranks) -> None:
+    assert nccl_ranks.run(let_go, world=2) == [[True, False]] * 2
+
+
 def test_work_tells_and_orders_what_torchs_does(nccl_ranks: Ranks) -> None:
     assert [claims for claims in nccl_ranks.run(later) if claims] == []
 

@@ -2,6 +2,8 @@
 // plan are read from two files, a call from each line of the input.
 //
 //   plan_choice rows plan <<< "op=all_gather dtype=float32 bytes=65536 symmetric=no max_sms=8"
+//
+// With max_sms=-1 it spares a GPU of 132 multiprocessors.
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -25,8 +27,12 @@ std::string answer(const commlib::PlanTable& plan, const std::string& line) {
   const size_t bytes = commlib::number_in(words["bytes"]);
   const bool symmetric = words.is("symmetric");
   const auto mode = commlib::Mode::eager;
-  const commlib::Choice* found = call.max_sms ? plan.find_within(mode, symmetric, call, bytes)
-                                              : plan.find(mode, symmetric, call, bytes);
+  const commlib::Choice* found = plan.find(mode, symmetric, call, bytes);
+  if (call.max_sms == commlib::kSparing) {
+    found = plan.find_sparing(mode, symmetric, call, bytes, 132);
+  } else if (call.max_sms) {
+    found = plan.find_within(mode, symmetric, call, bytes);
+  }
   if (!found) return "nothing";
   std::string told = plan.row(found->algorithm).name;
   for (size_t at = 0; at < commlib::nccl::kParams.size(); ++at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 
@@ -131,6 +132,24 @@ def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
     assert isinstance(result, jit.Kernel), str(result)
     assert "warning" not in result.log, result.log
     assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"
+
+
+# Slots of shared memory that a block gets at its launch, by the variable that says so (csrc/cuda/module.cc).
+SLOTS = {b"commlib_shared_tiles": 6, b"commlib_shared_slots": 13}
+SLOT_BYTES, HOPPER_SHARED_BYTES = 16 << 10, 227 << 10
+
+
+def test_a_free_multiprocessor_has_room_for_a_block_of_every_kernel(compiled):
+    """Two communicators rely on it (csrc/nccl/footprint.h); the compiler sees to registers."""
+    seen = set()
+    for request, kernel in compiled.items():
+        if request.arch != HERE or not isinstance(kernel, jit.Kernel):
+            continue
+        static = re.search(r"(\d+) bytes smem", kernel.log)
+        slots = sum(count for name, count in SLOTS.items() if name in kernel.code)
+        seen.add(slots)
+        assert int(static[1] if static else 0) + slots * SLOT_BYTES <= HOPPER_SHARED_BYTES, request
+    assert seen >= {0, *SLOTS.values()}
 
 
 def test_only_kernels_that_are_compiled_with_marks_have_them(compiled):

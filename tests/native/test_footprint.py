@@ -11,14 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HOPPER = 132  # multiprocessors
 
-PIPES = "16 1 1"  # blocks, of a cluster, the part of a multiprocessor that one needs
-PACKETS = "128 1 0.25"
+PIPES = "16 1"  # blocks, and of a cluster
+PACKETS = "128 1"
+WHOLE = "256 1"  # as many blocks as there may be
+ROWS = "128 4"
+FEW_ROWS = "32 4"
 VENDOR = "vendor"
-
-
-def rows(count: int) -> str:
-    """A cluster of four blocks for each row: one multiprocessor has room for four of them."""
-    return f"{4 * count} 4 0.25"
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +30,26 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("kernels", "fit"),
     [
-        ([PIPES] * 4, True),
-        ([PIPES] * 8, True),
-        ([PIPES] * 9, False),
-        ([VENDOR, VENDOR], True),
-        ([VENDOR, VENDOR, VENDOR, PIPES], False),
-        ([VENDOR, PACKETS], False),  # a block of packets on each multiprocessor leaves none whole
-        ([PACKETS, PACKETS, PACKETS], True),  # wherever they lie, one multiprocessor has room for one more
-        ([PACKETS] * 4, False),
-        ([VENDOR, rows(8)], True),
-        ([VENDOR, rows(43)], False),  # 43 clusters are 172 blocks: they may touch every multiprocessor
-        ([VENDOR, VENDOR, rows(16)], False),  # what is free may lie three here and three there
-        ([rows(16), rows(16)], True),
-        ([rows(43), rows(43)], False),
+        # The first communicator leaves one multiprocessor, in which the other goes on; that leaves more to the program.
+        ([WHOLE, WHOLE], True),
+        ([WHOLE, WHOLE, WHOLE], False),
+        ([WHOLE, PACKETS], True),
+        ([WHOLE, PIPES], True),
+        ([WHOLE, PIPES, PIPES], False),
+        ([PIPES] * 7, True),
+        ([PIPES] * 8, False),  # the program's clusters find no place beside seven of them
+        ([PACKETS] * 2, True),
+        ([PACKETS] * 3, False),
+        ([WHOLE, VENDOR], False),  # NCCL's blocks find no place before ours have ended
+        ([VENDOR, WHOLE], True),  # beside the second communicator they do
+        ([VENDOR, PIPES], True),
+        ([VENDOR] * 4, True),
+        ([VENDOR] * 5, False),
+        ([WHOLE, ROWS], False),
+        ([ROWS, WHOLE], True),
+        ([ROWS, FEW_ROWS], False),  # what is free may lie three here and three there
+        ([FEW_ROWS, VENDOR], True),
+        ([FEW_ROWS, FEW_ROWS], True),
     ],
 )
 def test_side_by_side_only_where_each_is_sure_of_its_place(program: Path, kernels: list[str], fit: bool) -> None:

@@ -14,6 +14,7 @@ from commlib.collectives.facts import FACTS
 from commlib.collectives.told import plan_text, rows_text
 from commlib.plan import Plan, Query, shipped_plan
 from commlib.plan.plan import HEAD
+from commlib.plan.rules import SPARING
 
 ROOT = Path(__file__).resolve().parents[2]
 Ask = Callable[[Plan, list[str]], list[str]]
@@ -59,6 +60,54 @@ def test_native_code_and_explain_choose_alike(ask: Ask) -> None:
         for (op, size, limit), algorithm in zip(kinds, found, strict=True):
             query = Query(op, size, "float32", "sum", 2)
             assert algorithm == plan.decide(query, FACTS, limit).entry.algorithm, (name, op, size, limit)
+
+
+def test_a_call_that_spares_the_gpu_takes_the_knee_as_explain_says(ask: Ask) -> None:
+    ops, places = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"), ("no", "yes")
+    kinds = [(op, 3 << shift, symmetric) for op in ops for shift in range(28) for symmetric in places]
+    for name in ("nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"):
+        plan = shipped_plan(name)
+        found = ask(plan, [call(op, size, SPARING, symmetric) for op, size, symmetric in kinds])
+        for (op, size, symmetric), words in zip(kinds, found, strict=True):
+            placement = "symmetric" if symmetric == "yes" else "plain"
+            entry = plan.decide(Query(op, size, "float32", "sum", 2, placement), FACTS, SPARING).entry
+            assert words.split()[0] == entry.algorithm, (name, op, size, placement)
+            assert f"blocks={entry.params.get('blocks', '')}" in words, (name, op, size, placement)
+
+
+@pytest.mark.parametrize(
+    ("op", "num_bytes", "algorithm", "blocks"),
+    [
+        ("all_reduce", 25 << 20, "lsa_pipe_twoshot", 24),
+        ("all_gather", 64 << 20, "lsa_pipe_exchange", 16),
+        ("reduce_scatter", 256 << 20, "lsa_pipe_exchange", 16),
+        ("all_reduce", 4096, "lsa_ll_oneshot", 64),  # not measured on fewer
+    ],
+)
+def test_the_knees_of_the_shipped_plans_are_on_few_multiprocessors(
+    ask: Ask, op: str, num_bytes: int, algorithm: str, blocks: int
+) -> None:
+    plan = shipped_plan("nccl-nvidia-h100-80gb-hbm3")
+    assert ask(plan, [call(op, num_bytes, SPARING)])[0].split()[:2] == [algorithm, f"blocks={blocks}"]
+
+
+def test_a_knee_is_measured_and_takes_sixteen_multiprocessors_or_none(ask: Ask) -> None:
+    usual = {"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}}
+    for curve, wanted in (
+        ([point(8, "lsa_pipe_exchange", blocks=8), point(24, "lsa_pipe_exchange", blocks=24)], "lsa_pipe_exchange 24"),
+        ([point(8, "lsa_pipe_exchange", blocks=8)], "lsa_oneshot 132"),
+        ([{**point(16, "lsa_pipe_exchange", blocks=16), "slower": 2.36}], "lsa_pipe_exchange 16"),
+        ([{**point(16, "lsa_pipe_exchange", blocks=16), "slower": 2.37}], "lsa_oneshot 132"),  # costs more
+        ([], "lsa_oneshot 132"),
+    ):
+        plan = plan_of({**usual, "curve": curve})
+        entry = plan.decide(Query("all_gather", 1 << 24, "float32", "sum", 2), FACTS, SPARING).entry
+        words = ask(plan, [call("all_gather", 1 << 24, SPARING)])[0].split()
+        assert f"{entry.algorithm} {entry.params['blocks']}" == " ".join(words[:2]).replace("blocks=", "") == wanted
+    # What a limited call falls back on was not measured.
+    ranges, fallback = [{"algorithm": "nccl_direct"}], [usual]
+    plan = Plan({**HEAD, "rules": [{"op": "all_gather", "ranges": ranges, "fallback": fallback}]}, "made up")
+    assert ask(plan, [call("all_gather", 1 << 24, SPARING)])[0].startswith("nccl_direct ")
 
 
 def test_a_kernel_is_cut_down_and_what_cannot_be_gives_way_to_the_nearest_that_can(ask: Ask) -> None:
@@ -166,6 +215,7 @@ def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(
         (100, (few, few, large)),
         (0, (own, own, large)),
         (132, (own, own, large)),
+        (SPARING, (few, few, large)),
     ):
         for size, wanted in zip((1 << 16, 1 << 20, 1 << 24), expected, strict=True):
             query = Query("all_gather", size, "float32", "sum", 2, placement="symmetric")

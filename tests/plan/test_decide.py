@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from commlib.collectives.facts import FACTS
@@ -147,6 +150,33 @@ def test_explain_says_what_takes_no_multiprocessors() -> None:
     ]
     assert "  takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)\n" in said[0]
     assert "\n  takes up to 128 multiprocessors; time on so many: 8 +" in said[1]
+
+
+def test_explain_says_what_an_asynchronous_call_takes_and_why() -> None:
+    plan, call = shipped_plan("nccl-nvidia-h100-80gb-hbm3"), {"world": 2, "facts": FACTS, "async_op": True}
+
+    def line(op: str, num_bytes: int, **more: Any) -> str:
+        told = str(plan.explain(op, num_bytes, **call, **more)).splitlines()
+        return next((each for each in told if "asynchronous" in each), "").strip()
+
+    knee = "asynchronous: the knee of its curve, 24 of 132 multiprocessors, measured 15% slower than on all"
+    assert line("all_reduce", 1 << 26) == knee
+    few = "asynchronous: the knee of its curve, 16 of 132 multiprocessors, measured 44% slower than on 128"
+    assert line("all_gather", 1 << 26, placement="symmetric") == few
+    own = "asynchronous: runs as a synchronous call, "
+    assert line("all_reduce", 4096) == own + "as it was not measured on fewer multiprocessors"
+    curve = [{"sms": 8, "algorithm": "lsa_oneshot", "params": {"blocks": 8}, "slower": 0.1}]
+    plan = plan_of({"op": "all_gather", "ranges": [{"algorithm": "lsa_oneshot", "curve": curve}]})
+    assert line("all_gather", 1 << 26) == own + "which is the knee of its curve"
+    assert line("all_gather", 1 << 26, max_sms=8) == "", "a limit decides"
+    plan = shipped_plan("shm")
+    assert line("all_reduce", 1 << 26) == "", "CPUs have no multiprocessors"
+
+
+def test_a_knee_depends_on_the_multiprocessors_of_the_gpu() -> None:
+    plan, few = shipped_plan("nccl"), replace(FACTS, multiprocessors=24)
+    for facts, sms in ((FACTS, 24), (few, 132)):
+        assert plan.explain("all_reduce", 1 << 26, world=2, facts=facts, async_op=True).sms == sms
 
 
 def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:

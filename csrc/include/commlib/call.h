@@ -13,6 +13,9 @@ namespace commlib {
 struct RowCall;
 
 constexpr int kMaxRanks = 64;  // of a communicator with native entry points
+// As Call::max_sms: no more than the knee of the plan's curve, so that what runs next to the call
+// is hardly slowed.
+constexpr uint32_t kSparing = UINT32_MAX;
 
 // clang-format off
 #define COMMLIB_OPS(X) \
@@ -69,7 +72,7 @@ struct Call {
   bool inner = false;                   // part of another call
   bool own_stays = false;               // this rank's own block need not come to its place in `out`
   int source = 0;                       // send_recv: who sends to this rank
-  uint32_t max_sms = 0;                 // multiprocessors that it takes at most; 0: no limit
+  uint32_t max_sms = 0;                 // multiprocessors at most; 0: no limit; or kSparing
   const RowCall* rows = nullptr;        // what is done with each row, here or in the call of a part
   uint64_t in_offset = 0;  // of `in` and `out` in this rank's arena, when they lie there
   uint64_t out_offset = 0;

@@ -126,6 +126,7 @@ struct Job {
   u32 signature;    // of everything ranks must agree on in this call
   u32 tile_blocks;  // that the layout has room for, the same on every rank
   u32 graph;        // as CallRecord has it
+  u32 first;        // the communicator is the first one of its process, on every rank
 };
 
 // What each rank sends and takes where that differs from peer to peer: the second parameter of the

@@ -1,0 +1,68 @@
+"""Which calls of torch's group spare a GPU: all ranks decide alike. No GPU is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from commlib.torch_backend.engine import INLINE_BYTES, Engine
+from commlib.torch_backend.works import OnStream
+
+
+def engine(rank: int) -> Engine:
+    made = Engine(mock.Mock(device=torch.device("cpu"), rank=rank, size=2))
+    made._gpu, made._index = True, 0
+    return made
+
+
+def asked(options: Any, **more: Any) -> Any:
+    made = options()
+    made.asyncOp = True
+    for key, value in more.items():
+        setattr(made, key, value)
+    return made
+
+
+def way(made: Engine, work: object) -> str:
+    """Say how a call was made."""
+    if isinstance(work, OnStream):
+        return "as fast as it can"
+    (call,) = made.comm._later.call_args_list  # type: ignore[attr-defined]
+    return "sparing" if call.kwargs.get("spares", True) else "as usual"
+
+
+@pytest.fixture(autouse=True)
+def on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+
+
+def test_a_call_spares_the_gpu_where_it_runs_on_a_stream_of_its_own() -> None:
+    for num_bytes, expected in ((INLINE_BYTES, "as fast as it can"), (INLINE_BYTES + 1, "sparing")):
+        x = torch.empty(num_bytes, dtype=torch.uint8)
+        for call, options in (("allreduce", dist.AllreduceOptions), ("broadcast", dist.BroadcastOptions)):
+            made = engine(0)
+            assert way(made, getattr(made, call)([x], asked(options))) == expected
+
+
+def test_ranks_with_other_outputs_decide_alike() -> None:
+    x, found = torch.empty(INLINE_BYTES * 3 // 4, dtype=torch.uint8), set()
+    for rank in (0, 1):
+        made, opts = engine(rank), asked(dist.GatherOptions, rootRank=0)
+        found.add(way(made, made.gather([[x, x]] if rank == 0 else [], [x], opts)))
+    assert len(found) == 1
+    small, large, opts = x[:8], torch.cat([x, x]), asked(dist.ReduceScatterOptions)
+    made, other = engine(0), engine(1)
+    ways = [
+        way(each, each.reduce_scatter([out], [[small, large]], opts)) for each, out in ((made, small), (other, large))
+    ]
+    assert ways == ["sparing"] * 2
+    opts = asked(dist.AllToAllOptions)
+    made = engine(0)
+    assert way(made, made.alltoall([large, large], [large, large], opts)) == "as usual"
+    for splits, expected in (([], "sparing"), ([1, len(large) - 1], "as usual")):
+        made = engine(0)
+        assert way(made, made.all_to_all_single(large, large.clone(), splits, splits, opts)) == expected
