@@ -83,6 +83,10 @@ class Backend(ABC):
         """Run the Python half of a collective; a backend whose engine has errors of its own makes them ours."""
         return call()
 
+    def as_first(self) -> AbstractContextManager[None]:
+        """Let a communicator made inside count as the first one of its process, which takes more of a GPU."""
+        return nullcontext()
+
     def inner(self) -> AbstractContextManager[None]:
         """Mark the calls inside as part of another one: a peer's call of the caller's own does not match them."""
         return nullcontext()

@@ -86,6 +86,15 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self.recorded_as = self._nonce
         world.all_gather(b"", options.timeout_s)  # nobody launches before every rank watches every other
 
+    @contextmanager
+    def as_first(self) -> Iterator[None]:
+        """See Backend."""
+        before, _OPEN[self.device] = _OPEN[self.device], 0
+        try:
+            yield
+        finally:
+            _OPEN[self.device] += before
+
     def _set_up_memory(self, world: World) -> None:
         """Register the arena step by step; where a feature is missing on one rank, all go without."""
         reason = self.features["peer_pointers"] or self.features["symmetric_windows"]

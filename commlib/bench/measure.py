@@ -25,7 +25,7 @@ from commlib.peers.peer import refusing
 from commlib.plan import Explanation, Plan
 from commlib.report.document import Report, Row
 from commlib.report.measured import percentiles_us, ratio_row
-from commlib.timing import Candidate, Limit, Measurement, Protocol, measure, pinned, plain_on
+from commlib.timing import Candidate, Limit, Measurement, Protocol, measure, pinned, plain_on, twin_of
 
 WARMUP_S = 0.3
 PERCENTILES = (0, 10, 50, 90, 99, 100)
@@ -40,9 +40,7 @@ class Bench(Report):
     def __init__(self, comm: Communicator, job: Job, limit: Limit, command: str, notes: Sequence[str] = ()) -> None:
         super().__init__(KIND, command)
         self.comm, self.limit, self.wrong = comm, limit, 0
-        twin = comm.split(0, comm.rank)
-        assert twin is not None
-        self.twin = twin
+        self.twin = twin_of(comm)
         self.calls = list(calls(comm, job))
         peers, absent = _started(comm, job)
         self.job = replace(job, peers=peers)

@@ -16,7 +16,7 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
-from commlib.timing import Candidate, Run, buffers_of, graph, measure, plain_on, public_call
+from commlib.timing import Candidate, Run, buffers_of, graph, measure, plain_on, public_call, twin_of
 from commlib.timing.blocks import undisturbed
 from commlib.timing.phases import (
     KernelCall,
@@ -110,8 +110,7 @@ class Phases:
 
     def __init__(self, comm: Communicator, job: Job, symmetric: bool) -> None:
         comm._backend.stamp(0)  # raises where there is no native code
-        twin = comm.split(0, comm.rank)
-        assert twin is not None
+        twin = twin_of(comm)
         self.comm, self.job, self.twin = comm, job, twin
         ((self.collective, self.call),) = calls(comm, job)
         self.room = ROOM

@@ -1,7 +1,18 @@
 """The one timing protocol: whatever prints or stores a time measures it here, ours and others' alike."""
 
 from commlib.timing.blocks import Measurement, Protocol, block_seconds
-from commlib.timing.candidate import Candidate, Empty, Prepare, Run, Started, pinned, plain, plain_on, public_call
+from commlib.timing.candidate import (
+    Candidate,
+    Empty,
+    Prepare,
+    Run,
+    Started,
+    pinned,
+    plain,
+    plain_on,
+    public_call,
+    twin_of,
+)
 from commlib.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
 from commlib.timing.graph import own_stream
 from commlib.timing.limit import Limit, measure_limit
@@ -39,4 +50,5 @@ __all__ = [
     "poison",
     "public_call",
     "ratio_of_medians",
+    "twin_of",
 ]

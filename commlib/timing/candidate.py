@@ -33,6 +33,14 @@ def plain_on(device: torch.device) -> Empty:
     return plain if device.type == "cpu" else lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
 
 
+def twin_of(comm: Communicator) -> Communicator:
+    """Make a communicator of the same ranks, to be measured while that one makes no large calls."""
+    with comm._backend.as_first():
+        twin = comm.split(0, comm.rank)
+    assert twin is not None
+    return twin
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One way to make a call: `prepare(x, out, call)` returns what is timed or raises Unsupported.

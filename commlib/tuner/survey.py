@@ -15,7 +15,7 @@ from commlib.collectives.facts import FACTS
 from commlib.collectives.reference import ordered
 from commlib.counts import counted
 from commlib.plan import Plan, Query
-from commlib.timing import Candidate, Measurement, Protocol, measure, pinned, plain_on
+from commlib.timing import Candidate, Measurement, Protocol, measure, pinned, plain_on, twin_of
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.samples import Samples, Store
 
@@ -45,9 +45,7 @@ class Survey:
     ) -> None:
         self.comm, self._store, self._progress = comm, store, progress
         self._sizes, self._algorithms, self._seed = sizes, algorithms, seed
-        twin = comm.split(0, comm.rank)
-        assert twin is not None
-        self._twin = twin
+        self._twin = twin_of(comm)
 
     def close(self) -> None:
         """Let the twin go."""
@@ -116,9 +114,9 @@ class Survey:
         return dict(zip(options, results, strict=True))
 
     def _candidate(self, case: Case, option: Option) -> Candidate:
-        """Return the public call under a plan that leaves no choice."""
+        """Return the public call under a plan that leaves no choice but for calls that it is composed of."""
         plain = next(a.name for a in case.collective.algorithms if a.backend == self.comm.backend)
-        below = Plan.only({case.op: plain}, params={})  # a symmetric rule alone is no plan
+        below = Plan.only({case.op: plain}, base=self.comm.plan, params={})  # a symmetric rule is no plan
         plan = Plan.only({case.op: option.algorithm}, base=below, params=dict(option.params))
         prepare, enter = pinned(self._twin, case.collective, case.collective.algorithm(option.algorithm), plan)
         empty = self._twin.empty if case.placement == "symmetric" else plain_on(self.comm.device)
