@@ -95,7 +95,7 @@ REST += [
 SPILLING = {
     jit.Request(*kernel, "sm_100")
     for kernel in EVERYWHERE
-    if kernel[1] == "commlib::lsa_ll128_oneshot<float, commlib::RmsNorm<float, false, 0>, 8, 8>"
+    if kernel[1].endswith("<float, commlib::RmsNorm<float, false, 0>, 8, 8>") and "_ll128_" in kernel[1]
 }
 
 
