@@ -3,11 +3,12 @@
     commlib run -n 2 python benchmarks/beside.py -o beside.json   # 8192³, and products of Llama 2 70B with their calls
     commlib run -n 2 python benchmarks/beside.py --quick          # seconds, small; without GPUs, too
 
-Ways are commlib on so many multiprocessors at most (`ours 8`; `ours` is not limited), algorithms of --algorithms, NCCL
-and other peers. In a turn of a way, products and calls start at once, on two streams, four times: products alone; a
-call alone; a call beside products that last longer, which gives what the call loses and how much of it is hidden;
-products beside calls that last longer, which gives what the products lose. Figures are of turns, on the slowest rank: a
-median, and the tenth and ninetieth percentile. First every way's values are checked, beside a product.
+Ways are commlib on so many multiprocessors at most (`ours 8`; `ours` is not limited), its asynchronous call (`ours,
+async`), algorithms of --algorithms, NCCL and other peers. In a turn of a way, products and calls start at once, on two
+streams, four times: products alone; a call alone; a call beside products that last longer, which gives what the call
+loses and how much of it is hidden; products beside calls that last longer, which gives what the products lose. Figures
+are of turns, on the slowest rank: a median, and the tenth and ninetieth percentile. First every way's values are
+checked, beside a product.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from commlib.timing import Candidate, Run, buffers_of, own_stream, pinned, plain
 from commlib.timing.truth import Truth
 from commlib.tp.multiprocessors import leaving
 
-OURS = "ours"
+OURS, ASYNC = "ours", "ours, async"
 WINDOWS = Path(__file__).with_name("peers") / "nccl_windows.py"
 LONGER = 1.5  # what lasts longer takes so many times as long, alone
 MOST_CALLS = 200
@@ -81,7 +82,9 @@ class Ways:
         self.comm, self.missing, self._made = comm, dict[str, str](), list[Communicator]()
         gpu = comm.device.type == "cuda"
         self._limited = {sms: self._split(sms) if sms else comm for sms in options.sms}
+        later, empty = partial(public_call, comm, later=True), plain_on(comm.device)
         self.found = [self._ours(sms, 0) for sms in options.sms]
+        self.found.append(Way(ASYNC, lambda op: Candidate(ASYNC, later(op), empty=empty)))
         if options.leave and self._can_leave():
             self.found += [self._ours(sms, sms) for sms in options.sms if sms]
         self.found += [self._algorithm(*words.partition(":")[::2]) for words in options.algorithms]

@@ -1,4 +1,4 @@
-"""Time training steps with commlib and with gloo, or on GPUs NCCL, in turns in one run: a ResNet in DDP, and FSDP2.
+"""Time training steps with commlib and with gloo, or on GPUs NCCL, in turns in one run: DDP and FSDP2.
 
     python benchmarks/training.py -o training.json         # two ranks; on GPUs, where there are two
 
@@ -72,6 +72,49 @@ def fsdp(group: Any, device: torch.device, batch: int, width: int) -> Step:
     return _step(model, lambda: F.mse_loss(model(x), x))
 
 
+class Llama(nn.Module):
+    """A layer of Llama 7B, without positions: attention of heads of 128, and a gated MLP."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        inner = width * 43 // 16
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+        self.up, self.down = nn.Linear(width, 2 * inner, bias=False), nn.Linear(inner, width, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Add attention and the MLP."""
+        q, k, v = (part.unflatten(-1, (-1, 128)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(-2))
+        gate, up = self.up(self.norms[1](x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * up)
+
+
+def _llama(device: torch.device, tokens: int, width: int) -> tuple[nn.Module, torch.Tensor]:
+    with device:
+        layers = nn.Sequential(*(Llama(width) for _ in range(6))).bfloat16()
+        return layers, torch.randn(1, tokens, width, dtype=torch.bfloat16)
+
+
+def ddp_llama(group: Any, device: torch.device, tokens: int, width: int) -> Step:
+    """Return a step of six layers of a Llama, which every rank has whole."""
+    layers, x = _llama(device, tokens, width)
+    model = DistributedDataParallel(layers, process_group=group)
+    if dist.get_backend(group) == "fake":
+        model.register_comm_hook(None, noop_hook)
+    return _step(model, lambda: F.mse_loss(model(x), x))
+
+
+def fsdp_llama(group: Any, device: torch.device, tokens: int, width: int) -> Step:
+    """Return a step of six layers of a Llama, each layer sharded."""
+    model, x = _llama(device, tokens, width)
+    mesh = DeviceMesh.from_group(group, device.type)
+    for layer in (*model.children(), model):
+        fully_shard(layer, mesh=mesh)
+    return _step(model, lambda: F.mse_loss(model(x), x))
+
+
 def _step(model: nn.Module, loss_of: Step) -> Step:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 
@@ -85,10 +128,10 @@ def _step(model: nn.Module, loss_of: Step) -> Step:
     return step
 
 
-MODELS = {"ddp": ddp, "fsdp": fsdp}
+MODELS = {"ddp": ddp, "fsdp": fsdp, "ddp_llama": ddp_llama, "fsdp_llama": fsdp_llama}
 SHAPES = {
     "cpu": [("ddp", 1, 32), ("ddp", 4, 32), ("ddp", 1, 64), *(("fsdp", batch, 256) for batch in (1, 4, 16))],
-    "cuda": [("ddp", 8, 64), ("ddp", 64, 64), ("fsdp", 4, 1024), ("fsdp", 16, 2048)],
+    "cuda": [*((f"{kind}_llama", 2048, 4096) for kind in ("fsdp", "ddp")), ("ddp", 64, 64), ("fsdp", 16, 2048)],
 }
 
 

@@ -63,7 +63,7 @@ def refuses(dtype: torch.dtype, redop: str, size: int) -> str | None:
 
 
 def _width(call: Call) -> int:
-    return gcd(call.count, WIDTH) or COLUMNS
+    return gcd(call.count, WIDTH) if call.count >= WIDTH else call.count or COLUMNS
 
 
 @lru_cache(maxsize=32)

@@ -1,5 +1,7 @@
 """`commlib doctor` on machines with GPUs, which torch and nvidia-smi play here; on real ones: tests/gpu."""
 
+import math
+
 import pytest
 import torch
 
@@ -321,3 +323,22 @@ def test_the_version_of_a_package_that_is_here_is_read():
     assert known.installed("torch") == known.parsed(torch.__version__)
     assert known.installed("no-such-package") == ()
     assert known.installed("Linux") >= (3,)
+
+
+class _Adds:
+    """A communicator of two ranks that adds what it is told to the sums."""
+
+    rank, size, device = 0, 2, torch.device("cpu")
+
+    def __init__(self, more: float) -> None:
+        self.more = more
+
+    def all_reduce(self, x: torch.Tensor) -> None:
+        x += 2.0
+        x[7] += self.more
+
+
+def test_the_sum_that_is_told_is_that_of_the_element_furthest_off():
+    assert ranks.sum_of_ranks(_Adds(0.0)) == 3.0  # a mean on a GPU would be 3.0000002
+    assert ranks.sum_of_ranks(_Adds(0.5)) == 3.5
+    assert math.isnan(ranks.sum_of_ranks(_Adds(math.nan)))

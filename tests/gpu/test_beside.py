@@ -36,6 +36,7 @@ def test_a_layer_of_prompts_gives_the_same_in_chunks_and_at_once(tmp_path: Path)
     for graph in ("", " --graph"):
         words = f"benchmarks/tp_prefill.py --tokens 256,512 --chunks 2,4 --sms 8 --time 0.3{graph} {shape}"
         found = run(tmp_path, words)
-        assert {row["way"] for row in found["rows"]} == {"fused", "scattered", "none", "2 × 8", "4 × 8"}
+        ways = {row["way"] for row in found["rows"] if "engines" not in row["way"]}  # these need a GPU for each rank
+        assert ways == {"fused", "scattered", "none", "2 × 8", "4 × 8", "none 2", "none 4"}
         assert found["wrong"] == {}
         assert set(found["rules"]["8"]) == {"256", "512"}

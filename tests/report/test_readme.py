@@ -15,7 +15,7 @@ from commlib.report.packed import unpacked
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = {"KiB": 10, "MiB": 20}
 # Which part of the file a pair of columns is, and the labels that its names of libraries stand for.
-PARTS = {"2": 0, "4": -1}
+PARTS = {"2": 2, "4": -1}
 LABELS = {"NCCL windows": "nccl_symmetric", "torch symmetric": "symm_", "FlashInfer": "flashinfer", "SGLang": "sglang"}
 
 

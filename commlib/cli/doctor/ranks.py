@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from math import isnan
 from typing import TYPE_CHECKING
 
 from commlib.cli.doctor.finding import Finding, broken, ok, warning
@@ -78,8 +79,12 @@ def _reason(error: RuntimeError) -> str:
     return one_line(error) if isinstance(error, CommError) else str(error).strip().splitlines()[-1]
 
 
+def _sum_of(size: int) -> float:
+    return size * (size + 1) / 2
+
+
 def _compare(totals: list[float], size: int) -> None:
-    expected = size * (size + 1) / 2
+    expected = _sum_of(size)
     if totals != [expected] * size:
         raise CommError(f"all_reduce gave {totals} where {expected} on each rank was expected")
 
@@ -101,5 +106,7 @@ def sums_on_gpu(comm: Communicator) -> Sums:
 
 
 def _summed(comm: Communicator, x: torch.Tensor) -> float:
+    """Return the element that is furthest from the sum; a mean would be rounded, which GPUs do otherwise than CPUs."""
     comm.all_reduce(x.fill_(comm.rank + 1.0))
-    return float(x.mean())
+    each: list[float] = x.tolist()
+    return max(each, key=lambda one: (isnan(one), abs(one - _sum_of(comm.size))))
