@@ -82,9 +82,9 @@ class Ways:
         self.comm, self.missing, self._made = comm, dict[str, str](), list[Communicator]()
         gpu = comm.device.type == "cuda"
         self._limited = {sms: self._split(sms) if sms else comm for sms in options.sms}
-        later, empty = partial(public_call, comm, later=True), plain_on(comm.device)
+        later, plain = partial(public_call, comm, later=True), plain_on(comm.device)
         self.found = [self._ours(sms, 0) for sms in options.sms]
-        self.found.append(Way(ASYNC, lambda op: Candidate(ASYNC, later(op), empty=empty)))
+        self.found.append(Way(ASYNC, lambda op: Candidate(ASYNC, later(op), empty=plain)))
         if options.leave and self._can_leave():
             self.found += [self._ours(sms, sms) for sms in options.sms if sms]
         self.found += [self._algorithm(*words.partition(":")[::2]) for words in options.algorithms]

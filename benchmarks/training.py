@@ -54,9 +54,7 @@ def ddp(group: Any, device: torch.device, batch: int, width: int) -> Step:
     widths = [width, width, width, 2 * width, 2 * width, 4 * width, 4 * width, 8 * width, 8 * width]
     blocks = [Residual(*pair) for pair in pairwise(widths)]
     net = nn.Sequential(nn.Conv2d(3, width, 3, 1, 1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = DistributedDataParallel(net.append(nn.Linear(widths[-1], 10)).to(device), process_group=group)
-    if dist.get_backend(group) == "fake":
-        model.register_comm_hook(None, noop_hook)  # DDP takes no results from that backend
+    model = _replicated(net.append(nn.Linear(widths[-1], 10)).to(device), group)
     x, target = torch.randn(batch, 3, 32, 32, device=device), torch.arange(batch, device=device) % 10
     return _step(model, lambda: F.cross_entropy(model(x), target))
 
@@ -64,10 +62,7 @@ def ddp(group: Any, device: torch.device, batch: int, width: int) -> Step:
 def fsdp(group: Any, device: torch.device, batch: int, width: int) -> Step:
     """Return a step of a transformer of four layers on sequences of 64, each layer sharded."""
     layers = [nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, batch_first=True) for _ in range(4)]
-    model = nn.Sequential(*layers).to(device)
-    mesh = DeviceMesh.from_group(group, device.type)
-    for layer in (*model, model):
-        fully_shard(layer, mesh=mesh)
+    model = _sharded(nn.Sequential(*layers).to(device), group)
     x = torch.randn(batch, 64, width, device=device)
     return _step(model, lambda: F.mse_loss(model(x), x))
 
@@ -91,7 +86,7 @@ class Llama(nn.Module):
         return x + self.down(F.silu(gate) * up)
 
 
-def _llama(device: torch.device, tokens: int, width: int) -> tuple[nn.Module, torch.Tensor]:
+def _llama(device: torch.device, tokens: int, width: int) -> tuple[nn.Sequential, torch.Tensor]:
     with device:
         layers = nn.Sequential(*(Llama(width) for _ in range(6))).bfloat16()
         return layers, torch.randn(1, tokens, width, dtype=torch.bfloat16)
@@ -100,19 +95,34 @@ def _llama(device: torch.device, tokens: int, width: int) -> tuple[nn.Module, to
 def ddp_llama(group: Any, device: torch.device, tokens: int, width: int) -> Step:
     """Return a step of six layers of a Llama, which every rank has whole."""
     layers, x = _llama(device, tokens, width)
-    model = DistributedDataParallel(layers, process_group=group)
-    if dist.get_backend(group) == "fake":
-        model.register_comm_hook(None, noop_hook)
-    return _step(model, lambda: F.mse_loss(model(x), x))
+    model = _replicated(layers, group)
+    return _step(model, lambda: _apart(model(x), x))
 
 
 def fsdp_llama(group: Any, device: torch.device, tokens: int, width: int) -> Step:
     """Return a step of six layers of a Llama, each layer sharded."""
-    model, x = _llama(device, tokens, width)
-    mesh = DeviceMesh.from_group(group, device.type)
-    for layer in (*model.children(), model):
-        fully_shard(layer, mesh=mesh)
-    return _step(model, lambda: F.mse_loss(model(x), x))
+    layers, x = _llama(device, tokens, width)
+    model = _sharded(layers, group)
+    return _step(model, lambda: _apart(model(x), x))
+
+
+def _apart(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return a loss whose gradients are not lost where they are added to bfloat16."""
+    return (y - x).float().square().sum(-1).mean()
+
+
+def _replicated(model: nn.Module, group: Any) -> nn.Module:
+    replicated = DistributedDataParallel(model, process_group=group)
+    if dist.get_backend(group) == "fake":
+        replicated.register_comm_hook(None, noop_hook)  # DDP takes no results from that backend
+    return replicated
+
+
+def _sharded(layers: nn.Sequential, group: Any) -> nn.Sequential:
+    mesh = DeviceMesh.from_group(group, next(layers.parameters()).device.type)
+    for part in (*layers, layers):
+        fully_shard(part, mesh=mesh)
+    return layers
 
 
 def _step(model: nn.Module, loss_of: Step) -> Step:
@@ -185,7 +195,7 @@ def main() -> int:
             " ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{value}" for name, value in row.items())
         )
     write(options.output, {**head("training", 2, own), "rows": rows})
-    return int(max(row["loss_apart"] for row in rows) > 1e-3)  # exactly 0 on CPUs; cuDNN's order changes
+    return int(not all(row["loss_apart"] <= 1e-3 for row in rows))  # exactly 0 on CPUs; cuDNN's order changes
 
 
 if __name__ == "__main__":

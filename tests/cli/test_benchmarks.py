@@ -162,3 +162,33 @@ def test_a_way_that_gives_other_values_is_an_error(quick_python: Path, tmp_path:
     assert done.returncode != 0
     assert "# WRONG: " in done.stdout
     assert "the most" in done.stdout
+
+
+STEPS = """
+import sys
+import torch
+import torch.distributed as dist
+from training import MODELS
+
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+for model, batch, width in (("ddp_llama", 16, 128), ("fsdp_llama", 16, 128), ("ddp", 2, 8), ("fsdp", 2, 64)):
+    torch.manual_seed(0)
+    step = MODELS[model](dist.group.WORLD, torch.device("cpu"), batch, width)
+    print(model, *(step().item() for _ in range(3)))
+"""
+
+
+def test_a_step_of_training_is_the_same_whole_and_sharded_and_learns(quick_python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(quick_python), "-c", STEPS, str(tmp_path / "store")],
+        cwd=ROOT / "benchmarks",
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = {model: [*map(float, found)] for model, *found in map(str.split, done.stdout.splitlines())}
+    assert len(losses) == 4
+    assert losses["ddp_llama"] == pytest.approx(losses["fsdp_llama"], rel=1e-2)
+    assert all(first > last for first, _, last in losses.values()), losses

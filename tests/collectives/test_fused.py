@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import commlib
+from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.errors import CommError
@@ -22,6 +23,19 @@ ROWS = (0, 1, 5, 64)
 WIDTHS = (8, 136, 2880, 4096)
 FORMS: tuple[dict[str, Any], ...] = ({}, {"weight_bias": 1.0}, {"bias": True, "center": True}, {"eps": 0.1})
 QUANTS = ("fp8", "fp8_token", "fp8_group")
+
+
+@pytest.mark.parametrize(("elements", "rows", "width"), [(8, 1, 8), (2896, 1, 2896), (8192, 1, 8192), (24576, 3, 8192)])
+def test_what_is_measured_is_rows_as_models_have_them(elements: int, rows: int, width: int) -> None:
+    made: list[torch.Tensor] = []
+
+    class Takes:
+        def all_reduce_rms_norm(self, x: torch.Tensor, *_: object, **__: object) -> None:
+            made.append(x)
+
+    x = torch.zeros(elements)
+    COLLECTIVES["all_reduce_rms_norm"].invoke(Takes(), x, x, Call(0, 2, elements, x.dtype))  # type: ignore[arg-type]
+    assert [each.shape for each in made] == [(rows, width)]
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -179,6 +179,14 @@ def test_a_knee_depends_on_the_multiprocessors_of_the_gpu() -> None:
         assert plan.explain("all_reduce", 1 << 26, world=2, facts=facts, async_op=True).sms == sms
 
 
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_a_large_asynchronous_call_leaves_most_of_any_gpu(op: str, world: int) -> None:
+    plan = shipped_plan("nccl")
+    assert plan.explain(op, 1 << 26, world=world, facts=FACTS).sms >= 128
+    assert plan.explain(op, 1 << 26, world=world, facts=FACTS, async_op=True).sms <= 24
+
+
 def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:
     ranges = [
         {"max_bytes": 1024, "algorithm": "a", "params": {"blocks": 1}},
