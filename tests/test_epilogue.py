@@ -295,8 +295,8 @@ def test_what_native_code_tells_the_builder_of_kernels_is_compiled(
     rank: Any = SimpleNamespace(_arch="sm_90", size=2, _stamped=False)
     for epilogue, types in ((SCALED, "bfloat16,float32,float16"), (INT8, "")):
         told = f"world=2 pairs=1 epilogue={epilogue.symbol} types={types}"
-        source = "collectives/all_reduce_rms_norm/lsa_ll128_oneshot.cu"
-        code, symbol = NcclBackend._build(rank, source, "lsa_ll128_oneshot", "bfloat16", told, epilogue.text)
+        source = "collectives/all_reduce_rms_norm/lsa_lamport_oneshot.cu"
+        code, symbol = NcclBackend._build(rank, source, "lsa_lamport_oneshot", "bfloat16", told, epilogue.text)
         assert code.startswith(b"\x7fELF")
         assert epilogue.symbol in symbol
 

@@ -21,11 +21,25 @@ from commlib.collectives.hier_calls import (
     swap,
     two_exchanges,
 )
-from commlib.collectives.nccl_calls import refuses_before_hopper, refuses_nccl, refuses_nccl_symmetric
+from commlib.collectives.nccl_calls import (
+    refuses_before_hopper,
+    refuses_lamport,
+    refuses_nccl,
+    refuses_nccl_symmetric,
+)
 from commlib.collectives.params import CHUNKS, PACKETS, PIPES, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, pipes, tiles, two_phases_of_lines
+from commlib.collectives.variants import (
+    chunks,
+    lines,
+    packets,
+    pipes,
+    tiles,
+    two_phases_of_lines,
+    two_phases_of_packets,
+    whole_packets,
+)
 from commlib.redops import redop_name
 
 
@@ -84,6 +98,22 @@ ALL_REDUCE = Collective(
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
         Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
+        Algorithm(
+            "lsa_lamport_oneshot",
+            "nccl",
+            kernel="all_reduce",
+            refuses=refuses_lamport,
+            params=PACKETS,
+            variants=whole_packets,
+        ),
+        Algorithm(
+            "lsa_lamport_twoshot",
+            "nccl",
+            kernel="all_reduce",
+            refuses=refuses_lamport,
+            params=PACKETS,
+            variants=two_phases_of_packets,
+        ),
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm(

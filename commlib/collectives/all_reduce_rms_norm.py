@@ -107,10 +107,13 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, sms=MOST_SMS, refuses=refuses),
         Algorithm(
-            "lsa_ll128_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
+            "lsa_lamport_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
         ),
         Algorithm(
-            "lsa_ll128_cluster", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=clusters
+            "lsa_lamport_cluster", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=clusters
+        ),
+        Algorithm(
+            "lsa_lamport_twoshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
         ),
         Algorithm(
             "lsa_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles

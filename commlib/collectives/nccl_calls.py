@@ -15,6 +15,12 @@ def refuses_before_hopper(dtype: torch.dtype, redop: str, size: int) -> str | No
     return None
 
 
+def refuses_lamport(dtype: torch.dtype, redop: str, size: int) -> str | None:
+    """Why packets need flags for this, or None: without them, one NaN says that a slot is empty."""
+    of_floats = (dtype.is_floating_point and dtype.itemsize <= 4) or dtype == torch.complex64
+    return None if of_floats and redop == "sum" else "packets without flags are for sums of floats of 4 bytes or fewer"
+
+
 def refuses_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:
     """Why NCCL cannot reduce this, or None."""
     if dtype in _LACKS or redop in ("band", "bor", "bxor"):

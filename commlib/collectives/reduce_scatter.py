@@ -21,11 +21,11 @@ from commlib.collectives.hier_calls import (
     room,
     share_of,
 )
-from commlib.collectives.nccl_calls import refuses_nccl, refuses_nccl_symmetric
+from commlib.collectives.nccl_calls import refuses_lamport, refuses_nccl, refuses_nccl_symmetric
 from commlib.collectives.params import CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
-from commlib.collectives.variants import chunks, lines, packets, tiles
+from commlib.collectives.variants import chunks, lines, packets, tiles, whole_packets
 from commlib.redops import redop_name
 
 
@@ -101,6 +101,14 @@ REDUCE_SCATTER = Collective(
         Algorithm("nccl_symmetric", "nccl", placement="symmetric", ordered=False, refuses=refuses_nccl_symmetric),
         Algorithm("lsa_ll_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="reduce_scatter", params=PACKETS, variants=lines),
+        Algorithm(
+            "lsa_lamport_oneshot",
+            "nccl",
+            kernel="reduce_scatter",
+            refuses=refuses_lamport,
+            params=PACKETS,
+            variants=whole_packets,
+        ),
         Algorithm("lsa_oneshot", "nccl", kernel="reduce_scatter", params=TILES, variants=tiles),
         PIPES_REDUCE,
     ),

@@ -50,6 +50,20 @@ def two_phases_of_lines(num_bytes: int) -> Variants:
     return _shape(96, 256, 4), *(_shape(128, threads, 4) for threads in MANY_THREADS)
 
 
+def whole_packets(num_bytes: int) -> Variants:
+    """Blocks of packets without flags: a vector of each thread fills them."""
+    if num_bytes <= 64 * _K:
+        return _shape(128, 64, 16), _shape(128, 128, 16)
+    return tuple(_shape(128, threads, 16) for threads in (256, 384, 512))
+
+
+def two_phases_of_packets(num_bytes: int) -> Variants:
+    """The same in two phases: a thread has less to do in each."""
+    if num_bytes <= 64 * _K:
+        return (_shape(128, 64, 16),)
+    return tuple(_shape(128, threads, 16) for threads in (128, 256, 384, 512))
+
+
 def tiles(num_bytes: int) -> Variants:
     """Tiles by bulk copies: smaller ones start sooner, larger ones cost fewer flags, and fewer blocks leave the GPU."""
     if num_bytes < 128 * _K:
@@ -79,7 +93,7 @@ def clusters(num_bytes: int) -> Variants:
 
 def rows(num_bytes: int) -> Variants:
     """Blocks that own rows of packets: as many as there are multiprocessors, or half of them."""
-    return () if num_bytes > 16 * _M else ({"blocks": 64}, {"blocks": 128})
+    return () if num_bytes > 64 * _M else ({"blocks": 64}, {"blocks": 128})
 
 
 def row_tiles(num_bytes: int) -> Variants:

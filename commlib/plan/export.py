@@ -18,7 +18,7 @@ _NCCL_OPS = {
     "reduce": "reduce",
 }
 # The first prefix that fits; what moves data in the same way, since NCCL cannot be told to run our kernels.
-_NCCL_PROTOCOLS = {"lsa_ll128_": "ll128", "lsa_ll_": "ll", "lsa_": "simple", "nccl_": "simple"}
+_NCCL_PROTOCOLS = {"lsa_ll128_": "ll128", "lsa_lamport_": "ll128", "lsa_ll_": "ll", "lsa_": "simple", "nccl_": "simple"}
 
 
 class _Peer(NamedTuple):
@@ -100,7 +100,7 @@ def _nccl(rules: Mapping[str, Rule], world: int) -> Exported:
     head = [
         "# collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff",
         "# NCCL has no lsa_ kernels and can only choose among its own: each line takes the protocol",
-        "# that moves data in the same way (packets: ll, lines: ll128, tiles and NCCL's: simple).",
+        "# that moves data in the same way (small packets: ll, whole ones and lines: ll128, tiles and NCCL's: simple).",
     ]
     return Exported(_text(head, rows), left_out)
 

@@ -25,7 +25,7 @@ __device__ __forceinline__ void push_step(const Channel<P, N>& channel, const Jo
     const int peer = channel.after(i);
     if (k % kAhead > 0 && u64{step} * 8 * P::kStepWords >= moves.send_bytes[peer]) continue;
     const Span block(job.in + moves.send_at[peer], moves.send_bytes[peer]);
-    channel.send(peer, k, Words<P>::load(block, step));
+    channel.send(i, k, Words<P>::load(block, step));
   }
 }
 
@@ -55,7 +55,12 @@ __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves&
   const auto push = [&](int k) { push_step(channel, job, moves, k, steps[k]); };
   const auto take = [&](int k) {
     const bool comes = k % kAhead == 0 || u64{steps[k]} * 8 * P::kStepWords < bytes;
-    return !comes || take_reduced<T, Op>(channel, k, steps[k], own, job.redop, out);
+    if (!comes) return true;
+    const auto mine = Words<P>::load(own, steps[k]);
+    Words<P> theirs[1][kPeers<N>];
+    if (!channel.receive(k, theirs)) return false;
+    fold_words<T, Op, P, N>(mine, theirs[0], job.rank, job.redop).store(out, steps[k]);
+    return true;
   };
   push_and_take(channel, steps, push, take);
 }
@@ -72,15 +77,16 @@ __device__ __forceinline__ void exchange(const Job& job, const Moves& moves) {
     Words<P>::load(own_in, steps[k]).store(own_out, steps[k]);
   };
   const auto take = [&](int k) {
-    Words<P> words[kPeers<N>];
-    const auto comes = [&](int p) {
+    Words<P> words[1][kPeers<N>];
+    const auto comes = [&](int, int p) {
       return k % kAhead == 0 || steps[k] * kUnit < moves.take_bytes[channel.peer(p)];
     };
     if (!channel.receive(k, words, comes)) return false;
 #pragma unroll
     for (int p = 0; p < N - 1; ++p) {
       const int r = channel.peer(p);
-      if (comes(p)) words[p].store(Span(job.out + moves.take_at[r], moves.take_bytes[r]), steps[k]);
+      if (comes(0, p))
+        words[0][p].store(Span(job.out + moves.take_at[r], moves.take_bytes[r]), steps[k]);
     }
     return true;
   };

@@ -5,7 +5,7 @@
 // tensor to every peer: for small ones, where a message's way counts and its length does not.
 #pragma once
 
-#include "device/packet.cuh"
+#include "device/channel.cuh"
 #include "device/reduce.cuh"
 
 namespace commlib {
@@ -30,60 +30,112 @@ __device__ __forceinline__ Words<P> fold_words(const Words<P>& mine,
   return result;
 }
 
-// Step k of everyone and of `own`, which comes as number i, reduced. False: the call is over.
-template <class T, class Op, class P, int N>
-__device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, int i, u32 step,
-                                                const Span& own, int redop, Words<P>& result) {
-  const Words<P> mine = Words<P>::load(own, step);
-  Words<P> theirs[kPeers<N>];
-  if (!channel.receive(i, theirs)) return false;
+// Steps that a channel sends, and looks for, together: the last round may have fewer.
+template <int kSteps, class P>
+using Round = Words<P>[kSteps];
+
+template <int kSteps, class P>
+__device__ __forceinline__ void load_round(const Span& from, const Steps& steps, int k,
+                                           Round<kSteps, P>& words) {
+#pragma unroll
+  for (int c = 0; c < kSteps; ++c) words[c] = Words<P>::load(from, steps[k + c]);
+}
+template <int kSteps, class P>
+__device__ __forceinline__ void store_round(const Round<kSteps, P>& words, const Span& to,
+                                            const Steps& steps, int k) {
+#pragma unroll
+  for (int c = 0; c < kSteps; ++c)
+    if (steps.has(k + c)) words[c].store(to, steps[k + c]);
+}
+// As the numbers from i on.
+template <int kSteps, class P, int N>
+__device__ __forceinline__ void send_round(const Channel<P, N>& channel, int i, const Steps& steps,
+                                           int k, const Round<kSteps, P>& words) {
+#pragma unroll
+  for (int c = 0; c < kSteps; ++c)
+    if (steps.has(k + c)) channel.send_all(i + c, words[c]);
+}
+// Those of every peer. False: the call is over.
+template <int kSteps, class P, int N>
+__device__ __forceinline__ bool take_round(const Channel<P, N>& channel, int i, const Steps& steps,
+                                           int k, Words<P> (&words)[kSteps][kPeers<N>]) {
+  return channel.receive(i, words, [&](int c, int) { return steps.has(k + c); });
+}
+// Those of everyone and of `own`, reduced.
+template <int kSteps, class T, class Op, class P, int N>
+__device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, int i, int k,
+                                                const Steps& steps, const Span& own, int redop,
+                                                Round<kSteps, P>& results) {
+  Round<kSteps, P> mine;
+  load_round<kSteps, P>(own, steps, k, mine);
+  Words<P> theirs[kSteps][kPeers<N>];
+  if (!take_round(channel, i, steps, k, theirs)) return false;
   mark(Phase::reduce);
-  result = fold_words<T, Op, P, N>(mine, theirs, channel.rank(), redop);
+#pragma unroll
+  for (int c = 0; c < kSteps; ++c)
+    results[c] = fold_words<T, Op, P, N>(mine[c], theirs[c], channel.rank(), redop);
   mark(Phase::copy);
   return true;
 }
-
 // The same into `out`.
-template <class T, class Op, class P, int N>
-__device__ __forceinline__ bool take_reduced(const Channel<P, N>& channel, int i, u32 step,
-                                             const Span& own, int redop, const Span& out) {
-  Words<P> result;
-  if (!take_and_reduce<T, Op>(channel, i, step, own, redop, result)) return false;
-  result.store(out, step);
+template <int kSteps, class T, class Op, class P, int N>
+__device__ __forceinline__ bool take_reduced(const Channel<P, N>& channel, int k,
+                                             const Steps& steps, const Span& own, int redop,
+                                             const Span& out) {
+  Round<kSteps, P> results;
+  if (!take_and_reduce<kSteps, T, Op>(channel, k, k, steps, own, redop, results)) return false;
+  store_round<kSteps, P>(results, out, steps, k);
   return true;
 }
 
-// An exchange of steps: send(k), then take(k). Where a channel has few, two are on their way at a
-// time; more of them crowd the link, and what a multiprocessor reads waits behind what it sends.
-template <class P, int N, class Send, class Take>
+// Rounds have two steps if there are more than one, where registers allow.
+template <int N>
+__device__ __forceinline__ bool in_twos(const Steps& steps) {
+  return N == 2 && steps.has(1);
+}
+
+// An exchange in rounds: send(k), then take(k), for the steps from k on. Where a channel has few
+// steps, two rounds are on their way at a time; more of them crowd the link, and what a
+// multiprocessor reads waits behind what it sends.
+template <int kSteps, class P, int N, class Send, class Take>
 __device__ __forceinline__ void send_and_take(Channel<P, N>& channel, const Steps& steps, Send send,
                                               Take take) {
-  const int lead = steps.has(4) ? 1 : 2;
-  static_assert(kAhead >= 2, "the rule of channels");
+  static_assert(kAhead >= 2 * kSteps, "the rule of channels");
+  const int lead = steps.has(4) ? kSteps : 2 * kSteps;
   int sent = 0, taken = 0;
+  channel.use_number();
 #pragma unroll 1
-  while (steps.has(taken)) {
-    if (steps.has(sent)) send(sent++);
-    if (steps.has(sent) && sent < taken + lead) continue;
-    if (!take(taken++)) return;
+  for (; steps.has(taken); taken += steps.template in_round<kSteps>(taken)) {
+#pragma unroll 1
+    for (; sent < taken + lead && steps.has(sent); sent += kSteps) send(sent);
+    if (!take(taken)) return;
   }
   channel.close(taken);
 }
 
+template <int kSteps, class T, class Op, class P, int N>
+__device__ __forceinline__ void all_reduce_in(Channel<P, N>& channel, const Job& job,
+                                              const Steps& steps) {
+  const Span in(job.in, job.bytes), out(job.out, job.bytes);
+  Round<kSteps, P> next;  // on its way before it is needed
+  load_round<kSteps, P>(in, steps, 0, next);
+  const auto send = [&](int k) {
+    send_round<kSteps>(channel, k, steps, k, next);
+    load_round<kSteps, P>(in, steps, k + kSteps, next);
+  };
+  const auto take = [&](int k) {
+    return take_reduced<kSteps, T, Op>(channel, k, steps, in, job.redop, out);
+  };
+  send_and_take<kSteps>(channel, steps, send, take);
+}
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void all_reduce_oneshot(const Job& job) {
   Channel<P, N> channel(job);
-  const Span in(job.in, job.bytes), out(job.out, job.bytes);
   const Steps steps = channel.steps(job.bytes);
-  Words<P> next = Words<P>::load(in, steps[0]);  // on its way before it is needed
-  const auto send = [&](int k) {
-    channel.send_all(k, next);
-    next = Words<P>::load(in, steps[k + 1]);
-  };
-  const auto take = [&](int k) {
-    return take_reduced<T, Op>(channel, k, steps[k], in, job.redop, out);
-  };
-  send_and_take(channel, steps, send, take);
+  if (in_twos<N>(steps))
+    all_reduce_in<2, T, Op>(channel, job, steps);
+  else
+    all_reduce_in<1, T, Op>(channel, job, steps);
 }
 
 }  // namespace commlib

@@ -131,7 +131,7 @@ class Pipes {
     if (threadIdx.x < 32)
       block_of(job_.rank)->before[way_of()][stage_of()][peer_of()] =
           before(way_of(), stage_of(), peer_of()) + goal(way_of(), stage_of(), peer_of());
-    if (threadIdx.x == 0 && set_ == kCollectives) count_call(job_);
+    if (threadIdx.x == 0 && set_ == kCollectives) count_call(job_, control_of(job_, job_.rank));
   }
 
   __device__ Tiles tiles(u64 bytes) const { return {bytes, tile_bytes_}; }

@@ -6,8 +6,8 @@
 namespace commlib {
 
 // Sends steps of part p of `in` to rank p. Part p begins at p * part_bytes. The words of the next
-// step are on their way before they are needed.
-template <class P, int N>
+// round are on their way before they are needed.
+template <int kSteps, class P, int N>
 class Scatter {
  public:
   __device__ __forceinline__ Scatter(const Channel<P, N>& channel, const Span& in, u64 part_bytes,
@@ -15,94 +15,130 @@ class Scatter {
       : channel_(channel), in_(in), part_bytes_(part_bytes), steps_(steps) {
     load(0);
   }
-  // Step k as number i; every step in turn.
+  // The steps from k on, as the numbers from i on; every round in turn.
   __device__ __forceinline__ void send(int i, int k) {
     mark(Phase::publish);
 #pragma unroll
-    for (int p = 0; p < N - 1; ++p) channel_.send(channel_.after(p + 1), i, next_[p]);
-    load(k + 1);
+    for (int c = 0; c < kSteps; ++c)
+#pragma unroll
+      for (int p = 1; p < N; ++p)
+        if (steps_.has(k + c)) channel_.send(p, i + c, next_[p - 1][c]);
+    load(k + kSteps);
   }
 
  private:
   __device__ __forceinline__ void load(int k) {
 #pragma unroll
-    for (int p = 0; p < N - 1; ++p) {
-      const Span part = in_.part(channel_.after(p + 1) * part_bytes_, part_bytes_);
-      next_[p] = Words<P>::load(part, steps_[k]);
-    }
+    for (int p = 1; p < N; ++p)
+      load_round<kSteps, P>(in_.part(channel_.after(p) * part_bytes_, part_bytes_), steps_, k,
+                            next_[p - 1]);
   }
   const Channel<P, N>& channel_;
   const Span& in_;
   u64 part_bytes_;
   const Steps& steps_;
-  Words<P> next_[kPeers<N>];
+  Round<kSteps, P> next_[kPeers<N>];
 };
 
-// Brings a step of each peer's part, number i, to its place. False: the call is over.
-template <class P, int N>
-__device__ __forceinline__ bool take_parts(const Channel<P, N>& channel, int i, u32 step,
-                                           const Span& out, u64 part_bytes) {
-  Words<P> words[kPeers<N>];
-  if (!channel.receive(i, words)) return false;
+// Brings steps of each peer's part, from number i on, to their place. False: the call is over.
+template <int kSteps, class P, int N>
+__device__ __forceinline__ bool take_parts(const Channel<P, N>& channel, int i, int k,
+                                           const Steps& steps, const Span& out, u64 part_bytes) {
+  Words<P> words[kSteps][kPeers<N>];
+  if (!take_round(channel, i, steps, k, words)) return false;
 #pragma unroll
-  for (int p = 0; p < N - 1; ++p)
-    words[p].store(out.part(channel.peer(p) * part_bytes, part_bytes), step);
+  for (int p = 0; p < N - 1; ++p) {
+    const Span part = out.part(channel.peer(p) * part_bytes, part_bytes);
+#pragma unroll
+    for (int c = 0; c < kSteps; ++c)
+      if (steps.has(k + c)) words[c][p].store(part, steps[k + c]);
+  }
   return true;
 }
 
-// push part p to rank p | reduce my part in rank order | push it to all | take theirs. Step k is
-// number 2 * k as a part and number 2 * k + 1 as a result.
+// push part p to rank p | reduce my part in rank order | push it to all | take theirs. A round's
+// parts have the numbers before those of its results. The parts of the next round are on their way
+// while results are waited for.
+template <int kSteps, class T, class Op, class P, int N>
+__device__ __forceinline__ void all_reduce_in_parts(Channel<P, N>& channel, const Job& job,
+                                                    u64 part_bytes, const Steps& steps) {
+  const Span in(job.in, job.bytes), out(job.out, job.bytes);
+  const Span my_in = in.part(job.rank * part_bytes, part_bytes);
+  const Span my_out = out.part(job.rank * part_bytes, part_bytes);
+  Scatter<kSteps, P, N> scatter(channel, in, part_bytes, steps);
+  channel.use_number();
+  scatter.send(0, 0);
+  int k = 0;
+#pragma unroll 1
+  while (steps.has(k)) {
+    Round<kSteps, P> sums;
+    if (!take_and_reduce<kSteps, T, Op>(channel, 2 * k, k, steps, my_in, job.redop, sums)) return;
+    const int next = k + steps.template in_round<kSteps>(k), results = k + next;
+    send_round<kSteps>(channel, results, steps, k, sums);
+    store_round<kSteps, P>(sums, my_out, steps, k);
+    if (steps.has(next)) scatter.send(2 * next, next);
+    if (!take_parts<kSteps>(channel, results, k, steps, out, part_bytes)) return;
+    k = next;
+  }
+  channel.close(2 * k);
+}
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void all_reduce_twoshot(const Job& job) {
   Channel<P, N> channel(job);
   const u64 part_bytes = ((job.bytes + N - 1) / N + 15) / 16 * 16;
-  const Span in(job.in, job.bytes), out(job.out, job.bytes);
-  const Span my_in = in.part(job.rank * part_bytes, part_bytes);
-  const Span my_out = out.part(job.rank * part_bytes, part_bytes);
   const Steps steps = channel.steps(part_bytes);
-  Scatter<P, N> scatter(channel, in, part_bytes, steps);
-  int k = 0;
-#pragma unroll 1
-  for (; steps.has(k); ++k) {
-    scatter.send(2 * k, k);
-    Words<P> sum;
-    if (!take_and_reduce<T, Op>(channel, 2 * k, steps[k], my_in, job.redop, sum)) return;
-    channel.send_all(2 * k + 1, sum);
-    sum.store(my_out, steps[k]);
-    if (!take_parts(channel, 2 * k + 1, steps[k], out, part_bytes)) return;
-  }
-  channel.close(2 * k);
+  if (in_twos<N>(steps))
+    all_reduce_in_parts<2, T, Op>(channel, job, part_bytes, steps);
+  else
+    all_reduce_in_parts<1, T, Op>(channel, job, part_bytes, steps);
 }
 
 // push block p to rank p | reduce my block in rank order. job.bytes: of one block.
+template <int kSteps, class T, class Op, class P, int N>
+__device__ __forceinline__ void reduce_scatter_in(Channel<P, N>& channel, const Job& job,
+                                                  const Steps& steps) {
+  const Span in(job.in, job.bytes * N), out(job.out, job.bytes);
+  const Span my_in = in.part(job.rank * job.bytes, job.bytes);
+  Scatter<kSteps, P, N> scatter(channel, in, job.bytes, steps);
+  const auto take = [&](int k) {
+    return take_reduced<kSteps, T, Op>(channel, k, steps, my_in, job.redop, out);
+  };
+  send_and_take<kSteps>(channel, steps, [&](int k) { scatter.send(k, k); }, take);
+}
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void reduce_scatter_oneshot(const Job& job) {
   Channel<P, N> channel(job);
-  const Span in(job.in, job.bytes * N), out(job.out, job.bytes);
-  const Span my_in = in.part(job.rank * job.bytes, job.bytes);
   const Steps steps = channel.steps(job.bytes);
-  Scatter<P, N> scatter(channel, in, job.bytes, steps);
-  const auto take = [&](int k) {
-    return take_reduced<T, Op>(channel, k, steps[k], my_in, job.redop, out);
-  };
-  send_and_take(channel, steps, [&](int k) { scatter.send(k, k); }, take);
+  if (in_twos<N>(steps))
+    reduce_scatter_in<2, T, Op>(channel, job, steps);
+  else
+    reduce_scatter_in<1, T, Op>(channel, job, steps);
 }
 
 // push my block to all | take everyone's. job.bytes: of one block.
+template <int kSteps, class P, int N>
+__device__ __forceinline__ void all_gather_in(Channel<P, N>& channel, const Job& job,
+                                              const Steps& steps) {
+  const Span in(job.in, job.bytes), out(job.out, job.bytes * N);
+  const Span my_out = out.part(job.rank * job.bytes, job.bytes);
+  Round<kSteps, P> next;
+  load_round<kSteps, P>(in, steps, 0, next);
+  const auto send = [&](int k) {
+    send_round<kSteps>(channel, k, steps, k, next);
+    store_round<kSteps, P>(next, my_out, steps, k);
+    load_round<kSteps, P>(in, steps, k + kSteps, next);
+  };
+  const auto take = [&](int k) { return take_parts<kSteps>(channel, k, k, steps, out, job.bytes); };
+  send_and_take<kSteps>(channel, steps, send, take);
+}
 template <class P, int N>
 __device__ __forceinline__ void all_gather_oneshot(const Job& job) {
   Channel<P, N> channel(job);
-  const Span in(job.in, job.bytes), out(job.out, job.bytes * N);
-  const Span my_out = out.part(job.rank * job.bytes, job.bytes);
   const Steps steps = channel.steps(job.bytes);
-  Words<P> next = Words<P>::load(in, steps[0]);
-  const auto send = [&](int k) {
-    channel.send_all(k, next);
-    next.store(my_out, steps[k]);
-    next = Words<P>::load(in, steps[k + 1]);
-  };
-  const auto take = [&](int k) { return take_parts(channel, k, steps[k], out, job.bytes); };
-  send_and_take(channel, steps, send, take);
+  if (in_twos<N>(steps))
+    all_gather_in<2>(channel, job, steps);
+  else
+    all_gather_in<1>(channel, job, steps);
 }
 
 }  // namespace commlib

@@ -57,7 +57,7 @@ class TileChannel {
     }
     if (threadIdx.x == movers() && steps > 0) {
       block_of(job_.rank)->step = step_ - 1 + steps;
-      count_call(job_);
+      count_call(job_, control_of(job_, job_.rank));
     }
   }
   // The same with movers that write to the peers themselves.

@@ -27,10 +27,10 @@ __device__ __forceinline__ void announce(const Job& job) {
   st_relaxed_sys(&current->graph, static_cast<u64>(job.graph));
 }
 
-// One call more is over, also in a graph; said once in the grid.
-__device__ __forceinline__ void count_call(const Job& job) {
+// One call more is over, also in a graph; said once in the grid, in this rank's own Control.
+__device__ __forceinline__ void count_call(const Job& job, Control* own) {
   if (blockIdx.x != 0) return;
-  Progress* progress = &control_of(job, job.rank)->progress;
+  Progress* progress = &own->progress;
   atomicAdd(&progress->current.number, 1ull);
   if (job.graph != 0) atomicAdd(&progress->of_graph[job.graph], 1ull);
 }
@@ -110,8 +110,14 @@ class Patience {
   // The first question comes early: calls that were queued when all ended leave in microseconds.
   __device__ __forceinline__ bool runs_out() { return (++polls_ & 1023) == 64; }
   __device__ __forceinline__ bool gives_up(const Job& job, int peer, u64 flag, u64 expected) {
+    // At first only whether all is over. The clock, and the stores of every warp, would take so
+    // long that the peers, who wait for this rank in the next call, come to this question in turn.
+    if (since_ == 0 && ld_relaxed_sys(&control_of(job, job.rank)->ended) == 0) {
+      since_ = kAsked;
+      return false;
+    }
     const u64 now = clock_ns();
-    if (since_ == 0) {
+    if (since_ <= kAsked) {
       since_ = now;
       announce(job);
     }
@@ -119,8 +125,9 @@ class Patience {
   }
 
  private:
+  static constexpr u64 kAsked = 1;
   u32 polls_ = 0;
-  u64 since_ = 0;
+  u64 since_ = 0;  // 0: it has not asked; kAsked: once
 };
 
 }  // namespace commlib

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "commlib/job.h"
+
 namespace commlib::nccl {
 namespace {
 
@@ -82,9 +84,13 @@ void Arena::acquire() {
   plain_ = map_again(handle);
   for_sends_ = map_again(handle);
   check(cuda().cuMemRelease(handle), "cuMemRelease");
-  // Flags and packets start from zero, and so does the proof page.
+  // Flags and packets start from zero, and so does the proof page; empty slots that have no flag
+  // have all bits set (device/packet.cuh).
   const CUdeviceptr base = device_pointer(base_);
+  const Places at = places(static_cast<u64>(world_));
   check(cuda().cuMemsetD8Async(base, 0, user_first_, stream_), "cuMemsetD8Async");
+  check(cuda().cuMemsetD8Async(base + at.lamport, 0xff, at.tile_blocks - at.lamport, stream_),
+        "cuMemsetD8Async");
   check(cuda().cuMemsetD8Async(base + proof(), 0, kProofBytes, stream_), "cuMemsetD8Async");
   check(cuda().cuStreamSynchronize(stream_), "zeroing symmetric memory");
 }

@@ -17,7 +17,8 @@ from tests.gpu.steady import pinned
 
 OP = "all_reduce_rms_norm"
 # Those of tiles take rows of at most 16 KiB; for longer ones the plan's fallback runs.
-ALGORITHMS = ("lsa_ll128_oneshot", "lsa_ll128_cluster", "lsa_oneshot", "lsa_twoshot", "nccl_composed")
+PACKETS = ("lsa_lamport_oneshot", "lsa_lamport_cluster", "lsa_lamport_twoshot")
+ALGORITHMS = (*PACKETS, "lsa_oneshot", "lsa_twoshot", "nccl_composed")
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 WIDTHS = (8, 24, 64, 120, 128, 256, 520, 896, 1024, 1536, 2048, 2880, 3584, 4096, 5120, 6144, 7168, 8192, 12288, 16384)
 BIAS = drawn(102, 2880, dtype=torch.bfloat16)

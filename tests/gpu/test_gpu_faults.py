@@ -124,6 +124,9 @@ def disagree(comm: Communicator, how: str) -> str:
         "operation": lambda: made.broadcast(x, 0) if odd else made.all_reduce(x),
         "dtype": lambda: by(made, "lsa_ll128_oneshot", x.int() if odd else x),
         "size": lambda: by(made, "lsa_ll128_oneshot", x[:50] if odd else x),
+        "dtype without flags": lambda: by(made, "lsa_lamport_oneshot", x.half() if odd else x),
+        "size without flags": lambda: by(made, "lsa_lamport_oneshot", x[:50] if odd else x),
+        "large size without flags": lambda: by(made, "lsa_lamport_twoshot", large if odd else large[1:].clone()),
         "large size": lambda: by(made, "lsa_twoshot", large if odd else large[1:].clone()),
         "reduction": lambda: by(made, "lsa_ll128_oneshot", x, "max" if odd else "sum"),
         "root": lambda: made.broadcast(x, 1 if odd else 0),
@@ -138,13 +141,16 @@ def disagree(comm: Communicator, how: str) -> str:
 
 def try_all(comm: Communicator, x: torch.Tensor, large: torch.Tensor) -> None:
     """Compile and connect: what follows is about disagreement alone."""
-    for algorithm in ("nccl_direct", "lsa_ll_oneshot", "lsa_twoshot", "lsa_ll128_oneshot"):
+    packets = ("lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_lamport_oneshot", "lsa_lamport_twoshot")
+    for algorithm in ("nccl_direct", "lsa_twoshot", *packets):
         with pinned(comm, "all_reduce", algorithm):
             comm.all_reduce(x.clone())
             comm.all_reduce(large.clone())
     with pinned(comm, "all_reduce", "lsa_ll128_oneshot"):
         comm.all_reduce(x.clone(), "max")
         comm.all_reduce(x.int())
+    with pinned(comm, "all_reduce", "lsa_lamport_oneshot"):
+        comm.all_reduce(x.half())
     comm.broadcast(x, 0)
     torch.cuda.synchronize()
 
@@ -236,6 +242,8 @@ def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, algorithm: str, run
     [
         ("all_reduce", "lsa_ll_oneshot"),
         ("all_reduce", "lsa_ll128_twoshot"),
+        ("all_reduce", "lsa_lamport_oneshot"),
+        ("all_reduce", "lsa_lamport_twoshot"),
         ("all_reduce", "lsa_twoshot"),
         ("all_gather", "lsa_ll128_oneshot"),
         ("all_gather", "lsa_oneshot"),
@@ -271,9 +279,17 @@ def test_a_late_rank_is_named_in_a_replayed_graph_too(mortal: Ranks) -> None:
     assert any(what in heard[0] for heard, _ in others), others
 
 
-@pytest.mark.parametrize(
-    "how", ["operation", "dtype", "size", "large size", "reduction", "root", "kernel", "NCCL's", "nothing"]
+WITHIN_A_KERNEL = (
+    "dtype",
+    "size",
+    "large size",
+    "dtype without flags",
+    "size without flags",
+    "large size without flags",
 )
+
+
+@pytest.mark.parametrize("how", ["operation", *WITHIN_A_KERNEL, "reduction", "root", "kernel", "NCCL's", "nothing"])
 def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: str) -> None:
     answers = mortal.run(disagree, how)
     odd = mortal.size - 1
@@ -282,11 +298,11 @@ def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: st
         assert last == "" or last.startswith("CommTimeout: ")
     assert all(answer.startswith(("CommError: ", "CommTimeout: ")) for answer in answers), answers
     assert any(f"rank {rank}" in text and f"rank {odd}" in text for rank, text in enumerate(answers[:odd])), answers
-    if how in ("dtype", "size", "large size", "reduction", "root"):
+    if how in (*WITHIN_A_KERNEL, "reduction", "root"):
         assert all(text.startswith("CommError: ranks disagree: rank ") for text in answers), answers
 
 
-@pytest.mark.parametrize("algorithm", ["lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+@pytest.mark.parametrize("algorithm", ["lsa_ll128_oneshot", "lsa_lamport_oneshot", "lsa_twoshot", "nccl_direct"])
 def test_an_abort_on_one_rank_ends_the_others(mortal: Ranks, algorithm: str) -> None:
     (own, _), *others = mortal.run(abort_while_others_wait, algorithm)
     assert own == ["CommError: rank 0 has had enough of it"] * 2

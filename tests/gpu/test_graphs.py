@@ -235,7 +235,7 @@ def test_one_graph_holds_calls_of_every_size(nccl_ranks: Ranks, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["lsa_ll_oneshot", "lsa_ll128_twoshot", "lsa_oneshot", "lsa_twoshot", "nccl_direct"]
+    "algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_oneshot", "lsa_twoshot", "nccl_direct"]
 )
 def test_replays_and_calls_continue_each_other(nccl_ranks: Ranks, algorithm: str) -> None:
     assert set(nccl_ranks.run(mix_with_calls, algorithm)) == {""}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from commlib import Communicator
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.testing import Ranks
 from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
+from tests.gpu.steady import pinned
 
 ALGORITHMS = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == "nccl"]
 # Beyond what all blocks hold at once: rounds of packets, several steps of a stream.
@@ -41,8 +43,40 @@ def test_more_than_all_slots_hold_goes_in_rounds(nccl_ranks: Ranks, name: str, a
     check(nccl_ranks, name, algorithm, LARGE)
 
 
+def same_bits(ranks: Ranks, names: list[str], scope: Scope) -> bool:
+    runs = [ranks.run(check_algorithm, "all_reduce", name, scope) for name in names]
+    return len({v.checksum for verdicts in runs for v in verdicts}) == 1
+
+
 def test_all_reduce_gives_the_same_bits_with_every_algorithm(nccl_ranks: Ranks) -> None:
-    names = [a.name for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "nccl" and a.ordered]
-    scope = Scope((33, 5000, 70_001), EVERY_TYPE.dtypes[:6], ("sum", "avg", "max"))
-    runs = {name: nccl_ranks.run(check_algorithm, "all_reduce", name, scope) for name in names}
-    assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
+    rows = [a for a in COLLECTIVES["all_reduce"].algorithms if a.backend == "nccl" and a.ordered]
+    serve_all = [row.name for row in rows if row.refuses(torch.int32, "max", nccl_ranks.size) is None]
+    lengths = (33, 5000, 70_001)
+    assert same_bits(nccl_ranks, serve_all, Scope(lengths, EVERY_TYPE.dtypes[:6], ("sum", "avg", "max")))
+    assert same_bits(nccl_ranks, [row.name for row in rows], Scope(lengths, FLOATS, ("sum",)))
+
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def reduced_bits(comm: Communicator, name: str, algorithm: str) -> list[bytes]:
+    """Of all bit patterns: NaN of any payload, which one algorithm or another may take for its own, and both zeros."""
+    found = []
+    words = torch.randint(-(2**31), 2**31 - 1, (48_000,), dtype=torch.int32, generator=torch.manual_seed(comm.rank))
+    words[::3], words[1::7], words[2::11] = -1, -(2**31), 0x7FFF8000 - 2**31
+    for dtype in FLOATS:
+        x = words.view(dtype).to(comm.device)
+        with pinned(comm, name, algorithm):
+            out = torch.empty_like(x[: x.numel() // (1 if name == "all_reduce" else comm.size)])
+            comm.all_reduce(x, out=out) if name == "all_reduce" else comm.reduce_scatter_tensor(out, x)
+        found.append(out.view(torch.uint8).cpu().numpy().tobytes())
+    return found
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+def test_sums_of_every_bit_pattern_have_the_same_bits(nccl_ranks: Ranks, name: str) -> None:
+    rows = [
+        a.name for a in COLLECTIVES[name].algorithms if a.backend == "nccl" and a.ordered and a.placement == "plain"
+    ]
+    wanted, *others = [nccl_ranks.run(reduced_bits, name, row) for row in rows]
+    assert all(found == wanted for found in others), rows

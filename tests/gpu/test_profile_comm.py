@@ -38,7 +38,7 @@ def phases(found: dict[str, Any], place: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("algorithm", "size"),
-    [("lsa_ll_oneshot", "8K"), ("lsa_ll128_oneshot", "64K"), ("lsa_ll128_twoshot", "256K"), ("lsa_twoshot", "4M")],
+    [("lsa_ll_oneshot", "8K"), ("lsa_ll128_oneshot", "64K"), ("lsa_lamport_twoshot", "256K"), ("lsa_twoshot", "4M")],
 )
 def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, algorithm: str, size: str) -> None:
     found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16")

@@ -179,7 +179,7 @@ def forget_the_input(comm: Communicator) -> bool:
     return good
 
 
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_twoshot", "lsa_twoshot", "nccl_direct"])
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_twoshot", "nccl_direct"])
 def test_calls_keep_their_order_over_streams(nccl_ranks: Ranks, algorithm: str) -> None:
     assert set(nccl_ranks.run(change_streams, algorithm)) == {""}
 

@@ -27,7 +27,7 @@ ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words i
 
 
 TILES = ("lsa_oneshot", "lsa_twoshot")  # whose rows are at most a tile
-CLUSTER = "lsa_ll128_cluster"  # lsa_ll128_oneshot but for how a sum crosses blocks: few of its forms will do
+CLUSTER = "lsa_lamport_cluster"  # lsa_lamport_oneshot but for how a sum crosses blocks: few of its forms will do
 
 
 def row_sources(dtype, world):
@@ -95,7 +95,7 @@ REST += [
 SPILLING = {
     jit.Request(*kernel, "sm_100")
     for kernel in EVERYWHERE
-    if kernel[1].endswith("<float, commlib::RmsNorm<float, false, 0>, 8, 8>") and "_ll128_" in kernel[1]
+    if kernel[1].endswith("<float, commlib::RmsNorm<float, false, 0>, 8, 8>") and "_lamport_" in kernel[1]
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -21,25 +22,35 @@ MOST_STEPS = 3 * SLOTS // 2
 Op = tuple[str, int, int]  # "send" or "take", the number, the peer
 
 
-def exchanged(steps: int, peers: list[int]) -> Iterator[Op]:
+def exchanged(steps: int, of_round: int, peers: list[int]) -> Iterator[Op]:
     """send_and_take, in oneshot.cuh."""
-    lead = 1 if steps > 4 else 2
-    sent = taken = 0
-    while taken < steps:
-        if sent < steps:
-            yield from (("send", sent, peer) for peer in peers)
-            sent += 1
-        if sent < steps and sent < taken + lead:
-            continue
-        yield from (("take", taken, peer) for peer in peers)
-        taken += 1
+    lead = of_round if steps > 4 else 2 * of_round
+    sent = 0
+    for taken in range(0, steps, of_round):
+        while sent < min(taken + lead, steps):
+            yield from (("send", number, peer) for number in rounds(sent, of_round, steps) for peer in peers)
+            sent += of_round
+        yield from (("take", number, peer) for number in rounds(taken, of_round, steps) for peer in peers)
 
 
-def in_two_phases(steps: int, peers: list[int]) -> Iterator[Op]:
-    """all_reduce_twoshot, in scatter.cuh."""
-    for number in range(2 * steps):
-        yield from (("send", number, peer) for peer in peers)
-        yield from (("take", number, peer) for peer in peers)
+def rounds(first: int, of_round: int, steps: int) -> range:
+    return range(first, min(first + of_round, steps))
+
+
+def in_two_phases(steps: int, of_round: int, peers: list[int]) -> Iterator[Op]:
+    """all_reduce_in_parts, in scatter.cuh: the parts of a round have the numbers before those of its results."""
+
+    def ops(what: str, first: int, count: int) -> Iterator[Op]:
+        yield from ((what, number, peer) for number in range(first, first + count) for peer in peers)
+
+    for first in range(0, steps, of_round):
+        count, after = (len(rounds(at, of_round, steps)) for at in (first, first + of_round))
+        if first == 0:
+            yield from ops("send", 0, count)
+        yield from ops("take", 2 * first, count)
+        yield from ops("send", 2 * first + count, count)
+        yield from ops("send", 2 * (first + count), after)
+        yield from ops("take", 2 * first + count, count)
 
 
 def moved(steps: int, rank: int, peers: list[int], lengths: dict[tuple[int, int], int]) -> Iterator[Op]:
@@ -54,28 +65,54 @@ def moved(steps: int, rank: int, peers: list[int], lengths: dict[tuple[int, int]
                         yield what, number, peer
 
 
-def rows(count: int, pairs: int, there: int, at_once: int, goes_ahead: bool, peers: list[int]) -> Iterator[Op]:
-    """PacketRows, in row_packets.cuh: a row is `there` of `pairs` steps and a last one, taken `at_once`."""
-    size = there + 1 if there else 0
-    order = [step if step < there else None for step in range(pairs)] + [there if there else None]
+@dataclass(frozen=True)
+class Rows:
+    """PacketRows, in row_packets.cuh: rows of so many steps, taken `at_once`; `ahead`: of the row before."""
 
-    def ops(what: str, row: int, places: range) -> Iterator[Op]:
-        for place in places:
-            number = order[place] if place < len(order) else None
-            if number is not None:
-                yield from ((what, row * size + number, peer) for peer in peers)
+    count: int
+    steps: int
+    at_once: int
+    ahead: bool
+    phases: int
 
-    if goes_ahead:
-        yield from ops("send", 0, range(AHEAD))
-    for row in range(count):
-        if not goes_ahead:
-            yield from ops("send", row, range(AHEAD))
-        for first in range(0, pairs + 1, at_once):
-            chunk = range(first, min(first + at_once, pairs + 1))
-            yield from ops("take", row, chunk)
-            yield from ops("send", row, range(chunk.start + AHEAD, chunk.stop + AHEAD))
-        if goes_ahead and row + 1 < count:
-            yield from ops("send", row + 1, range(AHEAD))
+    def ops(self, rank: int, world: int) -> Iterator[Op]:
+        """Return what a rank does."""
+        first = range(AHEAD)
+        if self.ahead:
+            yield from self._sent(rank, world, 0, first)
+        for row in range(self.count):
+            if not self.ahead:
+                yield from self._sent(rank, world, row, first)
+            for at in range(0, self.steps, self.at_once):
+                chunk = range(at, at + self.at_once)
+                yield from self._taken(rank, world, row, chunk)
+                yield from self._sent(rank, world, row, range(chunk.start + AHEAD, chunk.stop + AHEAD))
+            if self.ahead and row + 1 < self.count:
+                yield from self._sent(rank, world, row + 1, first)
+
+    def _numbers(self, row: int, places: range) -> range:
+        return range(row * self.steps + places.start, row * self.steps + min(places.stop, self.steps))
+
+    def _peers(self, rank: int, world: int, row: int) -> list[int]:
+        """In two phases the owner hears from all, and the others from the owner."""
+        return others(rank, world) if self.phases == 1 or rank == row % world else [row % world]
+
+    def _sent(self, rank: int, world: int, row: int, places: range) -> Iterator[Op]:
+        if self.phases == 1 or rank != row % world:
+            for number in self._numbers(row, places):
+                yield from (("send", number, peer) for peer in self._peers(rank, world, row))
+
+    def _taken(self, rank: int, world: int, row: int, places: range) -> Iterator[Op]:
+        """Take parts or sums; the owner then sends the sums."""
+        whats = ("take", "send") if self.phases == 2 and rank == row % world else ("take",)
+        for what in whats:
+            for number in self._numbers(row, places):
+                yield from ((what, number, peer) for peer in self._peers(rank, world, row))
+
+
+def others(rank: int, world: int) -> list[int]:
+    """All ranks but this one."""
+    return [r for r in range(world) if r != rank]
 
 
 def calls_in_a_row(world: int, draw: random.Random) -> list[list[Op]]:
@@ -84,19 +121,19 @@ def calls_in_a_row(world: int, draw: random.Random) -> list[list[Op]]:
     base = 0
     for _ in range(draw.randint(2, 8)):
         kind, steps = draw.choice("exchange two_phases moves rows".split()), draw.randint(1, MOST_STEPS)
-        pairs, at_once, goes_ahead = draw.choice([1, 2, 4, 8]), draw.randint(1, AHEAD), draw.random() < 0.5
-        there = draw.randint(0, pairs)
+        of_round = draw.randint(1, 2)
+        in_rows = Rows(steps, draw.randint(1, 8), draw.randint(1, AHEAD), draw.random() < 0.5, draw.randint(1, 2))
         lengths = {(a, b): draw.randint(0, steps) for a in range(world) for b in range(world)}
         for rank, program in enumerate(programs):
-            peers = [r for r in range(world) if r != rank]
+            peers = others(rank, world)
             if kind == "moves":
                 ops, used = moved(steps, rank, peers, lengths), -(-steps // AHEAD) * AHEAD
             elif kind == "rows":
-                ops, used = rows(steps, pairs, there, at_once, goes_ahead, peers), steps * (there + (there > 0))
+                ops, used = in_rows.ops(rank, world), in_rows.count * in_rows.steps
             elif kind == "exchange":
-                ops, used = exchanged(steps, peers), steps
+                ops, used = exchanged(steps, of_round, peers), steps
             else:
-                ops, used = in_two_phases(steps, peers), 2 * steps
+                ops, used = in_two_phases(steps, of_round, peers), 2 * steps
             program += [(what, base + number, peer) for what, number, peer in ops]
         base += used
     return programs

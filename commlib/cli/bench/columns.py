@@ -20,7 +20,7 @@ from commlib.report.figures import (
 from commlib.report.table import Column
 
 TIME, WIDTH, WRONG = 6, 5, 6  # characters of a time, a bandwidth, a number of wrong elements
-ALGORITHM = 19  # lsa_ll128_exchange and its star
+ALGORITHM = 20  # lsa_lamport_oneshot and its star
 MOST_DIGITS, FEW_DIGITS = 10, 8  # of a size in bytes; where they do not do, 268435456 is 256M
 FIRST = ("rate", "compute", "both", "overlap", "host", "%lim", "speed-up")  # of the first form that there is
 TIMES = ("time", "min", "p99", "busbw")

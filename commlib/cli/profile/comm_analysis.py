@@ -35,6 +35,7 @@ COPIES = {
     "lsa_": "tiles are pushed into slots of the peers, and read there; one flag for each tile",
     "lsa_ll_": "packets are pushed into slots of the peers, and read there; 2 bytes on the link for each byte of data",
     "lsa_ll128_": "lines are pushed into slots of the peers, and read there; 16 bytes on the link for 15 of data",
+    "lsa_lamport_": "packets are pushed into slots of the peers, and read there; nothing but data on the link",
     "torch_": "torch's own",
     "hier_": "inside each host through shared memory, between hosts through torch",
 }

@@ -55,7 +55,7 @@ __global__ void COMMLIB_BESIDE_PRODUCTS engine_pull(const __grid_constant__ Job 
   __syncwarp();
   if (threadIdx.x == 0 && reads.turn == Turn::read) {
     control_of(job, job.rank)->engine_number = number_of(job);
-    count_call(job);
+    count_call(job, control_of(job, job.rank));
   }
   mark(Phase::over);
 }

@@ -3,7 +3,8 @@
 //
 // Each rank has one arena, mapped by every peer:
 //
-//   Control | LL slots | LL128 slots | TileBlocks | PipeBlocks | pipes | tile slots | user arena
+//   Control | LL slots | LL128 slots | Lamport slots | TileBlocks | PipeBlocks | pipes | tile slots
+//   | user arena
 //
 // A rank writes into the slots of its peers and reads its own; slot (…, s, …) of a rank is written
 // by rank s alone. Everything a kernel remembers from call to call lies in Control, TileBlocks and
@@ -18,9 +19,9 @@ constexpr int kMaxPeers = 8;           // ranks that kernels serve
 constexpr int kChannels = 2048;        // warps of a grid that moves packets
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
-constexpr u64 kMostTileBlocks = 256;    // of a grid that moves tiles: one for each multiprocessor
-constexpr u32 kSlotBytes = 16384;       // room for what a block moves to one peer in one step
-constexpr int kDepth = 3;               // steps that a block pushes ahead of what it takes
+constexpr u64 kMostTileBlocks = 256;  // of a grid that waits for peers: one for each multiprocessor
+constexpr u32 kSlotBytes = 16384;     // room for what a block moves to one peer in one step
+constexpr int kDepth = 3;             // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
 constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
@@ -66,12 +67,14 @@ enum class Turn : u32 { ready, read, count };  // its input may be read | it has
 struct alignas(256) Control {
   u64 ll_number[kChannels];
   u64 ll128_number[kChannels];
+  u64 lamport_number[kChannels];
   alignas(128) u64 ended;  // not 0: this rank's communicator is over, kernels leave
   u64 token;               // of the check that memory is mapped
   u64 asked_ns;            // when a kernel last looked whether the host aborts
   alignas(128) Progress progress;
   u64 engine_number;  // calls whose data copy engines have moved
   alignas(128) Said said[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
+  alignas(128) u64 lamport_said[kMostTileBlocks][kMaxPeers];  // the call of its block, by each peer
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
@@ -147,7 +150,7 @@ struct Reads {
 // Where the parts of an arena begin, for a world of n. Slots of tiles follow the TileBlocks; how
 // much room they take depends on the GPU.
 struct Places {
-  u64 ll, ll128, tile_blocks, pipe_blocks, pipes, tiles;
+  u64 ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles;
 };
 
 constexpr u64 kPlaceAlign = 1 << 16;
@@ -156,13 +159,15 @@ COMMLIB_BOTH constexpr u64 place_after(u64 at, u64 bytes) {
 }
 COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
-  const u64 ll128 = place_after(ll, n * kChannels * 2 * kAhead * kWarpPackets);
-  const u64 tile_blocks = place_after(ll128, n * kChannels * 2 * kAhead * kWarpPackets);
+  const u64 slots = n * kChannels * 2 * kAhead * kWarpPackets;
+  const u64 ll128 = place_after(ll, slots);
+  const u64 lamport = place_after(ll128, slots);
+  const u64 tile_blocks = place_after(lamport, slots);
   const u64 pipe_blocks = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
   const u64 pipes = place_after(pipe_blocks, kPipeSets * kPipeBlocks * sizeof(PipeBlock));
   const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
   const u64 tiles = place_after(pipes, (kStages + 1) * kPipeBlocks * pipe_bytes);
-  return {ll, ll128, tile_blocks, pipe_blocks, pipes, tiles};
+  return {ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles};
 }
 // Where the user arena begins.
 COMMLIB_BOTH constexpr u64 user_place(u64 n, u64 tile_blocks) {

@@ -1,5 +1,5 @@
 // push my rows to all | poll all slots | sum in rank order | an epilogue on each; a cluster of
-// blocks for each row, lines of 120 bytes and their flag
+// blocks for each row, packets without flags
 #include "device/rms_norm.cuh"
 #include "device/row_packets.cuh"
 
@@ -9,8 +9,8 @@ constexpr int kBlocks = cluster_of(4);
 
 template <class T, class Epilogue, int N, int kPairs>
 __global__ void COMMLIB_CLUSTER(kBlocks) __launch_bounds__(kRowThreads / kBlocks, kBlocks)
-    lsa_ll128_cluster(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
-  run_rows<PacketRows<T, N, kPairs, kBlocks>, Epilogue>(job, rows);
+    lsa_lamport_cluster(const __grid_constant__ Job job, const __grid_constant__ Rows rows) {
+  run_rows<PacketRows<T, N, kPairs, 1, kBlocks>, Epilogue>(job, rows);
 }
 
 }  // namespace commlib

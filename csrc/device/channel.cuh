@@ -1,0 +1,198 @@
+// A channel: one warp of the grid and the same warp on every peer, and the packets between them
+// (device/packet.cuh).
+//
+// What is sent and looked for depends on a number that is read behind the call ahead. All else is
+// ready before: on this way every instruction takes a call of 2 us longer.
+#pragma once
+
+#include "device/packet.cuh"
+
+namespace commlib {
+
+// The value is known here: nothing that it takes is left for later.
+template <class T>
+__device__ __forceinline__ void known(T*& p) {
+  asm volatile("" : "+l"(p));
+}
+
+// kReady: addresses are kept in registers, where there are so many.
+template <class P, int N, bool kReady = (N <= 4)>
+class Channel {
+ public:
+  __device__ __forceinline__ explicit Channel(const Job& job, bool lets_next_start = true)
+      : job_(job),
+        id_((threadIdx.x >> 5) * gridDim.x + blockIdx.x),
+        lane_(threadIdx.x & 31),
+        lets_next_start_(lets_next_start),
+        control_(control_of(job, job.rank)) {
+    if (kReady) {
+      mine_ = slots_of(job.rank, 0);
+      known(mine_);
+#pragma unroll
+      for (int p = 1; p < N; ++p) {
+        to_[p - 1] = slots_of(after(p), job.rank);
+        known(to_[p - 1]);
+      }
+    }
+    known(control_);
+    if (!P::kFlags && threadIdx.x + 1 < N) {
+      tells_ = &control_of(job, after(lane_ + 1))->lamport_said[blockIdx.x][job.rank];
+      hears_ = &control_->lamport_said[blockIdx.x][peer(lane_)];
+      known(tells_);
+      known(hears_);
+    }
+    begin_marked();
+    if (lets_next_start && job.first) let_next_start();
+    last_ = P::numbers(control_)[id_];
+  }
+
+  __device__ int rank() const { return job_.rank; }
+
+  // This channel's steps of `bytes`.
+  __device__ __forceinline__ Steps steps(u64 bytes) const {
+    constexpr u64 kStepBytes = 8 * P::kStepWords;
+    return {id_, gridDim.x * (blockDim.x >> 5),
+            static_cast<u32>((bytes + kStepBytes - 1) / kStepBytes)};
+  }
+
+  // What was loaded so far is on its way before the number is used, which comes from memory, too.
+  __device__ __forceinline__ void use_number() { asm volatile("" : "+l"(last_)); }
+
+  // The call has used `n` numbers, which outlives the kernel.
+  __device__ __forceinline__ void close(int n) {
+    if (lane_ == 0) P::numbers(control_)[id_] = last_ + n;
+    if (threadIdx.x == 0) count_call(job_, control_);
+    mark(Phase::over);
+  }
+
+  // `i` counts the numbers of this call. To the rank `p` places after this one.
+  __device__ __forceinline__ void send(int p, int i, const Words<P>& words) const {
+    u8* const to = kReady ? to_[p - 1] : slots_of(after(p), job_.rank);
+    st_relaxed_sys(to + slot(i), P::pack(words.w, flag_of(i), lane_));
+    // The lane of that number says it to this peer.
+    if (!P::kFlags && i == 0 && tells_ && static_cast<int>(lane_) == p - 1)
+      st_relaxed_sys(tells_, flag_of(0));
+  }
+  __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
+    mark(Phase::publish);
+#pragma unroll
+    for (int p = 1; p < N; ++p) send(p, i, words);
+  }
+
+  // The words of the numbers from i on, of kSenders peers from the `first`-th on: of those that
+  // come, `comes(c, p)`; others stay as they were. False: the call is over.
+  template <int kCount, int kSenders, class Comes>
+  __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kCount][kSenders], Comes comes,
+                                          int first = 0) const {
+    mark(Phase::wait);
+    u8* from[kSenders];
+#pragma unroll
+    for (int p = 0; p < kSenders; ++p) {
+      from[p] = mine_ + peer(first + p) * kOfRank;
+      if (kReady) known(from[p]);
+    }
+    const auto place = [&](int c, int p) {
+      return (kReady ? from[p] : slots_of(job_.rank, peer(first + p))) + slot(i + c);
+    };
+    const bool hears = hears_ && i == 0 && lane_ - first < static_cast<u32>(kSenders);
+    Pair got[kCount][kSenders] = {};
+    Patience patience;
+    while (true) {
+#pragma unroll
+      for (int c = 0; c < kCount; ++c)
+#pragma unroll
+        for (int p = 0; p < kSenders; ++p)
+          if (comes(c, p)) got[c][p] = ld_relaxed_sys(place(c, p));
+      u64 said = flag_of(0);
+      if (hears) said = ld_relaxed_sys(hears_);
+      bool ready = agrees(said);
+#pragma unroll
+      for (int p = 0; p < kSenders; ++p)
+#pragma unroll
+        for (int c = 0; c < kCount; ++c) ready &= !comes(c, p) || there(got[c][p], i + c);
+      if (__all_sync(kAll, ready)) break;
+      if (!patience.runs_out()) continue;
+      bool leave = false;
+#pragma unroll
+      for (int p = 0; p < kSenders; ++p) {
+        u64 seen = __shfl_sync(kAll, said, first + p), hoped = flag_of(0);
+        bool waits = !agrees(seen);
+#pragma unroll
+        for (int c = kCount - 1; c >= 0; --c) {
+          const u64 flag = P::flag_of(got[c][p], lane_);
+          if (!comes(c, p) || there(got[c][p], i + c)) continue;
+          waits = true;
+          if (P::kFlags) seen = flag, hoped = flag_of(i + c);
+        }
+        leave |= gives_up(patience, peer(first + p), waits, seen, hoped);
+      }
+      if (__any_sync(kAll, leave)) return false;
+    }
+#pragma unroll
+    for (int c = 0; c < kCount; ++c)
+#pragma unroll
+      for (int p = 0; p < kSenders; ++p) {
+        if (!comes(c, p)) continue;
+        if (!P::kFlags) st_relaxed_sys(place(c, p), Pair{~0ull, ~0ull});
+        P::unpack(got[c][p], words[c][p].w);
+      }
+    if (lets_next_start_ && !job_.first) let_next_start();
+    mark(Phase::copy);
+    return true;
+  }
+  // The same of all peers.
+  template <int kCount>
+  __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kCount][kPeers<N>]) const {
+    return receive(i, words, [](int, int) { return true; });
+  }
+  // The i-th rank but this one.
+  __device__ __forceinline__ int peer(int i) const { return i < job_.rank ? i : i + 1; }
+  // Rank i places after this one.
+  __device__ __forceinline__ int after(int i) const {
+    const int r = job_.rank + i;
+    return r < N ? r : r - N;
+  }
+
+ private:
+  static constexpr u64 kNumber = kChannels * kWarpPackets, kOfRank = 2 * kAhead * kNumber;
+
+  // This lane's in the memory of `rank`, which `source` writes.
+  __device__ __forceinline__ u8* slots_of(int rank, int source) const {
+    constexpr u64 begin = P::begin(places(N));
+    return job_.arena[rank] + begin + source * kOfRank + id_ * kWarpPackets + lane_ * 16;
+  }
+  // From the first slot of a channel. Those of one number lie side by side, as their data does.
+  __device__ __forceinline__ u64 slot(int i) const {
+    return (static_cast<u32>(last_) + 1 + i) % (2 * kAhead) * kNumber;
+  }
+  __device__ __forceinline__ u64 flag_of(int i) const {
+    return (last_ + 1 + i) << kSignatureBits | job_.signature;
+  }
+  __device__ __forceinline__ bool there(Pair got, int i) const {
+    return P::ready(got, flag_of(i), lane_);
+  }
+  // A peer that is further on has seen that this rank made the same call.
+  __device__ __forceinline__ bool agrees(u64 said) const {
+    return P::kFlags || said == flag_of(0) || said >> kSignatureBits > last_ + 1;
+  }
+  // Whether to stop waiting for a peer; the first lane that waits for it asks.
+  __device__ __forceinline__ bool gives_up(Patience& patience, int peer, bool waits, u64 seen,
+                                           u64 hoped) const {
+    const u32 all = __ballot_sync(kAll, waits);
+    return waits && static_cast<int>(lane_) == __ffs(all) - 1 &&
+           patience.gives_up(job_, peer, seen, hoped);
+  }
+
+  const Job& job_;
+  const u32 id_, lane_;
+  const bool lets_next_start_;
+  Control* control_;    // this rank's
+  u8* mine_ = nullptr;  // this lane's slots in its own memory, that rank 0 writes
+  u8* to_[kPeers<N>];   // its slots in that of the ranks after it
+  // Where packets have no flags: what the first lanes of a block say of the call, one to each peer,
+  // and hear of it.
+  u64 *tells_ = nullptr, *hears_ = nullptr;
+  u64 last_;  // number before this call
+};
+
+}  // namespace commlib
