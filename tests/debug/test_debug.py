@@ -20,12 +20,13 @@ import torch
 from click.testing import CliRunner
 
 import commlib
-from commlib.cli.debug import debug
+from commlib.cli.debug import Options, _show_all, debug
 from commlib.communicator import Communicator
 from commlib.debug import Finding, answer, call_site, findings_of, look
-from commlib.debug.jobs import moments
+from commlib.debug.jobs import moments, starting_here
 from commlib.debug.record import NAME, descriptors, records_of
 from commlib.debug.stacks import Frame, Stack, ask
+from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.testing import Ranks
 
@@ -105,7 +106,7 @@ def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_pat
     shown = CliRunner().invoke(debug, [str(three.pids[0]), "--dump", str(tmp_path)], standalone_mode=False)
     assert shown.return_value == 3
     assert "3 of 3 ranks here" in shown.output
-    assert "in stay_away; it sleeps" in shown.output
+    assert "in stay_away; it sleeps" in " ".join(shown.output.split())
     number = str(three.pids[0])
     assert {path.name for path in (tmp_path / number).iterdir()} >= {"page.txt", "job.json", f"record.{number}"}
     data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
@@ -127,6 +128,36 @@ def test_several_jobs_are_looked_at_in_the_same_period(three: Ranks) -> None:
     three.restart()
 
 
+def test_the_job_that_is_stuck_comes_first_and_lines_break_between_words(
+    three: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    handle = three.start(stay_away, 4.0)
+    wait_for(three, "missing")
+    time.sleep(1.0)
+    with Ranks(2, backend="shm", max_bytes=1 << 20) as fine:
+        jobs = [[record for pid in ranks.pids for record in records_of(pid)] for ranks in (fine, three)]
+        assert _show_all(jobs, Options(as_json=False, dump=None, sites=None, native=False, slow=False, seconds=2.0))
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "something is wrong in 1 of 2 jobs"
+        assert lines[2].startswith(f"job {three.pids[0]}: ")
+        assert lines[-1].startswith(f"job {fine.pids[0]}: 2 of 2 ranks here: no rank waits")
+    assert max(map(len, lines)) <= 80
+    assert "(bfloat16, 14336 elements, sum): ranks 0 and 1 wait for it" in " ".join(" ".join(lines).split())
+    handle.join()
+    three.restart()
+
+
+def test_a_rank_that_waits_in_init_is_shown() -> None:
+    with Waiting(0, 2, 300.0) as waiting:
+        waiting.tell("rank 1")
+        shown = CliRunner().invoke(debug, [str(os.getpid())], standalone_mode=False)
+        data = CliRunner().invoke(debug, [str(os.getpid()), "--json"], standalone_mode=False).output.splitlines()[0]
+    assert "rank 0 of 2 waits in commlib.init() for rank 1: 0 s of 300 s" in " ".join(shown.output.split())
+    assert [rank["waits_for"] for rank in json.loads(data)["ranks"]] == ["rank 1"]
+    assert starting_here(os.getpid()) == []
+
+
 def test_without_a_job_the_command_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         shown = CliRunner().invoke(debug, [str(other.pid)])
@@ -134,7 +165,7 @@ def test_without_a_job_the_command_says_why(monkeypatch: pytest.MonkeyPatch) -> 
         foreign = CliRunner().invoke(debug, [str(other.pid)])
         other.kill()
     assert shown.exit_code == 1
-    assert f"neither process {other.pid} nor a process below it has a communicator; ranks that are" in shown.output
+    assert f"neither process {other.pid} nor a process below it has a communicator, or waits" in shown.output
     assert f"process {other.pid} belongs to another user (number {os.getuid()})" in foreign.output
     assert f"there is no process {other.pid}" in CliRunner().invoke(debug, [str(other.pid)]).output
 
@@ -209,10 +240,31 @@ def lose(comm: Communicator) -> str:
 def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> None:
     handle = three.start(lose)
     victim = three.pids[2]
-    time.sleep(0.2)
+    time.sleep(1.0)
     three.kill(2)
-    assert f"rank 2 (process {victim}) has died; it was last seen in all_reduce #" in handle.result(0)
+    assert f"rank 2 (process {victim}) has ended; it was last seen in all_reduce #" in handle.result(0)
     three.restart()
+
+
+def lead(comm: Communicator) -> None:
+    for number in range(1, 8):
+        if number == 3 and comm.rank != 1:
+            time.sleep(0.2)  # rank 1 looks at the others, as it waits for them; later it has no reason to
+        comm.all_reduce(torch.ones(3))
+    time.sleep(LONG_S * (comm.rank == 1))
+
+
+def test_of_a_rank_that_nobody_has_looked_at_since_no_old_call_is_told() -> None:
+    with Ranks(2, backend="shm", timeout_s=LONG_S, max_bytes=1 << 20) as ranks:
+        handle = ranks.start(lead)
+        time.sleep(1.0)
+        pids = list(ranks.pids)
+        ranks.kill(0)
+        (found,) = (one for one in findings_of(look(pids)) if one.kind == "gone")
+        assert found.text == f"rank 0 (process {pids[0]}) has ended"
+        ranks.kill(1)
+        with pytest.raises(Exception, match="rank"):
+            handle.join()
 
 
 def test_when_a_rank_fails_the_job_says_what_it_was_last_seen_in(tmp_path: Path) -> None:
@@ -228,7 +280,7 @@ def test_when_a_rank_fails_the_job_says_what_it_was_last_seen_in(tmp_path: Path)
     command = [sys.executable, "-m", "commlib", "run", "-n", "2", str(script)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
     assert "commlib: rank 1 was killed by SIGKILL; ending the other ranks\n" in said
-    assert "has died; it was last seen in barrier #1" in said  # by the launcher, or by rank 0 if that was quicker
+    assert "has ended; it was last seen in barrier #1" in said  # by the launcher, or by rank 0 if that was quicker
 
 
 def keep_sites(comm: Communicator) -> list[str]:
