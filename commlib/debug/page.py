@@ -39,6 +39,17 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
     return lines
 
 
+def ranks_lines(job: Job) -> list[str]:
+    """Return a line for each rank: what it was in."""
+    lines = []
+    for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
+        calls = [call for *_, call, since, _ in _rows(job, rank) if since]
+        thread = next((wait.thread for slot in rank.slots for wait in slot.waits), 0)
+        place = f", at {stack}" if (stack := rank.stack(thread)) is not None and stack.frames else ""
+        lines.append(f"rank {rank.number} was in {'; '.join(calls) or 'no call'}{place}")
+    return lines
+
+
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
     lines = [clipped(f"{_name(job)}, {job.command}"), "", *_unrecorded_lines(job)]
