@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import BinaryIO, NoReturn
+from io import BufferedRWPair
+from typing import NoReturn
 
 from commlib.bootstrap.world import World, named
 from commlib.debug.starting import Waiting
@@ -22,8 +23,9 @@ LOOK_S = 0.2  # between two looks whether a rank that waits is still there
 GONE = (OSError, EOFError, pickle.UnpicklingError)  # what reading shows when the other side ends, also half-way
 
 # A rank asks with its round, how long it waits, and its bytes; None is its last word. The answer: "all" and every
-# rank's bytes in rank order, "waiting" and the ranks that have not come yet, behind which another one comes, "late" and the ranks that did not come, "lost" and a rank that is gone, and how it went,
-# "wrong" or "timeout" and why no round of this world will ever be complete.
+# rank's bytes in rank order, "late" and the ranks that did not come, "lost" and a rank that is gone, and how it went,
+# "wrong" or "timeout" and why no round of this world will ever be complete. Before it may come "waiting", and the ranks
+# that have not come so far.
 Question = tuple[int, float, bytes]
 Answer = tuple[str, "list[bytes] | str"]
 
@@ -221,7 +223,7 @@ class Attendants:
             thread.join()
 
 
-def _send(file: BinaryIO, kind: str, answer: list[bytes] | str) -> None:
+def _send(file: BufferedRWPair, kind: str, answer: list[bytes] | str) -> None:
     pickle.dump((kind, answer), file)
     file.flush()
 

@@ -227,7 +227,9 @@ def why_none(wanted: int | None) -> str:
     if why := next(filter(None, map(_why_passed_over, below)), ""):
         return why
     if wanted is None:
-        return "no process of this user on this host has a communicator, or waits in init() (other users' jobs: as root)"
+        return (
+            "no process of this user on this host has a communicator, or waits in init() (other users' jobs: as root)"
+        )
     return f"neither process {wanted} nor a process below it has a communicator, or waits in init()"
 
 
