@@ -34,7 +34,7 @@ class World(ABC):
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
-            f"rank {self.rank} waited {timeout_s:g} s for {who} in init() ({self.name}, exchange {exchange}); "
+            f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
             "raise timeout_s if starting takes longer"
         )
 
