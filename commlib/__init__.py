@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported
+from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported, meant
 
 __version__ = "0.1.0"
 
@@ -52,11 +52,11 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used."""
     if name not in _LAZY:
-        raise AttributeError(f"module 'commlib' has no attribute {name!r}")
+        raise AttributeError(f"module 'commlib' has no attribute {name!r}{meant(name, __all__)}")
     value = globals()[name] = getattr(import_module(_LAZY[name]), name)
     return value
 
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted({*globals(), *__all__})
+    return list(__all__)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
 
 import torch
 
 from commlib import env
 from commlib.backends.base import Backend
+from commlib.errors import meant
 from commlib.work import COLLECTIVE_CALLS, Lanes, StreamLanes, Work
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ class Calling:
     _unordered: Calls  # nobody waits for asynchronous calls
     _calls: Calls  # behind asynchronous calls, while there are any
     _graph_name: str  # by which compiled graphs know it
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say which name was meant."""
+            known = {name for name in (*dir(type(self)), *vars(self)) if not name.startswith("_")}
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}{meant(name, known)}")
 
     def _inner(self) -> AbstractContextManager[None]:
         """Mark the calls inside as part of another one, when those on the lane, which are not, are done."""

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, SupportsIndex, TypeVar, cast
+from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 import torch
 
@@ -27,7 +27,7 @@ from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.told import choice_of, plan_text
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import Closed, CommError
+from commlib.errors import Closed, CommError, meant
 from commlib.fused import Fused
 from commlib.hooks import Hooks, SlowCall
 from commlib.methods import Op
@@ -54,6 +54,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     max_bytes: int | str | None = None,
     checked: bool | None = None,
     max_sms: int | None = None,
+    **_unknown: NoReturn,
 ) -> Communicator:
     """Join the ranks that this process was started with; without a launcher, there is one rank.
 
@@ -83,7 +84,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     """
     log.show()
     limits: dict[str, Any] = {"timeout_s": timeout_s, "max_bytes": max_bytes, "checked": checked, "max_sms": max_sms}
-    options, _ = settings(backend, plan, **limits)
+    options, _ = settings(backend, plan, **limits, **_unknown)
     world = connect(given(bootstrap, rank, size, address), timeout_s=options.timeout_s)
     if world.rank == 0:
         log.warn_of_unknown()
@@ -389,7 +390,7 @@ def _shape_and_type(shape: tuple[Any, ...], dtype: torch.dtype) -> tuple[tuple[i
 
 def _one_of(name: str, value: object, known: Collection[str]) -> None:
     if value not in known:
-        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
+        raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}{meant(str(value), known)}")
 
 
 class _Closed:

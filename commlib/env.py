@@ -60,7 +60,7 @@ def _flag(given: Any) -> bool:
 def _seconds(given: Any) -> float:
     try:
         value = float(given)
-    except OverflowError:
+    except (ValueError, OverflowError):
         value = math.inf
     if not 0 < value <= LONGEST_S:
         raise ValueError(f"expected a number above 0 and up to {LONGEST_S:g}")
@@ -75,7 +75,9 @@ def _memory(given: Any) -> int:
 
 
 def _multiprocessors(given: Any) -> int:
-    value = operator.index(int(given) if isinstance(given, str) else given)
+    if isinstance(given, str):
+        given = int(given) if given.strip().isdecimal() else -1
+    value = operator.index(given)
     if value < 0:
         raise ValueError("expected a number of multiprocessors, or 0 for no limit")
     return value

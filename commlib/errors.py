@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+_ELSEWHERE = {  # names of other libraries, without underscores, and ours
+    "worldsize": "size",
+    "allgather": "all_gather_into_tensor",
+    "reducescatter": "reduce_scatter_tensor",
+    "alltoall": "all_to_all_single",
+}
+
 
 class CommError(RuntimeError):
     """Something outside the call stopped the operation: a peer, the settings, the machine or the build."""
@@ -32,6 +42,12 @@ class BuildFailed(CommError):
 
 
 KINDS: tuple[type[CommError], ...] = (CommError, *CommError.__subclasses__())
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return what an error about an unknown name adds: '; did you mean all_reduce?', or nothing if none is near."""
+    near = [_ELSEWHERE.get(name.replace("_", ""), ""), *get_close_matches(name, known, 1)]
+    return next((f"; did you mean {one}?" for one in near if one in known), "")
 
 
 def one_line(error: BaseException) -> str:

@@ -27,6 +27,7 @@ GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
 PIPE_BYTES = 1 << 20  # what a pipe holds at most (fs.pipe-max-size), unless root raised it
 F_SETSIG = 10  # Linux; fcntl does not name it
+USAGE = 2  # by convention, of a command line that is wrong: before init() it says nothing about this machine
 UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Waits = dict[int, tuple[int, Callable[[], None]]]  # by descriptor: events of poll(), and what to do at one
@@ -56,7 +57,7 @@ def launch(
             job.say(f"cannot start {command[0]!r}: {error.strerror}")
             job.give_up(127 if error.errno == errno.ENOENT else 126)
         code = job.run(signals)
-        if job.failed:
+        if job.failed and (code != USAGE or job.hub.joined):
             failure.keep(command, n, *job.failed)
         return code
 
@@ -290,6 +291,10 @@ class _Job:
         signum = signals.recv(1)[0]
         if self.kill_at is not None:  # asked twice
             signum = signal.SIGKILL
+        elif signum != signal.SIGINT:  # at which Python shows where a program is
+            self.say(f"{signal.Signals(signum).name} ends the ranks")
+            for line in debug.ranks_below(os.getpid()):
+                self.say(line)
         self.asked, self.code = True, self.code or 128 + signum
         self._end_all(signum)
 

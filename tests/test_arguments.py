@@ -73,7 +73,7 @@ TAKES_SIZES = {
 ELSEWHERE = {
     "sparse": (lambda: torch.eye(2).to_sparse(), "layout torch.sparse_coo, on cpu"),
     "meta": (lambda: torch.ones(2, device="meta"), "layout torch.strided, on meta"),
-    "strided": (lambda: torch.ones(4)[::2], "x is not contiguous, but must be; pass x.contiguous()"),
+    "strided": (lambda: torch.ones(4)[::2], "x is not contiguous, but must be; first x = x.contiguous()"),
 }
 OTHERS = [
     (

@@ -20,8 +20,10 @@ from commlib.bootstrap import connect
         ({"timeout_s": float("nan")}, "timeout_s=.*: expected a number above 0"),
         ({"timeout_s": 10**400}, "timeout_s=.*: expected a number above 0"),
         ({"timeout_s": 0}, "timeout_s=.*: expected a number above 0"),
+        ({"timeout_s": "abc"}, "timeout_s=.*: expected a number above 0"),
         ({"checked": "maybe"}, "checked=.*: expected 0 or 1"),
         ({"max_sms": -1}, "max_sms=.*: expected a number of multiprocessors"),
+        ({"max_sms": "all"}, "max_sms=.*: expected a number of multiprocessors"),
         ({"backend": "cuda"}, "backend='cuda' is not known"),
     ],
 )
@@ -36,6 +38,22 @@ def test_a_wrong_argument_is_refused_before_anything_starts(arguments: dict[str,
 def test_an_argument_of_a_wrong_type_is_named(arguments: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match=next(iter(arguments))):
         commlib.init(bootstrap="nobody would be asked", **arguments)
+
+
+def test_the_name_that_was_meant_is_suggested() -> None:
+    with pytest.raises(TypeError, match=r"init\(\) has no argument 'timeout'; did you mean timeout_s\?"):
+        commlib.init(timeout=5)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError, match=r"no attribute 'Radixcache'; did you mean RadixCache\?"):
+        _ = commlib.Radixcache
+    near = {"world_size": "size", "allreduce": "all_reduce", "all_gather": "all_gather_into_tensor", "ranks": "rank"}
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0) as comm:
+        for name, known in near.items():
+            with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; did you mean {known}\?"):
+                getattr(comm, name)
+        assert not hasattr(comm, "zzz")
+        with pytest.raises(ValueError, match=r"did you mean all_reduce\?"):
+            comm.explain("allreduce", 8)
+    assert set(dir(commlib)) == set(commlib.__all__)
 
 
 @pytest.mark.parametrize("text", ["inf", "1e400", "-1", "nan", "1" + "0" * 400])

@@ -188,6 +188,28 @@ def test_signals_reach_the_ranks_and_give_the_code(signum, code):
         assert wait_until_gone(pids) == []
 
 
+def test_a_job_that_sigterm_ends_says_what_each_rank_was_in(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, time, torch, commlib\n"
+        "comm = commlib.init(backend='shm', max_bytes=1 << 20)\n"
+        "comm.barrier()\n"
+        "print(os.getpid(), flush=True)\n"
+        "if comm.rank == 1:\n    time.sleep(60)\n"
+        "comm.all_reduce(torch.ones(3))\n",
+        encoding="utf-8",
+    )
+    with launcher(2, sys.executable, str(script), stderr=subprocess.PIPE) as process:
+        read_pids(process, 2)
+        time.sleep(1.0)
+        process.terminate()
+        lines = process.communicate(timeout=30)[1].splitlines()
+    assert lines[0] == "commlib: SIGTERM ends the ranks"
+    waits = "all_reduce #2 (float32, 3 elements, sum), for rank 1"
+    assert f"commlib: rank 0 was in {waits}, at job.py:7 in <module>" in lines
+    assert "commlib: rank 1 was in no call, at job.py:6 in <module>" in lines
+
+
 FLOOD = "import os, sys; sys.stderr.write(f'{os.getpid()}\\n')\nwhile True: print('a line')"
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from commlib.bench.rows import FASTER, comparable, measured, median_us, rivals, series_of, steady, type_text
+from commlib.bench.rows import FASTER, compared, measured, median_us, rivals, series_of, steady, type_text
 from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import fitted, ratio_text, size_text
@@ -16,6 +16,7 @@ from commlib.report.table import fold
 from commlib.report.view import grouped, unfinished
 
 NAME, TIME, BESIDE = 20, 8, 7  # characters of a collective, a time, and what stands beside it
+NOISY = "noisy"  # in the place of a ratio
 MOST_SIZES = 6
 MOST_NAMED = 6  # calls that others win
 
@@ -108,17 +109,7 @@ def _cell(call: Sequence[Row]) -> str:
 def _beside(ours: Row | None, best: Row | None) -> str:
     if best is None or ours is None:
         return "-"
-    if not steady(best):
-        return f"~{fitted(median_us(best), BESIDE - 3)}"
-    return f"{ratio_text(median_us(best) / median_us(ours))}x"
-
-
-def compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
-    """Return the plan's row on plain tensors, out of place if it can be, and the fastest comparable one."""
-    chosen = [row for row in call if row["chosen"] and row["placement"] == "plain" and median_us(row)]
-    ours = min(chosen, key=lambda row: bool(row["in_place"]), default=None)
-    theirs = [row for row in comparable(ours, call) if not row["wrong"]] if ours else []
-    return ours, min(theirs, key=median_us, default=None)
+    return f"{ratio_text(median_us(best) / median_us(ours))}x" if steady(best) else NOISY
 
 
 def _findings(document: dict[str, Any]) -> Iterator[str]:
@@ -135,7 +126,7 @@ def _findings(document: dict[str, Any]) -> Iterator[str]:
         yield f"others: {others}; faster than ours: {', '.join(islice(won, MOST_NAMED)) or 'none of them'}{more}"
     if any(not steady(best) for _, best in pairs if best):
         agree = document["config"].get("agree", 0.3)
-        yield f"~ its time alone: its blocks differ by more than {agree:.0%}, too much for a ratio"
+        yield f"{NOISY}: the best other's blocks differ by more than {agree:.0%}, too much for a ratio"
     yield from document["notes"]
 
 
@@ -146,7 +137,7 @@ def _won(pairs: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Row, Row, float]]:
 
 
 def _by(best: Row, ratio: float) -> str:
-    return f"{ratio_text(ratio)}x" if steady(best) else "~"
+    return f"{ratio_text(ratio)}x" if steady(best) else NOISY
 
 
 def _name(row: Row) -> str:

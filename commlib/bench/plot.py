@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from commlib.bench.rows import PLACES, comparable, label, library, measured, median_us, series_of, title
+from commlib.bench.rows import PLACES, chosen, label, library, measured, median_us, rivals, series_of, title
 from commlib.counts import counted
 from commlib.report.document import Row
 from commlib.report.figures import about
@@ -85,12 +85,11 @@ def _beside(rows: Sequence[Row], looks: Looks) -> list[Panel]:
 
 
 def _plan(rows: Sequence[Row]) -> list[Row]:
-    chosen = [row for row in rows if row["chosen"]]
-    return _drawn(chosen) if chosen else []
+    return chosen(rows) or [row for row in rows if row["chosen"]]
 
 
 def _others(rows: Sequence[Row]) -> list[Row]:
-    return [row for ours in _plan(rows)[:1] for row in comparable(ours, rows)]
+    return rivals(rows) if _plan(rows) else []
 
 
 def _fastest(rows: Sequence[Row]) -> dict[int, float]:
@@ -126,9 +125,9 @@ def _panels(rows: list[Row], looks: Looks, limit: Mapping[str, Any]) -> list[Pan
     form = PLACES[rows[0]["in_place"]] + (", symmetric tensors" if rows[0]["placement"] == "symmetric" else "")
     shared: dict[str, Any] = {"title": f"{title(rows[0])} ({form})", "ticks": _ticks(rows)}
     latency, bandwidth = _limits(limit["latency_us"], "µs"), _limits(limit["busbw"], "GB/s")
-    chosen = [{**row, "algorithm": CHOSEN} for row in rows if row["chosen"]]
-    times = curves([*chosen, *rows], "algorithm", "size", median_us, looks)
-    rates = curves([*chosen, *rows], "algorithm", "size", lambda row: float(row["busbw"]), looks)
+    choice = [{**row, "algorithm": CHOSEN} for row in rows if row["chosen"]]
+    times = curves([*choice, *rows], "algorithm", "size", median_us, looks)
+    rates = curves([*choice, *rows], "algorithm", "size", lambda row: float(row["busbw"]), looks)
     return [
         Panel(**shared, ylabel="latency, µs", lines=times, limits=latency, log_y=True, legend=False),
         Panel(**shared, ylabel="bus bandwidth, GB/s", lines=rates, limits=bandwidth, y_range=(0, None)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
 
@@ -33,15 +33,15 @@ def series_of(row: Row) -> tuple[Any, ...]:
     return row["op"], row["type"], row["redop"], row["mode"]
 
 
-def only(document: dict[str, Any], ops: Sequence[str]) -> dict[str, Any]:
-    """Return the document with the rows and fits of these operations; all without any."""
-    known = list(dict.fromkeys(row["op"] for row in document["rows"]))
+def only(documents: Sequence[dict[str, Any]], ops: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the documents that have rows of these operations, with those and their fits; all without any."""
+    known = list(dict.fromkeys(row["op"] for document in documents for row in document["rows"]))
     if unknown := [op for op in ops if op not in known]:
         raise ValueError(f"there are no rows of {', '.join(unknown)}, but of {', '.join(known)}")
-    return {
-        **document,
-        **{part: [row for row in document[part] if row["op"] in (ops or known)] for part in ("rows", "fits")},
-    }
+    if not ops:
+        return list(documents)
+    parts = ({part: [row for row in of[part] if row["op"] in ops] for part in ("rows", "fits")} for of in documents)
+    return [{**of, **part} for of, part in zip(documents, parts, strict=True) if part["rows"]]
 
 
 def measured(rows: Iterable[Row]) -> list[Row]:
@@ -59,11 +59,16 @@ def library(row: Row) -> str:
     return str(row.get("library") or row["algorithm"])
 
 
-def comparable(ours: Row, rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield other libraries' rows in the form of ours, in place or not; of one that has the other form alone, those."""
-    for of_one in grouped(rivals(rows), lambda row: str(row["algorithm"])):
-        same = [row for row in of_one if row["in_place"] == ours["in_place"]]
-        yield from same or of_one
+def chosen(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of the plan's choice on plain tensors, in place and out of place."""
+    return [row for row in measured(rows) if row["chosen"] and row["placement"] == "plain"]
+
+
+def compared(call: Sequence[Row]) -> tuple[Row | None, Row | None]:
+    """Return the plan's row and the other libraries' with right values, each the fastest of its forms."""
+    ours = min(filter(median_us, chosen(call)), key=median_us, default=None)
+    right = [row for row in rivals(call) if not row["wrong"]] if ours else []
+    return ours, min(right, key=median_us, default=None)
 
 
 def spread(time_us: Mapping[str, float]) -> float:

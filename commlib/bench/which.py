@@ -9,10 +9,11 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from commlib.bench.page import compared, head
+from commlib.bench.page import head
 from commlib.bench.rows import (
     AGREE,
-    comparable,
+    chosen,
+    compared,
     library,
     measured,
     median_us,
@@ -37,7 +38,7 @@ NOBODY = {LEVEL: "level", UNCLEAR: "unclear", ALONE: "alone"}  # and the class o
 COLOURS = 10  # of a page
 RULE = (
     "commlib is what the plan picks on ordinary tensors. Another library has the fastest of its ways to make the call, "
-    "also on memory that was registered with it.",
+    "also on memory that was registered with it. Each has its faster form, in place or out of place.",
     f"One of the two is the fastest if the other's median is at least {ENOUGH:g} times as long and their blocks lie "
     f"apart: nine tenths of its blocks are faster than nine tenths of the other's. They are {LEVEL} if their medians "
     f"differ by less. It is {UNCLEAR} if these differ by more and the blocks overlap: the noise is too large to tell.",
@@ -99,11 +100,11 @@ def _sizes(rows: Sequence[Row]) -> list[Size]:
     """Return the sizes at which the plan's choice was measured."""
     calls = sorted(grouped(rows, lambda row: int(row["size"])), key=lambda call: int(call[0]["size"]))
     pairs = [(call, *compared(call)) for call in calls]
-    return [Size(ours, best, _others(ours, call)) for call, ours, best in pairs if ours is not None]
+    return [Size(ours, best, _others(call)) for call, ours, best in pairs if ours is not None]
 
 
-def _others(ours: Row, call: Sequence[Row]) -> dict[str, Row]:
-    right = [row for row in comparable(ours, call) if not row["wrong"]]
+def _others(call: Sequence[Row]) -> dict[str, Row]:
+    right = [row for row in rivals(call) if not row["wrong"]]
     return {library(of[0]): min(of, key=median_us) for of in grouped(right, library)}
 
 
@@ -146,7 +147,7 @@ def _problems(document: dict[str, Any]) -> Iterator[str]:
     yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
     if count := document["out_of_bounds"]["count"]:
         yield f"{counted(count, 'wrong element')} in this run."
-    shown = {series_of(row) for row in measured(document["rows"]) if row["chosen"] and row["placement"] == "plain"}
+    shown = {series_of(row) for row in chosen(document["rows"])}
     left_out = [title(of[0]) for of in grouped(document["rows"], series_of) if series_of(of[0]) not in shown]
     if left_out:
         yield f"Not drawn, because the plan's choice was not measured: {'; '.join(left_out)}."

@@ -9,9 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from io import BufferedRWPair
 from typing import NoReturn
 
 from commlib.bootstrap.world import World, named
+from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 
 ANSWER_S = 2.0  # how long after its deadline a rank waits for the server to say who is missing
@@ -21,7 +24,8 @@ GONE = (OSError, EOFError, pickle.UnpicklingError)  # what reading shows when th
 
 # A rank asks with its round, how long it waits, and its bytes; None is its last word. The answer: "all" and every
 # rank's bytes in rank order, "late" and the ranks that did not come, "lost" and a rank that is gone, and how it went,
-# "wrong" or "timeout" and why no round of this world will ever be complete.
+# "wrong" or "timeout" and why no round of this world will ever be complete. Before it may come "waiting", and the ranks
+# that have not come so far.
 Question = tuple[int, float, bytes]
 Answer = tuple[str, "list[bytes] | str"]
 
@@ -70,8 +74,7 @@ class Exchange:
                 while (question := pickle.load(file)) is not None:
                     how = "ended"
                     with self._at_work():
-                        pickle.dump(self._gather(sock, rank, question), file)
-                        file.flush()
+                        _send(file, *self._gather(sock, rank, question, partial(_send, file, "waiting")))
                 how = how and "closed its communicator"
         finally:
             if how:
@@ -88,10 +91,10 @@ class Exchange:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def _gather(self, sock: socket.socket, rank: int, question: Question) -> Answer:
-        """Wait until all have brought their bytes, or cannot, or the rank's time is over."""
+    def _gather(self, sock: socket.socket, rank: int, question: Question, tell: Callable[[str], None]) -> Answer:
+        """Wait until all have brought their bytes, or cannot, or the rank's time is over; `tell` it who is missing."""
         number, timeout_s, data = question
-        deadline = time.monotonic() + timeout_s
+        deadline, waiting = time.monotonic() + timeout_s, Waiting(rank, self.size, timeout_s)
         with self._changed:
             parts = self._rounds.setdefault(number, {})
             parts[rank] = data
@@ -108,14 +111,19 @@ class Exchange:
                     return "lost", f"rank {gone} {how}"
                 if (left_s := deadline - time.monotonic()) <= 0:
                     return self._late(rank, question, parts)
+                if waiting.due():
+                    tell(self._missing(parts))
                 self._changed.wait(min(left_s, LOOK_S))
         return "all", [parts[peer] for peer in range(self.size)]
 
     def _late(self, rank: int, question: Question, parts: dict[int, bytes]) -> Answer:
-        missing = named([peer for peer in range(self.size) if peer not in parts])
+        missing = self._missing(parts)
         if self._meets and question[0] == 1:
             self.end("timeout", f"rank {rank} waited {question[1]:g} s for {missing}")
         return "late", missing
+
+    def _missing(self, parts: dict[int, bytes]) -> str:
+        return named([peer for peer in range(self.size) if peer not in parts])
 
 
 class ServedWorld(World):
@@ -160,16 +168,20 @@ class ServedWorld(World):
 
     def _ask(self, question: Question) -> Answer:
         answered = False
-        self._channel.settimeout(min(question[1] + ANSWER_S, LONGEST_S))
+        timeout_s = min(question[1] + ANSWER_S, LONGEST_S)
+        deadline = time.monotonic() + timeout_s
+        self._channel.settimeout(timeout_s)
         try:
             self._channel.sendall(pickle.dumps(question))
-            with self._channel.makefile("rb") as file:
-                answer: Answer = pickle.load(file)
+            with self._channel.makefile("rb") as file, Waiting(self.rank, self.size, question[1]) as waiting:
+                while (answer := pickle.load(file))[0] == "waiting":
+                    waiting.tell(answer[1])
+                    self._channel.settimeout(max(deadline - time.monotonic(), ANSWER_S))
             answered = True
         finally:
             if not answered:  # half a question may be out: nothing that follows would be understood
                 self._channel.close()
-        return answer
+        return answer  # type: ignore[no-any-return]  # an Answer
 
     def _fail(self, why: str) -> NoReturn:
         self._lost = why
@@ -209,6 +221,11 @@ class Attendants:
             with contextlib.suppress(OSError):  # its thread was first
                 sock.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+def _send(file: BufferedRWPair, kind: str, answer: list[bytes] | str) -> None:
+    pickle.dump((kind, answer), file)
+    file.flush()
 
 
 def _hung_up(sock: socket.socket) -> bool:

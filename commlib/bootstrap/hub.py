@@ -16,6 +16,7 @@ class Hub:
         self.size = size
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(size)]
         self._ours, self.links = [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+        self.joined = False  # whether a rank has come to init()
         self._attendants = Attendants()
         self._lock = threading.Lock()  # guards what follows
         self._channels: dict[int, Exchange] = {}  # the n-th channel of every rank belongs together
@@ -50,6 +51,7 @@ class Hub:
                 _, fds, _, _ = socket.recv_fds(link, 64, 1)
                 if not fds:
                     return
+                self.joined = True
                 with self._lock:
                     self._channels.setdefault(number, Exchange(self.size, self._lost))
                 self._attendants.serve(socket.socket(fileno=fds[0]), self._answer, rank, number)

@@ -13,6 +13,7 @@ from commlib.bootstrap.door import Door, Greeting, Place, Reply, doors, knock
 from commlib.bootstrap.exchange import ServedWorld
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import card, local_rank
+from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout
 
 NAP_S, LONGEST_NAP_S = 0.002, 0.1  # between two looks for a door
@@ -23,7 +24,8 @@ def meet(name: str, place: Place, who: Identity, timeout_s: float) -> ServedWorl
     """Join the other ranks at a place of this host."""
     deadline = time.monotonic() + timeout_s
     door = Door(place, who.size) if who.rank == 0 else None
-    channel = door.own_channel() if door else _enter(place, who, timeout_s)
+    with Waiting(who.rank, who.size, timeout_s) as waiting:
+        channel = door.own_channel() if door else _enter(place, who, timeout_s, waiting)
     world = MetWorld(name, who, channel, door)
     try:
         if door:
@@ -60,7 +62,7 @@ class MetWorld(ServedWorld):
             self._door = None
 
 
-def _enter(place: Place, who: Identity, timeout_s: float) -> socket.socket:
+def _enter(place: Place, who: Identity, timeout_s: float, waiting: Waiting) -> socket.socket:
     """Knock at every door of the place until one lets this rank in."""
     deadline, nap_s, patience_s = time.monotonic() + timeout_s, NAP_S, PATIENCE_S
     greeting, reply = Greeting(who.rank, who.size, os.getpid()), Reply("nobody")
@@ -79,6 +81,8 @@ def _enter(place: Place, who: Identity, timeout_s: float) -> socket.socket:
         if time.monotonic() >= deadline:
             waited = f"rank {who.rank} waited {timeout_s:g} s for rank 0 at {place.said}"
             raise CommTimeout(f"{waited}: {_reason(reply if names else Reply('nobody'))}")
+        if waiting.due():
+            waiting.tell(f"rank 0 at {place.said}")
         time.sleep(nap_s)
         nap_s = min(nap_s * 2, LONGEST_NAP_S)
 

@@ -19,6 +19,7 @@ from commlib.bootstrap.meeting import meet
 from commlib.bootstrap.tcp import connect_store, own_address, serve
 from commlib.bootstrap.world import World
 from commlib.counts import counted
+from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, Unsupported
 
 START = "mpiexec -n N"
@@ -114,13 +115,16 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
         meeting[: len(said)] = said
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
     request = comm.Ibcast([meeting, library().BYTE], 0)
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise CommTimeout(
-                f"rank {who.rank} waited {timeout_s:g} s for rank 0 to join (mpi); "
-                "raise the timeout (timeout_s=) if it is only late"
-            )
-        time.sleep(NAP_S)
+    with Waiting(who.rank, who.size, timeout_s) as waiting:
+        while not request.Test():
+            if time.monotonic() > deadline:
+                raise CommTimeout(
+                    f"rank {who.rank} waited {timeout_s:g} s for rank 0 to join (mpi); "
+                    "if it is only late, raise timeout_s"
+                )
+            if waiting.due():
+                waiting.tell("rank 0")
+            time.sleep(NAP_S)
     name, *address = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
     if not address:

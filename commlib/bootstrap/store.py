@@ -17,6 +17,7 @@ from commlib.bootstrap.address import address_of
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import Neighbours, card, twin
 from commlib.bootstrap.world import World, named, two_processes
+from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.lane import Lane
 
@@ -61,7 +62,8 @@ class StoreWorld(World):
         cards = None
         while cards is None:
             self._deadline, self._round = deadline, 0
-            self._world = self._name_world() if self.rank == 0 else self._find_world(mine, timeout_s)
+            with Waiting(self.rank, self.size, timeout_s) as waiting:
+                self._world = self._name_world() if self.rank == 0 else self._find_world(mine, timeout_s, waiting)
             self._store = PrefixStore(self._world, self._base)
             self._key = (env.SECRET.get() + secret).encode()
             self._put_down(mine)
@@ -78,7 +80,8 @@ class StoreWorld(World):
         keys = [f"{self._round}/{rank}" for rank in range(self.size)]
         self._ask(lambda: self._store.set(keys[self.rank], self._signature(self.rank, data) + data))  # type: ignore[arg-type]  # takes bytes too
         try:
-            self._wait(keys, timeout_s)
+            with Waiting(self.rank, self.size, timeout_s) as waiting:
+                self._wait(keys, timeout_s, waiting)
             gathered = self._ask(lambda: self._store.multi_get(keys))
         finally:
             self._leave_round(keys)
@@ -114,7 +117,7 @@ class StoreWorld(World):
             self._ask(lambda: self._base.set("world", name))
         return name
 
-    def _find_world(self, mine: bytes, timeout_s: float) -> str:
+    def _find_world(self, mine: bytes, timeout_s: float, waiting: Waiting) -> str:
         """Return the world that rank 0 named last, once it is one that this rank was never in."""
         nap_s = 0.0005
         while True:
@@ -127,6 +130,8 @@ class StoreWorld(World):
                 self._refuse_twin(self.rank, holder, world)
             if time.monotonic() >= self._deadline:
                 raise CommTimeout(f"rank {self.rank} waited {timeout_s:g} s for rank 0 to join ({self.name})")
+            if waiting.due():
+                waiting.tell("rank 0")
             time.sleep(nap_s)
             nap_s = min(nap_s * 2, LONGEST_NAP_S)
 
@@ -167,7 +172,7 @@ class StoreWorld(World):
             )
         return data
 
-    def _wait(self, keys: list[str], timeout_s: float) -> None:
+    def _wait(self, keys: list[str], timeout_s: float, waiting: Waiting) -> None:
         look_around, nap_s = 0.0, 0.0005
         while not self._there(*keys):
             now = time.monotonic()
@@ -175,10 +180,13 @@ class StoreWorld(World):
                 self._raise_if_lost(keys)
                 self._raise_if_moved()
                 look_around = now + LOOK_AROUND_S
-            if now >= self._deadline:
+            late = now >= self._deadline
+            if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
-                if missing:
+                if missing and late:
                     raise self.late(timeout_s, self._round, named(missing))
+                if missing:
+                    waiting.tell(named(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
             time.sleep(nap_s)
             nap_s = min(nap_s * 2, LONGEST_NAP_S)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
+from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout
 from commlib.lane import Lane
 
@@ -38,7 +39,8 @@ def connect_store(
     serves = who.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline = time.monotonic() + timeout_s
     if not serves:
-        _wait_for_server(address, who, timeout_s)
+        with Waiting(who.rank, who.size, timeout_s) as waiting:
+            _wait_for_server(address, who, timeout_s, waiting)
     where = f"rank {who.rank}: no store at {address[0]}:{address[1]}"
     try:
         connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
@@ -111,7 +113,7 @@ def served(address: tuple[str, int], **options: Any) -> TCPStore:
     return TCPStore(host, port, None, True, **options)
 
 
-def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float) -> None:
+def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float, waiting: Waiting) -> None:
     """Knock until the server is there: torch's own retries print a stack trace each, and ignore Ctrl-C."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -124,4 +126,6 @@ def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float) 
                     f"rank {who.rank} waited {timeout_s:g} s for rank 0's store at "
                     f"{address[0]}:{address[1]} ({error}); is rank 0 running, and is this its host?"
                 ) from None
+        if waiting.due():
+            waiting.tell(f"rank 0's store at {address[0]}:{address[1]}")
         time.sleep(0.05)

@@ -34,8 +34,8 @@ class World(ABC):
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""
         return CommTimeout(
-            f"rank {self.rank} waited {timeout_s:g} s in exchange {exchange} ({self.name}) for {who}; "
-            f"raise the timeout (timeout_s=) if they are only late"
+            f"rank {self.rank} waited {timeout_s:g} s in init() for {who} ({self.name}, exchange {exchange}); "
+            "raise timeout_s if starting takes longer"
         )
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from commlib.cli.options import Finite
 if TYPE_CHECKING:
     from commlib.debug.jobs import Job
     from commlib.debug.record import Record
+    from commlib.debug.starting import Starting
     from commlib.debug.trace import Calls
 
 APART_S = 0.7  # between the two looks at a job
@@ -51,15 +52,16 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
     The exit code is 3 if something is wrong.
     """
-    from commlib.debug.jobs import jobs_here, why_none
+    from commlib.debug.jobs import jobs_here, starting_here, why_none
 
     while True:
-        jobs = jobs_here(job)
-        if not jobs:
+        jobs, starting = jobs_here(job), starting_here(job)
+        if not jobs and not starting:
             raise click.ClickException(why_none(job))
         if watch:
             click.clear()
-        wrong = _show_all(jobs, Options(**options))
+        waits = _show_starting(starting, options["as_json"])
+        wrong = _show_all(jobs, Options(**options)) or waits
         if not watch:
             return 3 * wrong
         time.sleep(WATCH_S)
@@ -82,33 +84,55 @@ class Shown:
     """What there is to show of a job: text and data, who is to be looked at more closely, the calls by rank."""
 
     job: Job
+    records: list[Record]
     text: str
     data: dict[str, Any]
     suspects: set[int]
     wrong: bool
     calls: Calls
+    line: str = ""  # shown instead of the text, where nothing is wrong and there are other jobs
 
 
 def _show_all(jobs: list[list[Record]], options: Options) -> bool:
-    """Show jobs; say whether something is wrong. Those that may be stuck are looked at together, it takes no longer."""
+    """Show jobs, those in which something is wrong first; say whether there are such. All are looked at together."""
     for record in chain(*jobs):
         if options.sites is not None:
             record.keep_sites(options.sites)
-    shown = (_slow(records, options.seconds) for records in jobs) if options.slow else _stuck(jobs, options.sites)
-    wrong: list[bool] = []
-    for one, records in zip(shown, jobs, strict=True):
-        if wrong and not options.as_json:
+    if options.slow:
+        shown = [_slow(records, options.seconds) for records in jobs]
+    else:
+        shown = sorted(_stuck(jobs, options.sites), key=lambda one: not one.wrong)
+    wrong = sum(one.wrong for one in shown)
+    if len(shown) > 1 and not options.as_json:
+        click.echo(f"something is wrong in {wrong} of {len(shown)} jobs\n")
+    for at, one in enumerate(shown):
+        if at and not (options.as_json or shown[at - 1].line):
             click.echo()
-        wrong.append(_show(one, records, options))
+        _show(one, options)
     for record in chain(*jobs):
         record.close()
-    return any(wrong)
+    return wrong > 0
 
 
-def _show(shown: Shown, records: list[Record], options: Options) -> bool:
-    """Show one job; say whether something is wrong."""
+def _show_starting(starting: list[Starting], as_json: bool) -> bool:
+    """Show the ranks that wait in init(); say whether one has waited for long."""
+    from commlib.debug.page import wrapped
+    from commlib.debug.process import command_of
+    from commlib.debug.starting import LOG_S
+
+    if as_json and starting:
+        ranks = [asdict(one) for one in starting]
+        click.echo(json.dumps({"schema": "commlib.debug.init", "version": 1, "ranks": ranks}))
+    elif starting:
+        said = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
+        click.echo("\n".join([*wrapped(said), ""]))
+    return any(one.waited_s >= LOG_S for one in starting)
+
+
+def _show(shown: Shown, options: Options) -> None:
+    """Show one job."""
     data = json.dumps(shown.data, default=str)
-    click.echo(data if options.as_json else shown.text)
+    click.echo(data if options.as_json else shown.line or shown.text)
     stacks = {
         pid: native_stack(pid) for pid in sorted(shown.suspects or set(shown.job.ranks)) if options.native and pid > 0
     }
@@ -117,26 +141,27 @@ def _show(shown: Shown, records: list[Record], options: Options) -> bool:
     if options.dump is not None:
         place = options.dump / str(shown.job.number)
         try:
-            _dump(place, records, shown, data)
+            _dump(place, shown, data)
         except OSError as error:
             said = error.strerror if error.filename is None else error
             raise click.ClickException(f"--dump: what is kept in {place} is not complete: {said}") from None
-    return shown.wrong
 
 
 def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
     from commlib.debug import document, findings_of, page
     from commlib.debug.jobs import ask_stacks, moments
+    from commlib.debug.page import brief
     from commlib.debug.trace import kept_calls
 
     looks = moments(jobs, APART_S, sites)
     ask_stacks(rank for _, job in looks for rank in job.ranks.values())
-    for before, job in looks:
+    for (before, job), records in zip(looks, jobs, strict=True):
         findings = findings_of(job, before)
         suspects = {pid for finding in findings for pid in finding.threads}
         wrong = any(finding.serious for finding in findings)
         text, data = page(job, before, findings), document(job, before, findings)
-        yield Shown(job, text, data, suspects, wrong, kept_calls(job))
+        line = "" if wrong or len(jobs) == 1 else brief(job, before)
+        yield Shown(job, records, text, data, suspects, wrong, kept_calls(job), line)
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:
@@ -149,7 +174,7 @@ def _slow(records: list[Record], seconds: float) -> Shown:
     job, found = watched.job, slowness(watched, traffic)
     where = {one.pid: whereabouts(records, job, one.pid) for one in found.late}
     given = job, found, where, cores_of(job)
-    return Shown(job, slow_page(*given), slow_document(*given), set(where), bool(found.late), watched.calls)
+    return Shown(job, records, slow_page(*given), slow_document(*given), set(where), bool(found.late), watched.calls)
 
 
 def native_stack(pid: int) -> str:
@@ -166,7 +191,7 @@ def native_stack(pid: int) -> str:
     return f"none of {', '.join(_NATIVE)} is here"
 
 
-def _dump(place: Path, records: list[Record], shown: Shown, data: str) -> None:
+def _dump(place: Path, shown: Shown, data: str) -> None:
     """Write a folder for the job: what was shown, the record of each rank as it is, and its calls for other tools."""
     from commlib.debug.flight import flights
     from commlib.debug.trace import events_of, trace_text
@@ -175,7 +200,7 @@ def _dump(place: Path, records: list[Record], shown: Shown, data: str) -> None:
     texts = {"page.txt": shown.text, "job.json": data, "trace.json": trace_text(events_of(shown.job, shown.calls))}
     for name, text in texts.items():
         (place / name).write_text(text + "\n", encoding="utf-8")
-    for record in records:
+    for record in shown.records:
         kept = Path(f"/proc/self/fd/{record.fd}").read_bytes().rstrip(b"\0")
         (place / f"record.{record.pid}").write_bytes(kept)
     for rank, flight in flights(shown.job).items():

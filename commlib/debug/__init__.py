@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from commlib.debug.answer import call_site, explain, explained_below, listen
+from commlib.debug.answer import call_site, explain, explained_below, listen, ranks_below
 from commlib.debug.findings import Finding, findings_of
 from commlib.debug.jobs import Job, jobs_here, look
 from commlib.debug.page import document, page
@@ -22,4 +22,5 @@ __all__ = [
     "listen",
     "look",
     "page",
+    "ranks_below",
 ]

@@ -6,8 +6,8 @@ import os
 
 from commlib import lane
 from commlib.debug.findings import findings_of
-from commlib.debug.jobs import jobs_here, look
-from commlib.debug.page import findings_lines
+from commlib.debug.jobs import job_of, jobs_here, look, starting_here
+from commlib.debug.page import findings_lines, ranks_lines
 from commlib.debug.stacks import listen
 
 __all__ = ["call_site", "explain", "listen"]
@@ -44,6 +44,21 @@ def explained_below(pid: int) -> list[str]:
         lines += explained([record.pid for record in records])
         for record in records:
             record.close()
+    return lines
+
+
+def ranks_below(pid: int) -> list[str]:
+    """Say what each rank is in that a process has started; nothing where that fails, as they must be ended."""
+    try:
+        lines = [f"rank {one.rank} {one}" for one in starting_here(pid)]
+        for records in jobs_here(pid):
+            job = job_of(records)
+            job.ask_stacks(set(job.ranks))
+            lines += ranks_lines(job)
+            for record in records:
+                record.close()
+    except Exception:
+        return []
     return lines
 
 

@@ -200,9 +200,10 @@ def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         places = [(slot, at) for slot in open_slots for at, peer in enumerate(slot.peers) if peer.pid == pid]
         if not rank.process.gone or not places:
             continue
-        slot, at = max(places, key=lambda place: place[0].peers[place[1]].number)
-        name, seen = job.name(slot, at), slot.calls.get(slot.peers[at].number)
-        text = f"rank {name} (process {rank.place}) has died"
+        slot, at = max(places, key=lambda place: (len(place[0].waits) > 0, place[0].peers[place[1]].number))
+        # Ranks look at others while they wait: what one has seen before is old.
+        name, seen = job.name(slot, at), slot.calls.get(slot.peers[at].number) if slot.waits else None
+        text = f"rank {name} (process {rank.place}) has ended"
         text += f"; it was last seen in {seen}{where_text(job, slot)}" if seen else ""
         if waits := [one for one in stuck.values() if one.peer is rank]:
             text += f"; {_waiting_text(job, waits)}, in {waited_text(job, waits[0].slot, waits[0].wait)}"

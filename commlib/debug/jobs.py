@@ -18,6 +18,7 @@ from commlib.debug.kept import GPU, Slot
 from commlib.debug.process import Process, command_of, process
 from commlib.debug.record import NAME, Record, Taken, descriptors, opened, records_of
 from commlib.debug.stacks import Stack, ask
+from commlib.debug.starting import Starting, starting_ranks
 from commlib.debug.unsaid import add_waits
 
 SOON_S = 0.5  # after a second look, a third may come
@@ -207,9 +208,14 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
     return chosen
 
 
+def starting_here(wanted: int | None = None) -> list[Starting]:
+    """Return the ranks that wait in init(): all of this user on this host, or those of `wanted` and below it."""
+    found = starting_ranks(pid for pid in _pids() if wanted is None or wanted in _above(pid))
+    return sorted(found, key=lambda one: one.pid)
+
+
 def why_none(wanted: int | None) -> str:
     """Say why no job was found, and what to do."""
-    starting = "ranks that are still in commlib.init() have none yet: init() says after its deadline who has not come"
     if wanted is not None:
         try:
             owner = Path(f"/proc/{wanted}").stat().st_uid
@@ -221,8 +227,10 @@ def why_none(wanted: int | None) -> str:
     if why := next(filter(None, map(_why_passed_over, below)), ""):
         return why
     if wanted is None:
-        return f"no process of this user on this host has a communicator (other users' jobs: as root); {starting}"
-    return f"neither process {wanted} nor a process below it has a communicator; {starting}"
+        return (
+            "no process of this user on this host has a communicator, or waits in init() (other users' jobs: as root)"
+        )
+    return f"neither process {wanted} nor a process below it has a communicator, or waits in init()"
 
 
 def _why_passed_over(pid: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import textwrap
+from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from commlib.counts import counted
@@ -37,14 +39,23 @@ def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> lis
     return lines
 
 
+def ranks_lines(job: Job) -> list[str]:
+    """Return a line for each rank: what it was in."""
+    lines = []
+    for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
+        calls = [call for *_, call, since, _ in _rows(job, rank) if since]
+        thread = next((wait.thread for slot in rank.slots for wait in slot.waits), 0)
+        place = f", at {stack}" if (stack := rank.stack(thread)) is not None and stack.frames else ""
+        lines.append(f"rank {rank.number} was in {'; '.join(calls) or 'no call'}{place}")
+    return lines
+
+
 def page(job: Job, before: Job, findings: list[Finding]) -> str:
     """Return the text."""
-    living = sum(bool(rank.slots) for rank in job.ranks.values())
-    named = f"job {job.number}: {living} of {counted(len(job.ranks), 'rank')} {_hosts_text(job)}, {job.command}"
-    lines = [clipped(named), "", *_unrecorded_lines(job)]
+    lines = [clipped(f"{_name(job)}, {job.command}"), "", *_unrecorded_lines(job)]
     if not any(finding.serious for finding in findings):
         lines.append(_progress_text(job, before))
-    lines += [*findings_lines(job, before, findings), ""]
+    lines += [*wrapped(findings_lines(job, before, findings)), ""]
     rows: list[tuple[str, ...]] = [("rank", "process", "state", "core", "comm", "calls", "in", "for", "at")]
     for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
         rows += _rows(job, rank)
@@ -52,6 +63,23 @@ def page(job: Job, before: Job, findings: list[Finding]) -> str:
     made = enumerate(job.communicators.values(), 1)
     several = ["", *(f"communicator {number}: {members_text(job, slots[0])}" for number, slots in made)]
     return "\n".join([*lines, *several * (len(several) > 2)])
+
+
+def brief(job: Job, before: Job) -> str:
+    """Return one line for a job in which nothing is wrong."""
+    return clipped(f"{_name(job)}: {_progress_text(job, before)}, {job.command}")
+
+
+def _name(job: Job) -> str:
+    living = sum(bool(rank.slots) for rank in job.ranks.values())
+    return f"job {job.number}: {living} of {counted(len(job.ranks), 'rank')} {_hosts_text(job)}"
+
+
+def wrapped(lines: Iterable[str]) -> list[str]:
+    """Break lines between words, at the terminal's width."""
+    columns = max(shutil.get_terminal_size().columns, 40)
+    found = (textwrap.wrap(line, columns, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
+    return [*chain(*found)]
 
 
 def clipped(line: str) -> str:

@@ -30,11 +30,16 @@ class Match:
         return cls(len(keys) - len(differing), len(keys), told)
 
     @property
-    def said(self) -> str:
+    def where(self) -> str:
         """Whether the plan was measured on this machine, in words."""
         if not self.total:
             return "not measured on this machine (`commlib tune` does)"
-        return f"measured elsewhere ({self})" if self.differences else "measured on a machine like this one"
+        return "measured elsewhere" if self.differences else "measured on a machine like this one"
+
+    @property
+    def said(self) -> str:
+        """The same, with what differs."""
+        return f"{self.where} ({self})" if self.differences else self.where
 
     def __str__(self) -> str:
         """Return it as explain prints it: match 5/6: NCCL 2.28.9, here 2.30.7."""
@@ -62,6 +67,7 @@ class Explanation:
     ci_bytes: Sequence[int] | None = None  # where the upper end may lie
     low_ci_bytes: Sequence[int] | None = None  # where the lower end may lie
     match: str = ""
+    measured: str = ""  # whether the plan was, on this machine
     pinned_by: str = ""
     link: str = ""  # what goes between hosts
     remark: str = ""  # of the algorithm, whatever the plan
@@ -71,17 +77,17 @@ class Explanation:
     passed: tuple[str, ...] = ()  # what stood before it and cannot serve such a call, and why
 
     def __str__(self) -> str:
-        """Return lines a person can act on: what runs, for which sizes, how much better, says who."""
-        params = "".join(f" {key}={value}" for key, value in self.params.items())
+        """Return lines a person can act on: what runs and why, then for which sizes, how much better, by which rule."""
+        params = ", ".join(f"{key}={value}" for key, value in self.params.items())
+        plan = "the shipped plan" if self.source.startswith("plans/") else f"the plan {self.source}"
+        why = f"pinned by {self.pinned_by}" if self.pinned_by else f"chosen by {plan}, {self.measured}"
         told = ", ".join(text for text in (f"plan {self.digest}", self.match) if text)
         lines = [
-            f"{self.op} of {size_text(self.num_bytes)} runs {self.algorithm}{params}",
-            f"  for {self._sizes()}",
-            f"  {self._gain()}",
+            f"{self.op} of {size_text(self.num_bytes)} runs {self.algorithm}: {why}",
+            f"  for {self._sizes()}" + f", with {params}" * bool(params),
+            *([] if self.pinned_by else [f"  {self._gain()}"]),
             f"  {self.rule} of {self.source} ({told})",
         ]
-        if self.pinned_by:
-            lines[2] = f"  pinned by {self.pinned_by}"
         lines[2:2] = [f"  {told}" for told in (self.remark, self.spared, self._multiprocessors(), self.link) if told]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)

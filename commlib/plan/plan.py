@@ -220,6 +220,7 @@ class Plan:
             ci_bytes=here.ci_bytes,
             low_ci_bytes=before.ci_bytes if before else None,
             match=str(self.fit) if rule.source == self.source else "",
+            measured=(self.fit if rule.source == self.source else Match()).where,
             pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
             remark=facts.remark(op, entry.algorithm),
             sms=min(most, max_sms) if max_sms else most,

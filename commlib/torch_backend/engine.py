@@ -16,7 +16,7 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.redops import TORCH_OPS
-from commlib.torch_backend.layout import flat, joined, room_for, spread
+from commlib.torch_backend.layout import in_place, joined, room_for, spread
 from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
 from commlib.work import blocking
@@ -72,32 +72,29 @@ class Engine:
         x, op = _one("all_reduce", tensors), OPS.get(hash(opts.reduceOp))
         if op is None:
             op = _scale("all_reduce", opts, x.mul_)
-        if not x.is_contiguous():
-            if x.layout is torch.sparse_coo and op == "sum":
-                sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
-                return Done(tensors)
-            x = flat(x)
-        later = opts.asyncOp
-        if later and not (self._gpu and x.nbytes <= INLINE_BYTES):
-            return self._run("all_reduce", opts, tensors, lambda calls: _nothing(calls.all_reduce(x, op, None)))
+        later, row = opts.asyncOp, x.is_contiguous()
+        if not row and x.layout is torch.sparse_coo and op == "sum":
+            sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
+            return Done(tensors)
+        if not row or (later and not (self._gpu and x.nbytes <= INLINE_BYTES)):
+            return self._all_reduce(tensors, op, opts)
         self.comm._calls.all_reduce(x, op, None)
         return OnStream(self._index, tensors, self._blocks) if later else DONE
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce several tensors, each in place."""
-        op = _op("all_reduce", opts)
-        parts = [flat(x) for x in tensors]
+        return self._all_reduce(tensors, _op("all_reduce", opts), opts)
 
-        def run(calls: Calls) -> None:
-            for x in parts:
-                calls.all_reduce(x, op, None)
-
+    def _all_reduce(self, tensors: Sequence[Tensor], op: Any, opts: Any) -> dist.Work:
+        run = in_place(tensors, lambda calls, x: calls.all_reduce(x, op, None))
         return self._run("all_reduce", opts, tensors, run)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce a tensor to the root's."""
-        x, op, root = flat(_one("reduce", tensors)), _op("reduce", opts), opts.rootRank
-        return self._run("reduce", opts, tensors, lambda calls: calls.reduce(None, x, root, op))
+        _one("reduce", tensors)
+        op, root = _op("reduce", opts), opts.rootRank
+        run = in_place(tensors, lambda calls, x: calls.reduce(None, x, root, op))
+        return self._run("reduce", opts, tensors, run)
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Reduce, and keep this rank's block."""
@@ -118,8 +115,9 @@ class Engine:
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Copy the root's tensor to all."""
-        x, root = flat(_one("broadcast", tensors)), opts.rootRank
-        return self._run("broadcast", opts, tensors, lambda calls: calls.broadcast(x, root))
+        _one("broadcast", tensors)
+        root = opts.rootRank
+        return self._run("broadcast", opts, tensors, in_place(tensors, lambda calls, x: calls.broadcast(x, root)))
 
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Put every rank's tensor into one."""
@@ -253,10 +251,6 @@ def _names() -> str:
 def _rows(x: Tensor) -> Tensor:
     """Splits count rows: a tensor keeps its shape, but for one without dimensions."""
     return x.reshape(1) if x.dim() == 0 else x
-
-
-def _nothing(result: object) -> None:
-    """Drop what a native call returns: the work has its own result."""
 
 
 __all__ = ["DONE", "Engine"]

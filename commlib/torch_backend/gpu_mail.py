@@ -59,6 +59,8 @@ class GpuMail:
 
     def _message(self, name: str, tensors: Sequence[Tensor], peer: int, tag: int) -> dist.Work:
         rows = [flat(x) for x in tensors]
+        if name == "recv" and rows[0].data_ptr() != tensors[0].data_ptr():
+            raise ValueError("recv between GPUs needs memory without gaps; pass a contiguous tensor and copy from it")
         batch = self._batch_for(_batched(sys._getframe(3)))  # behind the group's method
         if batch is None:
             work: dist.Work = getattr(self._engine(), name)(rows, peer, tag)

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from commlib._native import Calls
 
 
 def flat(x: Tensor) -> Tensor:
     """Return a tensor whose elements are in a row: itself, or a view of it in the order they lie in memory.
 
-    For calls in place: ranks that pass tensors of the same strides see the same elements, as with torch's own backends.
+    Where there are gaps between them, it is a copy. Ranks that pass tensors of the same strides see the same elements,
+    as with torch's own backends.
     """
     if x.is_contiguous():
         return x
-    if not _dense(_strided(x)):
-        raise ValueError(
-            f"tensors must be contiguous: one of shape {tuple(x.shape)} has strides {x.stride()}; pass x.contiguous()"
-        )
-    return x.as_strided((x.numel(),), (1,), x.storage_offset())
+    return x.as_strided((x.numel(),), (1,), x.storage_offset()) if _dense(_strided(x)) else x.contiguous()
+
+
+def in_place(tensors: Sequence[Tensor], run: Callable[[Calls, Tensor], object]) -> Callable[[Calls], None]:
+    """Return a call that changes each tensor in its own memory; one that has gaps is copied, and then copied back."""
+    for x in tensors:
+        _strided(x)
+
+    def call(calls: Calls) -> None:
+        for x in tensors:
+            row = flat(x)
+            run(calls, row)
+            if row.data_ptr() != x.data_ptr():
+                write(x, row)
+
+    return call
 
 
 def _strided(x: Tensor) -> Tensor:

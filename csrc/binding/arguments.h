@@ -73,9 +73,9 @@ struct Buffer {
     const Device device = tensor.device();
     if (!target.owns(device)) target.refuse(device, name);
     if (!tensor.is_contiguous()) {
-      const bool read = std::string_view(name) == "x";
-      fail("ValueError", name, " is not contiguous, but must be; pass ",
-           read ? "x.contiguous()" : "a contiguous tensor and copy from it");
+      const bool x = std::string_view(name) == "x";  // many calls change it: a temporary loses that
+      fail("ValueError", name, " is not contiguous, but must be; ",
+           x ? "first x = x.contiguous()" : "pass a contiguous tensor and copy from it");
     }
   }
   size_t bytes() const { return count * size_of(dtype); }

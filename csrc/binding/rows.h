@@ -30,8 +30,8 @@ struct RowsOf {
     rows = width > 0 ? tensor.numel() / width : 0;
     if (rows > 0 && !are_apart_alike(tensor))
       fail("ValueError", name,
-           " has rows that are not contiguous, or not the same distance apart; ", "pass ", name,
-           ".contiguous()");
+           " has rows that are not contiguous, or not the same distance apart; first ", name, " = ",
+           name, ".contiguous()");
   }
   int64_t row_bytes() const { return width * static_cast<int64_t>(size_of(dtype)); }
   Field field() const { return {data, stride_bytes}; }

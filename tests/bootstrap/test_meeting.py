@@ -15,6 +15,7 @@ from commlib.bootstrap import door
 from commlib.bootstrap.door import Door, Greeting, Place, doors, knock
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.meeting import meet
+from commlib.debug import starting
 from commlib.errors import CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
@@ -61,6 +62,16 @@ def test_communicators_of_the_same_ranks_never_mix(place):
 def test_a_rank_that_never_starts_is_named_on_every_other_rank(place, missing):
     results = in_threads(*((join, place, rank, 3, 0.5) for rank in range(3) if rank != missing))
     assert all(result.startswith("CommTimeout") and f"for rank {missing}" in result for result in results), results
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_ranks_say_for_whom_they_wait(place, missing, monkeypatch, caplog):
+    monkeypatch.setattr(starting, "FIRST_S", 0.1)
+    monkeypatch.setattr(starting, "LOG_S", 0.3)
+    in_threads(*((join, place, rank, 3, 1.4) for rank in range(3) if rank != missing))
+    for rank in {0, 1, 2} - {missing}:
+        mine = [line for line in caplog.messages if line.startswith(f"rank {rank} waits in commlib.init() for rank")]
+        assert [f"for rank {missing}" in line for line in mine] == [True] * 3, mine  # after 0.3, 0.6 and 1.2 s
 
 
 def test_ranks_that_were_told_different_numbers_say_the_same_sentence(place):

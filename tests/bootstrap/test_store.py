@@ -14,7 +14,8 @@ from commlib.bootstrap.neighbours import card
 from commlib.bootstrap.rendezvous import rendezvous
 from commlib.bootstrap.store import TOKEN_BYTES, StoreWorld
 from commlib.bootstrap.tcp import connect_store, served
-from commlib.errors import CommError, PeerLost
+from commlib.debug import starting
+from commlib.errors import CommError, CommTimeout, PeerLost
 from tests.bootstrap.processes import Running, in_threads
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
@@ -52,6 +53,17 @@ def test_a_port_that_another_program_holds_is_an_error_by_the_deadline(taken):
     with pytest.raises(CommError, match=r"no store at 127\.0\.0\.1"):
         connect_store("test", taken, Identity(1, 2), 1.0)
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_at_a_store_says_for_whom_it_waits(rank, monkeypatch, caplog):
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr(starting, "FIRST_S", 0.1)
+    monkeypatch.setattr(starting, "LOG_S", 0.3)
+    with pytest.raises(CommTimeout):
+        StoreWorld("test", HashStore(), Identity(rank, 2), 0.8)
+    assert f"rank {rank} waits in commlib.init() for rank {1 - rank}: " in caplog.text
 
 
 def test_rank_0_says_at_once_that_its_port_is_taken(taken):

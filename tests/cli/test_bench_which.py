@@ -171,7 +171,7 @@ def test_a_collective_whose_plans_choice_was_not_measured_is_named_and_not_drawn
 
 
 def test_a_barrier_has_one_tile_without_a_size() -> None:
-    assert tiles(document("barrier", sizes=(0,))) == [[("no data", "commlib", "1.22")]]
+    assert tiles(document("barrier", sizes=(0,))) == [[("no data", "commlib", "1.36")]]
 
 
 def test_names_of_libraries_are_text_wherever_they_come() -> None:
@@ -184,6 +184,14 @@ def test_names_of_libraries_are_text_wherever_they_come() -> None:
     text = page(found)
     assert evil not in text and text.count("&lt;script&gt;alert(1)") >= 4
     assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text)
+
+
+def test_show_takes_the_runs_that_have_the_collective() -> None:
+    results = str(ROOT / "benchmarks/results/bench_h200.json")
+    found = CliRunner().invoke(show, [results, "all_gather", "--format", "csv"])
+    assert found.exit_code == 0
+    assert {line.split(",")[0] for line in found.output.splitlines() if line} == {"op", "all_gather"}
+    assert "there are no rows of nonsense" in str(CliRunner().invoke(show, [results, "nonsense"]).exception)
 
 
 def test_show_writes_the_form_that_the_name_of_the_file_says(tmp_path: Path) -> None:

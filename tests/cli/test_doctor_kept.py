@@ -132,6 +132,16 @@ def test_a_job_that_ends_well_leaves_the_last_failure_as_it_is():
     assert failure.last()["stderr"] == ["second"]
 
 
+def test_a_command_line_that_is_wrong_is_not_kept_and_an_old_failure_is_no_warning():
+    assert run("raise SystemExit(2)", 1) == 2
+    assert failure.last() is None
+    run("raise SystemExit('first')", 1)
+    text = json.loads(failure.path().read_text())
+    failure.path().write_text(json.dumps(text | {"time": text["time"] - 90_000}))
+    assert kept.last_failure().state == "ok"
+    assert kept.last_failure().detail.startswith("1 day ago: ")
+
+
 def test_without_prefix_the_fate_of_the_rank_is_kept_alone():
     run("import os; os.abort()", 1, prefix=False)
     assert (failure.last()["said"], failure.last()["stderr"]) == ("rank 0 was killed by SIGABRT", [])

@@ -37,8 +37,9 @@ def test_explain_says_algorithm_rule_file_sizes_and_match(run):
     digest = shipped_plan("shm").digest
     assert code == 0
     assert output.splitlines() == [
-        "all_reduce of 1M runs shm_twoshot chunk_bytes=262144",
-        "  for sizes above 8K",
+        "all_reduce of 1M runs shm_twoshot: chosen by the shipped plan, not measured on",
+        "    this machine (`commlib tune` does)",
+        "  for sizes above 8K, with chunk_bytes=262144",
         "  gain not measured",
         f"  rules[0][2] of plans/shm.json (plan {digest}, no fingerprint)",
     ]
@@ -86,7 +87,7 @@ def test_a_pin_of_the_environment_is_told(run, monkeypatch):
 
 def test_explain_tells_of_an_asynchronous_call(run):
     _, output, _ = run("explain", "all_reduce", "--bytes", "64M", "--plan", "nccl", "--async-op")
-    assert "all_reduce of 64M runs lsa_pipe_twoshot blocks=24" in output
+    assert "all_reduce of 64M runs lsa_pipe_twoshot: chosen by" in output
     assert "asynchronous: the knee of its curve, 24 of 132 multiprocessors" in output
 
 

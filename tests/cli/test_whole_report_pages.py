@@ -47,8 +47,9 @@ def page(tmp_path: Path) -> str:
     """A page of documents that say evil things."""
     evil = document("all_reduce", "barrier", notes=[EVIL], ended=EVIL, complete=False)
     evil["fingerprint"]["cpu"] = EVIL
-    found = doctor(finding(EVIL, "warning", EVIL, EVIL), finding("python", "broken", "gone"), runs=False)
-    folder = kept(tmp_path, environment=found, collectives=evil)
+    found = [finding(EVIL, "warning", EVIL, EVIL), finding("python", "broken", "gone")]
+    found.append(finding("last failure", "warning", "a job"))
+    folder = kept(tmp_path, environment=doctor(*found, runs=False), collectives=evil)
     folder.keep("index", ended("index", FAILED, -9, EVIL), None)
     write_pages(folder)
     return (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -64,6 +65,7 @@ def test_the_summary_says_first_what_is_wrong(page: str, tmp_path: Path) -> None
     )
     places = [text.index(each) for each in said]
     assert places == sorted(places)
+    assert "last failure" not in text
     assert page.index("Stage index failed") < page.index("What it reaches of its limits")
 
 

@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Callable[[Communicator, Made], object], str]] = {
     ),
     "a transposed tensor": (
         lambda c, t: c.all_reduce(t(4, 4).t()),
-        r"x is not contiguous, but must be; pass x\.contiguous\(\)",
+        r"x is not contiguous, but must be; first x = x\.contiguous\(\)",
     ),
     "a strided output": (lambda c, t: c.all_reduce(t(4), out=t(8)[::2]), "out is not contiguous"),
     "an overlap, all_reduce": (lambda c, t: c.all_reduce((x := t(16))[:8], out=x[4:12]), "overlap in part"),

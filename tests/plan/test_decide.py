@@ -44,8 +44,8 @@ def test_an_explanation_tells_crossovers_with_intervals_gain_rule_file_and_match
     document = {**HEAD, "fingerprint": {"backend": "nccl", "device": "H", "nccl": "2.28.9"}, "rules": [rule]}
     plan = Plan(document, "p.json").fitted({"backend": "nccl", "device": "H", "nccl": "2.30.7"})
     assert str(plan.explain("all_reduce", 1 << 14, world=2)).splitlines() == [
-        "all_reduce of 16K runs fast blocks=8",
-        "  for sizes above 8K [6K–12K], up to 64K [48K–80K]",
+        "all_reduce of 16K runs fast: chosen by the plan p.json, measured elsewhere",
+        "  for sizes above 8K [6K–12K], up to 64K [48K–80K], with blocks=8",
         "  measured 31% faster than slow (confidence 99%)",
         f"  rules[0][1] of p.json (plan {plan.digest}, match 2/3: NCCL 2.28.9, here 2.30.7)",
     ]

@@ -75,6 +75,26 @@ def moved_to_another_order_of_memory(rank: int) -> Any:
     return torch.cat(found), torch.cat([*[gathered] * 4, total, total, kept[rank], gathered] * 3)
 
 
+def changed_in_memory_with_gaps(rank: int) -> Any:
+    xs = [torch.zeros(4, 6) for _ in range(6)]
+    views = [x[::2, ::2] for x in xs]
+    for view in views:
+        view.copy_(block(rank, 2, 3))
+    works = [dist.all_reduce(view, async_op=True) for view in views[:2]]
+    dist.all_reduce(views[2])
+    with dist._coalescing_manager():
+        dist.all_reduce(views[3])
+    dist.broadcast(views[4], 1)
+    dist.reduce(views[5], 0)
+    for work in works:
+        work.wait()
+    wanted = [torch.zeros(4, 6) for _ in xs]
+    for at, x in enumerate(wanted):
+        x[::2, ::2] = block(1, 2, 3) if at == 4 else sum(block(r, 2, 3) for r in range(size()))
+    kept = 6 if rank == 0 else 5  # other ranks may have anything in what was reduced to the root
+    return torch.stack(xs[:kept]), torch.stack(wanted[:kept])
+
+
 def premultiplied(rank: int) -> Any:
     x = block(rank, 4)
     dist.all_reduce(x, dist._make_nccl_premul_sum(2.0 + rank))
@@ -328,7 +348,7 @@ def functional(rank: int) -> Any:
 
 CASES: tuple[Callable[[int], Any], ...] = (
     *(all_reduced, reduced_by_every_kind, reduced_in_another_order_of_memory, premultiplied, rooted, exchanged),
-    *(moved_to_another_order_of_memory, moved_into_parameters),
+    *(moved_to_another_order_of_memory, moved_into_parameters, changed_in_memory_with_gaps),
     *(gathered_into_a_list_of_different_sizes, gathered_into_one_tensor, scattered_and_reduced),
     *(scattered_and_reduced_from_a_list_of_different_sizes, asynchronous, coalesced),
     *(batched_messages, of_a_new_group, without_options, functional),

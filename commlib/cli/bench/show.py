@@ -26,10 +26,10 @@ def show(
 ) -> None:
     """Print what the run that wrote FILE printed, in this form or another; of these collectives alone, if named."""
     check_name(picture)
-    views = [BenchView(only(document, ops)) for document in KIND.read_all(file)]
-    if part is not None and part > len(views):
-        raise click.UsageError(f"--part {part}: {file} has {counted(len(views), 'run')}")
-    views = views if part is None else [views[part - 1]]
+    runs = KIND.read_all(file)
+    if part is not None and part > len(runs):
+        raise click.UsageError(f"--part {part}: {file} has {counted(len(runs), 'run')}")
+    views = [BenchView(run) for run in only(runs if part is None else [runs[part - 1]], ops)]
     form = form or _form(output)
     drawn = "--plot" if picture else "--format html" if form == "html" else ""
     if drawn and len(views) > 1:

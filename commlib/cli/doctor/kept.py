@@ -15,6 +15,7 @@ from commlib.counts import counted
 
 _LOG = logging.getLogger("commlib")
 STALE_DAYS = 30
+OLD_S = 86400  # a failure that is older is no warning
 
 
 def cache() -> Finding:
@@ -86,8 +87,10 @@ def last_failure() -> Finding:
     command = shlex.join(found["command"])
     command = command if len(command) <= 60 else f"{command[:59]}…"
     reason = f": {lines[-1].strip()}" if lines else ""
-    age, ranks = _age(time.time() - found["time"]), counted(found["ranks"], "rank")
-    detail = f"{age} ago: {command} on {ranks}, {found['said']}{reason}"
+    seconds, ranks = time.time() - found["time"], counted(found["ranks"], "rank")
+    detail = f"{_age(seconds)} ago: {command} on {ranks}, {found['said']}{reason}"
+    if seconds >= OLD_S:
+        return ok(detail)
     return warning(detail, f"{failure.path()} has the last lines of its stderr; delete it when it is dealt with")
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from commlib.bench.page import compared
 from commlib.bench.plot import panels
-from commlib.bench.rows import measured, median_us, series_of, steady, title, versus
+from commlib.bench.rows import compared, measured, median_us, series_of, steady, title, versus
 from commlib.cli.bench.view import BenchView
 from commlib.cli.profile.comm_analysis_view import AnalysisView
 from commlib.cli.profile.comm_view import CommView

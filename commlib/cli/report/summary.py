@@ -94,7 +94,7 @@ def _problems(folder: Folder, documents: Documents) -> Iterator[Block]:
     if wrong := machine.wrong(documents.get("correctness", {"rows": []})["rows"]):
         yield Text(f"Wrong values: {'; '.join(wrong)}.", BAD)
     for found in documents.get("environment", {"findings": []})["findings"]:
-        if found["state"] in ("warning", "broken"):
+        if found["state"] in ("warning", "broken") and found["topic"] != "last failure":  # which is of one job
             tone = BAD if found["state"] == "broken" else WARN
             yield Text(f"{found['topic']} ({found['state']}): {home_as_tilde(found['detail'])}", tone)
     if changed := _mixed(documents):

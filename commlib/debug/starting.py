@@ -1,0 +1,84 @@
+"""Ranks that wait for others in init(): each says for whom, on stderr and to `commlib debug`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from commlib.debug.record import descriptors
+
+NAME = "commlib.init"  # memory of a rank that waits in init()
+FIRST_S, LOG_S = 1.0, 10.0
+_BYTES = 4096
+_LOG = logging.getLogger("commlib")
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A rank in init(), and for whom it waits."""
+
+    pid: int
+    rank: int
+    size: int
+    since_ns: int
+    timeout_s: float
+    waits_for: str
+
+    @property
+    def waited_s(self) -> float:
+        """How long it has waited."""
+        return (time.monotonic_ns() - self.since_ns) / 1e9
+
+    def __str__(self) -> str:
+        """Return 'waits in commlib.init() for rank 1: 12 s of 300 s'."""
+        return f"waits in commlib.init() for {self.waits_for}: {self.waited_s:.0f} s of {self.timeout_s:g} s"
+
+
+class Waiting:
+    """One wait of a rank; a log line says it after ten seconds, and again each time that it has doubled."""
+
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self._this = os.getpid(), rank, size, time.monotonic_ns(), timeout_s
+        self._since, self._next_s = time.monotonic(), FIRST_S
+        self._fd = -1
+
+    def __enter__(self) -> Waiting:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def due(self) -> bool:
+        """Whether it is time to tell."""
+        waited_s = time.monotonic() - self._since
+        if waited_s < self._next_s:
+            return False
+        self._next_s = LOG_S if waited_s < LOG_S else 2 * self._next_s
+        return True
+
+    def tell(self, who: str) -> None:
+        """Say for whom this rank waits: at once to `commlib debug`, and after ten seconds on stderr."""
+        starting = Starting(*self._this, who)
+        if self._fd < 0:
+            self._fd = os.memfd_create(NAME)
+        os.pwrite(self._fd, json.dumps(asdict(starting)).encode().ljust(_BYTES), 0)
+        if starting.waited_s >= LOG_S:
+            _LOG.warning("rank %d %s", starting.rank, starting)
+
+
+def starting_ranks(pids: Iterable[int]) -> Iterator[Starting]:
+    """Yield those of these processes that wait in init()."""
+    for pid in pids:
+        for fd in descriptors(pid, NAME):
+            with suppress(OSError, ValueError):  # it is over
+                found = Starting(**json.loads(fd.read_bytes()))
+                if found.pid == pid:  # a child has it from its parent
+                    yield found
