@@ -33,7 +33,8 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
         "all_reduce_epilogue": lambda epilogue, x, tensors, numbers, sums: reduce(sums, "sum", None),
     }
     calls = {name: _call(backend, name, half, checks) for name, half in halves.items()}
-    return cast("Calls", SimpleNamespace(**calls, checks=checks, enqueue_barrier=calls["barrier"]))
+    others = {"enqueue_barrier": calls["barrier"], "keep_versions": checks.keep_versions}
+    return cast("Calls", SimpleNamespace(**calls, checks=checks, **others))
 
 
 def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
