@@ -26,6 +26,7 @@ from commlib.bootstrap.exchange import Attendants, Exchange
 from commlib.bootstrap.neighbours import kinship
 from commlib.bootstrap.world import two_processes
 from commlib.errors import Unsupported
+from commlib.users import own_user
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's own limit
@@ -71,7 +72,7 @@ class Door:
     """Rank 0's socket: lets each rank in once, and tells all who come and all inside when two come as one."""
 
     def __init__(self, place: Place, size: int) -> None:
-        self._place, self._size = place, size
+        self._place, self._size, self._user = place, size, own_user()
         self._exchange, self._attendants = Exchange(size, meets=True), Attendants()
         self._shut = False
         self._end: weakref.WeakMethod[Callable[[str], None]] | None = None
@@ -129,7 +130,7 @@ class Door:
                 time.sleep(FULL_NAP_S)
             try:
                 sock = not_for_children(self._listener.accept()[0])
-                if user_of(sock) == os.geteuid():
+                if user_of(sock) == self._user:
                     self._attendants.serve(sock, self._receive)
                 else:
                     sock.close()
@@ -201,11 +202,11 @@ def doors(place: Place) -> list[str]:
 
 def knock(name: str, greeting: Greeting, patience_s: float) -> tuple[Reply, socket.socket | None]:
     """Ask to be let in at a door; return the reply, and the socket if it is "in"."""
-    sock = not_for_children(socket.socket(socket.AF_UNIX))
+    ours, sock = own_user(), not_for_children(socket.socket(socket.AF_UNIX))
     try:
         sock.setblocking(False)
         sock.connect(f"\0{name}")
-        if (user := user_of(sock)) != os.geteuid():
+        if (user := user_of(sock)) != ours:
             sock.close()
             return Reply("stranger", str(user)), None
         sock.settimeout(patience_s)
