@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from commlib.errors import Unsupported
@@ -20,6 +24,27 @@ def own_user() -> int:
             f"the container)"
         )
     return user
+
+
+@contextmanager
+def opened_own(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """Open a file, or a folder, that nobody but this user and root can have written; an OSError says why it is none."""
+    fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if why := _why_not_own(os.fstat(fd)):
+            raise PermissionError(errno.EPERM, why, str(path))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _why_not_own(found: os.stat_result) -> str:
+    try:
+        if found.st_uid not in (0, own_user()):
+            return f"it belongs to another user (number {found.st_uid})"
+    except Unsupported as error:
+        return str(error)
+    return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def _overflow_user() -> int:
