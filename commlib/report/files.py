@@ -11,6 +11,8 @@ from typing import Any
 
 from commlib.schema import printable
 
+MOST_DIGITS = 20  # of a whole number
+
 
 def unwritable(path: Path) -> str:
     """Say what keeps a file from being written in the end, "" for nothing."""
@@ -66,7 +68,7 @@ def read_json(path: Path, command: str) -> Any:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     try:
-        return printable(json.loads(text))
+        return printable(json.loads(text, parse_int=_whole))
     except json.JSONDecodeError as error:
         whole = text.strip()
         # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
@@ -76,3 +78,11 @@ def read_json(path: Path, command: str) -> Any:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {remedy}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deep to be from `{command}`") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; measure again") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a whole number has {len(digits)} digits")
+    return int(digits)

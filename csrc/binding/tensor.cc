@@ -129,6 +129,8 @@ void Tensor::refuse_lazy(const std::string& name) const {
 }
 
 void Tensor::refuse_memory(const std::string& name) const {
+  if (says(object_, "_is_zerotensor"))
+    fail("ValueError", name, " is a ZeroTensor, which has no memory; pass ", name, ".clone()");
   fail("ValueError", name, " spans ", span_bytes(), " bytes, but its storage has ",
        std::max<int64_t>(0, torch.bytes_from(object_, item_bytes())),
        " from its first element on; its storage was resized: resize it back first");

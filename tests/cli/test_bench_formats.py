@@ -220,6 +220,7 @@ WHOLE = json.dumps(document(), indent=1)
         ('{\n"a": 1,\n oops}', "line 3: not JSON"),
         ("[1, 2]", 'its "schema" is a list, not "commlib.bench"'),
         (json.dumps({"schema": "commlib.plan", "version": 1}), 'its "schema" is \'commlib.plan\', not "commlib.bench"'),
+        (json.dumps(document(average_bus_bandwidth={"plan": 10**400})), "a whole number has 401 digits"),
         *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
         (json.dumps(document(version="x")), "has version 'x', but this commlib reads version 1: measure again"),
