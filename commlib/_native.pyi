@@ -116,6 +116,8 @@ class Calls:
         """csrc/collectives/barrier/entry.cc: barrier"""
     def enqueue_barrier(self) -> None:
         """csrc/collectives/barrier/entry.cc: enqueue_barrier"""
+    def keep_versions(self) -> None:
+        """csrc/binding/calls.cc: keep_versions"""
 
 def open_checks(rank: int, world: int, gpu: int, record: Recorder | None, reducing: str, rooted: str, /) -> Calls:
     """csrc/binding/checks.cc: open_checks"""

@@ -71,6 +71,7 @@ def agree(world: World, options: Options, backend: str) -> None:
         "checked mode": options.checked,
         "max_sms": options.max_sms,
         env.GUARD.name: env.GUARD.get(),
+        env.ISA.name: env.ISA.get(),  # levels differ in which NaN they keep
     }
     plugins = {
         "faults": COLLECTIVES.faults,

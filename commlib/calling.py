@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 
@@ -71,7 +72,15 @@ class Calling:
             done = run(used)
             return result if done is None else done
 
-        work = self._lanes.submit(COLLECTIVE_CALLS, name, call)
+        work = self._submit(COLLECTIVE_CALLS, name, call)
         if self._calls is calls:
             self._calls = self._lanes.after(calls, self)
         return work
+
+    def _submit(self, lane: Hashable, name: str, call: Callable[[], Any]) -> Work:
+        """Submit a call that keeps this communicator, which ends with the last reference, until it is over."""
+        return self._lanes.submit(lane, name, partial(_make, call, self))
+
+
+def _make(call: Callable[[], Any], comm: Calling) -> Any:
+    return call()

@@ -25,15 +25,15 @@ _CHECKSUM_BYTES = 32
 def load(source: Path) -> None:
     """Compile a C++ file, unless the cache has it, and load it: what it registers, the library has from then on."""
     entry = _entry(source)
-    if entry is not None and _is_whole(entry):
-        return _open(entry, source)
+    if entry is not None and _load_kept(entry, source):
+        return
     with TemporaryDirectory(prefix="commlib-") as folder:
         made = Path(folder) / f"{source.stem}.so"
         _compile(source, made)
         with made.open("ab") as file:  # what follows a library's end is nobody's
             file.write(sha256(made.read_bytes()).digest())
-        kept = entry if entry is not None and jit.keep(entry, made.read_bytes()) else made
-        _open(kept, source)
+        if entry is None or not jit.keep(entry, made.read_bytes()) or not _load_kept(entry, source):
+            _open(made, source)
 
 
 def _entry(source: Path) -> Path | None:
@@ -41,12 +41,15 @@ def _entry(source: Path) -> Path | None:
     return jit.entry(jit.key(source, _headers(), [version, __version__, *OPTIONS]), "so")
 
 
-def _is_whole(entry: Path) -> bool:
-    try:
-        content = entry.read_bytes()
-    except OSError:
-        return False
-    return sha256(content[:-_CHECKSUM_BYTES]).digest() == content[-_CHECKSUM_BYTES:]
+def _load_kept(entry: Path, source: Path) -> bool:
+    """Load the file that was checked, not what may stand in its place by now; False if there is none."""
+    with jit.open_entry(entry) as file:
+        content = file.read() if file else b""
+        if file is None or sha256(content[:-_CHECKSUM_BYTES]).digest() != content[-_CHECKSUM_BYTES:]:
+            return False
+        # Never closed: the loader would take another file of that name for this one.
+        _open(Path(f"/proc/self/fd/{os.dup(file.fileno())}"), source)
+        return True
 
 
 def _open(path: Path, source: Path) -> None:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory, TemporaryFile
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from commlib import env
 from commlib.errors import BuildFailed
+from commlib.users import opened_own
 
 # Understood by NVRTC and nvcc alike. Contraction would round a*b+c once where the CPU kernels round twice.
 OPTIONS = ("--std=c++17", "--fmad=false", "--ptxas-options=-v")
 MARKED = "--define-macro=COMMLIB_MARKS"
 _INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
 _CHECKSUM_BYTES = 32
+_TRIED_BYTES = 1 << 16
 _NVRTC_CACHES = (12, 9)  # from this version on
 _NVCC_S = 300.0  # a kernel takes seconds
 
@@ -220,8 +224,18 @@ def cache_dir() -> Path:
 
 def try_cache(folder: Path) -> None:
     """Write into the cache; an OSError says why that fails."""
+    with _opened_folder(folder) as room, TemporaryFile(dir=room) as file:
+        file.write(bytes(_TRIED_BYTES))  # a full disk takes a file without content
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _opened_folder(folder: Path) -> Iterator[Path]:
+    """Yield a way into a folder that is still this user's when somebody puts another in its place."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    TemporaryFile(dir=folder).close()
+    with opened_own(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        yield Path(f"/proc/self/fd/{fd}")
 
 
 def entry(digest: str, kind: str) -> Path | None:
@@ -255,12 +269,22 @@ def _contents(path: Path, root: Path, seen: set[Path]) -> Iterator[bytes]:
                 break
 
 
+@contextmanager
+def open_entry(place: Path) -> Iterator[IO[bytes] | None]:
+    """Open an entry that only this user, or root, can have written; None if there is none."""
+    with ExitStack() as stack:
+        file = None
+        with suppress(OSError):
+            folder = stack.enter_context(opened_own(place.parent, os.O_RDONLY | os.O_DIRECTORY))
+            fd = stack.enter_context(opened_own(place.name, os.O_RDONLY | os.O_NOFOLLOW, folder))
+            file = stack.enter_context(open(fd, "rb", closefd=False))
+        yield file
+
+
 def _load(place: Path) -> Kernel | None:
     """Return the kernel of an entry; None if there is none, or it is not what was written."""
-    try:
-        content = place.read_bytes()
-    except OSError:
-        return None
+    with open_entry(place) as file:
+        content = file.read() if file else b""
     checksum, body = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
     if sha256(body).digest() != checksum:
         return None
@@ -276,12 +300,11 @@ def _save(place: Path, kernel: Kernel) -> None:
 def keep(place: Path, content: bytes) -> bool:
     """Write an entry under another name first: readers, and ranks that compile the same, see all or nothing."""
     try:
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=place.parent, prefix=".", delete=False) as file:  # mode 0600
-            try:
+        with _opened_folder(place.parent) as room, NamedTemporaryFile(dir=room, prefix=".", delete=False) as file:
+            try:  # its mode is 0600
                 file.write(content)
                 file.flush()
-                Path(file.name).replace(place)
+                Path(file.name).replace(room / place.name)
             except BaseException:
                 Path(file.name).unlink(missing_ok=True)
                 raise

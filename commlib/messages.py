@@ -76,7 +76,7 @@ class Messages(Calling):
         self, name: str, run: Callable[[Tensor, int], object], x: Tensor, peer: int, async_op: bool
     ) -> Work | None:
         if async_op:
-            return self._lanes.submit((name, peer), name, lambda: run(x, peer) or x)
+            return self._submit((name, peer), name, lambda: run(x, peer) or x)
         if self._lanes.used:
             self._lanes.drain(COLLECTIVE_CALLS, (name, peer))
         run(x, peer)

@@ -1,4 +1,7 @@
-"""Schema: whether a document is as a JSON Schema wants it, at once; and what is wrong with it, by a slow library."""
+"""Schema: whether a document is as a JSON Schema wants it, at once; and what is wrong with it, by a slow library.
+
+Whoever wrote a document also wrote its texts, which go to a terminal: what that would obey is taken out.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,17 @@ def errors(document: Any, schema: Rule) -> list[Any]:
     import jsonschema  # takes 0.25 s to load
 
     return list(jsonschema.Draft202012Validator(schema).iter_errors(document))
+
+
+def printable(document: Any) -> Any:
+    """Return a document whose texts have no control characters, but for ends of lines and tabs."""
+    if isinstance(document, dict):
+        return {printable(key): printable(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [printable(value) for value in document]
+    if not isinstance(document, str) or document.isprintable():
+        return document
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in document)
 
 
 def quick_test(schema: Rule) -> Test:

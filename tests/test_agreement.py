@@ -98,6 +98,19 @@ def test_ranks_with_different_limits_of_multiprocessors_are_told() -> None:
     assert said == {"ranks disagree on max_sms (rank 0: 0, rank 1: 8); start every rank with the same settings"}
 
 
+def make_with_levels(world: Any, **options: Any) -> Communicator:
+    """Give every rank reduce kernels of another level."""
+    os.environ["COMMLIB_ISA"] = ("v2", "auto")[world.rank]
+    return Communicator._create(world, backend="shm", max_bytes=SMALL)
+
+
+def test_ranks_with_different_reduce_kernels_are_told() -> None:
+    with pytest.raises(RankError) as caught, Ranks(2, create=make_with_levels) as ranks:
+        ranks.run(read_plan)
+    said = {str(error) for error in caught.value.errors.values()}
+    assert said == {"ranks disagree on COMMLIB_ISA (rank 0: v2, rank 1: auto); start every rank with the same settings"}
+
+
 def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
     """The limits of a split with one of its own and of that one's split, and what is said of limits that differ."""
     few = comm.split(0, max_sms=3)

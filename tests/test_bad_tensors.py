@@ -45,7 +45,12 @@ def shrunk():
     return x
 
 
+def zero():
+    return torch._efficientzerotensor(2)
+
+
 BAD = {
+    zero: r"is a ZeroTensor, which has no memory; pass \w+\.clone\(\)",
     conjugate: r"resolve_conj\(\)",
     negative: r"resolve_neg\(\)",
     negative_of_64_bits: r"resolve_neg\(\)",

@@ -11,7 +11,9 @@ import sys
 import pytest
 
 from commlib import env, jit
+from commlib.cli.doctor import kept
 from commlib.errors import BuildFailed
+from tests.bootstrap.processes import NOBODY, needs_root
 
 KERNEL = """#include "factor.cuh"
 namespace commlib {
@@ -126,6 +128,38 @@ def test_a_cache_that_cannot_be_written_costs_the_caching_only(source, compiled,
         assert not scale(source).cached and not scale(source).cached
     (warning,) = caplog.messages
     assert str(source.parent / "cache") in warning and env.CACHE_DIR.name in warning
+
+
+def give_away(path):
+    os.chown(path, NOBODY, -1)
+
+
+def open_to_others(path):
+    path.chmod(path.stat().st_mode | 0o022)
+
+
+def link_from_elsewhere(path):
+    path.symlink_to(path.rename(path.with_name("elsewhere")))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "folder"),
+    [
+        (open_to_others, True),
+        (open_to_others, False),
+        (link_from_elsewhere, False),
+        pytest.param(give_away, True, marks=needs_root),
+        pytest.param(give_away, False, marks=needs_root),
+    ],
+)
+def test_what_others_may_have_written_is_not_loaded(source, compiled, spoil, folder):
+    scale(source)
+    (entry,) = entries(source)
+    spoil(entry.parent if folder else entry)
+    assert not scale(source).cached and len(compiled) == 2
+    found = kept.cache()
+    assert found.state == ("warning" if folder else "ok")
+    assert not folder or "other users may write to it" in found.detail or "another user (number" in found.detail
 
 
 def test_the_cache_follows_xdg_unless_it_is_named(monkeypatch, tmp_path):

@@ -51,7 +51,9 @@ class Hosts:
     @cached_property
     def calls(self) -> Calls:
         """The collectives of the ranks of this host."""
-        return self.inside.calls()
+        calls = self.inside.calls()
+        calls.keep_versions()  # the call that these are part of has raised them
+        return calls
 
     @property
     def own(self) -> Sequence[int]:

@@ -15,6 +15,7 @@ from commlib.backends.native import NativeBackend
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.native import library
+from commlib.users import own_user
 
 if TYPE_CHECKING:
     from commlib._native import ShmGroup
@@ -47,6 +48,7 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         memory, failure = json.loads(reply)
         if not failure and world.rank != 0:
             try:
+                own_user()  # by it, peers' memory is known to be of this user
                 group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
                 failure = f"rank {names[world.rank]}: {error}"

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
+import random
 import re
 import secrets
 import socket
@@ -26,6 +27,7 @@ from commlib.bootstrap.exchange import Attendants, Exchange
 from commlib.bootstrap.neighbours import kinship
 from commlib.bootstrap.world import two_processes
 from commlib.errors import Unsupported
+from commlib.users import own_user
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's own limit
@@ -34,6 +36,8 @@ MOST_BYTES = 1 << 14  # of a greeting or a reply
 DRAIN_S = 5.0  # how long a closing door waits for those inside to have read
 NO_MESSAGE = (ValueError, TypeError, RecursionError)  # what reading shows that is not JSON, or not of this form
 FULL_NAP_S = 0.02  # between two guests once all ranks are inside: who knocks all the time must not cost rank 0 much
+FEW = 16  # doors of one place; more are look-alikes that another user has made
+ROUND_S = 0.2  # how long a rank knocks before it looks for new doors
 LINGER_S = 1.0  # how long it tells who comes that the ranks disagree
 
 
@@ -71,7 +75,7 @@ class Door:
     """Rank 0's socket: lets each rank in once, and tells all who come and all inside when two come as one."""
 
     def __init__(self, place: Place, size: int) -> None:
-        self._place, self._size = place, size
+        self._place, self._size, self._user = place, size, own_user()
         self._exchange, self._attendants = Exchange(size, meets=True), Attendants()
         self._shut = False
         self._end: weakref.WeakMethod[Callable[[str], None]] | None = None
@@ -93,8 +97,9 @@ class Door:
 
     def look_for_others(self, patience_s: float) -> None:
         """Knock at the doors of other ranks 0: that is how both learn that there are two."""
+        deadline = time.monotonic() + ROUND_S
         for name in doors(self._place):
-            if name != self._name:
+            if name != self._name and time.monotonic() < deadline:
                 reply, _ = knock(name, Greeting(0, self._size, os.getpid()), patience_s)
                 if reply.kind == "wrong":
                     self._exchange.end(*reply)
@@ -129,7 +134,7 @@ class Door:
                 time.sleep(FULL_NAP_S)
             try:
                 sock = not_for_children(self._listener.accept()[0])
-                if user_of(sock) == os.geteuid():
+                if user_of(sock) == self._user:
                     self._attendants.serve(sock, self._receive)
                 else:
                     sock.close()
@@ -187,8 +192,8 @@ class Door:
 
 
 def doors(place: Place) -> list[str]:
-    """Return the names of the doors of a place, no matter whose."""
-    listening = rb" 00010000 \w+ 01 +\d+ @(%s[0-9a-f]{16})$" % place.prefix.encode()
+    """Return the names of the doors of a place, no matter whose; of many, those of this user's processes come first."""
+    listening = rb" 00010000 \w+ 01 +(\d+) @(%s[0-9a-f]{16})$" % place.prefix.encode()
     try:
         sockets = UNIX_SOCKETS.read_bytes()
     except OSError as error:
@@ -196,16 +201,32 @@ def doors(place: Place) -> list[str]:
             f"{UNIX_SOCKETS}, where ranks of one host find each other, cannot be read ({error.strerror}); start them "
             f"with `commlib run`, or give them an address that is not loopback"
         ) from None
-    return [name.decode() for name in re.findall(listening, sockets, re.MULTILINE)]
+    found = re.findall(listening, sockets, re.MULTILINE)
+    random.shuffle(found)
+    if len(found) > FEW:
+        ours = _own_sockets()
+        found.sort(key=lambda door: f"socket:[{door[0].decode()}]" not in ours)
+    return [name.decode() for _, name in found]
+
+
+def _own_sockets() -> set[str]:
+    """Return the sockets of this user's processes, of those that this one sees."""
+    found: set[str] = set()
+    ours = rb"^Uid:\t\d+\t%d\t" % own_user()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or closed the socket
+            if re.search(ours, (process / "status").read_bytes(), re.MULTILINE):
+                found.update(map(os.readlink, (process / "fd").iterdir()))
+    return found
 
 
 def knock(name: str, greeting: Greeting, patience_s: float) -> tuple[Reply, socket.socket | None]:
     """Ask to be let in at a door; return the reply, and the socket if it is "in"."""
-    sock = not_for_children(socket.socket(socket.AF_UNIX))
+    ours, sock = own_user(), not_for_children(socket.socket(socket.AF_UNIX))
     try:
         sock.setblocking(False)
         sock.connect(f"\0{name}")
-        if (user := user_of(sock)) != os.geteuid():
+        if (user := user_of(sock)) != ours:
             sock.close()
             return Reply("stranger", str(user)), None
         sock.settimeout(patience_s)

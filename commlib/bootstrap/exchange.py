@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import io
+import json
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from io import BufferedRWPair
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from commlib.bootstrap.world import World, named
 from commlib.debug.starting import Waiting
@@ -20,7 +20,8 @@ from commlib.errors import CommError, CommTimeout, PeerLost
 ANSWER_S = 2.0  # how long after its deadline a rank waits for the server to say who is missing
 LONGEST_S = 1e6  # that a socket can wait
 LOOK_S = 0.2  # between two looks whether a rank that waits is still there
-GONE = (OSError, EOFError, pickle.UnpicklingError)  # what reading shows when the other side ends, also half-way
+GONE = (OSError, EOFError)  # what reading shows when the other side ends, also half-way
+MOST_BYTES = 1 << 20  # of the line of JSON before the bytes
 
 # A rank asks with its round, how long it waits, and its bytes; None is its last word. The answer: "all" and every
 # rank's bytes in rank order, "late" and the ranks that did not come, "lost" and a rank that is gone, and how it went,
@@ -28,6 +29,24 @@ GONE = (OSError, EOFError, pickle.UnpicklingError)  # what reading shows when th
 # that have not come so far.
 Question = tuple[int, float, bytes]
 Answer = tuple[str, "list[bytes] | str"]
+
+
+def message(head: object, parts: Sequence[bytes] = ()) -> bytes:
+    """Write a line of JSON, with the lengths of the bytes that follow it."""
+    return b"".join([json.dumps([head, *map(len, parts)]).encode(), b"\n", *parts])
+
+
+def read_message(file: io.BufferedIOBase) -> tuple[Any, list[bytes]]:
+    """Read a message; EOFError if it ends half-way, or is none."""
+    line = file.readline(MOST_BYTES)
+    try:
+        head, *lengths = json.loads(line)
+        parts = [file.read(length) for length in lengths]
+    except (ValueError, TypeError):
+        raise EOFError from None
+    if [*map(len, parts)] != lengths:
+        raise EOFError
+    return head, parts
 
 
 class Exchange:
@@ -71,10 +90,13 @@ class Exchange:
         how = "ended" if joined else ""
         try:
             with sock.makefile("rwb") as file:
-                while (question := pickle.load(file)) is not None:
+                while (said := read_message(file))[0] is not None:
                     how = "ended"
+                    (number, timeout_s), (data,) = said
                     with self._at_work():
-                        _send(file, *self._gather(sock, rank, question, partial(_send, file, "waiting")))
+                        _send(
+                            file, *self._gather(sock, rank, (number, timeout_s, data), partial(_send, file, "waiting"))
+                        )
                 how = how and "closed its communicator"
         finally:
             if how:
@@ -163,7 +185,7 @@ class ServedWorld(World):
         """Leave the channel; ranks that wait for this one are told."""
         if self._channel.fileno() >= 0:
             with contextlib.suppress(OSError):  # nobody listens any more
-                self._channel.send(pickle.dumps(None), socket.MSG_DONTWAIT)
+                self._channel.send(message(None), socket.MSG_DONTWAIT)
             self._channel.close()
 
     def _ask(self, question: Question) -> Answer:
@@ -172,16 +194,18 @@ class ServedWorld(World):
         deadline = time.monotonic() + timeout_s
         self._channel.settimeout(timeout_s)
         try:
-            self._channel.sendall(pickle.dumps(question))
+            self._channel.sendall(message(question[:2], [question[2]]))
             with self._channel.makefile("rb") as file, Waiting(self.rank, self.size, question[1]) as waiting:
-                while (answer := pickle.load(file))[0] == "waiting":
-                    waiting.tell(answer[1])
+                (kind, said), parts = read_message(file)
+                while kind == "waiting":
+                    waiting.tell(said)
                     self._channel.settimeout(max(deadline - time.monotonic(), ANSWER_S))
+                    (kind, said), parts = read_message(file)
             answered = True
         finally:
             if not answered:  # half a question may be out: nothing that follows would be understood
                 self._channel.close()
-        return answer  # type: ignore[no-any-return]  # an Answer
+        return kind, parts if kind == "all" else said
 
     def _fail(self, why: str) -> NoReturn:
         self._lost = why
@@ -223,8 +247,8 @@ class Attendants:
             thread.join()
 
 
-def _send(file: BufferedRWPair, kind: str, answer: list[bytes] | str) -> None:
-    pickle.dump((kind, answer), file)
+def _send(file: io.BufferedRWPair, kind: str, answer: list[bytes] | str) -> None:
+    file.write(message([kind, answer]) if isinstance(answer, str) else message([kind, ""], answer))
     file.flush()
 
 

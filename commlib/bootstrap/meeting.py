@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
 import time
 import weakref
 from collections.abc import Callable
 
-from commlib.bootstrap.door import Door, Greeting, Place, Reply, doors, knock
+from commlib.bootstrap.door import ROUND_S, Door, Greeting, Place, Reply, doors, knock
 from commlib.bootstrap.exchange import ServedWorld
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import card, local_rank
@@ -67,8 +66,7 @@ def _enter(place: Place, who: Identity, timeout_s: float, waiting: Waiting) -> s
     deadline, nap_s, patience_s = time.monotonic() + timeout_s, NAP_S, PATIENCE_S
     greeting, reply = Greeting(who.rank, who.size, os.getpid()), Reply("nobody")
     while True:
-        names = doors(place)
-        random.shuffle(names)
+        names, round_ends = doors(place), time.monotonic() + ROUND_S
         for name in names:
             reply, channel = knock(name, greeting, min(patience_s, max(deadline - time.monotonic(), 0.01)))
             if channel is not None:
@@ -78,6 +76,8 @@ def _enter(place: Place, who: Identity, timeout_s: float, waiting: Waiting) -> s
             if reply.kind == "timeout":
                 raise CommTimeout(f"rank {who.rank}: {reply.why} ({place.said})")
             patience_s *= 2 if reply.kind == "silent" else 1
+            if time.monotonic() > round_ends:
+                break
         if time.monotonic() >= deadline:
             waited = f"rank {who.rank} waited {timeout_s:g} s for rank 0 at {place.said}"
             raise CommTimeout(f"{waited}: {_reason(reply if names else Reply('nobody'))}")

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from commlib.bootstrap.door import user_of
+from commlib.users import own_user
 
 NAMES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 START_S = 60.0  # for all ranks to connect; who has not come then, never will
@@ -92,7 +93,7 @@ def serve(listener: socket.socket, size: int) -> None:
     threads: list[threading.Thread] = []
     while len(threads) < size:
         connection, _ = listener.accept()
-        if user_of(connection) != os.geteuid():  # its name can be seen by everyone on this host
+        if user_of(connection) != own_user():  # its name can be seen by everyone on this host
             connection.close()
             continue
         threads.append(threading.Thread(target=attend, args=(connection,)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from commlib.collectives.reference import NARROW_INTEGERS
+
 _LACKS = frozenset({torch.int16, torch.uint16, torch.bool})
 SAFE_SYMMETRIC = (2, 30, 7)  # before it, symmetric kernels may read what is not written yet
 
@@ -25,6 +27,8 @@ def refuses_nccl(dtype: torch.dtype, redop: str, size: int) -> str | None:
     """Why NCCL cannot reduce this, or None."""
     if dtype in _LACKS or redop in ("band", "bor", "bxor"):
         return f"NCCL does not reduce {dtype} by {redop}"
+    if redop == "avg" and dtype in NARROW_INTEGERS:
+        return f"NCCL's sums of {dtype} wrap before they are divided"
     return None
 
 

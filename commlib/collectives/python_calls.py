@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from commlib.backends.base import Backend
+from commlib.collectives.reference import NARROW_INTEGERS
 from commlib.collectives.spec import Collective
 from commlib.native import library
 from commlib.redops import CODES, redop_name
@@ -33,7 +34,8 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
         "all_reduce_epilogue": lambda epilogue, x, tensors, numbers, sums: reduce(sums, "sum", None),
     }
     calls = {name: _call(backend, name, half, checks) for name, half in halves.items()}
-    return cast("Calls", SimpleNamespace(**calls, checks=checks, enqueue_barrier=calls["barrier"]))
+    others = {"enqueue_barrier": calls["barrier"], "keep_versions": checks.keep_versions}
+    return cast("Calls", SimpleNamespace(**calls, checks=checks, **others))
 
 
 def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
@@ -43,7 +45,21 @@ def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
     def half(*given: Any) -> Any:
         return runs[backend.choose(collective.name, *kind_of(collective.name, given, backend.size))](*given)
 
-    return next(iter(runs.values())) if len(runs) == 1 else half
+    chosen = next(iter(runs.values())) if len(runs) == 1 else half
+    return partial(_reduced, collective.name, chosen) if collective.reduces else chosen
+
+
+def _reduced(name: str, half: Callable[..., Any], *given: Any) -> Any:
+    """Run a reduction; an average of small integers in 32 bits, as their sums may not fit."""
+    tensors = [x for x in given if isinstance(x, torch.Tensor)]
+    if tensors[0].dtype not in NARROW_INTEGERS or "avg" not in [redop_name(x) for x in given if _is_redop(x)]:
+        return half(*given)
+    wide = [x.int() if isinstance(x, torch.Tensor) else x for x in given]
+    half(*wide)
+    at = -1 if name == "all_reduce" else 0  # among the tensors; the others are only read
+    with torch.inference_mode():
+        tensors[at].copy_([x for x in wide if isinstance(x, torch.Tensor)][at])
+    return tensors[at] if name == "all_reduce" else None
 
 
 def kind_of(op: str, given: Sequence[Any], world: int) -> tuple[int, str, str]:

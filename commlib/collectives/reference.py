@@ -10,6 +10,7 @@ import torch
 
 _WIDE = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+NARROW_INTEGERS = {torch.int8, torch.uint8, torch.int16, torch.uint16}
 
 # The functions of torch, and of numpy.
 _STEPS = {
@@ -27,9 +28,12 @@ _STEPS = {
 def ordered(inputs: Sequence[torch.Tensor], redop: str, size: int | None = None) -> torch.Tensor:
     """Reduce in rank order the way commlib promises: fp32 for small floats, one rounding, integers wrap.
 
+    Averages of integers of 8 and 16 bits are added up in 32.
     Where the inputs are themselves sums, an average is over `size` ranks.
     """
     dtype, size = inputs[0].dtype, size or len(inputs)
+    if redop == "avg" and dtype in NARROW_INTEGERS:
+        return ordered([x.int() for x in inputs], redop, size).to(dtype)
     if dtype in _UNSIGNED:
         return _ordered_unsigned(inputs, redop, size)
     if dtype == torch.bool:

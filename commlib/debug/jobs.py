@@ -20,6 +20,7 @@ from commlib.debug.record import NAME, Record, Taken, descriptors, opened, recor
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.starting import Starting, starting_ranks
 from commlib.debug.unsaid import add_waits
+from commlib.users import own_user
 
 SOON_S = 0.5  # after a second look, a third may come
 
@@ -178,7 +179,7 @@ def _job(moment: _Moment, hosts: Sequence[Host] = (), which: int = -1) -> Job:
 
 
 def _pids() -> Iterator[int]:
-    user = os.geteuid()
+    user = own_user()
     with os.scandir("/proc") as entries:
         for entry in entries:
             with suppress(OSError):
@@ -221,7 +222,7 @@ def why_none(wanted: int | None) -> str:
             owner = Path(f"/proc/{wanted}").stat().st_uid
         except OSError:
             return f"there is no process {wanted} on this host"
-        if os.geteuid() not in (0, owner):
+        if own_user() not in (0, owner):
             return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
     below = (pid for pid in _pids() if wanted is None or wanted in _above(pid))
     if why := next(filter(None, map(_why_passed_over, below)), ""):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -65,9 +66,10 @@ def write() -> bool:
 
 def _replace(path: Path, text: str) -> None:
     """Write a file that readers never see in part."""
-    made = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    made = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        made.write_text(text, encoding="utf-8")
+        with made.open("x", encoding="utf-8") as file:  # a link that somebody put there is not followed
+            file.write(text)
         made.replace(path)
     except OSError:
         with suppress(OSError):

@@ -23,6 +23,7 @@ from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_
 from commlib.plan.rules import SPARING, Point, Query, Range, Rule, size_text
 
 WIDTH = 120  # of a line of a plan file
+MOST_BYTES = 64 << 20  # of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
 
 
@@ -62,6 +63,8 @@ class Plan:
         try:
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
                 raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
+            if (num_bytes := Path(path).stat().st_size) > MOST_BYTES:
+                raise ValueError(f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MOST_BYTES}")
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None

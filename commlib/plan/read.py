@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from commlib.plan.lines import Path, line_of, lines_of, name_of
 from commlib.plan.rules import Rule
-from commlib.schema import Test, errors, quick_test
+from commlib.schema import Test, errors, printable, quick_test
 
 SCHEMA, VERSION = "commlib.plan", 2
 MAX_RULES = (1 << 16) - 1  # the native tables count them in 16 bits
@@ -35,7 +35,7 @@ def _is_right() -> Test:
 def parse(text: str, source: str) -> Any:
     """Return the document of a JSON text; a fault of its syntax is a ValueError that names the line."""
     try:
-        return json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique)
+        return printable(json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique))
     except json.JSONDecodeError as error:
         raise ValueError(f"plan {source}, {_syntax(text, error)}") from None
     except KeyError:  # twice: the walk that knows lines says where

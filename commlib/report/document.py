@@ -42,7 +42,12 @@ class Kind:
         """
         from commlib.report.packed import unpacked
 
-        return [self._checked(document, path) for document in unpacked(read_json(path, self.command))]
+        content = read_json(path, self.command)
+        try:
+            documents = unpacked(content)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}: its rows are not as `{self.command}` writes them; measure again") from None
+        return [self._checked(document, path) for document in documents]
 
     def _checked(self, document: Any, path: Path) -> dict[str, Any]:
         if not isinstance(document, dict) or document.get("schema") != self.name:

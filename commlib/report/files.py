@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from commlib.schema import printable
+
+MOST_DIGITS = 20  # of a whole number
 
 
 def unwritable(path: Path) -> str:
@@ -40,15 +45,15 @@ def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def _fill(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
+def _fill(path: Path, lines: Iterable[str], mode: str = "w") -> None:
+    with path.open(mode, encoding="utf-8", newline="") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        _fill(beside, lines)
+        _fill(beside, lines, "x")  # a link that somebody put there is not followed
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
@@ -63,7 +68,7 @@ def read_json(path: Path, command: str) -> Any:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     try:
-        return json.loads(text)
+        return printable(json.loads(text, parse_int=_whole))
     except json.JSONDecodeError as error:
         whole = text.strip()
         # What begins as a document and has no end was cut short: a full disk, a copy that was stopped.
@@ -73,3 +78,11 @@ def read_json(path: Path, command: str) -> Any:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}; {remedy}") from None
     except RecursionError:
         raise ValueError(f"{path} is nested too deep to be from `{command}`") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; measure again") from None
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a whole number has {len(digits)} digits")
+    return int(digits)

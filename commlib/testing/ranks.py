@@ -83,9 +83,15 @@ class Ranks:
     """n rank processes with a communicator each; `options` (backend=, plan=, timeout_s= …) go to `create`."""
 
     def __init__(
-        self, n: int, *, deadline_s: float = 60.0, create: Callable[..., Any] | None = None, **options: Any
+        self,
+        n: int,
+        *,
+        deadline_s: float = 60.0,
+        grace_s: float = GRACE_S,
+        create: Callable[..., Any] | None = None,
+        **options: Any,
     ) -> None:
-        self.size, self.deadline_s = n, deadline_s
+        self.size, self.deadline_s, self.grace_s = n, deadline_s, grace_s
         self._create, self._options = create or create_communicator, options
         self._workers: dict[int, _Worker] = {}
         self._worlds: set[int] = set()
@@ -170,7 +176,7 @@ class Ranks:
                 handle.pending.discard(rank)
                 handle.outcomes[rank] = outcome = self._outcome(rank)
                 if outcome.trace:
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
+                    deadline = min(deadline, time.monotonic() + self.grace_s)
 
     def _alive(self) -> list[int]:
         return [rank for rank, worker in sorted(self._workers.items()) if worker.process.is_alive()]

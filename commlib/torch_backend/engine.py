@@ -38,6 +38,7 @@ class Engine:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
+        comm._unordered.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has kept
         self._gpu, self._index = comm.device.type == "cuda", comm.device.index
         self._blocks = blocking()
 

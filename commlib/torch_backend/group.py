@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from commlib.torch_backend.forms import FORMS, with_options
 from commlib.torch_backend.works import Works
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
+_grad_enabled = torch.is_grad_enabled
 _profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 MESSAGES = ("send", "recv", "recv_anysource")
 # What torch before 2.13 calls them.
@@ -286,9 +288,22 @@ def _collective(name: str) -> Callable[..., Any]:
         if type(engine) is not Engine:
             self._engines.enter(_first_tensor(arguments).device, name, arguments)
         work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
+        if _grad_enabled():
+            _warn_in_backward(label, arguments[0])
         return work if self._coalescing is None else self._kept(work)
 
     return call
+
+
+def _warn_in_backward(label: str, written: Any) -> None:
+    """Say in a backward pass that goes through what a call wrote that the call has none, as torch's groups do."""
+    if type(written) is list:
+        for each in written:
+            _warn_in_backward(label, each)
+    elif written.requires_grad:
+        said = f"{label} has no backward: gradients pass as if it had not been called, and may be wrong"
+        node = torch.autograd.graph.get_gradient_edge(written).node
+        node.register_prehook(lambda gradients: warnings.warn(said, stacklevel=2))
 
 
 def _message(name: str) -> Callable[..., Any]:

@@ -36,6 +36,10 @@ bool may_name_redop(Object* object) {
        " or a torch.distributed.ReduceOp");
 }
 
+// From now on, and for every holder of these calls.
+void keep_versions(Target& target) { target.keeps_versions = true; }
+COMMLIB_CALL(keep_versions, "");
+
 // The names of a Phase's codes, one word each.
 std::string phases() {
   std::string names;

@@ -34,6 +34,11 @@ class Target {
   int world() const { return world_; }
 
   Stamps* stamps = nullptr;  // of this rank's calls, while somebody wants them
+  bool keeps_versions = false;  // of the tensors that calls write, as torch.distributed's calls do
+
+  void writes(const Tensor& tensor) const {
+    if (!keeps_versions) torch.raise_version(tensor.object());
+  }
 
   void open() const {
     if (closed_) fail("Closed", "this communicator is closed; call commlib.init() for a new one");

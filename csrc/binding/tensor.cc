@@ -76,6 +76,10 @@ Torch::Torch(Object* tensor, Object* parameter)
   if (void* const library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD)) {
     storage_bytes_ = reinterpret_cast<Ask>(dlsym(library, "aoti_torch_get_storage_size"));
     storage_offset_ = reinterpret_cast<Ask>(dlsym(library, "aoti_torch_get_storage_offset"));
+    is_inference_ = reinterpret_cast<bool (*)(const void*)>(
+        dlsym(library, "_ZN2at6native12is_inferenceERKNS_6TensorE"));
+    bump_version_ = reinterpret_cast<void (*)(const void*)>(
+        dlsym(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
   }
   if (storage_bytes_ && storage_offset_) handle_ = handle_of(tensor);
 }
@@ -91,6 +95,16 @@ int64_t Torch::bytes_from(Object* tensor, int64_t item_bytes) const {
     offset = asked(tensor, "storage_offset");
   }
   return bytes - offset * item_bytes;
+}
+
+void Torch::raise_version(Object* tensor) const {
+  if (handle_ > 0 && is_inference_ && bump_version_) {
+    const void* handle = reinterpret_cast<const char*>(tensor) + handle_;
+    if (!is_inference_(handle)) bump_version_(handle);
+    return;
+  }
+  const Owned graph(PyImport_ImportModule("torch.autograd.graph"));
+  const Owned none(PyObject_CallMethod(graph.get(), "increment_version", "O", tensor));
 }
 
 bool Tensor::is_lazy() const { return says(object_, "is_conj") || says(object_, "is_neg"); }
@@ -115,6 +129,8 @@ void Tensor::refuse_lazy(const std::string& name) const {
 }
 
 void Tensor::refuse_memory(const std::string& name) const {
+  if (says(object_, "_is_zerotensor"))
+    fail("ValueError", name, " is a ZeroTensor, which has no memory; pass ", name, ".clone()");
   fail("ValueError", name, " spans ", span_bytes(), " bytes, but its storage has ",
        std::max<int64_t>(0, torch.bytes_from(object_, item_bytes())),
        " from its first element on; its storage was resized: resize it back first");

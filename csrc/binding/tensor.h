@@ -21,6 +21,9 @@ struct Torch {
 
   // How many bytes the storage of a tensor has from the tensor's first element on.
   int64_t bytes_from(python::Object* tensor, int64_t item_bytes) const;
+  // As torch's own calls in place do: autograd then refuses what it has kept of the tensor. One of
+  // inference mode has no version.
+  void raise_version(python::Object* tensor) const;
 
  private:
   using Ask = int (*)(const void* tensor, int64_t* answer);
@@ -28,6 +31,9 @@ struct Torch {
   // where this torch has them elsewhere: then its Python is asked, which costs a third of a µs.
   ptrdiff_t handle_ = 0;
   Ask storage_bytes_ = nullptr, storage_offset_ = nullptr;
+  // C++ functions of torch's, by the names that compilers give them.
+  bool (*is_inference_)(const void* tensor) = nullptr;
+  void (*bump_version_)(const void* tensor) = nullptr;
 };
 extern Torch torch;
 

@@ -1,8 +1,8 @@
 // Reduction of a word from each rank, element by element, in rank order.
 //
 // The same bits as the CPU kernels (csrc/reduce): 16- and 8-bit floats accumulate in fp32 and are
-// rounded once, integers wrap, NaN wins in min and max, avg of integers truncates, float8_e4m3fn
-// saturates.
+// rounded once, integers wrap, NaN wins in min and max, avg of integers truncates (those of 8 and 16
+// bits accumulate in 32), float8_e4m3fn saturates.
 #pragma once
 
 #include "commlib/job.h"
@@ -29,6 +29,21 @@ struct Codec {
   static __device__ __forceinline__ T load(T x) { return x; }
   static __device__ __forceinline__ T store(T a) { return a; }
 };
+
+template <class T>
+struct InThirtyTwoBits {
+  using Acc = int;
+  static __device__ __forceinline__ int load(T x) { return x; }
+  static __device__ __forceinline__ T store(int a) { return static_cast<T>(a); }
+};
+template <>
+struct Codec<signed char> : InThirtyTwoBits<signed char> {};
+template <>
+struct Codec<unsigned char> : InThirtyTwoBits<unsigned char> {};
+template <>
+struct Codec<short> : InThirtyTwoBits<short> {};
+template <>
+struct Codec<unsigned short> : InThirtyTwoBits<unsigned short> {};
 
 template <>
 struct Codec<half> {
@@ -122,18 +137,6 @@ struct Codec<e5m2> {
 template <class T>
 struct Wrapping {
   using Type = T;
-};
-template <>
-struct Wrapping<signed char> {
-  using Type = unsigned char;
-};
-template <>
-struct Wrapping<short> {
-  using Type = unsigned short;
-};
-template <>
-struct Wrapping<unsigned short> {
-  using Type = u32;  // 65535 * 65535 does not fit int, which it would promote to
 };
 template <>
 struct Wrapping<int> {

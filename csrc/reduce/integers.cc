@@ -1,4 +1,5 @@
-// Integers and bool. Sums and products wrap; avg divides the wrapped sum and truncates.
+// Integers and bool. Sums and products wrap; avg divides the sum and truncates. For avg, integers of
+// 8 and 16 bits are added up in 32, which the sums of all ranks fit.
 #include "kernels.h"
 
 namespace {
@@ -27,7 +28,7 @@ struct UnsignedProd {
   }
 };
 
-template <class T, class U>
+template <class T, class U, class A = T, class UnsignedA = U>
 void fill_integer(ReduceTable* table, DType dtype) {
   auto& fn = table->fn[static_cast<int>(dtype)];
   using C = Plain<T>;
@@ -35,7 +36,8 @@ void fill_integer(ReduceTable* table, DType dtype) {
   fn[static_cast<int>(RedOp::prod)] = reduce_all<C, Wrapping<T, U, UnsignedProd>, Keep>;
   fn[static_cast<int>(RedOp::min)] = reduce_all<C, Min, Keep>;
   fn[static_cast<int>(RedOp::max)] = reduce_all<C, Max, Keep>;
-  fn[static_cast<int>(RedOp::avg)] = reduce_all<C, Wrapping<T, U, UnsignedSum>, Divide>;
+  fn[static_cast<int>(RedOp::avg)] = 
+      reduce_all<Plain<T, A>, Wrapping<A, UnsignedA, UnsignedSum>, Divide>;
   fn[static_cast<int>(RedOp::band)] = reduce_all<C, Band, Keep>;
   fn[static_cast<int>(RedOp::bor)] = reduce_all<C, Bor, Keep>;
   fn[static_cast<int>(RedOp::bxor)] = reduce_all<C, Bxor, Keep>;
@@ -55,10 +57,10 @@ void fill_bool(ReduceTable* table) {
 }  // namespace
 
 void COMMLIB_LEVEL(fill_integers)(ReduceTable* table) {
-  fill_integer<int8_t, uint8_t>(table, DType::i8);
-  fill_integer<uint8_t, uint8_t>(table, DType::u8);
-  fill_integer<int16_t, uint16_t>(table, DType::i16);
-  fill_integer<uint16_t, uint16_t>(table, DType::u16);
+  fill_integer<int8_t, uint8_t, int32_t, uint32_t>(table, DType::i8);
+  fill_integer<uint8_t, uint8_t, int32_t, uint32_t>(table, DType::u8);
+  fill_integer<int16_t, uint16_t, int32_t, uint32_t>(table, DType::i16);
+  fill_integer<uint16_t, uint16_t, int32_t, uint32_t>(table, DType::u16);
   fill_integer<int32_t, uint32_t>(table, DType::i32);
   fill_integer<uint32_t, uint32_t>(table, DType::u32);
   fill_integer<int64_t, uint64_t>(table, DType::i64);

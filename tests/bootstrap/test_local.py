@@ -1,11 +1,11 @@
 import os
-import pickle
 import socket
 import threading
 import time
 
 import pytest
 
+from commlib.bootstrap.exchange import message
 from commlib.bootstrap.hub import Hub
 from commlib.bootstrap.local import LocalWorld
 from commlib.errors import CommError, CommTimeout, PeerLost
@@ -123,7 +123,7 @@ def test_a_stopped_rank_does_not_stop_the_hub(hub):
     """Rank 1 reads nothing while megabytes wait for it; rank 0 still gets its answers, in other worlds too."""
     pairs = [worlds(hub) for _ in range(3)]
     for ours, theirs in pairs:
-        theirs._channel.sendall(pickle.dumps((1, 5, b"y")))
+        theirs._channel.sendall(message((1, 5), [b"y"]))
         assert ours.all_gather(b"x" * 2_000_000, 5)[1] == b"y"
     other = worlds(hub)
     thread = gather_later(other[1], 0)
@@ -135,7 +135,7 @@ def test_a_stopped_rank_does_not_stop_the_hub(hub):
 
 def test_a_rank_that_ends_in_the_middle_of_its_bytes_is_named(hub):
     ours, theirs = worlds(hub)
-    theirs._channel.sendall(pickle.dumps((1, 5, b"half" * 10))[:30])
+    theirs._channel.sendall(message((1, 5), [b"half" * 10])[:30])
     theirs.close()
     with pytest.raises(PeerLost, match="rank 0: rank 1 ended"):
         ours.all_gather(b"", 5)

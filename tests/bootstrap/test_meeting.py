@@ -258,6 +258,9 @@ def test_doors_of_another_user_are_passed_by(place, start):
     start(open_doors, place, 200, 0, user=NOBODY)
     start(answer_all, place, user=NOBODY)
     wait_until(lambda: len(doors(place)) == 201)
+    own = Door(place, 2)
+    assert [doors(place)[0] for _ in range(5)] == [own._name] * 5, "of many, this user's come first"
+    own.close()
     assert in_threads((join, place, 0, 2, 10.0, 0.3), (join, place, 1, 2)) == [0, 1]
 
 

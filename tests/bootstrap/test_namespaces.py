@@ -1,4 +1,4 @@
-"""Two network namespaces of this machine stand for two hosts: another address each, a link between them."""
+"""Two network namespaces of this machine stand for two hosts, and ranks in a user namespace that maps no user."""
 
 from __future__ import annotations
 
@@ -56,3 +56,40 @@ def test_hosts_with_addresses_of_their_own_reach_each_other(namespaces):
     assert [out.split() for out, _ in said] == [["torch", "hier_twoshot", local, "6.0"] for local in ("0", "0", "1")], (
         said
     )
+
+
+UNMAPPED = """
+import os, socket
+from commlib.bootstrap.door import Door, Greeting, Place, knock
+from commlib.debug.jobs import jobs_here
+from commlib.errors import Unsupported
+
+assert os.geteuid() == 65534
+sock = socket.socket(socket.AF_UNIX)
+sock.bind("\\0anyones")
+sock.listen()
+place = Place("0 ", "here")
+for trusts in (lambda: Door(place, 2), lambda: knock("anyones", Greeting(1, 2, 1), 0.1), jobs_here):
+    try:
+        trusts()
+    except Unsupported as error:
+        assert "anyone could pass for it; run as a user that is mapped" in str(error)
+    else:
+        raise AssertionError(trusts)
+"""
+
+
+@pytest.fixture
+def unmapped() -> list[str]:
+    command = ["unshare", "--user"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("user namespaces are refused here")
+    return command
+
+
+def test_where_every_user_looks_alike_nobody_is_trusted(unmapped):
+    subprocess.run([*unmapped, sys.executable, "-c", UNMAPPED], check=True)
+    command = [*unmapped, sys.executable, "-m", "commlib", "run", "-n", "2", sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert "rank 1: this process's user is shown as number 65534" in done.stdout + done.stderr

@@ -220,6 +220,8 @@ WHOLE = json.dumps(document(), indent=1)
         ('{\n"a": 1,\n oops}', "line 3: not JSON"),
         ("[1, 2]", 'its "schema" is a list, not "commlib.bench"'),
         (json.dumps({"schema": "commlib.plan", "version": 1}), 'its "schema" is \'commlib.plan\', not "commlib.bench"'),
+        (json.dumps(document(average_bus_bandwidth={"plan": 10**400})), "a whole number has 401 digits"),
+        *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
         (json.dumps(document(version="x")), "has version 'x', but this commlib reads version 1: measure again"),
         (json.dumps({"schema": "commlib.bench", "version": 1}), "the document: 'command' is a required"),
@@ -245,6 +247,13 @@ def test_a_file_that_cannot_be_rendered_is_named_with_its_fault(tmp_path: Path, 
     assert re.search(said, str(result.exception))
     assert str(path) in str(result.exception)
     assert result.output == ""
+
+
+def test_texts_of_a_file_do_not_reach_the_terminal_as_commands(tmp_path: Path) -> None:
+    path = saved(tmp_path, document(notes=["\x1b]0;title\x07\x9b2J\u202e"]))
+    for form in ("table", "md", "json"):
+        said = CliRunner().invoke(show, [str(path), "--format", form], env={"COLUMNS": "80"}).output
+        assert said and all(char.isprintable() or char == "\n" for char in said)
 
 
 def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import stat
 import sys
 import time
@@ -48,6 +49,16 @@ def test_a_cache_that_cannot_be_written_is_a_warning_with_the_variable(monkeypat
     assert found.state == "warning"
     assert f"{folder} cannot be written" in found.detail
     assert "COMMLIB_CACHE_DIR=FOLDER" in found.remedy
+
+
+def test_a_cache_on_a_full_disk_is_a_warning():
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        found = kept.cache()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (found.state, "cannot be written: File too large" in found.detail) == ("warning", True)
 
 
 def test_a_user_without_a_home_has_no_cache_and_is_told(monkeypatch):

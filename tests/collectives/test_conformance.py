@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.params import PULL
@@ -78,3 +79,19 @@ def test_all_reduce_gives_the_same_bits_with_every_algorithm(shm_ranks: Ranks, w
     scope = Scope((33, 5000, 70_001), EVERY_TYPE.dtypes[:3], ("sum", "avg", "max"))
     runs = {name: shm_ranks.run(check_algorithm, "all_reduce", name, scope, world=world) for name in names}
     assert len({v.checksum for verdicts in runs.values() for v in verdicts}) == 1
+
+
+def averages(comm: Communicator) -> list[int]:
+    found = []
+    for dtype, most in ((torch.int8, 127), (torch.uint8, 255)):
+        x = torch.full((5,), most - comm.rank, dtype=dtype)
+        found.append(int(comm.all_reduce(x, "avg")[0]))
+        out = torch.zeros(5, dtype=dtype)
+        comm.reduce_scatter_tensor(out, torch.full((10,), most, dtype=dtype), "avg")
+        found.append(int(comm.reduce(out, 0, "avg")[4]))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+def test_an_average_of_small_integers_does_not_wrap(request: pytest.FixtureRequest, backend: str) -> None:
+    assert request.getfixturevalue(backend).run(averages, world=2) == [[126, 127, 254, 255]] * 2

@@ -77,7 +77,7 @@ def over_a_group(world: World) -> Communicator:
     os.environ[env.HOST.name] = "aabb"[world.rank]
     store = dist.FileStore(world.broadcast(tempfile.mktemp().encode(), 0, 30.0).decode(), world.size)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=3.0)  # the group is not hung up
+    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=10.0)  # the group is not hung up
 
 
 def sum_of_ranks(comm: Communicator) -> tuple[float, str]:
@@ -85,7 +85,7 @@ def sum_of_ranks(comm: Communicator) -> tuple[float, str]:
 
 
 def test_a_group_that_is_given_carries_the_messages_between_hosts_and_their_errors():
-    with Ranks(4, create=over_a_group) as ranks:
+    with Ranks(4, create=over_a_group, grace_s=30.0) as ranks:  # ranks wait for the dead one up to their deadline
         assert ranks.run(sum_of_ranks) == [(10.0, "hier_oneshot")] * 4
         for error in errors(ranks.start(repeat, "hier_twoshot", 3, "death"), 3):
             assert isinstance(error, PeerLost)

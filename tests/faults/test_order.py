@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -225,3 +227,20 @@ def test_a_later_call_raises_the_same_kind_again(pair: Ranks) -> None:
     time.sleep(0.3)
     pair.kill(1)
     assert handle.result(0) == ["PeerLost"] * 2
+
+
+def later_on_a_split(comm: Communicator) -> list[float]:
+    part = comm.split(0)
+    assert part is not None
+    time.sleep(0.2 * comm.rank)
+    x, peer = torch.tensor([comm.rank + 1.0]), 1 - comm.rank
+    works: list[Any] = [part.send(torch.ones(1), peer, async_op=True), part.all_reduce(x, async_op=True)]
+    works.append(part.recv(torch.empty(1), peer, async_op=True))
+    del part
+    gc.collect()
+    return [float(work.result()) for work in works]
+
+
+@BACKENDS
+def test_an_asynchronous_call_keeps_its_communicator(request: pytest.FixtureRequest, backend: str) -> None:
+    assert request.getfixturevalue(backend).run(later_on_a_split, world=2) == [[1.0, 3.0, 1.0]] * 2

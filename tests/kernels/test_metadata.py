@@ -98,6 +98,11 @@ def test_lengths_below_what_is_new_give_zeros():
         check(metadata(torch.tensor(extend), torch.tensor(seq), 3), extend, seq, 3)
 
 
+def test_one_corrupt_length_is_named_before_memory_is_taken_for_it():
+    with pytest.raises(ValueError, match=r"extend_lens\[1\] is 2147483644, but seq_lens\[1\] is 7: .* 8.6 GB each"):
+        metadata(torch.tensor([3, LARGEST - 3]), torch.tensor([10, 7]), 8)
+
+
 def test_the_largest_lengths_fit():
     seq, topk = [LARGEST, LARGEST - 1], 2**62
     check(metadata(torch.tensor([2, 3]), torch.tensor(seq), topk), [2, 3], seq, topk)

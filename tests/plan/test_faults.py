@@ -103,10 +103,13 @@ def test_every_cut_of_a_plan_is_refused_with_a_line() -> None:
 
 def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(3 << 30)
     said = {
         "absent": "No such file or directory; give",
         ".": "no regular file",
         "binary": "is not a text file",
+        "large": "it has 3221225472 bytes; a plan has at most 67108864",
     }
     for name, why in said.items():
         with pytest.raises(ValueError, match=f"plan {tmp_path / name}.*{why}"):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from commlib.bench.rows import KIND
 from commlib.cli.bench.show import show
 from commlib.cli.bench.view import BenchView
+from commlib.debug import metrics
 from commlib.errors import CommError
 from commlib.report import files
 from commlib.report.document import Report
@@ -43,6 +45,19 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
     files.write(link, "new")
     assert (path.read_text(), link.is_symlink()) == ("new\n", True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link.json", "report.json"]
+
+
+@pytest.mark.parametrize("write", [files.write, metrics._replace])
+def test_a_link_that_lies_in_wait_is_not_followed(
+    tmp_path: Path, write: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    monkeypatch.setattr("secrets.token_hex", lambda nbytes: str(os.getpid()))
+    (tmp_path / f".report.json.{os.getpid()}").symlink_to(victim)
+    with pytest.raises((ValueError, OSError), match="exists"):
+        write(tmp_path / "report.json", "new")
+    assert victim.read_text() == "kept"
 
 
 def test_what_is_no_regular_file_is_written_into_and_stays(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ void all_gather(Target& target, const Tensor& out_given, const Tensor& x_given) 
   same_dtype(x, out);
   expect_count(out, "out", x.count * target.world(), "one block of x per rank");
   same_or_apart(x, out, target.rank() * x.bytes());
+  target.writes(out_given);
   Call call = make_call(Op::all_gather, x, out, x.count);
   target.run(call, out.bytes(), {&x, &x});
 }
@@ -24,6 +25,7 @@ void all_gatherv(Target& target, const Tensor& out_given, const Tensor& x_given,
   expect_count(x, "x", static_cast<size_t>(sizes.of[target.rank()]), "its entry in sizes");
   expect_count(out, "out", sizes.total, "the sum of sizes");
   same_or_apart(x, out, sizes.before(target.rank()) * size_of(x.dtype));
+  target.writes(out_given);
   Call call = make_call(Op::all_gatherv, x, out, sizes.total);
   call.in_counts = sizes.of.data();
   call.detail = sizes.digest;

@@ -87,6 +87,7 @@ class Fields {
       const int64_t dtype = epilogue_.dtypes[at];
       expect_dtype(rows, dtype == kOfX ? x_.dtype : static_cast<DType>(dtype));
       place(at, rows);
+      target_.writes(tensor);
     }
   }
 

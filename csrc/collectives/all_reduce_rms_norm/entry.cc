@@ -119,6 +119,7 @@ void all_reduce_rms_norm(Target& target, const Tensor& x_given,
                              " quant=", name_of(row.quant)),
                         ""};
   };
+  for (const Tensor* each : {&out, &residual_out}) target.writes(*each);
   run_rows(target, x_given, x, row, row.rows.width | uint64_t{row.form()} << 32);
 }
 

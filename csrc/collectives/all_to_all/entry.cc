@@ -18,6 +18,7 @@ void exchange(Target& target, const Tensor& out_given, const Tensor& x_given, bo
          " ranks cannot share equally; give splits");
   }
   same_or_apart(x, out);
+  target.writes(out_given);
   Call call = make_call(Op::all_to_all, x, out, x.count / target.world());
   call.own_stays = own_stays;
   // In place, no peer can read x where it lies.
@@ -94,6 +95,7 @@ void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
     fail("ValueError", "all_to_all with splits cannot run in place; pass another out");
   same_or_apart(x, out);
   const Others others = compare(target, to, from);
+  target.writes(out_given);
   Call call = make_call(Op::all_to_allv, x, out, static_cast<size_t>(others.longest));
   call.in_counts = to.of.data();
   call.out_counts = from.of.data();

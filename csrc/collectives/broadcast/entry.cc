@@ -8,6 +8,7 @@ void broadcast(Target& target, const Tensor& x_given, int64_t src) {
   const Buffer x(target, x_given, "x");
   target.open();
   rank_in_world(src, "src", target.world());
+  if (target.rank() != src) target.writes(x_given);
   Call call = make_call(Op::broadcast, x, x, x.count, RedOp::sum, src);
   target.run(call, call.bytes(), {&x, &x});
 }

@@ -14,6 +14,7 @@ void gather(Target& target, const std::optional<Tensor>& out_given, const Tensor
     same_dtype(x, out);
     expect_count(out, "out", x.count * target.world(), "one block of x per rank");
     same_or_apart(x, out, target.rank() * x.bytes());
+    if (out_given) target.writes(*out_given);
   }
   Call call = make_call(Op::gather, x, out, x.count, RedOp::sum, dst);
   target.run(call, x.bytes() * target.world(), {&x, &x});

@@ -14,6 +14,7 @@ void reduce(Target& target, const std::optional<Tensor>& out_given, const Tensor
   same_dtype(x, out);
   expect_count(out, "out", x.count, "as many as x");
   same_or_apart(x, out);
+  if (target.rank() == dst) target.writes(out_given ? *out_given : x_given);
   Call call = make_call(Op::reduce, x, out, x.count, redop, dst);
   target.run(call, call.bytes(), {&x, &x});
 }

@@ -12,6 +12,7 @@ void reduce_scatter(Target& target, const Tensor& out_given, const Tensor& x_giv
   same_dtype(x, out);
   expect_count(x, "x", out.count * target.world(), "one block of out per rank");
   same_or_apart(out, x, target.rank() * out.bytes());
+  target.writes(out_given);
   Call call = make_call(Op::reduce_scatter, x, out, out.count, redop);
   target.run(call, x.bytes(), {&x, &x});
 }
@@ -26,6 +27,7 @@ void reduce_scatterv(Target& target, const Tensor& out_given, const Tensor& x_gi
   expect_count(out, "out", static_cast<size_t>(sizes.of[target.rank()]), "its entry in sizes");
   expect_count(x, "x", sizes.total, "the sum of sizes");
   same_or_apart(out, x, sizes.before(target.rank()) * size_of(x.dtype));
+  target.writes(out_given);
   Call call = make_call(Op::reduce_scatterv, x, out, sizes.total, redop);
   call.in_counts = sizes.of.data();
   call.detail = sizes.digest;

@@ -21,6 +21,7 @@ void scatter(Target& target, const std::optional<Tensor>& out_given,
     expect_count(x, "x", out.count * target.world(), "one block of out per rank");
     same_or_apart(out, x, target.rank() * out.bytes());
   }
+  target.writes(*out_given);
   Call call = make_call(Op::scatter, out, out, out.count, RedOp::sum, src);
   call.in = x.data;
   target.run(call, out.bytes() * target.world(), target.rank() == src ? Placed{&x, &x} : Placed{});

@@ -15,6 +15,7 @@ void recv(Target& target, const Tensor& x_given, int64_t src) {
   const Buffer x(target, x_given, "x");
   target.open();
   rank_in_world(src, "src", target.world());
+  target.writes(x_given);
   target.receive(x, static_cast<int>(src));
 }
 
@@ -27,6 +28,7 @@ void send_recv(Target& target, const Tensor& x_given, int64_t dst, const Tensor&
   if (x.data == out.data && x.count > 0)
     fail("ValueError", "send_recv cannot run in place; pass another out");
   same_or_apart(x, out);
+  target.writes(out_given);
   target.send_receive(x, static_cast<int>(dst), out, static_cast<int>(src));
 }
 

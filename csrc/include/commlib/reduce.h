@@ -1,8 +1,8 @@
 // Reduction of several sources into one output, element by element, in the order of the sources.
 //
 // The result depends on the order of the sources alone: 16- and 8-bit floats accumulate in fp32 and
-// are rounded once (nearest even, NaN kept), integers wrap, and every x86-64 level gives the same
-// bits.
+// are rounded once (nearest even, NaN kept), integers wrap (in an average only those of 32 and 64
+// bits), and every x86-64 level gives the same bits.
 #pragma once
 
 #include <cstddef>

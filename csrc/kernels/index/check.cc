@@ -121,6 +121,7 @@ bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_given, in
   fits(out, weights, ids_given);
   apart(out, "out", weights, "weights");
   apart(out, "out", ids_given, "ids");
+  binding::torch.raise_version(out.object());
   return (where.is_cpu() ? run_on_cpu : run_on_gpu)(table, ids, out, policy);
 }
 

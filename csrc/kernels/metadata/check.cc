@@ -106,6 +106,7 @@ struct Outputs {
       fail("ValueError", kNames[at], " must be int32, contiguous and of 1 dimension, as metadata ",
            "makes it; pass an out of an earlier call");
     }
+    binding::torch.raise_version(out.object());
     wanted[at] = true;
     data[at] = reinterpret_cast<i32*>(out.data());
     sizes[at] = out.size(0);

@@ -219,6 +219,8 @@ void run(const Call& call) {
   StoreJob job = job_of(call);
   are_apart(call);
   if (job.tokens == 0) return;
+  binding::torch.raise_version(call.k_cache.object());
+  if (call.has_v_cache) binding::torch.raise_version(call.v_cache.object());
   if (!call.where.is_cpu()) {
     job.counter = counter.on_gpu(call.where.device.index);
     return launch_store(&job, conversion.from, conversion.as, call.where.device);
