@@ -22,7 +22,7 @@ from commlib.tuner.samples import Samples, Store
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
-GATE_BYTES = 16 << 20  # values are compared up to here: beyond, the same code only goes on for longer
+GATE_BYTES = 4 << 20  # values are compared up to here: beyond, the same code only goes on for longer
 HOPELESS = 3.0  # times the best's, and growing over two sizes: not tried at the next one
 GATE = Protocol(blocks=(1, 1), budget_s=0.0, iterations=1, warmup=0)
 TIMED = Protocol(block_s=200e-6, blocks=(5, 100), check=False, race=1.25, slow_s=4.0)
