@@ -33,7 +33,7 @@ class Target {
   int rank() const { return rank_; }
   int world() const { return world_; }
 
-  Stamps* stamps = nullptr;  // of this rank's calls, while somebody wants them
+  Stamps* stamps = nullptr;     // of this rank's calls, while somebody wants them
   bool keeps_versions = false;  // of the tensors that calls write, as torch.distributed's calls do
 
   void writes(const Tensor& tensor) const {

@@ -1,8 +1,8 @@
 // Reduction of a word from each rank, element by element, in rank order.
 //
 // The same bits as the CPU kernels (csrc/reduce): 16- and 8-bit floats accumulate in fp32 and are
-// rounded once, integers wrap, NaN wins in min and max, avg of integers truncates (those of 8 and 16
-// bits accumulate in 32), float8_e4m3fn saturates.
+// rounded once, integers wrap, NaN wins in min and max, avg of integers truncates (those of 8 and
+// 16 bits accumulate in 32), float8_e4m3fn saturates.
 #pragma once
 
 #include "commlib/job.h"

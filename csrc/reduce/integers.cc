@@ -1,5 +1,5 @@
-// Integers and bool. Sums and products wrap; avg divides the sum and truncates. For avg, integers of
-// 8 and 16 bits are added up in 32, which the sums of all ranks fit.
+// Integers and bool. Sums and products wrap; avg divides the sum and truncates. For avg, integers
+// of 8 and 16 bits are added up in 32, which the sums of all ranks fit.
 #include "kernels.h"
 
 namespace {
@@ -36,7 +36,7 @@ void fill_integer(ReduceTable* table, DType dtype) {
   fn[static_cast<int>(RedOp::prod)] = reduce_all<C, Wrapping<T, U, UnsignedProd>, Keep>;
   fn[static_cast<int>(RedOp::min)] = reduce_all<C, Min, Keep>;
   fn[static_cast<int>(RedOp::max)] = reduce_all<C, Max, Keep>;
-  fn[static_cast<int>(RedOp::avg)] = 
+  fn[static_cast<int>(RedOp::avg)] =
       reduce_all<Plain<T, A>, Wrapping<A, UnsignedA, UnsignedSum>, Divide>;
   fn[static_cast<int>(RedOp::band)] = reduce_all<C, Band, Keep>;
   fn[static_cast<int>(RedOp::bor)] = reduce_all<C, Bor, Keep>;

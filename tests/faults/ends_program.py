@@ -124,7 +124,6 @@ def start(way, backend):
         children.append((pid, read))
     for link in links:
         link.close()
-    hub.start()
     return hub, children
 
 
@@ -141,6 +140,8 @@ def main():
         jobs.append(start(globals()[name], sys.argv[1]))
         if jobs[-1] is None:
             return
+    for hub, _ in jobs:  # behind the last fork: under TSan, no signal is handled in a child of a process with threads
+        hub.start()
     for job in jobs:
         reap(*job)
 
