@@ -34,10 +34,10 @@ class Channel {
         known(to_[p - 1]);
       }
     }
-    known(control_);
-    if (!P::kFlags && threadIdx.x + 1 < N) {
-      tells_ = &control_of(job, after(lane_ + 1))->lamport_said[blockIdx.x][job.rank];
-      hears_ = &control_->lamport_said[blockIdx.x][peer(lane_)];
+    if (kReady) known(control_);
+    if (kReady && talks()) {
+      tells_ = said(after(lane_ + 1), job.rank);
+      hears_ = said(job.rank, peer(lane_));
       known(tells_);
       known(hears_);
     }
@@ -70,8 +70,8 @@ class Channel {
     u8* const to = kReady ? to_[p - 1] : slots_of(after(p), job_.rank);
     st_relaxed_sys(to + slot(i), P::pack(words.w, flag_of(i), lane_));
     // The lane of that number says it to this peer.
-    if (!P::kFlags && i == 0 && tells_ && static_cast<int>(lane_) == p - 1)
-      st_relaxed_sys(tells_, flag_of(0));
+    if (i == 0 && talks() && static_cast<int>(lane_) == p - 1)
+      st_relaxed_sys(kReady ? tells_ : said(after(p), job_.rank), flag_of(0));
   }
   __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
     mark(Phase::publish);
@@ -94,7 +94,7 @@ class Channel {
     const auto place = [&](int c, int p) {
       return (kReady ? from[p] : slots_of(job_.rank, peer(first + p))) + slot(i + c);
     };
-    const bool hears = hears_ && i == 0 && lane_ - first < static_cast<u32>(kSenders);
+    const bool hears = i == 0 && talks() && lane_ - first < static_cast<u32>(kSenders);
     Pair got[kCount][kSenders] = {};
     Patience patience;
     while (true) {
@@ -103,9 +103,9 @@ class Channel {
 #pragma unroll
         for (int p = 0; p < kSenders; ++p)
           if (comes(c, p)) got[c][p] = ld_relaxed_sys(place(c, p));
-      u64 said = flag_of(0);
-      if (hears) said = ld_relaxed_sys(hears_);
-      bool ready = agrees(said);
+      u64 heard = flag_of(0);
+      if (hears) heard = ld_relaxed_sys(kReady ? hears_ : said(job_.rank, peer(lane_)));
+      bool ready = agrees(heard);
 #pragma unroll
       for (int p = 0; p < kSenders; ++p)
 #pragma unroll
@@ -115,7 +115,7 @@ class Channel {
       bool leave = false;
 #pragma unroll
       for (int p = 0; p < kSenders; ++p) {
-        u64 seen = __shfl_sync(kAll, said, first + p), hoped = flag_of(0);
+        u64 seen = __shfl_sync(kAll, heard, first + p), hoped = flag_of(0);
         bool waits = !agrees(seen);
 #pragma unroll
         for (int c = kCount - 1; c >= 0; --c) {
@@ -171,6 +171,12 @@ class Channel {
   __device__ __forceinline__ bool there(Pair got, int i) const {
     return P::ready(got, flag_of(i), lane_);
   }
+  // Where packets have no flags, the first lanes of a block say and hear what the call is, each to
+  // and from one peer: what `source` says to `rank`.
+  __device__ __forceinline__ bool talks() const { return !P::kFlags && threadIdx.x + 1 < N; }
+  __device__ __forceinline__ u64* said(int rank, int source) const {
+    return &control_of(job_, rank)->lamport_said[blockIdx.x][source];
+  }
   // A peer that is further on has seen that this rank made the same call.
   __device__ __forceinline__ bool agrees(u64 said) const {
     return P::kFlags || said == flag_of(0) || said >> kSignatureBits > last_ + 1;
@@ -189,8 +195,7 @@ class Channel {
   Control* control_;    // this rank's
   u8* mine_ = nullptr;  // this lane's slots in its own memory, that rank 0 writes
   u8* to_[kPeers<N>];   // its slots in that of the ranks after it
-  // Where packets have no flags: what the first lanes of a block say of the call, one to each peer,
-  // and hear of it.
+  // Where this lane says and hears what the call is.
   u64 *tells_ = nullptr, *hears_ = nullptr;
   u64 last_;  // number before this call
 };

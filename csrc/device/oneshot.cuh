@@ -88,10 +88,10 @@ __device__ __forceinline__ bool take_reduced(const Channel<P, N>& channel, int k
   return true;
 }
 
-// Rounds have two steps if there are more than one, where registers allow.
-template <int N>
+// Rounds have two steps if there are more than one, where packets are whole and registers allow.
+template <class P, int N>
 __device__ __forceinline__ bool in_twos(const Steps& steps) {
-  return N == 2 && steps.has(1);
+  return !P::kFlags && N == 2 && steps.has(1);
 }
 
 // An exchange in rounds: send(k), then take(k), for the steps from k on. Where a channel has few
@@ -132,7 +132,7 @@ template <class P, class T, class Op, int N>
 __device__ __forceinline__ void all_reduce_oneshot(const Job& job) {
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
-  if (in_twos<N>(steps))
+  if (in_twos<P, N>(steps))
     all_reduce_in<2, T, Op>(channel, job, steps);
   else
     all_reduce_in<1, T, Op>(channel, job, steps);

@@ -87,7 +87,7 @@ __device__ __forceinline__ void all_reduce_twoshot(const Job& job) {
   Channel<P, N> channel(job);
   const u64 part_bytes = ((job.bytes + N - 1) / N + 15) / 16 * 16;
   const Steps steps = channel.steps(part_bytes);
-  if (in_twos<N>(steps))
+  if (in_twos<P, N>(steps))
     all_reduce_in_parts<2, T, Op>(channel, job, part_bytes, steps);
   else
     all_reduce_in_parts<1, T, Op>(channel, job, part_bytes, steps);
@@ -109,7 +109,7 @@ template <class P, class T, class Op, int N>
 __device__ __forceinline__ void reduce_scatter_oneshot(const Job& job) {
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
-  if (in_twos<N>(steps))
+  if (in_twos<P, N>(steps))
     reduce_scatter_in<2, T, Op>(channel, job, steps);
   else
     reduce_scatter_in<1, T, Op>(channel, job, steps);
@@ -135,7 +135,7 @@ template <class P, int N>
 __device__ __forceinline__ void all_gather_oneshot(const Job& job) {
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
-  if (in_twos<N>(steps))
+  if (in_twos<P, N>(steps))
     all_gather_in<2>(channel, job, steps);
   else
     all_gather_in<1>(channel, job, steps);
