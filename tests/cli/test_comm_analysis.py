@@ -88,7 +88,7 @@ def test_results_of_other_ranks_or_types_say_nothing(analyze, tmp_path):
 
 
 def test_samples_beside_the_plan_give_times(analyze):
-    found, text = analyze("--analyze", "64K,8M", *H200, "--graph")
+    found, text = analyze("all_gather", "--analyze", "64K,8M", *H200, "--graph")
     assert found["plan"]["source"] == "nccl-nvidia-h200.json"
     for row in found["rows"]:
         assert row["algorithm"].startswith("lsa_")
