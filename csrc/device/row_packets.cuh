@@ -181,7 +181,7 @@ class PacketRows : public RowBlock<T, kPairs> {
     return came;
   }
 
-  Channel<WholeLamport, N, (N < 3)> channel_;
+  Channel<WholeLamport, N, (N < 3 && kPairs < 4)> channel_;
   int steps_ = 0;        // of this warp in a row
   int next_number_ = 0;  // of the row's first step, in this call
 };
