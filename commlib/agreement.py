@@ -17,7 +17,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
 from commlib.collectives.told import plan_text, rows_text
-from commlib.errors import PlanMismatch, meant
+from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
@@ -49,9 +49,6 @@ def settings(
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
     given = None if isinstance(name, str) else backend
     found = {limit: variable.given(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
-    if wrong := next((name for name in limits if name != "beside"), ""):
-        names = [*LIMITS, "backend", "bootstrap", "rank", "size", "address", "plan"]
-        raise TypeError(f"init() has no argument {wrong!r}{meant(wrong, names)}")
     options = Options(**found, cpus=cpus, nccl_comm=given, **limits)
     return options, name if given is None else "nccl"
 

@@ -27,7 +27,7 @@ from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.told import choice_of, plan_text
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import Closed, CommError, meant
+from commlib.errors import Closed, CommError, meant, no_unknown
 from commlib.fused import Fused
 from commlib.hooks import Hooks, SlowCall
 from commlib.methods import Op
@@ -82,9 +82,9 @@ def init(  # noqa: PLR0913 - what a user may decide
         >>> with commlib.init() as comm:
         ...     comm.all_reduce(torch.ones(4, device=comm.device))
     """
+    no_unknown(init, _unknown)
     log.show()
-    limits: dict[str, Any] = {"timeout_s": timeout_s, "max_bytes": max_bytes, "checked": checked, "max_sms": max_sms}
-    options, _ = settings(backend, plan, **limits, **_unknown)
+    options, _ = settings(backend, plan, timeout_s=timeout_s, max_bytes=max_bytes, checked=checked, max_sms=max_sms)
     world = connect(given(bootstrap, rank, size, address), timeout_s=options.timeout_s)
     if world.rank == 0:
         log.warn_of_unknown()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from inspect import signature
 
 _ELSEWHERE = {  # names of other libraries, without underscores, and ours
     "worldsize": "size",
@@ -48,6 +49,13 @@ def meant(name: str, known: Iterable[str]) -> str:
     """Return what an error about an unknown name adds: '; did you mean all_reduce?', or nothing if none is near."""
     near = [_ELSEWHERE.get(name.replace("_", ""), ""), *get_close_matches(name, known, 1)]
     return next((f"; did you mean {one}?" for one in near if one in known), "")
+
+
+def no_unknown(function: Callable[..., object], given: Iterable[str]) -> None:
+    """Raise a TypeError for the first keyword that is given, which the function does not know."""
+    for name in given:
+        known = signature(function).parameters
+        raise TypeError(f"{function.__name__}() has no argument {name!r}{meant(name, known)}")
 
 
 def one_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -108,3 +110,21 @@ def warned(comm: Communicator, path: str) -> None:
 def test_torchs_group_warns_in_the_backward_as_gloos_does(tmp_path: Path) -> None:
     with Ranks(2, backend="shm", timeout_s=60.0, deadline_s=120.0) as ranks:
         ranks.run(warned, str(tmp_path / "store"))
+
+
+WITHOUT_HANDLES = """
+import torch
+torch.Tensor._cdata = property(lambda tensor: 12345)
+import commlib
+x = torch.ones(4)
+with commlib.init() as comm:
+    comm.all_reduce(x)
+    with torch.inference_mode():
+        comm.all_reduce(torch.ones(4))
+print(x._version)
+"""
+
+
+def test_a_torch_whose_tensors_native_code_cannot_read_raises_them_too() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_HANDLES], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("1\n", 0), done.stderr

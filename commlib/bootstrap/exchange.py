@@ -90,13 +90,12 @@ class Exchange:
         how = "ended" if joined else ""
         try:
             with sock.makefile("rwb") as file:
-                while (said := read_message(file))[0] is not None:
+                while (asked := read_message(file))[0] is not None:
                     how = "ended"
-                    (number, timeout_s), (data,) = said
+                    (number, timeout_s), (data,) = asked
+                    tell = partial(_send, file, "waiting")
                     with self._at_work():
-                        _send(
-                            file, *self._gather(sock, rank, (number, timeout_s, data), partial(_send, file, "waiting"))
-                        )
+                        _send(file, *self._gather(sock, rank, (number, timeout_s, data), tell))
                 how = how and "closed its communicator"
         finally:
             if how:
@@ -196,16 +195,16 @@ class ServedWorld(World):
         try:
             self._channel.sendall(message(question[:2], [question[2]]))
             with self._channel.makefile("rb") as file, Waiting(self.rank, self.size, question[1]) as waiting:
-                (kind, said), parts = read_message(file)
+                (kind, text), parts = read_message(file)
                 while kind == "waiting":
-                    waiting.tell(said)
+                    waiting.tell(text)
                     self._channel.settimeout(max(deadline - time.monotonic(), ANSWER_S))
-                    (kind, said), parts = read_message(file)
+                    (kind, text), parts = read_message(file)
             answered = True
         finally:
             if not answered:  # half a question may be out: nothing that follows would be understood
                 self._channel.close()
-        return kind, parts if kind == "all" else said
+        return kind, parts if kind == "all" else text
 
     def _fail(self, why: str) -> NoReturn:
         self._lost = why

@@ -79,6 +79,8 @@ def hier_twoshot(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.
     return result
 
 
+_lamport = partial(Algorithm, backend="nccl", kernel="all_reduce", refuses=refuses_lamport, params=PACKETS)
+
 ALL_REDUCE = Collective(
     name="all_reduce",
     shapes=lambda call: (call.count, call.count),
@@ -98,22 +100,8 @@ ALL_REDUCE = Collective(
         Algorithm("lsa_ll_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=packets),
         Algorithm("lsa_ll128_oneshot", "nccl", kernel="all_reduce", params=PACKETS, variants=lines),
         Algorithm("lsa_ll128_twoshot", "nccl", kernel="all_reduce", params=PACKETS, variants=two_phases_of_lines),
-        Algorithm(
-            "lsa_lamport_oneshot",
-            "nccl",
-            kernel="all_reduce",
-            refuses=refuses_lamport,
-            params=PACKETS,
-            variants=whole_packets,
-        ),
-        Algorithm(
-            "lsa_lamport_twoshot",
-            "nccl",
-            kernel="all_reduce",
-            refuses=refuses_lamport,
-            params=PACKETS,
-            variants=two_phases_of_packets,
-        ),
+        _lamport("lsa_lamport_oneshot", variants=whole_packets),
+        _lamport("lsa_lamport_twoshot", variants=two_phases_of_packets),
         Algorithm("lsa_oneshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm("lsa_twoshot", "nccl", kernel="all_reduce", params=TILES, variants=tiles),
         Algorithm(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,8 @@ def _invoke(comm: Communicator, x: Tensor, out: Tensor, call: Call) -> None:
     comm.all_reduce_rms_norm(rows, residual, weight, out=out.view_as(rows), residual_out=h)
 
 
+_rows = partial(Algorithm, backend="nccl", kernel="all_reduce_rms_norm", refuses=refuses)
+
 ALL_REDUCE_RMS_NORM = Collective(
     name="all_reduce_rms_norm",
     shapes=lambda call: (call.count, call.count),
@@ -106,21 +108,11 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("shm_oneshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, sms=MOST_SMS, refuses=refuses),
-        Algorithm(
-            "lsa_lamport_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
-        ),
-        Algorithm(
-            "lsa_lamport_cluster", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=clusters
-        ),
-        Algorithm(
-            "lsa_lamport_twoshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROWS, variants=rows
-        ),
-        Algorithm(
-            "lsa_oneshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles
-        ),
-        Algorithm(
-            "lsa_twoshot", "nccl", kernel="all_reduce_rms_norm", refuses=refuses, params=ROW_TILES, variants=row_tiles
-        ),
+        _rows("lsa_lamport_oneshot", params=ROWS, variants=rows),
+        _rows("lsa_lamport_cluster", params=ROWS, variants=clusters),
+        _rows("lsa_lamport_twoshot", params=ROWS, variants=rows),
+        _rows("lsa_oneshot", params=ROW_TILES, variants=row_tiles),
+        _rows("lsa_twoshot", params=ROW_TILES, variants=row_tiles),
         Algorithm("torch_composed", "torch", ordered=False, refuses=refuses, run=torch_composed),
     ),
 )

@@ -103,6 +103,7 @@ void Torch::raise_version(Object* tensor) const {
     if (!is_inference_(handle)) bump_version_(handle);
     return;
   }
+  if (says(tensor, "is_inference")) return;
   const Owned graph(PyImport_ImportModule("torch.autograd.graph"));
   const Owned none(PyObject_CallMethod(graph.get(), "increment_version", "O", tensor));
 }

@@ -35,11 +35,11 @@ class Channel {
       }
     }
     if (kReady) known(control_);
-    if (kReady && talks()) {
-      tells_ = said(after(lane_ + 1), job.rank);
-      hears_ = said(job.rank, peer(lane_));
-      known(tells_);
-      known(hears_);
+    if (kReady && has_signature_word()) {
+      signature_out_ = signature_word(after(lane_ + 1), job.rank);
+      signature_in_ = signature_word(job.rank, peer(lane_));
+      known(signature_out_);
+      known(signature_in_);
     }
     begin_marked();
     if (lets_next_start && job.first) let_next_start();
@@ -70,8 +70,8 @@ class Channel {
     u8* const to = kReady ? to_[p - 1] : slots_of(after(p), job_.rank);
     st_relaxed_sys(to + slot(i), P::pack(words.w, flag_of(i), lane_));
     // The lane of that number says it to this peer.
-    if (i == 0 && talks() && static_cast<int>(lane_) == p - 1)
-      st_relaxed_sys(kReady ? tells_ : said(after(p), job_.rank), flag_of(0));
+    if (i == 0 && has_signature_word() && static_cast<int>(lane_) == p - 1)
+      st_relaxed_sys(kReady ? signature_out_ : signature_word(after(p), job_.rank), flag_of(0));
   }
   __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
     mark(Phase::publish);
@@ -94,7 +94,8 @@ class Channel {
     const auto place = [&](int c, int p) {
       return (kReady ? from[p] : slots_of(job_.rank, peer(first + p))) + slot(i + c);
     };
-    const bool hears = i == 0 && talks() && lane_ - first < static_cast<u32>(kSenders);
+    const bool checks =
+        i == 0 && has_signature_word() && lane_ - first < static_cast<u32>(kSenders);
     Pair got[kCount][kSenders] = {};
     Patience patience;
     while (true) {
@@ -103,9 +104,10 @@ class Channel {
 #pragma unroll
         for (int p = 0; p < kSenders; ++p)
           if (comes(c, p)) got[c][p] = ld_relaxed_sys(place(c, p));
-      u64 heard = flag_of(0);
-      if (hears) heard = ld_relaxed_sys(kReady ? hears_ : said(job_.rank, peer(lane_)));
-      bool ready = agrees(heard);
+      u64 signature = flag_of(0);
+      if (checks)
+        signature = ld_relaxed_sys(kReady ? signature_in_ : signature_word(job_.rank, peer(lane_)));
+      bool ready = agrees(signature);
 #pragma unroll
       for (int p = 0; p < kSenders; ++p)
 #pragma unroll
@@ -115,7 +117,7 @@ class Channel {
       bool leave = false;
 #pragma unroll
       for (int p = 0; p < kSenders; ++p) {
-        u64 seen = __shfl_sync(kAll, heard, first + p), hoped = flag_of(0);
+        u64 seen = __shfl_sync(kAll, signature, first + p), hoped = flag_of(0);
         bool waits = !agrees(seen);
 #pragma unroll
         for (int c = kCount - 1; c >= 0; --c) {
@@ -173,13 +175,15 @@ class Channel {
   }
   // Where packets have no flags, the first lanes of a block say and hear what the call is, each to
   // and from one peer: what `source` says to `rank`.
-  __device__ __forceinline__ bool talks() const { return !P::kFlags && threadIdx.x + 1 < N; }
-  __device__ __forceinline__ u64* said(int rank, int source) const {
-    return &control_of(job_, rank)->lamport_said[blockIdx.x][source];
+  __device__ __forceinline__ bool has_signature_word() const {
+    return !P::kFlags && threadIdx.x + 1 < N;
+  }
+  __device__ __forceinline__ u64* signature_word(int rank, int source) const {
+    return &control_of(job_, rank)->lamport_signature[blockIdx.x][source];
   }
   // A peer that is further on has seen that this rank made the same call.
-  __device__ __forceinline__ bool agrees(u64 said) const {
-    return P::kFlags || said == flag_of(0) || said >> kSignatureBits > last_ + 1;
+  __device__ __forceinline__ bool agrees(u64 signature) const {
+    return P::kFlags || signature == flag_of(0) || signature >> kSignatureBits > last_ + 1;
   }
   // Whether to stop waiting for a peer; the first lane that waits for it asks.
   __device__ __forceinline__ bool gives_up(Patience& patience, int peer, bool waits, u64 seen,
@@ -196,7 +200,7 @@ class Channel {
   u8* mine_ = nullptr;  // this lane's slots in its own memory, that rank 0 writes
   u8* to_[kPeers<N>];   // its slots in that of the ranks after it
   // Where this lane says and hears what the call is.
-  u64 *tells_ = nullptr, *hears_ = nullptr;
+  u64 *signature_out_ = nullptr, *signature_in_ = nullptr;
   u64 last_;  // number before this call
 };
 

@@ -116,29 +116,21 @@ __device__ __forceinline__ void reduce_scatter_oneshot(const Job& job) {
 }
 
 // push my block to all | take everyone's. job.bytes: of one block.
-template <int kSteps, class P, int N>
-__device__ __forceinline__ void all_gather_in(Channel<P, N>& channel, const Job& job,
-                                              const Steps& steps) {
-  const Span in(job.in, job.bytes), out(job.out, job.bytes * N);
-  const Span my_out = out.part(job.rank * job.bytes, job.bytes);
-  Round<kSteps, P> next;
-  load_round<kSteps, P>(in, steps, 0, next);
-  const auto send = [&](int k) {
-    send_round<kSteps>(channel, k, steps, k, next);
-    store_round<kSteps, P>(next, my_out, steps, k);
-    load_round<kSteps, P>(in, steps, k + kSteps, next);
-  };
-  const auto take = [&](int k) { return take_parts<kSteps>(channel, k, k, steps, out, job.bytes); };
-  send_and_take<kSteps>(channel, steps, send, take);
-}
 template <class P, int N>
 __device__ __forceinline__ void all_gather_oneshot(const Job& job) {
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
-  if (in_twos<P, N>(steps))
-    all_gather_in<2>(channel, job, steps);
-  else
-    all_gather_in<1>(channel, job, steps);
+  const Span in(job.in, job.bytes), out(job.out, job.bytes * N);
+  const Span my_out = out.part(job.rank * job.bytes, job.bytes);
+  Round<1, P> next;
+  load_round<1, P>(in, steps, 0, next);
+  const auto send = [&](int k) {
+    send_round<1>(channel, k, steps, k, next);
+    store_round<1, P>(next, my_out, steps, k);
+    load_round<1, P>(in, steps, k + 1, next);
+  };
+  const auto take = [&](int k) { return take_parts<1>(channel, k, k, steps, out, job.bytes); };
+  send_and_take<1>(channel, steps, send, take);
 }
 
 }  // namespace commlib

@@ -13,6 +13,7 @@ from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, ch
 from tests.gpu.steady import pinned
 
 ALGORITHMS = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == "nccl"]
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 # Beyond what all blocks hold at once: rounds of packets, several steps of a stream.
 LARGE = Scope((9_000_001,), (torch.bfloat16,))
 
@@ -54,9 +55,6 @@ def test_all_reduce_gives_the_same_bits_with_every_algorithm(nccl_ranks: Ranks) 
     lengths = (33, 5000, 70_001)
     assert same_bits(nccl_ranks, serve_all, Scope(lengths, EVERY_TYPE.dtypes[:6], ("sum", "avg", "max")))
     assert same_bits(nccl_ranks, [row.name for row in rows], Scope(lengths, FLOATS, ("sum",)))
-
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def reduced_bits(comm: Communicator, name: str, algorithm: str) -> list[bytes]:

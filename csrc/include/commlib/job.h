@@ -74,7 +74,7 @@ struct alignas(256) Control {
   alignas(128) Progress progress;
   u64 engine_number;  // calls whose data copy engines have moved
   alignas(128) Said said[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
-  alignas(128) u64 lamport_said[kMostTileBlocks][kMaxPeers];  // the call of its block, by each peer
+  alignas(128) u64 lamport_signature[kMostTileBlocks][kMaxPeers];    // of each peer's call
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
