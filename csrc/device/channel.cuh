@@ -9,14 +9,8 @@
 
 namespace commlib {
 
-// The value is known here: nothing that it takes is left for later.
-template <class T>
-__device__ __forceinline__ void known(T*& p) {
-  asm volatile("" : "+l"(p));
-}
-
 // kReady: addresses are kept in registers, where there are so many.
-template <class P, int N, bool kReady = (N <= 4)>
+template <class P, int N, bool kReady = (N == 2 || (N <= 4 && P::kWhole))>
 class Channel {
  public:
   __device__ __forceinline__ explicit Channel(const Job& job, bool lets_next_start = true)
@@ -25,24 +19,41 @@ class Channel {
         lane_(threadIdx.x & 31),
         lets_next_start_(lets_next_start),
         control_(control_of(job, job.rank)) {
-    if (kReady) {
-      mine_ = slots_of(job.rank, 0);
-      known(mine_);
-#pragma unroll
-      for (int p = 1; p < N; ++p) {
-        to_[p - 1] = slots_of(after(p), job.rank);
-        known(to_[p - 1]);
-      }
-    }
-    if (kReady) known(control_);
-    if (kReady && has_signature_word()) {
-      signature_out_ = signature_word(after(lane_ + 1), job.rank);
+    if (!kReady) return;
+    mine_ = slots_of(job.rank, 0);
+    known(mine_);
+    to_ = destinations();
+    known(control_);
+    if (has_signature_word()) {
       signature_in_ = signature_word(job.rank, peer(lane_));
-      known(signature_out_);
       known(signature_in_);
     }
+  }
+
+  // Where this lane's packets go.
+  struct Destinations {
+    u8* slots[kPeers<N>];  // in the memory of the ranks after this one
+    u64* signature;        // where it says what the call is
+  };
+  // Known here; for the first packets of channels that do not keep them.
+  __device__ __forceinline__ Destinations destinations() const {
+    Destinations to;
+#pragma unroll
+    for (int p = 1; p < N; ++p) {
+      to.slots[p - 1] = slots_of(after(p), job_.rank);
+      known(to.slots[p - 1]);
+    }
+    if (has_signature_word()) {
+      to.signature = signature_word(after(lane_ + 1), job_.rank);
+      known(to.signature);
+    }
+    return to;
+  }
+
+  // Waits for the call ahead.
+  __device__ __forceinline__ void begin() {
     begin_marked();
-    if (lets_next_start && job.first) let_next_start();
+    if (lets_next_start_ && job_.first) let_next_start();
     last_ = P::numbers(control_)[id_];
   }
 
@@ -58,6 +69,11 @@ class Channel {
   // What was loaded so far is on its way before the number is used, which comes from memory, too.
   __device__ __forceinline__ void use_number() { asm volatile("" : "+l"(last_)); }
 
+  // Packets of all peers have come, and what others wait for is sent.
+  __device__ __forceinline__ void let_next() const {
+    if (lets_next_start_ && !job_.first) let_next_start();
+  }
+
   // The call has used `n` numbers, which outlives the kernel.
   __device__ __forceinline__ void close(int n) {
     if (lane_ == 0) P::numbers(control_)[id_] = last_ + n;
@@ -67,11 +83,15 @@ class Channel {
 
   // `i` counts the numbers of this call. To the rank `p` places after this one.
   __device__ __forceinline__ void send(int p, int i, const Words<P>& words) const {
-    u8* const to = kReady ? to_[p - 1] : slots_of(after(p), job_.rank);
-    st_relaxed_sys(to + slot(i), P::pack(words.w, flag_of(i), lane_));
-    // The lane of that number says it to this peer.
-    if (i == 0 && has_signature_word() && static_cast<int>(lane_) == p - 1)
-      st_relaxed_sys(kReady ? signature_out_ : signature_word(after(p), job_.rank), flag_of(0));
+    if (kReady) return send(p, i, words, to_);
+    st_relaxed_sys(slots_of(after(p), job_.rank) + slot(i), P::pack(words.w, flag_of(i), lane_));
+    if (i == 0 && says_signature(p))
+      st_relaxed_sys(signature_word(after(p), job_.rank), flag_of(0));
+  }
+  __device__ __forceinline__ void send(int p, int i, const Words<P>& words,
+                                       const Destinations& to) const {
+    st_relaxed_sys(to.slots[p - 1] + slot(i), P::pack(words.w, flag_of(i), lane_));
+    if (i == 0 && says_signature(p)) st_relaxed_sys(to.signature, flag_of(0));
   }
   __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
     mark(Phase::publish);
@@ -85,28 +105,33 @@ class Channel {
   __device__ __forceinline__ bool receive(int i, Words<P> (&words)[kCount][kSenders], Comes comes,
                                           int first = 0) const {
     mark(Phase::wait);
+    constexpr bool kKnown = N <= 4;
     u8* from[kSenders];
 #pragma unroll
     for (int p = 0; p < kSenders; ++p) {
-      from[p] = mine_ + peer(first + p) * kOfRank;
-      if (kReady) known(from[p]);
+      from[p] = (kReady ? mine_ : slots_of(job_.rank, 0)) + peer(first + p) * kOfRank;
+      if (kKnown) known(from[p]);
     }
     const auto place = [&](int c, int p) {
-      return (kReady ? from[p] : slots_of(job_.rank, peer(first + p))) + slot(i + c);
+      return (kKnown ? from[p] : slots_of(job_.rank, peer(first + p))) + slot(i + c);
     };
     const bool checks =
         i == 0 && has_signature_word() && lane_ - first < static_cast<u32>(kSenders);
-    Pair got[kCount][kSenders] = {};
+    u64* signature_in = signature_in_;
+    if (!kReady && checks) {
+      signature_in = signature_word(job_.rank, peer(lane_));
+      known(signature_in);
+    }
+    Pair got[kCount][kSenders];
     Patience patience;
     while (true) {
 #pragma unroll
       for (int c = 0; c < kCount; ++c)
 #pragma unroll
         for (int p = 0; p < kSenders; ++p)
-          if (comes(c, p)) got[c][p] = ld_relaxed_sys(place(c, p));
+          got[c][p] = ld_relaxed_sys(place(c, p));  // without a branch: all are under way at once
       u64 signature = flag_of(0);
-      if (checks)
-        signature = ld_relaxed_sys(kReady ? signature_in_ : signature_word(job_.rank, peer(lane_)));
+      if (checks) signature = ld_relaxed_sys(signature_in);
       bool ready = agrees(signature);
 #pragma unroll
       for (int p = 0; p < kSenders; ++p)
@@ -138,7 +163,6 @@ class Channel {
         if (!P::kFlags) st_relaxed_sys(place(c, p), Pair{~0ull, ~0ull});
         P::unpack(got[c][p], words[c][p].w);
       }
-    if (lets_next_start_ && !job_.first) let_next_start();
     mark(Phase::copy);
     return true;
   }
@@ -178,6 +202,10 @@ class Channel {
   __device__ __forceinline__ bool has_signature_word() const {
     return !P::kFlags && threadIdx.x + 1 < N;
   }
+  // The lane of that number says it to this peer.
+  __device__ __forceinline__ bool says_signature(int p) const {
+    return has_signature_word() && static_cast<int>(lane_) == p - 1;
+  }
   __device__ __forceinline__ u64* signature_word(int rank, int source) const {
     return &control_of(job_, rank)->lamport_signature[blockIdx.x][source];
   }
@@ -198,10 +226,9 @@ class Channel {
   const bool lets_next_start_;
   Control* control_;    // this rank's
   u8* mine_ = nullptr;  // this lane's slots in its own memory, that rank 0 writes
-  u8* to_[kPeers<N>];   // its slots in that of the ranks after it
-  // Where this lane says and hears what the call is.
-  u64 *signature_out_ = nullptr, *signature_in_ = nullptr;
-  u64 last_;  // number before this call
+  Destinations to_;
+  u64* signature_in_ = nullptr;  // where this lane hears what the call is
+  u64 last_;                     // number before this call
 };
 
 }  // namespace commlib

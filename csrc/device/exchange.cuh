@@ -52,6 +52,7 @@ __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves&
   const u64 bytes = moves.take_bytes[job.rank];
   const Span own(job.in + moves.send_at[job.rank], bytes), out(job.out, bytes);
   const Steps steps = exchange_steps(channel, moves);
+  channel.begin();
   const auto push = [&](int k) { push_step(channel, job, moves, k, steps[k]); };
   const auto take = [&](int k) {
     const bool comes = k % kAhead == 0 || u64{steps[k]} * 8 * P::kStepWords < bytes;
@@ -60,6 +61,7 @@ __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves&
     Words<P> theirs[1][kPeers<N>];
     if (!channel.receive(k, theirs)) return false;
     fold_words<T, Op, P, N>(mine, theirs[0], job.rank, job.redop).store(out, steps[k]);
+    channel.let_next();
     return true;
   };
   push_and_take(channel, steps, push, take);
@@ -72,6 +74,7 @@ __device__ __forceinline__ void exchange(const Job& job, const Moves& moves) {
   const Span own_in(job.in + moves.send_at[job.rank], moves.send_bytes[job.rank]);
   const Span own_out(job.out + moves.take_at[job.rank], moves.take_bytes[job.rank]);
   const Steps steps = exchange_steps(channel, moves);
+  channel.begin();
   const auto push = [&](int k) {
     push_step(channel, job, moves, k, steps[k]);
     Words<P>::load(own_in, steps[k]).store(own_out, steps[k]);
@@ -88,6 +91,7 @@ __device__ __forceinline__ void exchange(const Job& job, const Moves& moves) {
       if (comes(0, p))
         words[0][p].store(Span(job.out + moves.take_at[r], moves.take_bytes[r]), steps[k]);
     }
+    channel.let_next();
     return true;
   };
   push_and_take(channel, steps, push, take);

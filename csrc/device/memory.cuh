@@ -10,6 +10,13 @@ struct alignas(16) Pair {
   u64 a, b;
 };
 
+// As v >> 32, which a compiler would turn into arithmetic of 64 bits.
+__device__ __forceinline__ u32 upper_half(u64 v) {
+  u32 upper;
+  asm("{\n.reg .u32 lower;\nmov.b64 {lower, %0}, %1;\n}" : "=r"(upper) : "l"(v));
+  return upper;
+}
+
 // 16 bytes that arrive as one: both halves are of the same store. Used for data with its flag.
 __device__ __forceinline__ void st_relaxed_sys(void* p, Pair v) {
   asm volatile(
@@ -41,6 +48,19 @@ __device__ __forceinline__ u64 ld_acquire_sys(const u64* p) {
   return v;
 }
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+// Nothing comes back, so nothing waits.
+__device__ __forceinline__ void add_relaxed(u64* p, u64 v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+// The value is known here: nothing that it takes is left for later.
+template <class T>
+__device__ __forceinline__ void known(T*& p) {
+  asm volatile("" : "+l"(p));
+  __builtin_assume(__isGlobal(p));  // else an access asks whether it is
+}
+__device__ __forceinline__ void known(int& i) { asm volatile("" : "+r"(i)); }
 
 // What ran ahead on the stream is over and its writes are there: first thing in every kernel, since
 // its launch may have been early (cuda/module.h).
@@ -132,10 +152,12 @@ __device__ __noinline__ void spread_bytes(u8* p, u32 n, u64 v) {
 // A tensor of any length at any address, in words of 8 bytes or pairs of words. What is read beyond
 // its end is nobody's, and nothing is written there.
 struct Span {
+  static constexpr bool kPartsAreKnown = false;  // too many registers
   u8* data;
   u64 bytes;
   bool aligned8, aligned16;
 
+  Span() = default;
   __device__ Span(const void* p, u64 n)
       : data(static_cast<u8*>(const_cast<void*>(p))),
         bytes(n),
@@ -151,6 +173,8 @@ struct Span {
     const u64 left = offset < bytes ? bytes - offset : 0;
     return {data + offset, n < left ? n : left};
   }
+  // The i-th of the parts of so many bytes.
+  __device__ Span part_of(int i, u64 n) const { return part(i * n, n); }
 
   __device__ __forceinline__ u64 word(u64 i) const {
     const u64 at = 8 * i;
@@ -200,6 +224,41 @@ struct Span {
       set_word_here<false>(2 * i + 1, v.b);
     }
   }
+};
+
+// A tensor of whole pairs, aligned to them and shorter than 2^31 bytes for each rank, of which a
+// warp moves 32 at once: finding a lane's takes three instructions.
+struct Pairs {
+  static constexpr bool kPartsAreKnown = true;
+  u8* data;        // with this lane's place
+  int first, end;  // pairs; end without it
+
+  Pairs() = default;
+  __device__ Pairs(u8* data, int first, int end) : data(data), first(first), end(end) {}
+  __device__ Pairs(const void* p, u64 bytes)
+      : Pairs(static_cast<u8*>(const_cast<void*>(p)) + lane() * 16, 0,
+              static_cast<int>(bytes / 16) - lane()) {
+    known(data);
+  }
+  // The i-th of the parts of so many bytes, known here.
+  __device__ Pairs part_of(int i, u64 n) const {
+    const int pairs = static_cast<int>(n / 16), from = i * pairs, to = from + pairs - lane();
+    Pairs part(data, from, to < end ? to : end);
+    known(part.first);
+    known(part.end);
+    return part;
+  }
+  __device__ __forceinline__ Pair pair(u32 step) const {
+    const int i = first + static_cast<int>(step * 32);
+    return i < end ? ld_stream(data + i * 16ll) : Pair{0, 0};
+  }
+  __device__ __forceinline__ void set_pair(u32 step, Pair v) const {
+    const int i = first + static_cast<int>(step * 32);
+    if (i < end) st_stream(data + i * 16ll, v);
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x & 31; }
 };
 
 // Whether tensors, and what begins every `stride` bytes in them, are aligned to pairs.

@@ -35,13 +35,13 @@ template <int kSteps, class P>
 using Round = Words<P>[kSteps];
 
 template <int kSteps, class P>
-__device__ __forceinline__ void load_round(const Span& from, const Steps& steps, int k,
+__device__ __forceinline__ void load_round(const TensorOf<P>& from, const Steps& steps, int k,
                                            Round<kSteps, P>& words) {
 #pragma unroll
   for (int c = 0; c < kSteps; ++c) words[c] = Words<P>::load(from, steps[k + c]);
 }
 template <int kSteps, class P>
-__device__ __forceinline__ void store_round(const Round<kSteps, P>& words, const Span& to,
+__device__ __forceinline__ void store_round(const Round<kSteps, P>& words, const TensorOf<P>& to,
                                             const Steps& steps, int k) {
 #pragma unroll
   for (int c = 0; c < kSteps; ++c)
@@ -64,8 +64,8 @@ __device__ __forceinline__ bool take_round(const Channel<P, N>& channel, int i, 
 // Those of everyone and of `own`, reduced.
 template <int kSteps, class T, class Op, class P, int N>
 __device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, int i, int k,
-                                                const Steps& steps, const Span& own, int redop,
-                                                Round<kSteps, P>& results) {
+                                                const Steps& steps, const TensorOf<P>& own,
+                                                int redop, Round<kSteps, P>& results) {
   Round<kSteps, P> mine;
   load_round<kSteps, P>(own, steps, k, mine);
   Words<P> theirs[kSteps][kPeers<N>];
@@ -80,11 +80,12 @@ __device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, in
 // The same into `out`.
 template <int kSteps, class T, class Op, class P, int N>
 __device__ __forceinline__ bool take_reduced(const Channel<P, N>& channel, int k,
-                                             const Steps& steps, const Span& own, int redop,
-                                             const Span& out) {
+                                             const Steps& steps, const TensorOf<P>& own, int redop,
+                                             const TensorOf<P>& out) {
   Round<kSteps, P> results;
   if (!take_and_reduce<kSteps, T, Op>(channel, k, k, steps, own, redop, results)) return false;
   store_round<kSteps, P>(results, out, steps, k);
+  channel.let_next();
   return true;
 }
 
@@ -103,7 +104,6 @@ __device__ __forceinline__ void send_and_take(Channel<P, N>& channel, const Step
   static_assert(kAhead >= 2 * kSteps, "the rule of channels");
   const int lead = steps.has(4) ? kSteps : 2 * kSteps;
   int sent = 0, taken = 0;
-  channel.use_number();
 #pragma unroll 1
   for (; steps.has(taken); taken += steps.template in_round<kSteps>(taken)) {
 #pragma unroll 1
@@ -114,28 +114,31 @@ __device__ __forceinline__ void send_and_take(Channel<P, N>& channel, const Step
 }
 
 template <int kSteps, class T, class Op, class P, int N>
-__device__ __forceinline__ void all_reduce_in(Channel<P, N>& channel, const Job& job,
-                                              const Steps& steps) {
-  const Span in(job.in, job.bytes), out(job.out, job.bytes);
+__device__ __forceinline__ void all_reduce_in(Channel<P, N>& channel, const TensorOf<P>& in,
+                                              const TensorOf<P>& out, const Steps& steps,
+                                              int redop) {
+  channel.begin();
   Round<kSteps, P> next;  // on its way before it is needed
   load_round<kSteps, P>(in, steps, 0, next);
+  channel.use_number();
   const auto send = [&](int k) {
     send_round<kSteps>(channel, k, steps, k, next);
     load_round<kSteps, P>(in, steps, k + kSteps, next);
   };
   const auto take = [&](int k) {
-    return take_reduced<kSteps, T, Op>(channel, k, steps, in, job.redop, out);
+    return take_reduced<kSteps, T, Op>(channel, k, steps, in, redop, out);
   };
   send_and_take<kSteps>(channel, steps, send, take);
 }
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void all_reduce_oneshot(const Job& job) {
+  const TensorOf<P> in(job.in, job.bytes), out(job.out, job.bytes);
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
   if (in_twos<P, N>(steps))
-    all_reduce_in<2, T, Op>(channel, job, steps);
+    all_reduce_in<2, T, Op>(channel, in, out, steps, job.redop);
   else
-    all_reduce_in<1, T, Op>(channel, job, steps);
+    all_reduce_in<1, T, Op>(channel, in, out, steps, job.redop);
 }
 
 }  // namespace commlib

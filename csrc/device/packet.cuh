@@ -39,7 +39,8 @@ constexpr int kPeers = N > 1 ? N - 1 : 1;  // length of what is there for each o
 // Each packet has its own flag.
 template <bool kAligned>
 struct LlOf {
-  static constexpr bool kFlags = true;
+  using Tensor = Span;
+  static constexpr bool kFlags = true, kWhole = kAligned;
   static constexpr int kWords = 1;       // of data, for each lane
   static constexpr int kStepWords = 32;  // of data, for the warp
 
@@ -67,7 +68,8 @@ using AlignedLl = LlOf<true>;  // for those that are aligned; peers need not agr
 // Eight lanes share a line of 128 bytes, whose last word is the flag. So 28 lanes carry the first
 // 28 pairs of a step's words, and the last of each eight one of the four words behind them.
 struct Ll128 {
-  static constexpr bool kFlags = true;
+  using Tensor = Span;
+  static constexpr bool kFlags = true, kWhole = false;
   static constexpr int kWords = 2;
   static constexpr int kStepWords = 60;
 
@@ -121,6 +123,7 @@ struct AlignedLl128 : Ll128 {
 // The same for tensors whose pairs are whole: aligned to 16 bytes, and of so many. Most are, and
 // peers need not agree.
 struct WholeLl128 : Ll128 {
+  static constexpr bool kWhole = true;
   static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[2]) {
     const u64 at = 8 * first_word(step, lane);
     Pair p{0, 0};
@@ -137,13 +140,14 @@ struct WholeLl128 : Ll128 {
   }
 };
 __device__ __forceinline__ bool whole_pairs(const Job& job) {
-  return ((reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | job.bytes) & 15) == 0;
+  return ((reinterpret_cast<u64>(job.in) | reinterpret_cast<u64>(job.out) | job.bytes) & 15) == 0 &&
+         job.bytes >> 31 == 0;
 }
 
-// Each lane has a pair. Whole: as in WholeLl128.
-template <bool kWhole>
-struct LamportOf {
-  static constexpr bool kFlags = false;
+// Each lane has a pair.
+struct Lamport {
+  using Tensor = Span;
+  static constexpr bool kFlags = false, kWhole = false;
   static constexpr int kWords = 2;
   static constexpr int kStepWords = 64;
   static constexpr u32 kEmpty = 0xffffffffu;     // the last word of an empty slot
@@ -152,25 +156,14 @@ struct LamportOf {
   static __device__ constexpr u64 begin(const Places& at) { return at.lamport; }
   static __device__ __forceinline__ u64* numbers(Control* c) { return c->lamport_number; }
   static __device__ __forceinline__ void load(const Span& from, u32 step, u32 lane, u64 (&w)[2]) {
-    const u64 pair = u64{step} * 32 + lane;
-    Pair p{0, 0};
-    if (!kWhole)
-      p = from.pair(pair);
-    else if (16 * pair < from.bytes)
-      p = ld_stream(from.data + 16 * pair);
-    w[0] = p.a;
-    w[1] = p.b;
+    unpack(from.pair(u64{step} * 32 + lane), w);
   }
   static __device__ __forceinline__ void store(const Span& to, u32 step, u32 lane,
                                                const u64 (&w)[2]) {
-    const u64 pair = u64{step} * 32 + lane;
-    if (!kWhole)
-      to.set_pair(pair, {w[0], w[1]});
-    else if (16 * pair < to.bytes)
-      st_stream(to.data + 16 * pair, {w[0], w[1]});
+    to.set_pair(u64{step} * 32 + lane, {w[0], w[1]});
   }
   static __device__ __forceinline__ Pair pack(const u64 (&w)[2], u64, u32) {
-    const u32 last = static_cast<u32>(w[1] >> 32);
+    const u32 last = upper_half(w[1]);
     return {w[0], u64{last == kEmpty ? kUsualNan : last} << 32 | static_cast<u32>(w[1])};
   }
   static __device__ __forceinline__ void unpack(Pair p, u64 (&w)[2]) {
@@ -178,24 +171,38 @@ struct LamportOf {
     w[1] = p.b;
   }
   static __device__ __forceinline__ bool ready(Pair p, u64, u32) {
-    return static_cast<u32>(p.b >> 32) != kEmpty;
+    return upper_half(p.b) != kEmpty;
   }
   static __device__ __forceinline__ u64 flag_of(Pair, u32) { return 0; }
 };
-using Lamport = LamportOf<false>;
-using WholeLamport = LamportOf<true>;
+
+// The same for tensors of whole pairs.
+struct WholeLamport : Lamport {
+  using Tensor = Pairs;
+  static constexpr bool kWhole = true;
+  static __device__ __forceinline__ void load(const Pairs& from, u32 step, u32, u64 (&w)[2]) {
+    unpack(from.pair(step), w);
+  }
+  static __device__ __forceinline__ void store(const Pairs& to, u32 step, u32, const u64 (&w)[2]) {
+    to.set_pair(step, {w[0], w[1]});
+  }
+};
+
+// How a protocol sees a tensor.
+template <class P>
+using TensorOf = typename P::Tensor;
 
 // This lane's words of one step.
 template <class P>
 struct Words {
   u64 w[P::kWords];
 
-  static __device__ __forceinline__ Words load(const Span& from, u32 step) {
+  static __device__ __forceinline__ Words load(const TensorOf<P>& from, u32 step) {
     Words words;
     P::load(from, step, threadIdx.x & 31, words.w);
     return words;
   }
-  __device__ __forceinline__ void store(const Span& to, u32 step) const {
+  __device__ __forceinline__ void store(const TensorOf<P>& to, u32 step) const {
     P::store(to, step, threadIdx.x & 31, w);
   }
 };

@@ -53,10 +53,13 @@ struct Codec<half> {
     asm("cvt.f32.f16 %0, %1;" : "=f"(a) : "h"(x.bits));
     return a;
   }
-  static __device__ __forceinline__ half store(float a) {
-    u32 pair;  // the conversion of one is slower
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(a));
-    return {static_cast<unsigned short>(pair)};
+  static __device__ __forceinline__ u32 store(float low, float high) {
+    u32 pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+  static __device__ __forceinline__ half store(float a) {  // the conversion of one is slower
+    return {static_cast<unsigned short>(store(a, 0.f))};
   }
 };
 
@@ -66,10 +69,13 @@ struct Codec<bfloat16> {
   static __device__ __forceinline__ float load(bfloat16 x) {
     return __uint_as_float(u32{x.bits} << 16);
   }
-  static __device__ __forceinline__ bfloat16 store(float a) {
+  static __device__ __forceinline__ u32 store(float low, float high) {
     u32 pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(a));
-    return {static_cast<unsigned short>(pair)};
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+  static __device__ __forceinline__ bfloat16 store(float a) {
+    return {static_cast<unsigned short>(store(a, 0.f))};
   }
 };
 
@@ -218,6 +224,22 @@ struct AnyOp {
   }
 };
 
+// Accumulators as the word that they become; two floats of 16 bits are rounded by one instruction.
+template <class T, class Acc, int kElements>
+__device__ __forceinline__ u64 word_of(const Acc (&a)[kElements]) {
+  union {
+    u64 bits;
+    T element[kElements];
+  } word;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) word.element[e] = Codec<T>::store(a[e]);
+  return word.bits;
+}
+template <class T>
+__device__ __forceinline__ u64 word_of(const float (&a)[4]) {
+  return u64{Codec<T>::store(a[2], a[3])} << 32 | Codec<T>::store(a[0], a[1]);
+}
+
 // The reduction of w[0], …, w[N - 1].
 template <class T, class Op, int N>
 __device__ __forceinline__ u64 fold(const u64 (&w)[N], int redop) {
@@ -228,7 +250,7 @@ __device__ __forceinline__ u64 fold(const u64 (&w)[N], int redop) {
     T element[kElements];
     __device__ Word() {}
   };
-  Word result;
+  typename Codec<T>::Acc sums[kElements];
 #pragma unroll
   for (int e = 0; e < kElements; ++e) {
     Word first;
@@ -240,9 +262,9 @@ __device__ __forceinline__ u64 fold(const u64 (&w)[N], int redop) {
       next.bits = w[r];
       a = Op::of(a, Codec<T>::load(next.element[e]), redop);
     }
-    result.element[e] = Codec<T>::store(Op::finish(a, redop, N));
+    sums[e] = Op::finish(a, redop, N);
   }
-  return result.bits;
+  return word_of<T>(sums);
 }
 
 }  // namespace commlib

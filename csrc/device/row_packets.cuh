@@ -54,7 +54,13 @@ class PacketRows : public RowBlock<T, kPairs> {
   __device__ __forceinline__ void run() {
     const u64 rows = this->rows_.rows;
     u64 row = blockIdx.x / kBlocks;
-    if (kGoesAhead && row < rows) send<0, kAhead>(row);
+    const u8* from = own_words(row);
+    known(from);
+    const auto to = channel_.destinations();
+    channel_.begin();
+    if (kGoesAhead && row < rows)
+      send_steps<0, kAhead>(row, from,
+                            [&](int p, int i, const Step& step) { channel_.send(p, i, step, to); });
     if (kBlocks > 1) wait_for_cluster();  // all its blocks are there
     if (row >= rows) return;
 #pragma unroll 1
@@ -88,10 +94,13 @@ class PacketRows : public RowBlock<T, kPairs> {
     return kPhases == 1 || owner(row) == this->job_.rank;
   }
 
-  // This thread's words of steps from kFrom on, of this rank's row.
+  // Where this thread's words of this rank's row begin.
+  __device__ __forceinline__ const u8* own_words(u64 row) const {
+    return this->own_row(row) + this->template place<16>(0);
+  }
+  // Those of steps from kFrom on.
   template <int kFrom, int kCount>
-  __device__ __forceinline__ void load_steps(u64 row, Step (&steps)[kCount]) const {
-    const u8* from = this->own_row(row);
+  __device__ __forceinline__ void load_steps(const u8* from, Step (&steps)[kCount]) const {
     if (this->aligned_ || aligned_for<4>(from)) {
       load_steps_at<true, kFrom>(from, steps);
     } else {
@@ -99,39 +108,37 @@ class PacketRows : public RowBlock<T, kPairs> {
     }
   }
   template <bool kAligned, int kFrom, int kCount>
-  __device__ __forceinline__ void load_steps_at(const u8* row, Step (&steps)[kCount]) const {
+  __device__ __forceinline__ void load_steps_at(const u8* from, Step (&steps)[kCount]) const {
 #pragma unroll
     for (int c = 0; c < kCount; ++c) {
       u32 w[4] = {};
-      if (this->has_pair(kFrom + c))
-        load_at<kAligned>(row + this->template place<16>(kFrom + c), w);
+      if (this->has_pair(kFrom + c)) load_at<kAligned>(from + kRowThreads * 16 * (kFrom + c), w);
       steps[c] = {{u64{w[1]} << 32 | w[0], u64{w[3]} << 32 | w[2]}};
     }
   }
 
   template <int kFrom, int kTo>
   __device__ __forceinline__ void send(u64 row) {
+    send_steps<kFrom, kTo>(row, own_words(row),
+                           [&](int p, int i, const Step& step) { channel_.send(p, i, step); });
+  }
+  // send_one(p, i, step): to the rank p places after this one.
+  template <int kFrom, int kTo, class Send>
+  __device__ __forceinline__ void send_steps(u64 row, const u8* from, Send send_one) {
     constexpr int kEnd = kTo < kPairs ? kTo : kPairs, kCount = kEnd > kFrom ? kEnd - kFrom : 0;
     if constexpr (kCount > 0) {
       if (kPhases == 2 && is_summed_here(row)) return;
       Step mine[kCount];
-      load_steps<kFrom>(row, mine);
+      load_steps<kFrom>(from, mine);
       if (kFrom == 0) channel_.use_number();
+      mark(Phase::publish);
 #pragma unroll
-      for (int c = 0; c < kCount; ++c) {
-        if (!this->has_pair(kFrom + c)) continue;
-        if (kPhases == 1)
-          channel_.send_all(next_number_ + kFrom + c, mine[c]);
-        else
-          send_to(owner(row), next_number_ + kFrom + c, mine[c]);
-      }
+      for (int c = 0; c < kCount; ++c)
+#pragma unroll
+        for (int p = 1; p < N; ++p)
+          if (this->has_pair(kFrom + c) && (kPhases == 1 || channel_.after(p) == owner(row)))
+            send_one(p, next_number_ + kFrom + c, mine[c]);
     }
-  }
-
-  __device__ __forceinline__ void send_to(int rank, int number, const Step& step) const {
-#pragma unroll
-    for (int p = 1; p < N; ++p)
-      if (channel_.after(p) == rank) channel_.send(p, number, step);
   }
 
   // The sums of the steps from kFrom on; those that are not sent yet go when it is their turn.
@@ -152,7 +159,7 @@ class PacketRows : public RowBlock<T, kPairs> {
   template <int kFrom, int kTo>
   __device__ __forceinline__ bool sum_here(Pair (&total)[kPairs]) const {
     Step mine[kTo - kFrom], theirs[kTo - kFrom][kPeers<N>] = {};
-    load_steps<kFrom>(this->row_, mine);
+    load_steps<kFrom>(own_words(this->row_), mine);
     if (!receive<kFrom>(theirs, 0)) return false;
 #pragma unroll
     for (int step = kFrom; step < kTo; ++step) {
@@ -176,9 +183,10 @@ class PacketRows : public RowBlock<T, kPairs> {
   template <int kFrom, int kCount, int kSenders>
   __device__ __forceinline__ bool receive(Step (&steps)[kCount][kSenders], int first) const {
     const auto comes = [&](int c, int) { return this->has_pair(kFrom + c); };
-    const bool came = channel_.receive(next_number_ + kFrom, steps, comes, first);
+    if (!channel_.receive(next_number_ + kFrom, steps, comes, first)) return false;
+    channel_.let_next();
     mark(Phase::reduce);
-    return came;
+    return true;
   }
 
   Channel<WholeLamport, N, (N < 3 && kPairs < 4)> channel_;

@@ -10,11 +10,13 @@ namespace commlib {
 template <int kSteps, class P, int N>
 class Scatter {
  public:
-  __device__ __forceinline__ Scatter(const Channel<P, N>& channel, const Span& in, u64 part_bytes,
-                                     const Steps& steps)
+  __device__ __forceinline__ Scatter(const Channel<P, N>& channel, const TensorOf<P>& in,
+                                     u64 part_bytes, const Steps& steps)
       : channel_(channel), in_(in), part_bytes_(part_bytes), steps_(steps) {
-    load(0);
+#pragma unroll
+    for (int p = 1; p < N; ++p) parts_[p - 1] = part(p);
   }
+  __device__ __forceinline__ void begin() { load(0); }
   // The steps from k on, as the numbers from i on; every round in turn.
   __device__ __forceinline__ void send(int i, int k) {
     mark(Phase::publish);
@@ -27,28 +29,34 @@ class Scatter {
   }
 
  private:
+  static constexpr bool kKnown = TensorOf<P>::kPartsAreKnown;
+
+  __device__ __forceinline__ TensorOf<P> part(int p) const {
+    return in_.part_of(channel_.after(p), part_bytes_);
+  }
   __device__ __forceinline__ void load(int k) {
 #pragma unroll
     for (int p = 1; p < N; ++p)
-      load_round<kSteps, P>(in_.part(channel_.after(p) * part_bytes_, part_bytes_), steps_, k,
-                            next_[p - 1]);
+      load_round<kSteps, P>(kKnown ? parts_[p - 1] : part(p), steps_, k, next_[p - 1]);
   }
   const Channel<P, N>& channel_;
-  const Span& in_;
+  const TensorOf<P>& in_;
   u64 part_bytes_;
   const Steps& steps_;
+  TensorOf<P> parts_[kPeers<N>];
   Round<kSteps, P> next_[kPeers<N>];
 };
 
 // Brings steps of each peer's part, from number i on, to their place. False: the call is over.
 template <int kSteps, class P, int N>
 __device__ __forceinline__ bool take_parts(const Channel<P, N>& channel, int i, int k,
-                                           const Steps& steps, const Span& out, u64 part_bytes) {
+                                           const Steps& steps, const TensorOf<P>& out,
+                                           u64 part_bytes) {
   Words<P> words[kSteps][kPeers<N>];
   if (!take_round(channel, i, steps, k, words)) return false;
 #pragma unroll
   for (int p = 0; p < N - 1; ++p) {
-    const Span part = out.part(channel.peer(p) * part_bytes, part_bytes);
+    const TensorOf<P> part = out.part_of(channel.peer(p), part_bytes);
 #pragma unroll
     for (int c = 0; c < kSteps; ++c)
       if (steps.has(k + c)) words[c][p].store(part, steps[k + c]);
@@ -62,10 +70,12 @@ __device__ __forceinline__ bool take_parts(const Channel<P, N>& channel, int i, 
 template <int kSteps, class T, class Op, class P, int N>
 __device__ __forceinline__ void all_reduce_in_parts(Channel<P, N>& channel, const Job& job,
                                                     u64 part_bytes, const Steps& steps) {
-  const Span in(job.in, job.bytes), out(job.out, job.bytes);
-  const Span my_in = in.part(job.rank * part_bytes, part_bytes);
-  const Span my_out = out.part(job.rank * part_bytes, part_bytes);
+  const TensorOf<P> in(job.in, job.bytes), out(job.out, job.bytes);
+  const TensorOf<P> my_in = in.part_of(job.rank, part_bytes);
+  const TensorOf<P> my_out = out.part_of(job.rank, part_bytes);
   Scatter<kSteps, P, N> scatter(channel, in, part_bytes, steps);
+  channel.begin();
+  scatter.begin();
   channel.use_number();
   scatter.send(0, 0);
   int k = 0;
@@ -75,6 +85,7 @@ __device__ __forceinline__ void all_reduce_in_parts(Channel<P, N>& channel, cons
     if (!take_and_reduce<kSteps, T, Op>(channel, 2 * k, k, steps, my_in, job.redop, sums)) return;
     const int next = k + steps.template in_round<kSteps>(k), results = k + next;
     send_round<kSteps>(channel, results, steps, k, sums);
+    channel.let_next();
     store_round<kSteps, P>(sums, my_out, steps, k);
     if (steps.has(next)) scatter.send(2 * next, next);
     if (!take_parts<kSteps>(channel, results, k, steps, out, part_bytes)) return;
@@ -97,9 +108,12 @@ __device__ __forceinline__ void all_reduce_twoshot(const Job& job) {
 template <int kSteps, class T, class Op, class P, int N>
 __device__ __forceinline__ void reduce_scatter_in(Channel<P, N>& channel, const Job& job,
                                                   const Steps& steps) {
-  const Span in(job.in, job.bytes * N), out(job.out, job.bytes);
-  const Span my_in = in.part(job.rank * job.bytes, job.bytes);
+  const TensorOf<P> in(job.in, job.bytes * N), out(job.out, job.bytes);
+  const TensorOf<P> my_in = in.part_of(job.rank, job.bytes);
   Scatter<kSteps, P, N> scatter(channel, in, job.bytes, steps);
+  channel.begin();
+  scatter.begin();
+  channel.use_number();
   const auto take = [&](int k) {
     return take_reduced<kSteps, T, Op>(channel, k, steps, my_in, job.redop, out);
   };
@@ -120,16 +134,22 @@ template <class P, int N>
 __device__ __forceinline__ void all_gather_oneshot(const Job& job) {
   Channel<P, N> channel(job);
   const Steps steps = channel.steps(job.bytes);
-  const Span in(job.in, job.bytes), out(job.out, job.bytes * N);
-  const Span my_out = out.part(job.rank * job.bytes, job.bytes);
+  const TensorOf<P> in(job.in, job.bytes), out(job.out, job.bytes * N);
+  const TensorOf<P> my_out = out.part_of(job.rank, job.bytes);
+  channel.begin();
   Round<1, P> next;
   load_round<1, P>(in, steps, 0, next);
+  channel.use_number();
   const auto send = [&](int k) {
     send_round<1>(channel, k, steps, k, next);
     store_round<1, P>(next, my_out, steps, k);
     load_round<1, P>(in, steps, k + 1, next);
   };
-  const auto take = [&](int k) { return take_parts<1>(channel, k, k, steps, out, job.bytes); };
+  const auto take = [&](int k) {
+    if (!take_parts<1>(channel, k, k, steps, out, job.bytes)) return false;
+    channel.let_next();
+    return true;
+  };
   send_and_take<1>(channel, steps, send, take);
 }
 

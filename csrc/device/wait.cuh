@@ -31,8 +31,8 @@ __device__ __forceinline__ void announce(const Job& job) {
 __device__ __forceinline__ void count_call(const Job& job, Control* own) {
   if (blockIdx.x != 0) return;
   Progress* progress = &own->progress;
-  atomicAdd(&progress->current.number, 1ull);
-  if (job.graph != 0) atomicAdd(&progress->of_graph[job.graph], 1ull);
+  add_relaxed(&progress->current.number, 1);
+  if (job.graph != 0) add_relaxed(&progress->of_graph[job.graph], 1);
 }
 
 __device__ __forceinline__ u64 claim_sys(u64* p, u64 value) {
