@@ -6,7 +6,7 @@ MODE ?=         # --cpu or --gpu; found out when empty
 bin := .venv/bin
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test test-one-gpu test-torch hangs sanitize lint format docs clean
+.PHONY: help setup build bench test test-all test-one-gpu test-torch hangs sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,8 +20,13 @@ bench: setup ## time every collective of this machine beside MPI and torch, or N
 	@mkdir -p build/bench
 	$(bin)/commlib bench -n $(strip $(N)) -o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
 
-test: setup ## run the tests
+test: setup ## run the tests of the gate: minutes
 	$(bin)/python -m pytest $(ARGS)
+
+test-all: setup ## run every test, PyTorch's own and the sanitizers: an hour
+	$(bin)/python -m pytest -m "slow or not slow" --durations=50 $(ARGS)
+	$(bin)/python -m tests.torch_suite -n 2
+	@launch/sanitize.sh
 
 test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most
 	tests/gpu/one_gpu/run $(strip $(N)) $(bin)/python -m pytest tests/gpu $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -114,76 +115,61 @@ def comm(request):
         yield made
 
 
-@pytest.mark.parametrize(
-    ("call", "kind"),  # None is what ranks other than the source of a scatter pass
-    [(call, kind) for call in TAKES_X for kind in WRONG if not (call.startswith("scatter") and kind == "None")],
-)
-def test_what_is_no_tensor_is_named_with_a_remedy(comm, call, kind):
-    wrong, told = WRONG[kind]
-    with pytest.raises(TypeError, match=re.escape(f"x of {call.strip()} is {told}")):
-        TAKES_X[call](comm, wrong)
+def refuses(kind, words, call, *arguments):
+    with pytest.raises(kind, match=words):
+        call(*arguments)
 
 
-@pytest.mark.parametrize("call", TAKES_OUT)
-def test_an_output_that_is_no_tensor_is_named(comm, call):
-    with pytest.raises(TypeError, match=f"out of {call.strip()} is a list, but must be a torch.Tensor$"):
-        TAKES_OUT[call](comm, [1, 2])
-    with pytest.raises(TypeError, match=rf"out of {call.strip()} is a numpy array, .* torch.from_numpy\(out\)"):
-        TAKES_OUT[call](comm, np.ones(2))
+def test_what_is_no_tensor_is_named_with_a_remedy(comm):
+    for (call, run), (kind, (wrong, told)) in product(TAKES_X.items(), WRONG.items()):
+        if kind != "None" or not call.startswith("scatter"):  # ranks other than its source pass None
+            refuses(TypeError, re.escape(f"x of {call.strip()} is {told}"), run, comm, wrong)
 
 
-@pytest.mark.parametrize("call", TAKES_X)
-@pytest.mark.parametrize("kind", ELSEWHERE)
-def test_a_tensor_of_another_kind_is_described(comm, call, kind):
-    make, told = ELSEWHERE[kind]
-    x = make()
-    with pytest.raises(ValueError, match=re.escape(told)):
-        TAKES_X[call](comm, x.view(1, -1) if "scatter" in call and kind == "strided" else x)
+def test_an_output_that_is_no_tensor_is_named(comm):
+    for call, run in TAKES_OUT.items():
+        refuses(TypeError, f"out of {call.strip()} is a list, but must be a torch.Tensor$", run, comm, [1, 2])
+        refuses(TypeError, rf"out of {call.strip()} is a numpy array, .* torch.from_numpy", run, comm, np.ones(2))
 
 
-@pytest.mark.parametrize("call", TAKES_ROOT)
-def test_a_root_that_is_no_rank_is_named(comm, call):
-    name, run = TAKES_ROOT[call]
-    for wrong in (1.5, None, "0"):
-        with pytest.raises(TypeError, match=f"{name} is of type {type(wrong).__name__}, but must be an int"):
-            run(comm, wrong)
-    for wrong in (1, -1):
-        with pytest.raises(ValueError, match=f"{name}={wrong} is not a rank of this communicator: 0 to 0"):
-            run(comm, wrong)
+def test_a_tensor_of_another_kind_is_described(comm):
+    for (call, run), (kind, (make, told)) in product(TAKES_X.items(), ELSEWHERE.items()):
+        x = make()
+        wrong = x.view(1, -1) if "scatter" in call and kind == "strided" else x
+        refuses(ValueError, re.escape(told), run, comm, wrong)
 
 
-@pytest.mark.parametrize("call", TAKES_OP)
-def test_a_reduction_is_a_name_or_torchs_own(comm, call):
-    for wrong in (3, True, None, ["sum"], np.int64(0)):
-        told = f"op is of type {type(wrong).__name__} ({wrong!r}), but must be one of sum, prod, min, max, avg, band"
-        with pytest.raises(TypeError, match=re.escape(told)):
-            TAKES_OP[call](comm, wrong)
-    for wrong in ("mean", "SUM", torch.distributed.ReduceOp.PREMUL_SUM):
-        with pytest.raises(ValueError, match=r"unknown reduction .*; use one of sum, prod, min, max, avg, band"):
-            TAKES_OP[call](comm, wrong)
-    TAKES_OP[call](comm, torch.distributed.ReduceOp.SUM)
+def test_a_root_that_is_no_rank_is_named(comm):
+    for name, run in TAKES_ROOT.values():
+        for wrong in (1.5, None, "0"):
+            refuses(TypeError, f"{name} is of type {type(wrong).__name__}, but must be an int", run, comm, wrong)
+        for wrong in (1, -1):
+            refuses(ValueError, f"{name}={wrong} is not a rank of this communicator: 0 to 0", run, comm, wrong)
 
 
-@pytest.mark.parametrize("argument", TAKES_SIZES)
-@pytest.mark.parametrize("wrong", [3, [1.5], ["4"], "4", {4}, iter([4])], ids=repr)
-def test_sizes_that_are_no_integers_in_order_are_named(comm, argument, wrong):
-    with pytest.raises(TypeError, match=rf"{argument.strip()}(\[0\])? is .*, but must be (a sequence of int|an int)"):
-        TAKES_SIZES[argument](comm, wrong)
+def test_a_reduction_is_a_name_or_torchs_own(comm):
+    for run in TAKES_OP.values():
+        for wrong in (3, True, None, ["sum"], np.int64(0)):
+            told = f"op is of type {type(wrong).__name__} ({wrong!r}), but must be one of sum, prod"
+            refuses(TypeError, re.escape(told), run, comm, wrong)
+        for wrong in ("mean", "SUM", torch.distributed.ReduceOp.PREMUL_SUM):
+            refuses(ValueError, "unknown reduction .*; use one of sum, prod", run, comm, wrong)
+        run(comm, torch.distributed.ReduceOp.SUM)
 
 
-@pytest.mark.parametrize("argument", TAKES_SIZES)
-def test_sizes_that_do_not_fit_say_both_sides(comm, argument):
-    with pytest.raises(ValueError, match=f"{argument.strip()} has 2 entries"):
-        TAKES_SIZES[argument](comm, [4, 1])
-    with pytest.raises(ValueError, match=r"has 4 elements, but needs 3|adds up to 3, but its tensor has 4 rows"):
-        TAKES_SIZES[argument](comm, [3])
-    TAKES_SIZES[argument](comm, np.array([4]))
+def test_sizes_that_are_no_integers_in_order_or_do_not_fit_are_named(comm):
+    for argument, run in TAKES_SIZES.items():
+        for wrong in (3, [1.5], ["4"], "4", {4}, iter([4])):
+            words = rf"{argument.strip()}(\[0\])? is .*, but must be (a sequence of int|an int)"
+            refuses(TypeError, words, run, comm, wrong)
+        refuses(ValueError, f"{argument.strip()} has 2 entries", run, comm, [4, 1])
+        refuses(ValueError, r"has 4 elements, but needs 3|adds up to 3, but its tensor has 4 rows", run, comm, [3])
+        run(comm, np.array([4]))
 
 
-@pytest.mark.parametrize(("call", "kind", "told"), OTHERS, ids=[told[:40] for *_, told in OTHERS])
-def test_other_arguments_say_what_came_and_what_is_wanted(comm, call, kind, told):
-    with pytest.raises(kind, match=re.escape(told)):
-        call(comm)
+def test_other_arguments_say_what_came_and_what_is_wanted(comm):
+    for call, kind, told in OTHERS:
+        refuses(kind, re.escape(told), call, comm)
 
 
 def test_a_parameter_is_a_tensor(comm):

@@ -81,10 +81,10 @@ def comm():
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
-@pytest.mark.parametrize("call", CALLS)
-def test_a_collective_refuses_a_tensor_that_is_not_its_bytes(comm, call, bad):
-    with pytest.raises(ValueError, match=BAD[bad]):
-        CALLS[call](comm, bad())
+def test_a_collective_refuses_a_tensor_that_is_not_its_bytes(comm, bad):
+    for call in CALLS.values():
+        with pytest.raises(ValueError, match=BAD[bad]):
+            call(comm, bad())
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)

@@ -15,7 +15,7 @@ import pytest
 
 from tests.native.test_stress import ROOT, tool
 
-pytestmark = [pytest.mark.builds, pytest.mark.timeout(1800)]  # on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # on a busy machine
 
 Run = Callable[[Sequence[str]], str]
 

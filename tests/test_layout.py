@@ -8,8 +8,6 @@ from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = sorted((ROOT / "commlib").rglob("*.py"))
 NATIVE = sorted(
@@ -45,10 +43,6 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def each(paths):
-    return pytest.mark.parametrize("path", paths, ids=name_of)
-
-
 @cache
 def tree_of(path):
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -65,53 +59,65 @@ def imported_by(path):
     return found
 
 
-@pytest.mark.parametrize("package", IMPORTERS)
-def test_an_optional_package_is_imported_in_one_place(package):
-    importers = {name_of(path) for path in PACKAGE if package in set(imported_by(path))}
-    strays = {name for name in importers if not fnmatch(name, IMPORTERS[package])}
-    assert not strays, f"only {IMPORTERS[package]} may import {package}"
+def test_an_optional_package_is_imported_in_one_place():
+    for package, place in IMPORTERS.items():
+        importers = {name_of(path) for path in PACKAGE if package in imported_by(path)}
+        assert not {name for name in importers if not fnmatch(name, place)}, f"only {place} may import {package}"
 
 
-@each(PACKAGE)
-def test_a_module_says_what_it_is_for(path):
-    assert ast.get_docstring(tree_of(path)), "open the file with one sentence: what it is, when to use it"
+def test_a_module_says_what_it_is_for():
+    silent = [name_of(path) for path in PACKAGE if not ast.get_docstring(tree_of(path))]
+    assert not silent, "open the file with one sentence: what it is, when to use it"
 
 
-@each([*PACKAGE, *NATIVE, *sorted((ROOT / "tests").rglob("*.py"))])
-def test_a_file_stays_within_its_budget(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, "look for the seam"
+def lines_of(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
 
 
-@each([path for path in SCRIPTS if path.name not in {"setup.sh", "sanitize.sh"}])
-def test_a_launch_script_starts_a_command_and_nothing_else(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 30
+def test_a_file_stays_within_its_budget():
+    files = [*PACKAGE, *NATIVE, *(ROOT / "tests").rglob("*.py")]
+    assert not [name_of(path) for path in files if lines_of(path) > 400], "look for the seam"
 
 
-@each([path for path in PACKAGE if not any(fnmatch(name_of(path), p) for p in ENVIRONMENT_READERS)])
-def test_the_environment_is_read_through_env(path):
-    reads = [
-        node.lineno
+def test_the_tests_stay_within_their_budget():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (budget,) = map(int, re.findall(r"^lines_of_tests = (\d+)", project, re.MULTILINE))
+    assert sum(map(lines_of, (ROOT / "tests").rglob("*.py"))) <= budget, "cut before you add: [tool.commlib.budgets]"
+
+
+def test_a_launch_script_starts_a_command_and_nothing_else():
+    scripts = [path for path in SCRIPTS if path.name not in {"setup.sh", "sanitize.sh"}]
+    assert not [name_of(path) for path in scripts if lines_of(path) > 30]
+
+
+def test_the_environment_is_read_through_env():
+    readers = {"environ", "getenv", "environb", "putenv"}
+    strays = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PACKAGE
+        if not any(fnmatch(name_of(path), pattern) for pattern in ENVIRONMENT_READERS)
         for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb", "putenv"}
+        if isinstance(node, ast.Attribute) and node.attr in readers
     ]
-    assert not reads, f"lines {reads}: give the variable a row in commlib/env.py"
+    assert not strays, "give the variable a row in commlib/env.py"
 
 
-@each([path for path in PACKAGE if path.name != "env.py"])
-def test_a_variable_is_named_in_env_only(path):
-    names = [
-        node.value
+def test_a_variable_is_named_in_env_only():
+    strays = [
+        f"{name_of(path)}:{node.lineno}"
+        for path in PACKAGE
+        if path.name != "env.py"
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and re.fullmatch(r"COMMLIB_[A-Z_]+", node.value)
     ]
-    assert not names, f"{names}: use env.<VARIABLE>.name"
+    assert not strays, "use env.<VARIABLE>.name"
 
 
-@each(NATIVE)
-def test_native_code_is_told_and_does_not_read_the_environment(path):
-    assert "getenv" not in path.read_text(encoding="utf-8"), "pass the value from Python, where env.py has it"
+def test_native_code_is_told_and_does_not_read_the_environment():
+    readers = [name_of(path) for path in NATIVE if "getenv" in path.read_text(encoding="utf-8")]
+    assert not readers, "pass the value from Python, where env.py has it"
 
 
 def test_an_algorithm_has_its_file_or_function():
@@ -209,21 +215,15 @@ def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index()
     assert all(map(pattern.search, ("pip install commlib", 'pip install "commlib[gpu]"', "pip install -U commlib==1")))
 
 
-@pytest.mark.parametrize(
-    ("extra", "file"),
-    [
-        ("gpu", "backends/nccl_control.py"),
-        ("mpi", "cli/doctor/mpi.py"),
-        ("plot", "report/plot.py"),
-        ("tp", "tp/weights.py"),
-    ],
-)
-def test_a_remedy_names_the_packages_of_its_extra(extra, file):
+def test_a_remedy_names_the_packages_of_its_extra():
+    files = {"gpu": "backends/nccl_control.py", "mpi": "cli/doctor/mpi.py", "plot": "report/plot.py"}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (packages,) = re.findall(rf"^{extra} = \[(.*)\]", project, re.MULTILINE)
-    remedies = re.findall(r"pip install .*", (ROOT / "commlib" / file).read_text(encoding="utf-8"))
-    for name in re.findall(r'"([\w-]+)', packages):
-        assert remedies and all(name in remedy for remedy in remedies)
+    for extra, file in [*files.items(), ("tp", "tp/weights.py")]:
+        (packages,) = re.findall(rf"^{extra} = \[(.*)\]", project, re.MULTILINE)
+        remedies = re.findall(r"pip install .*", (ROOT / "commlib" / file).read_text(encoding="utf-8"))
+        assert remedies
+        for name in re.findall(r'"([\w-]+)', packages):
+            assert all(name in remedy for remedy in remedies), (extra, name)
 
 
 def test_the_version_is_one():

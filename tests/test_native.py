@@ -53,8 +53,12 @@ def test_the_stub_names_what_the_library_has():
     assert {name for name, _ in stubbed()} == set(FUNCTIONS)
 
 
-@pytest.mark.parametrize(("name", "definition"), list(stubbed()), ids=[name for name, _ in stubbed()])
-def test_the_stub_says_what_a_function_takes_and_where_it_stands(name, definition):
+def test_the_stub_says_what_functions_take_and_where_they_stand():
+    for name, definition in stubbed():
+        check_stub(name, definition)
+
+
+def check_stub(name, definition):
     signature, place = FUNCTIONS[name].split("\n\n")
     given, result = re.fullmatch(r"\((.*)\) -> (.*)", signature).groups()
     native = [argument.split(": ") for argument in given.split(", ") if argument]

@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if needed > GPUS:
                 words = {1: "a GPU", 2: "two GPUs"}[needed]
                 item.add_marker(pytest.mark.skip(reason=f"needs {words}, found {GPUS}"))
+                item.add_marker(pytest.mark.slow)  # `make test` need not say of each that it is skipped
             elif one_gpu.RANKS and (item.path.stem.removeprefix("test_") not in SHARING or OF_NCCL.search(item.name)):
                 item.add_marker(pytest.mark.skip(reason="needs a GPU for each rank"))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from commlib.kernels import out_of_range_count, store
+from tests.pairs import pairwise
 
 COPIED = (
     torch.uint8,
@@ -150,27 +151,24 @@ def count_from_zero():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("dtype", COPIED, ids=str)
 @pytest.mark.parametrize("cache", CACHES)
-def test_it_stores_in_any_layout_and_type(cache, dtype):
-    k, v = Side(cache, dtype, 2, 16, 1), Side(cache, dtype, 2, 24, 2)
-    for form, (n, wide) in product(("flat", "heads"), ((1, True), (7, True), (SLOTS, False))):
+def test_it_stores_in_any_layout_and_type(cache):
+    for dtype, form, (n, wide) in pairwise(COPIED, ("flat", "heads"), ((1, True), (7, True), (SLOTS, False))):
+        k, v = Side(cache, dtype, 2, 16, 1), Side(cache, dtype, 2, 24, 2)
         rows = [rows_of(form, dtype, (n, 2, side.width), n) for side in (k, v)]
         compare(k, v, slots_of(n, torch.int64 if wide else torch.int32), rows)
 
 
-@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("form", ROWS)
-def test_rows_have_any_strides(form, cache):
-    k, v = Side(cache, torch.bfloat16, 3, 8, 1), Side(cache, torch.bfloat16, 3, 8, 2)
-    for n in (1, 2, 9):
+def test_rows_have_any_strides(form):
+    for cache, n in pairwise(CACHES, (1, 2, 9)):
+        k, v = Side(cache, torch.bfloat16, 3, 8, 1), Side(cache, torch.bfloat16, 3, 8, 2)
         k_rows = rows_of(form, torch.bfloat16, (n, 3, 8), 3)
         compare(k, v, slots_of(n), [k_rows, rows_of("flat", torch.bfloat16, (n, 3, 8), 4)])
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 100, 128, 576, 4096])
-def test_k_and_v_have_widths_of_their_own(width):
-    for heads in (1, 2):
+def test_k_and_v_have_widths_of_their_own():
+    for width, heads in product((1, 2, 3, 4, 7, 8, 16, 31, 32, 64, 100, 128, 576, 4096), (1, 2)):
         k, v = Side("heads, apart", torch.uint8, heads, width, 1), Side("HND", torch.uint8, heads, 12, 2)
         rows = [random_of(torch.uint8, (5, heads, side.width), 3) for side in (k, v)]
         v.layout = k.layout = "HND"
@@ -178,11 +176,11 @@ def test_k_and_v_have_widths_of_their_own(width):
 
 
 @pytest.mark.parametrize("cache", ["flat", "NHD", "NHD, pool of both", "HND"])
-@pytest.mark.parametrize("flat", ["flat", "flat, slots apart", "heads"])
-def test_k_and_v_have_layouts_of_their_own(cache, flat):
-    k, v = Side(cache, torch.int16, 2, 4, 1), Side(flat, torch.int16, 2, 6, 2)
-    v.layout = k.layout
-    compare(k, v, slots_of(9), [random_of(torch.int16, (9, 2, side.width), 3) for side in (k, v)])
+def test_k_and_v_have_layouts_of_their_own(cache):
+    for flat in ("flat", "flat, slots apart", "heads"):
+        k, v = Side(cache, torch.int16, 2, 4, 1), Side(flat, torch.int16, 2, 6, 2)
+        v.layout = k.layout
+        compare(k, v, slots_of(9), [random_of(torch.int16, (9, 2, side.width), 3) for side in (k, v)])
 
 
 def test_k_and_v_may_lie_between_each_other():
@@ -200,32 +198,32 @@ def test_k_and_v_may_lie_between_each_other():
     same_bits(fused[slots, 1], v.view(9, 24))
 
 
-@pytest.mark.parametrize("source", FLOATS, ids=str)
-@pytest.mark.parametrize("target", LARGEST, ids=str)
-@pytest.mark.parametrize("scales", ["none", "numbers", "tensors", "one number", "per head", "per head and none"])
-@pytest.mark.parametrize("cache", ["flat", "heads, apart", "NHD", "HND, pages of 3"])
+SCALES = {
+    "none": (None, None),
+    "numbers": (0.37, 3),
+    "tensors": (torch.tensor(0.37), torch.tensor([3.0])),
+    "one number": (None, 2.5),
+    "per head": (torch.tensor([0.1, 1.0, 7.0, 300.0]), torch.tensor([3.0, 0.5, 1e-3, 11.0])),
+    "per head and none": (torch.tensor([0.1, 1.0, 7.0, 300.0]), None),
+}
+
+
+@pytest.mark.parametrize(
+    ("cache", "scales", "target", "source"),
+    pairwise(["flat", "heads, apart", "NHD", "HND, pages of 3"], SCALES, LARGEST, FLOATS),
+)
 def test_it_rounds_to_8_bit_floats(cache, scales, target, source):
-    heads = 4
-    given = {
-        "none": (None, None),
-        "numbers": (0.37, 3),
-        "tensors": (torch.tensor(0.37), torch.tensor([3.0])),
-        "one number": (None, 2.5),
-        "per head": (torch.tensor([0.1, 1.0, 7.0, 300.0]), torch.tensor([3.0, 0.5, 1e-3, 11.0])),
-        "per head and none": (torch.tensor([0.1, 1.0, 7.0, 300.0]), None),
-    }[scales]
+    heads, given = 4, SCALES[scales]
     k, v = Side(cache, target, heads, 40, 1), Side(cache, target, heads, 33, 2)
     rows = [floats_of(source, (6, heads, side.width), 3) for side in (k, v)]
     compare(k, v, slots_of(6), rows, scales=given)
 
 
-@pytest.mark.parametrize("target", LARGEST, ids=str)
-@pytest.mark.parametrize("source", FLOATS, ids=str)
-@pytest.mark.parametrize("width", [1, 5, 8, 255, 256, 257, 1000])
-def test_it_rounds_rows_of_any_width(width, source, target):
-    k, v = Side("flat", target, 1, width, 1), Side("flat", target, 1, 1, 2)
-    rows = [floats_of(source, (3, side.width), 5) for side in (k, v)]
-    compare(k, v, slots_of(3), rows, scales=(0.7, None))
+def test_it_rounds_rows_of_any_width():
+    for width, source, target in pairwise((1, 5, 8, 255, 256, 257, 1000), FLOATS, LARGEST):
+        k, v = Side("flat", target, 1, width, 1), Side("flat", target, 1, 1, 2)
+        rows = [floats_of(source, (3, side.width), 5) for side in (k, v)]
+        compare(k, v, slots_of(3), rows, scales=(0.7, None))
 
 
 @pytest.mark.parametrize("target", LARGEST, ids=str)

@@ -102,7 +102,7 @@ SPILLING = {
 
 def with_marks(request):
     spills = [pytest.mark.xfail(strict=True, reason="spills registers")] if request in SPILLING else []
-    return pytest.param(request, marks=[pytest.mark.compile_all, *spills])
+    return pytest.param(request, marks=[pytest.mark.slow, *spills])
 
 
 REQUESTS = [*SOON, *(with_marks(request) for request in dict.fromkeys(REST) if request not in set(SOON))]

@@ -26,14 +26,12 @@ from commlib.tp import (
     shard,
 )
 from commlib.tp.norm import MOST_PARTS, _sum_and_norm, add_and_normalise
+from tests.pairs import pairwise
 from tests.tp import reference
 from tests.tp.reference import CONFIG
 
 SOURCE = RandomWeights(1)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [1], [130] * 20, [5, 6, 7, 2, 2]]
-WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
-
-
 # --- which chunks -----------------------------------------------------------------------------------------------------
 
 
@@ -107,9 +105,9 @@ def all_ways(comm, shape, counts, bias):
         return column(x), found, beside._lanes.used
 
 
-@WORLDS
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(0,), (7,), (31,), (64,), (100,), (16, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "world", "bias"), pairwise([(0,), (7,), (31,), (64,), (100,), (16, 3)], [1, 2, 4], [False, True])
+)
 def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(shm_ranks, world, bias, shape):
     for whole, (at_once, *in_chunks), beside in shm_ranks.run(all_ways, shape, (1, 2, 3, 8), bias, world=world):
         assert torch.equal(at_once[0], whole)
@@ -142,22 +140,21 @@ def logits_of(comm, rule, multiple, prompt, max_tokens, engines=False):
     return gather_logits(comm, local, CONFIG.vocab_size)
 
 
-@WORLDS
-@pytest.mark.parametrize(("count", "multiple"), [(2, 4), (3, 3), (8, 1), (60, 1)])
-@pytest.mark.parametrize(("tokens", "max_tokens"), [(1, 64), (13, 13), (13, 14), (13, 64), (48, 48)])
-def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(
-    shm_ranks, world, count, multiple, tokens, max_tokens
-):
+@pytest.mark.parametrize(
+    ("room", "chunks", "world"),
+    pairwise([(1, 64), (13, 13), (13, 14), (13, 64), (48, 48)], [(2, 4), (3, 3), (8, 1), (60, 1)], [1, 2, 4]),
+)
+def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(shm_ranks, world, chunks, room):
+    (tokens, max_tokens), (count, multiple) = room, chunks
     prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
     expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
     for found in shm_ranks.run(logits_of, {0: count}, multiple, prompt, max_tokens, world=world):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-@WORLDS
-@pytest.mark.parametrize("count", [2, 8])
-@pytest.mark.parametrize(("tokens", "max_tokens"), [(1, 64), (13, 13), (48, 48)])
-def test_with_copy_engines_logits_of_a_prompt_in_chunks_are_the_same(shm_ranks, world, count, tokens, max_tokens):
+@pytest.mark.parametrize(("world", "room", "count"), pairwise([1, 2, 4], [(1, 64), (13, 13), (48, 48)], [2, 8]))
+def test_with_copy_engines_logits_of_a_prompt_in_chunks_are_the_same(shm_ranks, world, room, count):
+    tokens, max_tokens = room
     prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
     expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
     for found in shm_ranks.run(logits_of, {0: count}, 4, prompt, max_tokens, True, world=world):
