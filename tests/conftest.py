@@ -21,6 +21,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--base", metavar="COMMIT", help="also compile the kernels whose sources differ from this commit")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_plans_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Tests and the ranks they start see the shipped plans, whatever `commlib tune` wrote on this machine.

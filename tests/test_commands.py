@@ -88,8 +88,13 @@ def said(line: str, output: str) -> bool:
     return any(re.fullmatch(pattern, printed) for printed in output.splitlines())
 
 
+def of_pages(pages: list[str]) -> list[object]:
+    """The README's commands run at the gate."""
+    return [pytest.param(page, marks=[pytest.mark.slow] * (page != "README.md")) for page in pages]
+
+
 @pytest.mark.timeout(300)  # all commands of a page, on a busy machine
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page, run=True)])
+@pytest.mark.parametrize("page", of_pages([page for page in PAGES if commands(page, run=True)]))
 def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> None:
     steps = commands(page, run=True)
     if ACTIVATE not in (command for command, _ in steps):  # the README says it once, for all pages
@@ -112,10 +117,10 @@ def test_the_readme_s_program_runs_in_the_environment_itself(tmp_path: Path) -> 
     assert (done.returncode, done.stdout.count("all_reduce of")) == (0, 2), done.stdout
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_that_a_page_shows_compiles_and_is_the_file_it_names(name: str) -> None:
-    compile(PROGRAMS[name], name, "exec")
-    assert not (ROOT / name).exists() or PROGRAMS[name] == (ROOT / name).read_text(encoding="utf-8")
+def test_programs_that_pages_show_compile_and_are_the_files_they_name() -> None:
+    for name, text in PROGRAMS.items():
+        compile(text, name, "exec")
+        assert not (ROOT / name).exists() or text == (ROOT / name).read_text(encoding="utf-8")
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
@@ -151,22 +156,12 @@ def parse_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("parse_only")
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page, run=False)])
-def test_commands_that_cannot_run_here_are_right_as_far_as_words_tell(page: str) -> None:
-    for line, _ in commands(page, run=False):
-        for words in simple_commands(line):
-            check(words)
-
-
-@pytest.mark.usefixtures("parse_only")
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_inside_sentences_are_right_as_far_as_words_tell(page: str) -> None:
-    prose = FENCE.sub("", text_of(page))
-    for line in re.findall(
-        r"`([^`]*\bcommlib \w+ [^`]*-n \d[^`]*)`", prose
-    ):  # without -n N it is a name, not a command
-        for words in simple_commands(line):
-            check(words)
+def test_commands_that_do_not_run_here_are_right_as_far_as_words_tell() -> None:
+    lines = [line for page in PAGES for line, _ in commands(page, run=False)]
+    for page in PAGES:  # in its sentences, what has no -n N is a name
+        lines += re.findall(r"`([^`]*\bcommlib \w+ [^`]*-n \d[^`]*)`", FENCE.sub("", text_of(page)))
+    for words in [words for line in lines for words in simple_commands(line)]:
+        check(words)
 
 
 @pytest.mark.usefixtures("parse_only")

@@ -14,6 +14,8 @@ import torch.distributed as dist
 import commlib
 from commlib import compiled
 
+pytestmark = pytest.mark.slow
+
 
 def out_of_place(comm, x):
     y = x * 2
@@ -303,7 +305,6 @@ def test_what_compiles_nothing_does_not_load_dynamo(quick_python):
     subprocess.run([str(quick_python), "-c", program], env=dict(os.environ), check=True, timeout=60)
 
 
-@pytest.mark.slow
 def test_inductor_compiles_a_program(shm_ranks):
     for values in shm_ranks.run(with_inductor, world=2):
         assert values

@@ -19,6 +19,8 @@ from commlib import fusion, tp
 from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.programs.launched import launched
 
+pytestmark = pytest.mark.slow
+
 
 class Norm(nn.Module):
     def __init__(self):

@@ -14,6 +14,8 @@ import commlib
 from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.programs.launched import launched
 
+pytestmark = pytest.mark.slow
+
 # --- how models write the norm ----------------------------------------------------------------------------------------
 
 

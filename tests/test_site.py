@@ -9,6 +9,8 @@ import pytest
 
 from tests.pages import ROOT
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sphinx", reason="the site is made with Python 3.11 or newer")
 
 SOURCES = ("docs", "examples", "CONTRIBUTING.md", "CHANGELOG.md")

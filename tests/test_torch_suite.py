@@ -6,6 +6,8 @@ from tests.torch_suite import run as suite_run
 from tests.torch_suite.run import Job, Outcome, run
 from tests.torch_suite.table import document, table
 
+pytestmark = pytest.mark.slow
+
 BACKEND = "commlib"
 
 

@@ -12,7 +12,8 @@ from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, Verdict, agree, check_algorithm
 
-WORLDS = (1, 2, 3, 4)  # the outer loop: algorithms of one collective follow each other and share what is expected
+# The outer loop: algorithms of one collective follow each other and share what is expected.
+WORLDS = (pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow))
 
 
 def algorithms(backend: str) -> list[tuple[str, str]]:
@@ -67,7 +68,7 @@ def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: st
 
 
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("torch"))
-@pytest.mark.parametrize("world", (1, 2, 4))
+@pytest.mark.parametrize("world", WORLDS[:2] + WORLDS[3:])
 def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     few = Scope((0, 1, 33), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
     check(torch_ranks, world, name, algorithm, few)

@@ -18,6 +18,8 @@ from commlib.testing import Ranks
 from commlib.testing.conformance import EVERY_TYPE, Scope, agree, check_algorithm
 from tests import hosts
 
+pytestmark = pytest.mark.slow
+
 HIER = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.hosts]
 LINKS = [(name, a) for name, a in HIER if not name.endswith("v") and COLLECTIVES[name].algorithm(a).link]
 PLACES = ("aabb", "abab", "aaab", "abbc")  # alike, out of order, of different sizes; three hosts, one in the middle

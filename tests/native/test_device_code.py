@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+from functools import cache
 
 import pytest
 
@@ -71,12 +73,16 @@ ROWS_FOR_MORE = [row for world in (3, 4) for row in row_kernels(world, ["bfloat1
 ROWS_FOR_MORE += row_kernels(8, COMMON, [PLAIN, WIDEST])
 HALF_ON_EIGHT = [row for row in row_kernels(8, ["float16"], NORMS) if "lsa_twoshot" in row[1] and row[1].endswith("2>")]
 ROWS_FOR_MORE += HALF_ON_EIGHT
-# What `make test` compiles; the rest is CI's.
-SOON = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(kernels([2], COMMON, ["sum"]) + ALONE_COMMON)]
-SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
+# What the gate compiles: one of each algorithm of all_reduce, with its marks, and of rows; and what has changed.
+OF_ALL_REDUCE = [kernel for kernel in kernels([2], ["bfloat16"], ["sum"]) if "/all_reduce/" in kernel[0]]
+SOON = [
+    jit.Request(*kernel, HERE, marked=marked) for kernel in dict.fromkeys(OF_ALL_REDUCE) for marked in (False, True)
+]
+SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, ["bfloat16"], [PLAIN]) if kernel[1].endswith("2>")]
+SOON += [jit.Request(*kernel, HERE) for kernel in ALONE_COMMON[::8]]
 MARKED = [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([2], ["bfloat16"], ["sum"])]
-SOON += [request for request in MARKED if "/all_reduce/" in request.source]
-REST = [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
+REST = [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
+REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
 REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
 REST += MARKED + [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([8], ["bfloat16"], ["sum"])]
 REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
@@ -85,7 +91,6 @@ REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels
 SHOWN = {SCALED: "bfloat16,float32,float32", QK_NORM: "bfloat16,bfloat16", INT8: ""}
 OF_USERS = {SCALED: "float8_e4m3fn,float32,float16", QK_NORM: "int8,float32", INT8: ""}
 OF_USERS |= {RMS_NORM: "bfloat16,bfloat16", FP8_GROUPS: "bfloat16,bfloat16"}
-SOON += epilogue_kernels(2, "bfloat16", SHOWN, most_pairs=1)
 REST += [
     *epilogue_kernels(2, "bfloat16", SHOWN | OF_USERS),
     *epilogue_kernels(4, "bfloat16", OF_USERS),
@@ -100,12 +105,34 @@ SPILLING = {
 }
 
 
-def with_marks(request):
+def changed_since(commit):
+    """Return a function that says of a request whether a file that it is made of has changed since."""
+    if not commit:
+        return lambda request: False
+    command = ["git", "-C", str(jit.csrc()), "diff", "--relative", "--name-only", commit, "--", "."]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    changed = {(jit.csrc() / name).resolve() for name in told.splitlines()}
+
+    @cache
+    def has_changed(source):
+        files = set()
+        list(jit._contents(jit.csrc() / source, jit.csrc(), files))
+        return not changed.isdisjoint(file.resolve() for file in files)
+
+    return lambda request: request.arch == HERE and has_changed(request.source)
+
+
+def pytest_generate_tests(metafunc):
+    if "kernel" in metafunc.fixturenames:
+        changed = changed_since(metafunc.config.getoption("base"))
+        metafunc.parametrize("kernel", [marked(r, changed) for r in dict.fromkeys(SOON + REST)], ids=name_of)
+
+
+def marked(request, changed):
+    late = [] if request in SOON or changed(request) else [pytest.mark.slow]
     spills = [pytest.mark.xfail(strict=True, reason="spills registers")] if request in SPILLING else []
-    return pytest.param(request, marks=[pytest.mark.slow, *spills])
+    return pytest.param(request, marks=[*late, *spills])
 
-
-REQUESTS = [*SOON, *(with_marks(request) for request in dict.fromkeys(REST) if request not in set(SOON))]
 
 pytestmark = pytest.mark.timeout(1800)  # of the first test, in which all are compiled
 
@@ -127,7 +154,6 @@ def compiled(request):
         return dict(jit.compile_many(wanted, len(os.sched_getaffinity(0))))
 
 
-@pytest.mark.parametrize("kernel", REQUESTS, ids=name_of)
 def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
     result = compiled[kernel]
     assert isinstance(result, jit.Kernel), str(result)
@@ -154,7 +180,7 @@ def test_a_free_multiprocessor_has_room_for_a_block_of_every_kernel(compiled):
 
 
 def test_only_kernels_that_are_compiled_with_marks_have_them(compiled):
-    for request in [request for request in MARKED if "/all_reduce/" in request.source]:
+    for request in [request for request in SOON if request.marked]:
         assert b"commlib_marks" in compiled[request].code
         assert b"commlib_marks" not in compiled[request._replace(marked=False)].code
 

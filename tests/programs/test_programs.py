@@ -11,6 +11,8 @@ from commlib.testing import Ranks
 from tests.programs import groups, huggingface, parallel
 from tests.programs.launched import both, launched, needs, same
 
+pytestmark = pytest.mark.slow
+
 OURS, BOTH = "commlib", ("commlib", "gloo")
 
 

@@ -6,10 +6,13 @@ import argparse
 import contextlib
 import io
 
+import pytest
 import torch
 
 from examples.generate import generate
 from tests.programs.launched import needs
+
+pytestmark = pytest.mark.slow
 
 TEXT = "ranks that add the same requests and are told the same tokens stay equal: nothing here depends on a clock"
 
