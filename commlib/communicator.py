@@ -27,7 +27,7 @@ from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.told import choice_of, plan_text
 from commlib.counts import counted
 from commlib.debug import metrics
-from commlib.errors import Closed, CommError, meant, no_unknown
+from commlib.errors import Closed, CommError, limits_of, meant, no_unknown
 from commlib.fused import Fused
 from commlib.hooks import Hooks, SlowCall
 from commlib.methods import Op
@@ -42,6 +42,7 @@ _LOG = logging.getLogger("commlib")
 LEAVE_S = 1.0  # for threads inside calls to come back when the process ends
 
 
+@limits_of("init()")
 def init(  # noqa: PLR0913 - what a user may decide
     *,
     backend: Any = "auto",
@@ -185,7 +186,6 @@ class Communicator(Fused):
             CommError: The arena (`max_bytes` of init()) is full.
         """
         dims, dtype = _shape_and_type(shape, dtype)
-        self._check_open()
         self._lanes.let_go()
         return self._backend.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import errno
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
 
@@ -56,6 +58,26 @@ def no_unknown(function: Callable[..., object], given: Iterable[str]) -> None:
     for name in given:
         known = signature(function).parameters
         raise TypeError(f"{function.__name__}() has no argument {name!r}{meant(name, known)}")
+
+
+def limit_of(error: BaseException) -> str:
+    """Return which limit of this process an error of Python's means, and how to raise it; "" for another error."""
+    if isinstance(error, OSError) and error.errno == errno.EMFILE:
+        return "raise `ulimit -n`"
+    threads = isinstance(error, RuntimeError) and "start new thread" in str(error)
+    processes = isinstance(error, OSError) and error.errno == errno.EAGAIN
+    return "raise `ulimit -u`, or the container's limit of processes" if threads or processes else ""
+
+
+@contextmanager
+def limits_of(what: str) -> Iterator[None]:
+    """Raise a CommError where a limit of open files, processes or threads stops what runs inside."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if remedy := limit_of(error):
+            raise CommError(f"{what} ran into a limit: {error}; {remedy}") from None
+        raise
 
 
 def one_line(error: BaseException) -> str:

@@ -26,6 +26,8 @@ def _load() -> Any:
         module = _from_file(override) if override else importlib.import_module(_NAME)
     except (ImportError, OSError) as error:
         remedy = "in a checkout run `make setup`, else install commlib again"
+        if override:
+            remedy = f"{env.LIBRARY.name}={override} names it; unset it, or name a library of this version"
         raise BuildFailed(f"the native library is not there ({error}); {remedy}") from None
     module.connect(torch.Tensor, torch.nn.Parameter)
     module.set_redops(CODES, type(TORCH_OPS["sum"]))

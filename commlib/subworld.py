@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from commlib.bootstrap.world import World
-from commlib.errors import CommError
+from commlib.errors import CommError, limits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,8 @@ def split(
         members = sorted((r for r in range(parent.size) if table[r][0] == color), key=lambda r: (table[r][1], r))
         world = Subworld(parent, members)
         try:
-            made = make(world)
+            with limits_of(f"split on rank {parent.rank}"):
+                made = make(world)
             world.carried_by(made)
         except Exception as error:
             failure = error

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.futures import Future as TorchFuture
 
 from commlib import env
-from commlib.errors import CommTimeout
+from commlib.errors import CommTimeout, limits_of
 from commlib.lane import Lane, done_now
 from commlib.plan.rules import SPARING
 
@@ -118,7 +118,8 @@ class Lanes:
             if self._ended is not None:
                 raise self._ended
             if lane not in self._lanes:
-                self._lanes[lane] = Lane(f"{lane}")
+                with limits_of(what):
+                    self._lanes[lane] = Lane(f"{lane}")
             self.used = True
             if not self._lanes[lane].runs_here():
                 first = lane == COLLECTIVE_CALLS or self._runs_here()

@@ -2,7 +2,7 @@
 # mpirun.sh N command…: run a command on N ranks through the mpirun beside .venv's python, or the one on PATH.
 # HOSTFILE=path spreads the ranks over hosts. Python scripts: `python -m mpi4py script.py` aborts all when one fails.
 set -euo pipefail
-[ $# -ge 2 ] || { echo "usage: launch/mpirun.sh N command…" >&2; exit 2; }
+[[ $# -ge 2 && $1 =~ ^[1-9][0-9]*$ ]] || { echo "usage: launch/mpirun.sh N command…" >&2; exit 2; }
 ranks=$1
 shift
 bin=$(cd "$(dirname "$0")/.." && pwd)/.venv/bin

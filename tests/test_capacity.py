@@ -1,15 +1,20 @@
-"""How many ranks fit: what is refused before anything starts, with the number that fits."""
+"""How many ranks fit: what is refused before anything starts, with the number that fits; and what runs out later."""
 
 from __future__ import annotations
 
 import re
+import resource
+import threading
 from pathlib import Path
 
 import pytest
 
 from commlib import capacity
 from commlib.cli import main
+from commlib.communicator import Communicator
+from commlib.errors import CommError
 from commlib.native import library
+from commlib.testing import Ranks
 
 MIB = 1 << 20
 
@@ -90,3 +95,36 @@ def test_the_memory_that_is_free_is_that_of_the_container(
     assert capacity.free_memory() == 60 * MIB
     (tmp_path / most).write_text("max\n")
     assert capacity.free_memory() > 60 * MIB
+
+
+def run_out(comm: Communicator) -> list[str]:
+    """Rank 1 may open no file, then start no thread; afterwards all is well."""
+    found, late = [], comm.rank == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3 if late else soft, hard))
+    try:
+        comm.split(0, comm.rank)
+    except CommError as error:
+        found.append(str(error))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with comm.split(0, comm.rank) as part:  # type: ignore[union-attr]  # not None for a color
+        if late:
+            threading.Thread.start, start = no_thread, threading.Thread.start  # type: ignore[method-assign]
+            try:
+                part.barrier(async_op=True)
+            except CommError as error:
+                found.append(str(error))
+            threading.Thread.start = start  # type: ignore[method-assign]
+        part.barrier(async_op=True).wait()
+    return found
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_what_runs_out_is_named_with_its_limit(shm_ranks: Ranks) -> None:
+    peer, late = shm_ranks.run(run_out, world=2)
+    assert ["rank 1" in said and "ulimit -n" in said for said in (*peer, late[0])] == [True, True]
+    assert ["barrier" in said and "ulimit -u" in said for said in late[1:]] == [True]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import commlib
-from commlib import env
+from commlib import bootstrap, env
 from commlib.bootstrap import connect
+from commlib.errors import CommError, Unsupported
 
 
 @pytest.mark.parametrize(
@@ -71,3 +74,19 @@ def test_a_port_that_is_none_is_refused(port: str, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="MASTER_PORT"):
         connect("torchrun", timeout_s=1)
+
+
+@pytest.mark.parametrize("started", ["commlib", "srun"])
+def test_a_rank_that_mpi_has_alone_is_no_job_of_one(started: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap.mpi, "connect", lambda timeout_s: bootstrap.SingleWorld())
+    monkeypatch.setattr(bootstrap.mpi, "detect", lambda environ: None)
+    monkeypatch.setattr(bootstrap, "around", lambda: (started, 2))
+    with pytest.raises(Unsupported, match=f"{started} started 2 ranks; .*`mpiexec -n N …`"):
+        connect("mpi")
+
+
+def test_a_limit_of_this_process_is_a_comm_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr("commlib.communicator.connect", failing)
+    with pytest.raises(CommError, match=r"init\(\) ran into a limit: .*; raise `ulimit -n`"):
+        commlib.init()

@@ -325,3 +325,18 @@ def test_rank_0_reads_what_is_piped_in_and_the_others_nothing():
         check=True,
     )
     assert sorted(done.stdout.splitlines()) == ["[0] hello", "[1] "]
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "x", "", "2 2"])
+@pytest.mark.parametrize("script", ["mpirun", "torchrun"])
+def test_a_script_of_launch_refuses_what_is_no_number_of_ranks(script, n):
+    done = subprocess.run([f"launch/{script}.sh", n, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"usage: launch/{script}.sh N command…\n"
+
+
+def test_what_is_no_number_of_hosts_is_not_taken_for_one():
+    environ = {**os.environ, "NNODES": "x"}
+    done = subprocess.run(["launch/torchrun.sh", "1", "true"], cwd=ROOT, capture_output=True, env=environ, check=False)
+    assert done.returncode == 2
+    assert b"NNODES=x" in done.stderr

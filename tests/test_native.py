@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from commlib import native
+from commlib.errors import BuildFailed
 from commlib.kernels import store
 from commlib.native import library
 
@@ -150,3 +152,10 @@ def test_importing_the_kernels_gives_native_code_the_compiler():
 def test_an_arena_of_no_possible_size_is_refused(size):
     with pytest.raises(ValueError, match="is out of range"):
         library.open_shm(1, 0, size, 1, 0, -1)
+
+
+@pytest.mark.parametrize("path", ["/missing.so", __file__])
+def test_a_library_that_was_named_and_does_not_load_is_named(path, monkeypatch):
+    monkeypatch.setenv("COMMLIB_LIBRARY", path)
+    with pytest.raises(BuildFailed, match=f"COMMLIB_LIBRARY={path} names it; unset it"):
+        native._load()

@@ -24,6 +24,7 @@ from commlib.bootstrap.launcher import first_number
 from commlib.bootstrap.process_group import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
 from commlib.counts import counted
+from commlib.errors import Unsupported
 
 __all__ = ["BOOTSTRAPS", "SingleWorld", "World", "connect"]
 
@@ -57,7 +58,14 @@ def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
         name = find(os.environ)
     elif name != "single":
         _require(name, os.environ)
-    return SingleWorld() if name == "single" else BOOTSTRAPS[name].connect(timeout_s)
+    world = SingleWorld() if name == "single" else BOOTSTRAPS[name].connect(timeout_s)
+    if name == "mpi" and world.size == 1 and mpi.detect(os.environ) is None and (started := around()):
+        world.close()
+        raise Unsupported(
+            f"bootstrap 'mpi' was asked for, but MPI has this process as its only rank, and {started[0]} started "
+            f"{counted(started[1], 'rank')}; start them with `{mpi.START} …`, or leave bootstrap at 'auto'"
+        )
+    return world
 
 
 def find(environ: Mapping[str, str]) -> str:

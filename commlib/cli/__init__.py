@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from commlib import __version__, env
-from commlib.errors import CommError
+from commlib.errors import CommError, limit_of
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
@@ -97,12 +97,20 @@ def _exit_with(call: Any) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (CommError, OSError, ValueError) as error:
-        if env.TRACEBACK.get():
+        if _shows_tracebacks():
             raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:  # of a write
             _fail(f"cannot write: {error.strerror}; make room, or write elsewhere", 1)
-        _fail(str(error) or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
+        text = "; ".join(filter(None, (str(error), limit_of(error))))
+        _fail(text or type(error).__name__, 2 if isinstance(error, ValueError) else 1)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _shows_tracebacks() -> bool:
+    try:
+        return env.TRACEBACK.get()
+    except ValueError as error:
+        _fail(str(error), 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:

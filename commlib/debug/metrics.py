@@ -28,6 +28,7 @@ _FAMILIES = {
     "ended": ("gauge", "1: an error has ended the communicator."),
 }
 _RUNNING: set[int] = set()  # the process whose file is written
+_FAILED: set[int] = set()  # where the last attempt failed: one warning until one succeeds
 
 
 def start() -> None:
@@ -42,7 +43,8 @@ def start() -> None:
 
 def _serve() -> None:
     pause = threading.Event()
-    while write():
+    while os.getpid() in _RUNNING:
+        write()
         pause.wait(EVERY_S)
 
 
@@ -57,10 +59,12 @@ def write() -> bool:
     try:
         _replace(path_of(env.METRICS.get(), rank.number), metrics_text(job, rank))
     except (OSError, ValueError) as error:
-        named = env.METRICS.get()
-        _LOG.warning("%s=%s: the file of rank %d cannot be written: %s", env.METRICS.name, named, rank.number, error)
-        _RUNNING.clear()
+        if os.getpid() not in _FAILED:
+            named, text = env.METRICS.get(), "%s=%s: the file of rank %d cannot be written: %s; it is tried again"
+            _LOG.warning(text, env.METRICS.name, named, rank.number, error)
+        _FAILED.add(os.getpid())
         return False
+    _FAILED.clear()
     return True
 
 

@@ -86,6 +86,7 @@ def test_a_wrong_call_gives_one_line_and_exit_code_2(words):
         (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
         (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
         (OSError(28, "No space left"), 1, "commlib: cannot write: No space left; make room, or write elsewhere\n"),
+        (OSError(24, "Too many files"), 1, "commlib: [Errno 24] Too many files; raise `ulimit -n`\n"),
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
@@ -111,6 +112,15 @@ def test_a_traceback_is_shown_when_asked_for(monkeypatch):
     monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
     with pytest.raises(ValueError, match="why"):
         main(["test"])
+
+
+def test_a_wrong_wish_for_tracebacks_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
+    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
+    with pytest.raises(SystemExit) as end:
+        main(["test"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
 
 
 def test_output_into_a_closed_pipe_is_no_error():

@@ -80,14 +80,18 @@ def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["/proc/missing/commlib.prom", "/", "."])
-def test_a_place_that_cannot_be_written_is_one_warning(
-    shm_ranks: Ranks, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_place_that_cannot_be_written_is_one_warning_until_it_can(
+    shm_ranks: Ranks, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     job = look(shm_ranks.pids)
     monkeypatch.setenv("COMMLIB_METRICS", named)
     monkeypatch.setattr(metrics, "_RUNNING", {os.getpid()})
+    monkeypatch.setattr(metrics, "_FAILED", set())
     monkeypatch.setattr(metrics, "look", lambda pids: job)
     job.ranks[os.getpid()] = job.ranks[shm_ranks.pids[0]]
     assert not metrics.write()
     assert not metrics.write()  # at the end of the process
     assert caplog.text.count(f"COMMLIB_METRICS={named}: the file of rank 0 cannot be written: ") == 1
+    monkeypatch.setenv("COMMLIB_METRICS", str(tmp_path / "commlib.prom"))
+    assert metrics.write()  # there is room again
+    assert samples((tmp_path / "commlib.0.prom").read_text(encoding="utf-8"))
