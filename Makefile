@@ -37,7 +37,7 @@ test-torch: setup ## run PyTorch's own distributed tests on this backend and on 
 hangs: setup ## break 200 jobs at random: does `commlib debug` name the rank and the call? (about 9 minutes)
 	cd benchmarks && ../$(bin)/python hangs.py --faults 200 $(ARGS)
 
-sanitize: setup ## build with ASan, UBSan and TSan; stress and test under them (about 6 minutes)
+sanitize: setup ## build with ASan, UBSan and TSan; stress and test under them (half an hour on two cores)
 	@launch/sanitize.sh
 
 lint: setup ## check style, types, native format, layers and layout

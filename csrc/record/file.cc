@@ -66,12 +66,13 @@ Slot* slot_at(int number) {
   return reinterpret_cast<Slot*>(file + pages(sizeof(Header)) + number * kSlotBytes);
 }
 
-// The one that was closed and opened first, once so many are kept; until then, a free one.
+// The one that was closed and opened first, once so many are kept; until then, one never taken:
+// another thread may still be filling one that is not in use yet.
 int vacant() {
   int oldest = -1, unused = -1, closed = 0;
   for (int i = 0; i < kSlots; ++i) {
     const uint32_t state = slot_at(i)->state.load();
-    if (state == 0 && unused < 0) unused = i;
+    if (slot_at(i)->opened_ns == 0 && unused < 0) unused = i;
     if (state != 2) continue;
     ++closed;
     if (oldest < 0 || slot_at(i)->opened_ns < slot_at(oldest)->opened_ns) oldest = i;

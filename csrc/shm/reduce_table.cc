@@ -3,25 +3,26 @@
 
 #include "commlib/reduce.h"
 
-#define COMMLIB_FOR_LEVEL(level)                             \
-  void fill_floats_##level(commlib::ReduceTable* table);     \
-  void fill_halves_##level(commlib::ReduceTable* table);     \
-  void fill_float8_##level(commlib::ReduceTable* table);     \
-  void fill_integers_##level(commlib::ReduceTable* table);   \
-  void fill_narrow_##level(commlib::ReduceTable* table);     \
-  void fill_norm_##level(commlib::ReduceTable* table);       \
-  static const commlib::ReduceTable* table_##level() {       \
-    static const commlib::ReduceTable filled = [] {          \
-      commlib::ReduceTable table = {#level, {}, {}, {}, {}}; \
-      fill_floats_##level(&table);                           \
-      fill_halves_##level(&table);                           \
-      fill_float8_##level(&table);                           \
-      fill_integers_##level(&table);                         \
-      fill_narrow_##level(&table);                           \
-      fill_norm_##level(&table);                             \
-      return table;                                          \
-    }();                                                     \
-    return &filled;                                          \
+#define COMMLIB_FOR_LEVEL(level)                           \
+  void fill_floats_##level(commlib::ReduceTable* table);   \
+  void fill_halves_##level(commlib::ReduceTable* table);   \
+  void fill_float8_##level(commlib::ReduceTable* table);   \
+  void fill_integers_##level(commlib::ReduceTable* table); \
+  void fill_narrow_##level(commlib::ReduceTable* table);   \
+  void fill_norm_##level(commlib::ReduceTable* table);     \
+  static const commlib::ReduceTable* table_##level() {     \
+    static const commlib::ReduceTable filled = [] {        \
+      commlib::ReduceTable table = {};                     \
+      table.isa = #level;                                  \
+      fill_floats_##level(&table);                         \
+      fill_halves_##level(&table);                         \
+      fill_float8_##level(&table);                         \
+      fill_integers_##level(&table);                       \
+      fill_narrow_##level(&table);                         \
+      fill_norm_##level(&table);                           \
+      return table;                                        \
+    }();                                                   \
+    return &filled;                                        \
   }
 
 #ifdef __x86_64__

@@ -332,7 +332,12 @@ def once(comm: Communicator) -> None:
     kept.fill_(1.0)  # memory outlives its communicator
 
 
+def names() -> set[str]:
+    """Return those in /dev/shm but MPICH's: these ranks have none, and another job of this machine comes and goes."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("mpich_shm_")}  # noqa: PTH208 - names only
+
+
 def test_fifty_times_init_and_close_leaves_nothing(shm_ranks: Ranks) -> None:
-    before = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names only
+    before = names()
     assert shm_ranks.run(make_and_close, 50, world=2) == [(0, 0), (0, 0)]
-    assert set(os.listdir("/dev/shm")) == before  # noqa: PTH208
+    assert names() <= before

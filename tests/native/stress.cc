@@ -13,6 +13,7 @@
 #include <cstdlib>
 
 #include "rank.h"
+#include "record/record.h"
 #include "shm/pull.h"
 
 namespace commlib::shm {
@@ -77,6 +78,24 @@ void round(Report& report, uint64_t seed, int world, End end) {
   for (auto& thread : threads) thread.join();
 }
 
+// Threads make communicators at once: each has a record of its own, which nobody else writes.
+void records_apart(Report& report) {
+  constexpr int kThreads = 8;
+  std::atomic<int> ready{0}, made{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      const record::Identity identity{"shm", 1000ull + t, t, 1, 1.0, {0}, {}};
+      for (++ready; ready < kThreads;) std::this_thread::yield();
+      const record::Record record(identity);
+      for (++made; made < kThreads;) std::this_thread::yield();
+      if (record.id() != identity.id)
+        report.complain("record of ", identity.id, " is that of ", record.id());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 }  // namespace
 }  // namespace commlib::shm
 
@@ -96,6 +115,7 @@ int main(int argc, char** argv) {
     if (name == "--ranks") ranks = std::atoi(value);
   }
   alarm(static_cast<unsigned>(seconds) + 120);  // a hang is a failure
+  for (int i = 0; i < 20; ++i) records_apart(report);
   const auto start = std::chrono::steady_clock::now();
   const auto spent = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
