@@ -134,7 +134,7 @@ def marked(request, changed):
     return pytest.param(request, marks=[*late, *spills])
 
 
-pytestmark = pytest.mark.timeout(1800)  # of the first test, in which all are compiled
+pytestmark = pytest.mark.timeout(5400)  # of the first test, in which all are compiled
 
 
 def name_of(request):
