@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from commlib.bench.job import Job
 from commlib.bench.rows import KIND, spread
-from commlib.cli import main
+from tests.cli.calls import exit_code, refuses
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
@@ -43,59 +41,19 @@ def measured(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [row for row in document["rows"] if "skipped" not in row]
 
 
-def test_the_header_says_what_is_measured_and_where(report: tuple[str, dict[str, Any]]) -> None:
-    head = report[0].partition("\n#\n")[0]
-    for word in ("2 ranks on shm", "Linux", "torch", "checked", "median", "plan", "limit"):
-        assert word in head
-
-
 def test_every_algorithm_in_every_form_has_a_line(report: tuple[str, dict[str, Any]]) -> None:
     table, document = report
     lines = [line.split() for line in table.splitlines() if line and not line.startswith("#")]
     assert [(line[1].rstrip("*~"), line[2]) for line in lines] == [
         (row["algorithm"], "in" if row["in_place"] else "out") for row in measured(document)
     ]
+    assert max(map(len, table.splitlines())) <= 80
     assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {line[1].rstrip("*~") for line in lines}
 
 
-def test_show_prints_what_the_run_printed(
-    report: tuple[str, dict[str, Any]], file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_document_names_job_and_plan_explains_choices_and_says_what_a_peer_lacks(
+    report: tuple[str, dict[str, Any]],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "show", str(file)])
-    assert end.value.code == 0
-    assert capsys.readouterr().out == report[0]
-
-
-def test_a_run_compared_with_itself_is_no_regression(file: Path, report: tuple[str, dict[str, Any]]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "compare", str(file), str(file)])
-    assert end.value.code == 0
-
-
-def test_the_plans_choice_is_marked_and_explained(report: tuple[str, dict[str, Any]]) -> None:
-    document = report[1]
-    for op in ("all_reduce", "broadcast", "barrier"):
-        chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
-        assert chosen
-        for row in chosen:
-            assert re.fullmatch(r"rules\[\d+\]\[\d+\]", row["rule"])
-            assert f"{op} of" in row["why"]
-            assert f" runs {row['algorithm']}" in row["why"]
-            assert row["rule"] in row["why"]
-    assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
-
-
-def test_what_a_peer_lacks_is_skipped_and_said(report: tuple[str, dict[str, Any]]) -> None:
-    document = report[1]
-    skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
-    assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
-    assert not any(row["algorithm"] == "nccl" for row in document["rows"])
-    assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
-
-
-def test_the_document_names_machine_job_and_plan(report: tuple[str, dict[str, Any]]) -> None:
     document = report[1]
     assert (document["schema"], document["version"]) == ("commlib.bench", 1)
     assert (document["complete"], document["ended"]) == (True, "")
@@ -107,11 +65,28 @@ def test_the_document_names_machine_job_and_plan(report: tuple[str, dict[str, An
     assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
     assert document["out_of_bounds"] == {"count": 0, "okay": True}
     assert document["average_bus_bandwidth"] == {"plan": None, "peers": {}}  # of different collectives
+    document = report[1]
+    for op in ("all_reduce", "broadcast", "barrier"):
+        chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
+        assert chosen
+        for row in chosen:
+            assert re.fullmatch(r"rules\[\d+\]\[\d+\]", row["rule"])
+            assert f"{op} of" in row["why"]
+            assert f" runs {row['algorithm']}" in row["why"]
+            assert row["rule"] in row["why"]
+    assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
+    document = report[1]
+    skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
+    assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
+    assert not any(row["algorithm"] == "nccl" for row in document["rows"])
+    assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
 
 
 def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dict[str, Any]]) -> None:
     row = next(row for row in report[1]["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
     assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
+    best = max(rate for _, rate in report[1]["limit"]["by_size"])  # all sizes are below the least of the copies
+    assert row["of_limit"] == pytest.approx(row["busbw"] / best, abs=1e-5)
     times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
     assert times == sorted(times)
     assert row["algbw"] == pytest.approx(4096 / row["time_us"]["p50"] / 1e3, rel=1e-3)
@@ -141,49 +116,6 @@ def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer_where_its_bl
         assert speedup["ratio"] == pytest.approx(torch_row["time_us"]["p50"] / row["time_us"]["p50"], rel=1e-2)
 
 
-def test_the_share_of_the_limit_is_of_what_copies_of_that_size_reached_at_the_start(
-    report: tuple[str, dict[str, Any]],
-) -> None:
-    document = report[1]
-    for row in measured(document):
-        if row["size"]:
-            best = max(rate for _, rate in document["limit"]["by_size"])  # all sizes are below the least of the copies
-            assert row["of_limit"] == pytest.approx(row["busbw"] / best, abs=1e-5)
-        else:
-            assert row["of_limit"] is None
-
-
-def test_every_series_of_four_sizes_is_fitted(report: tuple[str, dict[str, Any]]) -> None:
-    fits = report[1]["fits"]
-    ways = {(fit["op"], fit["algorithm"], fit["in_place"]) for fit in fits}
-    rows = [row for row in measured(report[1]) if row["size"]]
-    assert ways == {(row["op"], row["algorithm"], row["in_place"]) for row in rows}
-    assert all(fit["latency_us"] >= 0 for fit in fits)
-
-
-def test_no_line_is_wider_than_the_terminal(report: tuple[str, dict[str, Any]]) -> None:
-    assert max(len(line) for line in report[0].splitlines()) <= 80
-
-
-def test_what_is_not_defined_is_left_out_and_said(bench: Bench) -> None:
-    words = ("reduce_scatter,barrier", "-n", "2", "--dtype", "bf16", "--redop", "sum,avg,band", "--algorithms", "auto")
-    result = bench(*words, "--in-place", "in", *QUICK, width=120)
-    assert (result.returncode, result.stderr) == (0, "")
-    assert max(len(line) for line in result.stdout.splitlines()) <= 120
-    assert "# skipped: band of bfloat16 is not defined" in result.stdout
-    assert "# skipped: barrier has no in-place form" in result.stdout
-
-
-def test_one_process_measures_a_world_of_one_and_says_so(bench: Bench) -> None:
-    words = ("all_reduce", "--peers", "none", "--algorithms", "shm_twoshot", "--baseline", "shm_twoshot")
-    result = bench(*words, "--format", "json", *QUICK)
-    assert (result.returncode, result.stderr) == (0, "")
-    document = json.loads(result.stdout)
-    assert document["config"]["ranks"] == 1
-    assert {row["algorithm"] for row in document["rows"]} == {"shm_twoshot"}
-    assert document["limit"]["busbw"] is None
-
-
 def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
     # A communicator whose all_reduce forgets one element, under the real command.
     script = tmp_path / "broken.py"
@@ -203,94 +135,23 @@ def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
     assert re.search(r"# Out of bounds values : [1-9]\d* FAILED", result.stdout)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("all_reduces",), "no collective 'all_reduces'; there are all_reduce, "),
-        (("all_reduce,compare",), "no collective 'compare'"),
-        (("--dtype", "float31"), "no element type 'float31'; there are float64, "),
-        (("--redop", "mean"), "no reduction 'mean'; there are sum, "),
-        (("--algorithms", "magic"), "no algorithm 'magic'; there are all, auto, "),
-        (("all_reduce", "--backend", "shm", "--algorithms", "nccl_direct"), "there are all, auto, shm_oneshot, "),
-        (("--peers", "gloo"), "no peer 'gloo'; there are torch, mpi, nccl, symm"),
-        (("--baseline", "magic"), "no baseline 'magic'; there are "),
-        (("--peer", "nowhere.py"), "'nowhere.py' does not exist"),
-        (("--peer", __file__), "has no function make()"),
-        (("all_reduce", "--params", "magic=1"), "no parameter 'magic'; there are "),
-        (("all_reduce", "--params", "chunk_bytes=many"), "write blocks=8,16"),
-        (
-            ("all_reduce", "--params", "chunk_bytes=8M"),
-            "chunk_bytes 8388608 is not a multiple of 64 between 4096 and 1048576",
-        ),
-        (("--peers", "torch", "--baseline", "mpi"), "--baseline mpi is not measured; add it: --peers torch,mpi"),
-        (("-b", "1M", "-e", "1K"), "less than -b"),
-        (("-e", "12Q"), "is not a size"),
-        (("-f", "1.0001"), "more than 1000 sizes"),
-        (("--root", "2"), "--root 2 is no rank; the last one is 1"),
-        (("--plot", "curves.pdf"), "no .png or .svg file"),
-        (("-o", "nowhere/report.json"), "no folder nowhere"),
-        (("-o", "report.txt"), "results end in .json, .csv, .md, .osu, .html; give the file such a name"),
-        (("--graph", "--backend", "shm"), "--graph needs GPUs"),
-        (("all_reduce", "--redop", "band"), "nothing to measure: band of float32 is not defined"),
-        (("barrier", "--in-place", "in"), "nothing to measure: barrier has no in-place form"),
-        (("compare", "one.json"), "Missing argument"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_wrong_option_is_said_once_before_any_rank_starts(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    ranks = () if words[0] == "compare" else ("-n", "2")
-    with pytest.raises(SystemExit) as end:
-        main(["bench", *words, *ranks])
-    message = capsys.readouterr().err
-    assert end.value.code == 2
-    assert message.count("\n") == 1
-    assert said in message
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
-    """Return what the words of a command line ask for, without a rank."""
-    jobs: list[Job] = []
-    monkeypatch.setattr("commlib.cli.bench.run.main", lambda job, output, command: jobs.append(job) or 0)
-
-    def job(*words: str) -> Job:
-        with pytest.raises(SystemExit):
-            main(["bench", *words])
-        return jobs.pop()
-
-    return job
-
-
-def test_sizes_follow_any_factor_and_are_distinct(asked: Callable[..., Job]) -> None:
-    assert asked("-b", "8", "-e", "64", "-f", "1.5").sizes == (8, 12, 18, 27, 40, 61)
-    assert asked("-b", "1", "-e", "4", "-f", "1.1").sizes == (1, 2, 3, 4)
-    assert asked("-b", "8", "-e", "1K", "-f", "1.4142135").sizes[::2] == (8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-def test_names_may_be_words_lists_and_short(asked: Callable[..., Job]) -> None:
-    job = asked("all_reduce,broadcast", "barrier", "--dtype", "f32,bf16,float32,fp8", "--redop", "all")
-    assert job.ops == ("all_reduce", "broadcast", "barrier")
-    assert job.dtypes == (torch.float32, torch.bfloat16, torch.float8_e4m3fn)
-    assert len(job.redops) == 8
-    assert asked("--peers", "none").peers == ()
-
-
-def test_values_of_parameters_are_measured_each_with_each_beside_the_plans_own(bench: Bench, tmp_path: Path) -> None:
-    path = tmp_path / "swept.json"
-    words = ("all_reduce", "-n", "2", "--algorithms", "shm_twoshot,shm_symmetric", "--peers", "none", "-o", str(path))
-    result = bench(*words, "--params", "chunk_bytes=64K,128K", "--params", "hot=0", *QUICK, width=120)
-    assert (result.returncode, result.stderr) == (0, "")
-    document = KIND.read(path)
-    of_twoshot = ["shm_twoshot", "shm_twoshot chunk_bytes=65536,hot=0", "shm_twoshot chunk_bytes=131072,hot=0"]
-    labels = list(dict.fromkeys(row["algorithm"] for row in document["rows"]))
-    assert labels == [*of_twoshot, "shm_symmetric"]
-    assert document["config"]["params"] == {"chunk_bytes": [65536, 131072], "hot": [0]}
-    assert not any(row["chosen"] for row in document["rows"] if "=" in row["algorithm"])
-    assert {row["wrong"] for row in document["rows"]} == {0}
-    for label in of_twoshot:
-        assert label in result.stdout
+def test_a_wrong_option_is_said_once_before_any_rank_starts() -> None:
+    cases = (
+        ("all_reduces", "no collective 'all_reduces'; there are all_reduce, "),
+        ("--dtype float31", "no element type 'float31'; there are float64, "),
+        ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
+        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
+        ("--baseline magic", "no baseline 'magic'; there are "),
+        (f"--peer {__file__}", "has no function make()"),
+        ("all_reduce --params magic=1", "no parameter 'magic'; there are "),
+        ("all_reduce --params chunk_bytes=8M", "chunk_bytes 8388608 is not a multiple of 64 between"),
+        ("--peers torch --baseline mpi", "--baseline mpi is not measured; add it: --peers torch,mpi"),
+        ("-b 1M -e 1K", "less than -b"),
+        ("--root 2", "--root 2 is no rank; the last one is 1"),
+        ("-o nowhere/report.json", "no folder nowhere"),
+        ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
+    )
+    refuses("bench -n 2", cases)
 
 
 PEER = """
@@ -315,6 +176,7 @@ def make():
 """
 
 
+@pytest.mark.slow
 def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(bench: Bench, tmp_path: Path) -> None:
     file, path = tmp_path / "late.py", tmp_path / "report.json"
     file.write_text(PEER)
@@ -331,21 +193,14 @@ def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(bench: Bench, tmp
     assert (document["config"]["peers"], document["config"]["baseline"]) == (["late"], "best")
 
 
-def test_a_world_of_one_is_told_how_to_get_more(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "barrier", "--peers", "none", *QUICK])
-    assert end.value.code == 0
-    assert "-n N starts more" in capsys.readouterr().out
-
-
+@pytest.mark.slow
 def test_without_matplotlib_the_rest_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("commlib.report.plot.importlib.util.find_spec", lambda name: None)
     picture, path = tmp_path / "curves.png", tmp_path / "report.csv"
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK])
-    assert end.value.code == 0
+    words = ("bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK)
+    assert exit_code(*words) == 0
     assert capsys.readouterr().err == "commlib: no curves.png: drawing needs matplotlib; `pip install matplotlib`\n"
     assert not picture.exists()
     assert path.read_text().startswith("op,size,")
@@ -383,14 +238,3 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert document["rows"]
     assert [other.name for other in tmp_path.glob(".*")] == []
     assert json.loads(printed) == document
-
-
-def test_help_names_options_and_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "--help"])
-    text = capsys.readouterr().out
-    for word in ("-n, --ranks", "--baseline", "--graph", "\n  compare ", "\n  show "):
-        assert word in text
-    with pytest.raises(SystemExit):
-        main(["bench", "show", "--help"])
-    assert " bench show [OPTIONS] FILE" in capsys.readouterr().out

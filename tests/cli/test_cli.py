@@ -8,6 +8,7 @@ import pytest
 
 from commlib.cli import COMMANDS, main
 from commlib.errors import CommTimeout
+from tests.cli.calls import refuses
 
 
 def commlib(*args, timeout=60, **options):
@@ -42,61 +43,45 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     assert loaded == ["commlib", "commlib.cli", "commlib.env", "commlib.errors", "False"]
 
 
-@pytest.mark.parametrize("module", ["commlib", "commlib.cli", *(f"commlib.cli.{name}" for name in COMMANDS)])
-def test_importing_the_command_line_loads_nothing_heavy(module):
+def test_importing_the_command_line_loads_nothing_heavy():
+    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "bench.plot"]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
-    code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
+    names = ", ".join(f"commlib.{module}" for module in modules)
+    code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 
 
-def test_help_names_every_command():
-    text = commlib("--help").stdout
-    assert [name for name in COMMANDS if f"\n  {name} " not in text] == []
+def test_every_command_explains_itself():
+    for words in every_command():
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--help"])
+        assert end.value.code == 0, words
 
 
-@pytest.mark.parametrize("words", list(every_command()), ids=" ".join)
-def test_every_command_explains_itself(words):
-    with pytest.raises(SystemExit) as end:
-        main([*words, "--help"])
-    assert end.value.code == 0
+def test_a_wrong_call_gives_one_line_and_exit_code_2(capsys):
+    for words in ("nonsense", "--nonsense", "doctor --nonsense", "plan nonsense", "plan explain"):
+        with pytest.raises(SystemExit) as end:
+            main(words.split())
+        said = capsys.readouterr()
+        assert (end.value.code, said.out, said.err.count("\n")) == (2, "", 1), words
+        assert said.err.startswith("commlib: ")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("nonsense",), ("--nonsense",), ("doctor", "--nonsense"), ("plan", "nonsense"), ("plan", "explain")],
-    ids=" ".join,
-)
-def test_a_wrong_call_gives_one_line_and_exit_code_2(words):
-    result = commlib(*words)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("commlib: ")
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "line"),
-    [
-        (
-            ValueError("count is 3 on rank 0 and 4 on rank 1"),
-            2,
-            "commlib: count is 3 on rank 0 and 4 on rank 1\n",
-        ),
+def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys):
+    for error, code, line in [
+        (ValueError("count is 3 on rank 0"), 2, "commlib: count is 3 on rank 0\n"),
         (CommTimeout("rank 1 did not come\nin 3 s"), 1, "commlib: rank 1 did not come in 3 s\n"),
         (FileNotFoundError(2, "No such file", "x.json"), 1, "commlib: [Errno 2] No such file: 'x.json'\n"),
         (OSError(28, "No space left"), 1, "commlib: cannot write: No space left; make room, or write elsewhere\n"),
         (OSError(24, "Too many files"), 1, "commlib: [Errno 24] Too many files; raise `ulimit -n`\n"),
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
-)
-def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys, error, code, line):
-    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(error))
-    with pytest.raises(SystemExit) as end:
-        main(["test"])
-    assert end.value.code == code
-    assert capsys.readouterr().err.lstrip("\n") == line
+    ]:
+        monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name, error=error: raising(error))
+        with pytest.raises(SystemExit) as end:
+            main(["test"])
+        assert end.value.code == code
+        assert capsys.readouterr().err.lstrip("\n") == line
 
 
 def raising(error):
@@ -107,14 +92,11 @@ def raising(error):
     return command
 
 
-def test_a_traceback_is_shown_when_asked_for(monkeypatch):
+def test_a_traceback_is_shown_when_asked_for_and_a_wrong_wish_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COMMLIB_TRACEBACK", "1")
     monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
     with pytest.raises(ValueError, match="why"):
         main(["test"])
-
-
-def test_a_wrong_wish_for_tracebacks_is_one_line(monkeypatch, capsys):
     monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
     monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
     with pytest.raises(SystemExit) as end:
@@ -123,37 +105,16 @@ def test_a_wrong_wish_for_tracebacks_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
 
 
-def test_output_into_a_closed_pipe_is_no_error():
-    script = f"{sys.executable} -m commlib doctor --json | true"
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert result.stderr == ""
+def test_a_stream_that_the_caller_or_a_reader_closed_is_no_error():
+    for words in ("--version <&-", "--version >&-", "--version 2>&-", "plan show | true"):
+        script = f"{sys.executable} -m commlib {words}"
+        result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+        assert (result.returncode, result.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
-def test_a_stream_that_the_caller_closed_is_no_error(closed):
-    script = f"{sys.executable} -m commlib --version {closed}"
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("bench", "all_reduce", "-f", "nan"),
-        ("debug", "--seconds", "nan"),
-        ("profile", "index", "--time", "inf"),
-        ("radix", "generate", "multi-turn", "--zipf", "nan"),
-        ("tune", "all_reduce", "--penalty", "nan"),
-        ("tune", "all_reduce", "--spare", "nan"),
-        ("tune", "all_reduce", "--time", "inf"),
-    ],
-    ids=" ".join,
-)
-def test_a_number_that_is_not_finite_is_refused(capsys, words):
-    with pytest.raises(SystemExit) as end:
-        main(words)
-    assert end.value.code == 2
-    assert "finite" in capsys.readouterr().err
+def test_a_number_that_is_not_finite_is_refused():
+    cases = ("bench all_reduce -f nan", "profile index --time inf", "tune all_reduce --time inf")
+    refuses("", [(words, "finite") for words in cases])
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -161,41 +122,34 @@ MPIEXEC = {"PMI_RANK": "0", "PMI_SIZE": "2"}
 SRUN = dict.fromkeys(("SLURM_STEP_NODELIST", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"), "1")
 
 
-@pytest.mark.parametrize("words", [["bench", "barrier"], ["tune", "barrier"], ["profile", "comm", "barrier"]], ids=str)
-@pytest.mark.parametrize(
-    ("environ", "launcher"),
-    [
-        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
-        (MPIEXEC, "mpiexec"),
-        ({**SRUN, "SLURM_STEP_NUM_TASKS": "2"}, "srun"),
-    ],
-    ids=["torchrun", "mpiexec", "srun"],
-)
-def test_two_launchers_at_once_are_refused(monkeypatch, capsys, words, environ, launcher):
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as end:
-        main([*words, "-n", "3"])
-    assert end.value.code == 2
-    said = (
-        f"-n 3 would start a job in each of the 2 processes that {launcher} started: leave out -n, to run on these, or "
-    )
-    assert f"{said}{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=local starts all jobs" in capsys.readouterr().err
+def test_two_launchers_at_once_are_refused(monkeypatch, capsys):
+    launchers = {
+        "torchrun": {**TORCHRUN, "TORCHELASTIC_RUN_ID": "x"},
+        "mpiexec": MPIEXEC,
+        "srun": {**SRUN, "SLURM_STEP_NUM_TASKS": "2"},
+    }
+    commands = (["bench", "barrier"], ["tune", "barrier"], ["profile", "comm", "barrier"])
+    for words, (launcher, environ) in zip(commands, launchers.items(), strict=True):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            main([*words, "-n", "3"])
+        assert end.value.code == 2
+        said = capsys.readouterr().err
+        assert f"-n 3 would start a job in each of the 2 processes that {launcher} started: leave out -n" in said
+        assert f"{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=local starts all jobs" in said
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [{}, TORCHRUN, {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {**MPIEXEC, "COMMLIB_BOOTSTRAP": "local"}],
-    ids=["none", "variables of a container", "one process", "half set", "asked for"],
-)
-def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch, environ):
+def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch):
     started = []
     monkeypatch.setattr("commlib.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as end:
-        main(["bench", "barrier", "-n", "2"])
-    assert (end.value.code, started) == (0, [2])
+    one_process, half_set, asked = {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"COMMLIB_BOOTSTRAP": "local"}
+    for environ in ({}, TORCHRUN, one_process, half_set, {**MPIEXEC, **asked}):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+            for name, value in environ.items():
+                patch.setenv(name, value)
+            main(["bench", "barrier", "-n", "2"])
+        assert (end.value.code, started.pop()) == (0, 2), environ
 
 
 def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
@@ -211,17 +165,6 @@ def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
     assert "the cache /proc/none cannot be written: " in said("--arch", "sm_90")
 
 
-def test_build_takes_short_names_of_element_types(monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setenv("COMMLIB_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("commlib.collectives.device.kernels", lambda worlds, names: asked.append(names) or [])
-    monkeypatch.setattr("commlib.kernels.device.kernels", list)
-    with pytest.raises(SystemExit) as end:
-        main(["build", "--arch", "sm_90", "--world", "2", "--dtype", "bf16,half,fp32,fp8,e5m2,i8"])
-    assert end.value.code == 0
-    assert asked == [["bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "int8"]]
-
-
 def test_the_version_is_the_installed_one():
     from importlib.metadata import entry_points
 
@@ -230,11 +173,3 @@ def test_the_version_is_the_installed_one():
     (script,) = entry_points(group="console_scripts", name="commlib")  # one: no other distribution has left its own
     assert package.__version__ == script.dist.version
     assert commlib("--version").stdout == f"commlib {package.__version__}\n"
-
-
-def test_public_names_are_listed_and_others_refused():
-    import commlib as package
-
-    assert set(package.__all__) <= set(dir(package))
-    with pytest.raises(AttributeError, match="nonsense"):
-        package.nonsense  # noqa: B018 (reading it is the test)

@@ -1,23 +1,21 @@
-"""`commlib profile comm`: phases that add up, a trace and a picture of them, and what is refused; never a time."""
+"""`commlib profile comm`: phases that add up, a trace of them, the plan's choice with its expected times, refusals."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from importlib import resources
 from itertools import pairwise
 
-import jsonschema
 import pytest
 import torch
 
 from commlib.bench import phases
-from commlib.cli import main
 from commlib.report.view import grouped
 from commlib.timing import Measurement
+from tests.cli.bench_documents import LIMIT, WAYS, document, saved
+from tests.cli.calls import exit_code, refuses, written
 
-SCHEMA = json.loads((resources.files("commlib.cli.profile") / "comm_schema.json").read_text(encoding="utf-8"))
 ON_SHM = {"python", "native", "plan", "publish", "wait", "reduce", "copy"}
 
 
@@ -36,15 +34,7 @@ def profile(quick_python):
 def alone(monkeypatch, *words):
     """Run in this process, with one rank."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as end:
-        main(["profile", "comm", *words])
-    return end.value.code
-
-
-def written(path):
-    found = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    return found
+    return exit_code("profile", "comm", *words)
 
 
 def are(expected, phases):
@@ -55,7 +45,7 @@ def are(expected, phases):
 def test_the_phases_of_each_rank_add_up_to_its_call(profile, tmp_path):
     output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.svg"))
     text = profile("-n", "2", "--bytes", "16K", "-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    found = written(output)
+    found = written(output, "cli/profile/comm_schema.json")
     assert (found["config"]["ranks"], found["config"]["size"], found["wrong"]) == (2, 16 << 10, 0)
     assert found["choice"]["algorithm"].startswith("shm_")
     for rank in found["ranks"]:
@@ -82,51 +72,84 @@ def check_trace(events):
             assert one["ts"] + one["dur"] == pytest.approx(following["ts"], abs=0.002), "no time is left out"
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("all_gather", "--algorithm", "shm_symmetric"), ON_SHM - {"reduce"}),
-        (("all_reduce_rms_norm", "-d", "bf16"), ON_SHM),
-        (("barrier",), ON_SHM - {"reduce"}),
-        (("send_recv", "--bytes", "1K"), {"python", "native", "wait", "copy"}),
-    ],
-)
-def test_every_kind_of_call_has_its_phases(profile, tmp_path, words, expected):
-    output = tmp_path / "comm.json"
-    profile(*words, "-n", "2", "-o", str(output))
-    found = written(output)
-    assert are(expected, {row["phase"] for row in found["rows"]})
-    wanted = words[words.index("--algorithm") + 1] if "--algorithm" in words else found["choice"]["algorithm"]
-    assert found["choice"]["algorithm"] == wanted
-    assert found["config"]["placement"] == ("symmetric" if wanted == "shm_symmetric" else "plain")
-
-
-def test_a_rank_alone_has_phases_too(monkeypatch, capsys):
-    assert alone(monkeypatch, "--bytes", "64", "--time", "0.1", "--backend", "shm") == 0
-    assert "1 rank on shm" in capsys.readouterr().out
-
-
 def test_a_wrong_value_fails_the_run(monkeypatch, capsys):
     monkeypatch.setattr(phases, "measure", lambda *_: [Measurement("shm", False, times_s=[1e-6], wrong=3)])
     assert alone(monkeypatch, "--bytes", "64", "--time", "0.1", "--backend", "shm") == 1
     assert "# Out of bounds values : 3 FAILED" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("all_reduced",), "no collective 'all_reduced'"),
-        (("--algorithm", "shm_none"), "no algorithm of all_reduce 'shm_none'"),
-        (("--redop", "median"), "no reduction 'median'"),
-        (("--graph",), "--graph needs GPUs"),
-        (("barrier", "--in-place"), "barrier has no in-place form"),
-        (("-d", "bf16", "--redop", "bor"), "all_reduce has no such reduction of this element type"),
-        (("broadcast", "-n", "2", "-r", "2"), "--root 2 is no rank; the last one is 1"),
-        (("--trace", "/nowhere/trace.json"), "there is no folder /nowhere"),
-        (("--plot", "phases.pdf"), "no .png or .svg file"),
-        (("--algorithm", "lsa_oneshot", "--backend", "shm"), "has no algorithm"),
-    ],
-)
-def test_what_cannot_be_looked_at_is_refused(monkeypatch, capsys, words, said):
-    assert alone(monkeypatch, *words) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+def test_what_cannot_be_looked_at_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cases = (
+        ("--algorithm shm_none", "no algorithm of all_reduce 'shm_none'"),
+        ("--graph", "--graph needs GPUs"),
+        ("barrier --in-place", "barrier has no in-place form"),
+        ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
+        ("--trace /nowhere/trace.json", "there is no folder /nowhere"),
+    )
+    refuses("profile comm", cases)
+
+
+@pytest.fixture
+def analyze(monkeypatch, tmp_path, capsys):
+    """Analyze calls; return the document and the text."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def analyze(*words):
+        path = tmp_path / "analysis.json"
+        assert exit_code("profile", "comm", *words, "-o", str(path)) == 0, capsys.readouterr().err
+        found = written(path, "cli/profile/comm_analysis_schema.json")
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines())) <= 80
+        return found, text
+
+    return analyze
+
+
+def expected_us(algorithm, size):
+    _, _, latency_us, gbps = WAYS[algorithm]
+    return latency_us + size / gbps / 1e3
+
+
+def test_the_choice_for_each_type_of_memory_is_the_plan_s(analyze):
+    found, text = analyze("--analyze", "4K,1M", "--backend", "shm")
+    rows = [(row["size"], row["placement"], row["algorithm"]) for row in found["rows"]]
+    assert rows == [
+        (4096, "plain", "shm_oneshot"),
+        (4096, "symmetric", "shm_symmetric"),
+        (1 << 20, "plain", "shm_twoshot"),
+        (1 << 20, "symmetric", "shm_symmetric"),
+    ]
+    assert found["rows"][0]["params"] == {"chunk_bytes": 128 << 10, "hot": 1}
+    assert "for sizes above 8K" in found["rows"][2]["why"]
+    assert {row["expected_us"] for row in found["rows"]} == {None}
+    assert "copies: none: peers read and write the tensors where they lie" in text
+    assert "no times of some choices" in text
+    assert "no limit" in text
+
+
+def test_times_and_the_limit_are_those_of_results(analyze, tmp_path):
+    results = saved(tmp_path, document(), "bench.json")
+    found, text = analyze("--analyze", "64,96K", "--backend", "shm", "--results", str(results))
+    for row in found["rows"]:
+        assert row["expected_us"] == pytest.approx(expected_us(row["algorithm"], row["size"]), rel=1e-3)
+        assert row["limit_us"] == pytest.approx(max(row["size"] / LIMIT / 1e3, 0.3), abs=1e-3)
+        assert row["times_from"] == "bench.json, float32"
+        measured = expected_us(row["algorithm"], row["size"]) if row["size"] == 64 else None
+        assert row["measured_us"] == (pytest.approx(measured, abs=1e-3) if measured else None)
+    for others in (("-n", "3"), ("-d", "bf16")):
+        of_others, _ = analyze("--analyze", "64", "--backend", "shm", "--results", str(results), *others)
+        assert of_others["rows"][0]["expected_us"] is None
+    assert "expected: 2.1 us + size / 3.3 GB/s" in text
+    assert "limit: memory: copies of 64 MiB by 2 ranks at once" in text
+
+
+def test_what_cannot_be_explained_is_refused():
+    cases = (
+        ("--analyze big", "--analyze big:"),
+        ("--analyze 1M --plot x.png", "leave --plot, --trace, --algorithm out"),
+        (f"--results {__file__}", "--results is for --analyze SIZES"),
+        (f"--analyze 1M --results {__file__}", "not JSON"),
+    )
+    refuses("profile comm", cases)

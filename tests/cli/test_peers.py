@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
 import os
 import subprocess
@@ -94,9 +93,8 @@ def reasons(comm: Communicator, name: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(shm_ranks: Ranks) -> None:
+    for name, reason in [
         ("broken", "broken did not start: no engine"),
         ("nccl", "NCCL needs GPUs; this job is on cpu"),
         ("symm", "torch's symmetric memory is on GPUs; this job is on cpu"),
@@ -105,24 +103,18 @@ def reasons(comm: Communicator, name: str) -> list[str]:
         ("newer_nccl_windows", "NCCL needs GPUs; this job is on cpu"),
         ("flashinfer", "torch's symmetric memory is on GPUs; this job is on cpu"),
         ("sglang", "torch's symmetric memory is on GPUs; this job is on cpu"),
-    ],
-)
-def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(
-    shm_ranks: Ranks, name: str, reason: str
-) -> None:
-    of_ranks = shm_ranks.run(reasons, name, world=2)
-    assert {text for of_rank in of_ranks for text in of_rank} == {reason}
+    ]:
+        of_ranks = shm_ranks.run(reasons, name, world=2)
+        assert {text for of_rank in of_ranks for text in of_rank} == {reason}
 
 
 MPI_WORDS = ("-b", "8", "-e", "64", "-f", "8", "--time", "0.1", "--iters", "1", "--root", "1", "--algorithms", "auto")
-STARTS = {"its mpiexec": ([str(MPIEXEC), "-n", "2"], []), "-n": ([], ["-n", "2"])}
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None, start: str) -> None:
-    before, ranks = STARTS[start]
-    command = [sys.executable, "-m", "commlib", "bench", *ranks, *MPI_WORDS, "--peers", "mpi", "--format", "csv"]
-    result = subprocess.run([*before, *command], capture_output=True, text=True, timeout=90, check=False)
+@pytest.mark.slow
+def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None) -> None:
+    command = [sys.executable, "-m", "commlib", "bench", "-n", "2", *MPI_WORDS, "--peers", "mpi", "--format", "csv"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert result.returncode == 0, result.stderr
     rows = [row for row in csv.DictReader(io.StringIO(result.stdout)) if row["algorithm"] == "mpi"]
     made = {(row["op"], row["in_place"]) for row in rows if not row["skipped"]}
@@ -149,6 +141,7 @@ os._exit(3)
 """
 
 
+@pytest.mark.slow
 def test_ranks_with_mpi_that_are_killed_leave_no_memory_and_no_process_behind(mpich: None, tmp_path: Path) -> None:
     script = tmp_path / "join.py"
     script.write_text(JOIN_AND_DIE)
@@ -158,6 +151,7 @@ def test_ranks_with_mpi_that_are_killed_leave_no_memory_and_no_process_behind(mp
     assert sorted(result.stdout.splitlines()) == ["[0] True True", "[1] True True"]
 
 
+@pytest.mark.slow
 def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     assert "mpi4py.MPI" not in sys.modules
@@ -187,6 +181,7 @@ print(version(first), version(second), inside.value, peer.title)
 """
 
 
+@pytest.mark.slow
 def test_a_newer_nccl_calls_itself_and_not_the_one_that_the_process_has(tmp_path: Path) -> None:
     libraries = []
     for name, number in (("outside", 22809), ("inside", 23203)):
@@ -202,22 +197,6 @@ def test_a_newer_nccl_calls_itself_and_not_the_one_that_the_process_has(tmp_path
     command = [sys.executable, "-c", TWO, first]
     result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
     assert result.stdout == "2.28.9 2.32.3 23203 NCCL 2.32.3\n", result.stderr
-
-
-def test_what_is_no_newer_nccl_is_named_with_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    opened = python_file(FOLDER / "newer_nccl.py", "make").opened
-    text = tmp_path / "text.so"
-    text.write_text("no library")
-    cases = {
-        "": "NEWER_NCCL is not set; set it to the libnccl.so.2 of another NCCL",
-        "/gone/nccl.so": r"NEWER_NCCL=/gone/nccl.so is no NCCL \(.*No such file.*\); set it to the libnccl.so.2",
-        str(text): r"text.so is no NCCL \(.*(invalid ELF header|file too short)\); set it to",
-        importlib.util.find_spec("_ctypes").origin: r"is no NCCL \(.*undefined symbol: ncclGetVersion\)",
-    }
-    for named, said in cases.items():
-        monkeypatch.setenv("NEWER_NCCL", named)
-        with pytest.raises(OSError, match=said):
-            opened()
 
 
 def test_what_cannot_work_in_place_is_not_measured_there() -> None:

@@ -1,27 +1,23 @@
-"""`commlib profile` as a user meets it: what is measured, printed, written and refused; never a time."""
+"""`commlib profile` of kernels: what is measured, compared, printed, written and refused; never a time."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from importlib import resources
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import torch
 from torch import Tensor
 
-from commlib.cli import main
-from commlib.cli.profile.job import Job
-from commlib.peers.kernels import KERNELS, sets
+from commlib.kernels import decode_attention
+from commlib.peers.kernels import attention, sets
 from commlib.peers.kernels.measure import measure_case
 from commlib.peers.kernels.sets import rows_of
+from tests.cli.calls import exit_code, refuses, written
 
-SCHEMA = json.loads((resources.files("commlib.cli.profile") / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = "cli/profile/schema.json"
 QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
-Figures = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +29,7 @@ def small_tables() -> Iterator[None]:
         yield
 
 
-def profile(*words: str) -> int:
-    with pytest.raises(SystemExit) as end:
-        main(["profile", *words])
-    assert isinstance(end.value.code, int)
-    return end.value.code
-
-
-def written(path: Path) -> Figures:
-    found: Figures = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    return found
-
-
-CASES = [("index",), ("index", "--masked"), ("store",), ("store", "--fp8"), ("metadata",)]
+CASES = [("index",), ("store", "--fp8"), ("metadata",)]
 
 
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
@@ -54,8 +37,8 @@ def test_every_kernel_is_measured_beside_its_peers(
     words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
-    assert profile(*words, "-n", "1,17", *QUICK, "-o", str(path)) == 0
-    found = written(path)
+    assert exit_code("profile", *words, "-n", "1,17", *QUICK, "-o", str(path)) == 0
+    found = written(path, SCHEMA)
     assert (found["complete"], found["config"]["threads"], found["config"]["device"]) == (True, 1, "cpu")
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
     assert {row["n"] for row in found["rows"]} == {1, 17}
@@ -77,89 +60,15 @@ def test_every_kernel_is_measured_beside_its_peers(
     assert "# skipped torch.compile: takes long on the CPU; --compile (2 cases)" in text
 
 
-def test_ours_is_compared_with_the_best_peer_and_others_with_ours(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    profile("index", "-n", "64", *QUICK, "-o", str(path))
-    rows = {row["candidate"]: row for row in written(path)["rows"] if row["time_us"]}
-    ours = rows["commlib"]["versus"]
-    peers = [row for row in rows.values() if row["role"] == "peer"]
-    best = min(peers, key=lambda row: float(row["time_us"]["p50"]))
-    assert ours["of"] == best["candidate"]
-    assert ours["low"] <= ours["ratio"] <= ours["high"]
-    for name, row in rows.items():
-        if name != "commlib":
-            ratio = row["time_us"]["p50"] / rows["commlib"]["time_us"]["p50"]
-            assert row["versus"]["of"] == name
-            assert row["versus"]["ratio"] == pytest.approx(ratio, rel=0.25)  # p50 is a block's, the median may be none
-
-
-def test_json_alone_goes_to_stdout_and_nothing_beside_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile("metadata", "-n", "3", *QUICK[2:], "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator(SCHEMA).validate(found)
-    assert found["command"] == "commlib profile metadata -n 3 --time 0.1 --device cpu --json"
-
-
-def test_patterns_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile("index", "-n", "4", "--compare-patterns", *QUICK) == 0
-    text = capsys.readouterr().out
-    (head,) = (line for line in text.splitlines() if "sequential" in line and "zipf" in line)
-    below = text[text.index(head) :].splitlines()[3:]
-    assert below[0].split()[:2] == ["4", "commlib*"]
-    assert len(below[0].split()) == 2 + 2 * 3
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_a_sweep_is_cold_and_hot_and_of_all_sizes(asked: Callable[..., Job]) -> None:
-    job = asked("index", "--sweep")
-    assert len(job.cases) == 3 * 11 * 2
-    assert {case.hot for case in job.cases} == {False, True}
-    assert len(asked("store", "--sweep", "--fp8").cases) == 4 * 9 * 2
-    assert {case.n for case in asked("metadata", "--sweep").cases} == {1, 4, 16, 64, 128, 512}
-    chosen = asked("store", "--sweep", "--dims", "64,1K", "-n", "5", "--hot", "--pattern", "zipf").cases
-    assert [(case.dim, case.n, case.hot, case.pattern) for case in chosen] == [
-        (64, 5, True, "zipf"),
-        (1024, 5, True, "zipf"),
-    ]
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
-    """Return what the words of a command line ask for, without measuring."""
-    jobs: list[Job] = []
-    monkeypatch.setattr("commlib.cli.profile.run.main", lambda job, output, command: jobs.append(job) or 0)
-
-    def job(*words: str) -> Job:
-        assert profile(*words, "--device", "cpu") == 0
-        return jobs.pop()
-
-    return job
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("radish",), "No such command 'radish'"),
-        (("index", "-n", "0"), "a number that is not above 0"),
-        (("index", "-n", "1;2"), "is no list of numbers"),
-        (("index", "--dtype", "int8"), "profiled for bfloat16, float16, float32, not int8"),
-        (("index", "--dtype", "bf17"), "no element type 'bf17'"),
-        (("index", "--fp8"), "No such option"),
-        (("metadata", "--masked"), "No such option"),
-        (("index", "--device", "tpu"), "--device 'tpu' is none"),
-        (("index", "--device", "meta"), "not supported"),
-        (("index", "--device", "cpu", "--flush"), "need a GPU"),
-        (("index", "--plot", "curves.pdf"), "no .png or .svg file"),
-        (("index", "-o", "nowhere/report.json"), "no folder nowhere"),
-        (("index", "--peer", "nowhere.py"), "does not exist"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_a_wrong_option_is_one_line(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
-    assert profile(*words) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert said in message
+def test_a_wrong_option_is_one_line() -> None:
+    cases = (
+        ("-n 0", "a number that is not above 0"),
+        ("--dtype bf17", "no element type 'bf17'"),
+        ("--device meta", "not supported"),
+        ("--device cpu --flush", "need a GPU"),
+        ("-o nowhere/report.json", "no folder nowhere"),
+    )
+    refuses("profile index", cases)
 
 
 def test_wrong_values_fail_the_run_and_are_marked(
@@ -170,13 +79,14 @@ def test_wrong_values_fail_the_run_and_are_marked(
         return out
 
     monkeypatch.setattr("commlib.peers.kernels.index.index", forgetful)
-    assert profile("index", "-n", "3", *QUICK) == 1
+    assert exit_code("profile", "index", "-n", "3", *QUICK) == 1
     text = capsys.readouterr().out
     (line,) = (line for line in text.splitlines() if "commlib*" in line)
     assert line.endswith("WRONG")
     assert "FAILED" in text
 
 
+@pytest.mark.slow
 def test_what_ours_raises_is_said_and_fails_the_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,7 +94,7 @@ def test_what_ours_raises_is_said_and_fails_the_run(
         raise RuntimeError("out of\norder")
 
     monkeypatch.setattr("commlib.peers.kernels.index.index", broken)
-    assert profile("index", "-n", "3", *QUICK) == 1
+    assert exit_code("profile", "index", "-n", "3", *QUICK) == 1
     assert "# skipped commlib: RuntimeError: out of order" in capsys.readouterr().out
 
 
@@ -201,36 +111,96 @@ def test_ctrl_c_keeps_what_was_measured(
 
     monkeypatch.setattr("commlib.cli.profile.run.measure_case", interrupted)
     path = tmp_path / "report.json"
-    assert profile("index", "-n", "2,3", *QUICK, "-o", str(path)) == 130
-    found = written(path)
+    assert exit_code("profile", "index", "-n", "2,3", *QUICK, "-o", str(path)) == 130
+    found = written(path, SCHEMA)
     assert (found["complete"], found["ended"]) == (False, "interrupted")
     assert {row["n"] for row in found["rows"]} == {2}
     assert "# interrupted: not complete" in capsys.readouterr().out
 
 
-def test_help_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
-    assert profile("--help") == 0
-    text = capsys.readouterr().out
-    assert [name for name in KERNELS if f"\n  {name} " not in text] == []
-
-
-CPU = torch.device("cpu")
-
-
-def test_sequential_rows_follow_each_other_from_set_to_set() -> None:
-    assert rows_of("sequential", 3, 4, 10, CPU).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
-
-
-def test_random_rows_of_a_set_are_distinct() -> None:
-    found = rows_of("random", 3, 32, 96, CPU)
+@pytest.mark.slow
+def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat() -> None:
+    cpu = torch.device("cpu")
+    assert rows_of("sequential", 3, 4, 10, cpu).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    found = rows_of("random", 3, 32, 96, cpu)
     assert sorted(found.view(-1).tolist()) == list(range(96))
     assert found[0].tolist() != list(range(32))
-
-
-def test_zipf_repeats_rows_unless_they_are_to_be_unique() -> None:
-    found = rows_of("zipf", 4, 256, 512, CPU)
-    counts = found.view(-1).bincount(minlength=512)
-    assert counts.max() > 1024 / 16 > 1024 / 512  # the first of 512 has a sixth of all
-    assert 0 <= int(found.min()) <= int(found.max()) < 512
-    unique = rows_of("zipf", 4, 256, 512, CPU, unique=True)
+    found = rows_of("zipf", 4, 256, 512, cpu)
+    assert found.view(-1).bincount(minlength=512).max() > 1024 / 16 > 1024 / 512  # the first has a sixth of all
+    unique = rows_of("zipf", 4, 256, 512, cpu, unique=True)
     assert all(len(set(of_set)) == 256 for of_set in unique.tolist())
+
+
+ATTENTION_SCHEMA = "cli/profile/attention_schema.json"
+ATTENTION = ("--time", "0.1", "--device", "cpu", "--dim", "32")
+ON_GPUS = {"torch cuDNN", "torch efficient", "FlexAttention", "flash-attn", "FlashInfer"}
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the same candidates everywhere
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_beside_who_is_here(tmp_path, capsys):
+    path = tmp_path / "report.json"
+    assert exit_code("profile", "attention", "--compare", "-b", "1,3", "-l", "40", *ATTENTION, "-o", str(path)) == 0
+    found = written(path, ATTENTION_SCHEMA)
+    assert (found["complete"], found["config"]["phase"], found["config"]["beside"]) == (True, "decode", "compare")
+    rows = {row["candidate"]: row for row in found["rows"] if row["batch"] == 3}
+    assert {name for name, row in rows.items() if row["skipped"]} == {*ON_GPUS, "read, Triton"}
+    for name in ("commlib", "commlib split 256", "gather, torch", "torch flash", "torch math"):
+        assert (rows[name]["wrong"], rows[name]["error"] < 1e-2) == (0, True)
+        assert rows[name]["time_us"]["p50"] > 0
+    assert rows["commlib"]["bytes"] == 3 * (40 * 2 * 32 + 2 * 8 * 32) * 2
+    assert rows["commlib"]["flops"] == 3 * 4 * 8 * 32 * 40
+    assert rows["commlib"]["versus"]["of"] in {"gather, torch", "torch flash", "torch math"}
+    assert max(row["of_ceiling"] for row in rows.values() if row["role"] == "floor" and row["of_ceiling"]) == 1
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "# skipped flash-attn: flash_attn is not installed (2 cases)" in text
+    assert "# Values too far off : 0 OK" in text
+
+
+@pytest.mark.slow
+def test_prefill_is_measured_beside_what_the_model_does(tmp_path):
+    path = tmp_path / "report.json"
+    words = ("--phase", "prefill", "--compare", "-b", "2", "-l", "40", "--dtype", "fp32")
+    assert exit_code("profile", "attention", *words, *ATTENTION, "-o", str(path)) == 0
+    rows = {row["candidate"]: row for row in written(path, ATTENTION_SCHEMA)["rows"]}
+    assert {name for name, row in rows.items() if row["time_us"]} == {
+        "matmul",
+        "commlib.tp",
+        "torch",
+        "torch flash",
+        "torch math",
+    }
+    assert all(row["error"] < 1e-5 for row in rows.values() if row["error"] is not None)
+    assert rows["commlib.tp"]["flops"] == 4 * 8 * 32 * 2 * 800
+
+
+def test_a_wrong_value_of_attention_fails_the_run(tmp_path, monkeypatch, capsys):
+    def wrong(*tensors, out, **options):
+        decode_attention(*tensors, out=out, **options)
+        out[0, 0, :3] = float("nan")
+        return out
+
+    monkeypatch.setattr(attention, "decode_attention", wrong)
+    path = tmp_path / "report.json"
+    assert exit_code("profile", "attention", "-b", "1", "-l", "20", *ATTENTION, "-o", str(path)) == 1
+    row = written(path, ATTENTION_SCHEMA)["rows"][0]
+    assert (row["candidate"], row["wrong"] % 3, row["wrong"] > 0, row["error"]) == ("commlib", 0, True, None)
+    text = capsys.readouterr().out
+    assert "WRONG" in text
+    assert "FAILED" in text
+
+
+def test_attention_that_cannot_be_measured_is_refused():
+    cases = (
+        ("--phase prefill --fp8", "--fp8, --ragged and --tune are of decoding"),
+        ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
+        ("--dtype int32", "attention is profiled for bfloat16, float16, float32, not int32"),
+        ("-l 1G", "--length has 1073741824, but 16777216 is the most"),
+    )
+    refuses("profile attention --device cpu", cases)

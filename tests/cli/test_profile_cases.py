@@ -1,26 +1,34 @@
-"""The cases of `commlib profile`: bytes, sets of inputs, and candidates whose values are told right from wrong."""
+"""The cases of `commlib profile` and its report: bytes, values told right from wrong, figures."""
 
 from __future__ import annotations
 
+import csv
+import json
 import time
 from collections.abc import Callable, Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import click
+import jsonschema
 import pytest
 import torch
+from click.testing import CliRunner
 
+from commlib.cli import main
 from commlib.cli.profile.external import External
-from commlib.peers.kernels import load, measure
+from commlib.cli.profile.job import Job
+from commlib.cli.profile.report import ProfileReport
+from commlib.cli.profile.view import ProfileView
+from commlib.peers.kernels import load, once
 from commlib.peers.kernels import sets as sets_module
-from commlib.peers.kernels.case import FLOOR, OURS, Candidate, Case, Inputs
+from commlib.peers.kernels.attention import AttentionCase
+from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
 from commlib.peers.kernels.compiled import Compiler
 from commlib.peers.kernels.index import Gather
 from commlib.peers.kernels.measure import Group, Line, Settings, measure_case
-from commlib.peers.kernels.metadata import Lengths
 from commlib.peers.kernels.store import Scatter
-from commlib.timing import Measurement, Protocol
+from commlib.timing import Measurement
 
 CPU = torch.device("cpu")
 BF16, INT32 = torch.bfloat16, torch.int32
@@ -50,53 +58,46 @@ def eagerly_compiled(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return Compiler()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_candidate_is_right_on_every_set(case: Case, eagerly_compiled: Compiler) -> None:
-    kernel = load(case.kernel)
-    sets = kernel.inputs(case, 3, CPU)
-    candidates = kernel.candidates(case, eagerly_compiled)
-    ours = ["commlib", "commlib unique"] if case.kernel == "store" else ["commlib"]
-    assert [each.label for each in candidates if each.role == OURS] == ours
-    assert "torch.compile" in {each.label for each in candidates if each.prepare is not None}
-    for candidate in candidates:
-        if candidate.prepare is None:
-            assert candidate.reason
-            continue
-        for inputs in sets:
+@pytest.mark.slow
+def test_every_candidate_is_right_on_every_set_and_poison_is_wrong(eagerly_compiled: Compiler) -> None:
+    for case in CASES:
+        kernel = load(case.kernel)
+        sets = kernel.inputs(case, 3, CPU)
+        candidates = kernel.candidates(case, eagerly_compiled)
+        ours = ["commlib", "commlib unique"] if case.kernel == "store" else ["commlib"]
+        assert [each.label for each in candidates if each.role == OURS] == ours
+        assert "torch.compile" in {each.label for each in candidates if each.prepare is not None}
+        for candidate in candidates:
+            if candidate.prepare is None:
+                assert candidate.reason
+                continue
+            for inputs in sets:
+                inputs.poison()
+                returned = candidate.prepare(inputs)()
+                assert candidate.role == FLOOR or inputs.wrong(returned) == 0, candidate.label
+    for case in CASES:
+        kernel = load(case.kernel)
+        for inputs in kernel.inputs(case, 2, CPU):
             inputs.poison()
-            returned = candidate.prepare(inputs)()
-            assert candidate.role == FLOOR or inputs.wrong(returned) == 0, candidate.label
+            assert inputs.wrong(None) > 0
+            assert inputs.source.nbytes == inputs.target.nbytes
+            # Half is read, half is written; a row more or less where halves are no whole elements.
+            assert 2 * inputs.source.nbytes == pytest.approx(kernel.num_bytes(case), abs=2 * inputs.source.itemsize)
+            assert inputs.source.data_ptr() != inputs.target.data_ptr()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_poison_is_wrong_and_a_copy_moves_as_many_bytes(case: Case) -> None:
-    kernel = load(case.kernel)
-    for inputs in kernel.inputs(case, 2, CPU):
-        inputs.poison()
-        assert inputs.wrong(None) > 0
-        assert inputs.source.nbytes == inputs.target.nbytes
-        # Half is read, half is written; a row more or less where halves are no whole elements.
-        assert 2 * inputs.source.nbytes == pytest.approx(kernel.num_bytes(case), abs=2 * inputs.source.itemsize)
-        assert inputs.source.data_ptr() != inputs.target.data_ptr()
-
-
-@pytest.mark.parametrize(
-    ("case", "num_bytes"),
-    [
+def test_bytes_are_those_read_and_those_written() -> None:
+    for case, num_bytes in [
         (Case("index", 16, 4096, BF16), 2 * 16 * 8192),
         (Case("index", 16, 4096, BF16, variant="masked"), (4 + 16) * 8192),
-        (Case("index", 1, 8, torch.float32), 64),
         (Case("store", 32, 128, BF16), 2 * 2 * 32 * 256),
         (Case("store", 32, 128, BF16, variant="fp8"), 2 * 32 * 128 * 3),
         (Case("metadata", 16, 8, INT32), 4 * (32 + 4 * 72 + 17 + 1)),
-        (Case("metadata", 3, 8, INT32), 4 * (6 + 4 * 6 + 4 + 1)),
-    ],
-    ids=str,
-)
-def test_bytes_are_those_read_and_those_written(case: Case, num_bytes: int) -> None:
-    assert load(case.kernel).num_bytes(case) == num_bytes
+    ]:
+        assert load(case.kernel).num_bytes(case) == num_bytes
 
 
+@pytest.mark.slow
 def test_a_store_into_another_slot_is_wrong() -> None:
     (inputs,) = load("store").inputs(Case("store", 4, 16, BF16), 1, CPU)
     assert isinstance(inputs, Scatter)
@@ -108,31 +109,6 @@ def test_a_store_into_another_slot_is_wrong() -> None:
     assert inputs.wrong(None) == 1
 
 
-@pytest.mark.parametrize("n", [1, 4, 9])
-def test_a_quarter_of_masked_ids_is_in_the_shard(n: int) -> None:
-    for inputs in load("index").inputs(Case("index", n, 16, BF16, variant="masked"), 3, CPU):
-        assert isinstance(inputs, Gather)
-        local = inputs.ids - inputs.start
-        assert int(((local >= 0) & (local < inputs.length)).sum()) == -(-n // 4)
-        assert int(inputs.ids.max()) < 4 * inputs.length
-
-
-def test_requests_of_all_sets_have_as_many_tokens() -> None:
-    sets = load("metadata").inputs(Case("metadata", 21, 8, INT32), 3, CPU)
-    assert all(isinstance(inputs, Lengths) for inputs in sets)
-    assert {int(inputs.extend_lens.sum()) for inputs in sets} == {sets[0].tokens}
-    assert len({tuple(inputs.extend_lens.tolist()) for inputs in sets}) == 3
-
-
-def test_sets_fill_twice_the_cache_where_they_may() -> None:
-    cold = sets_module.cold_bytes(CPU)
-    assert sets_module.sets_for(1 << 30, CPU, hot=True) == 1
-    assert sets_module.sets_for(cold // 16, CPU, hot=False) == 16
-    assert sets_module.sets_for(16, CPU, hot=False) == sets_module.MOST_SETS
-    assert sets_module.sets_for(cold, CPU, hot=False) == sets_module.LEAST_SETS
-    assert sets_module.sets_for(1 << 40, CPU, hot=False) == 1  # more than there is room for
-
-
 def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(load("index"), "candidates", lambda case, compiled: candidates)
     monkeypatch.setattr(sets_module, "MOST_SETS", 4)
@@ -141,6 +117,7 @@ def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> di
     return {line.candidate.label: line for line in group.lines}
 
 
+@pytest.mark.slow
 def test_a_first_call_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commlib.peers.kernels.measure.FIRST_CALL_S", 0.05)
     asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30), compiles=True)
@@ -165,68 +142,122 @@ def test_values_are_compared_again_after_the_timing(monkeypatch: pytest.MonkeyPa
     assert measured([Candidate("tired", tired)], monkeypatch)["tired"].wrong == 2 * 16
 
 
-def test_what_is_reported_holds_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = measured([Candidate("torch", lambda inputs: lambda: inputs.weights[inputs.ids])], monkeypatch)
-    assert (lines["torch"].candidate.prepare, lines["torch"].runs) == (None, [])
+SCHEMA = json.loads((resources.files("commlib.cli.profile") / "schema.json").read_text(encoding="utf-8"))
+GPU = torch.device("cuda")
 
 
-PEER = """
-def candidates(kernel, case, inputs):
-    if kernel != "index":
-        raise LookupError("index only")
-    return {
-        "theirs": lambda: inputs.out.copy_(inputs.weights[inputs.ids]),
-        "probe": lambda: None,
-        "not here": "needs a compiler",
-    }
-"""
+def measurement(us: float, host_us: float | None = None) -> Measurement:
+    noise = (0.99, 1.0, 1.01, 1.0, 1.0)
+    issue = [] if host_us is None else [host_us * 1e-6 * each for each in noise]
+    return Measurement("", False, 96, [us * 1e-6 * each for each in noise], issue)
 
 
-def sets_of(case: Case) -> list[Inputs]:
-    return list(load(case.kernel).inputs(case, 2, CPU))
+def line(label: str, role: str, graph_us: float | None, eager_us: float, wrong: int | None = 0) -> Line:
+    timed = None if graph_us is None else measurement(graph_us)
+    skipped = "" if timed else "cannot be captured"
+    return Line(Candidate(label, role=role), [], wrong, skipped, timed, measurement(eager_us, eager_us / 2))
 
 
-def test_a_file_adds_peers_floors_and_reasons(tmp_path: Path) -> None:
-    path = tmp_path / "others.py"
-    path.write_text(PEER)
-    case = Case("index", 3, 16, BF16)
-    sets = sets_of(case)
-    theirs, probe, absent = External(path)("index", case, sets)
-    assert [each.role for each in (theirs, probe, absent)] == ["peer", FLOOR, "peer"]
-    assert (absent.prepare, absent.reason) == (None, "needs a compiler")
-    assert theirs.prepare is not None
-    for inputs in sets:
-        inputs.poison()
-        assert inputs.wrong(theirs.prepare(inputs)()) == 0
-    (failed,) = External(path)("store", Case("store", 3, 16, BF16), [])
-    assert failed.reason
+def group(n: int, *extra: Line, **changes: Any) -> Group:
+    """Return what a GPU would give: copy 10 µs, ours 12, torch 30 and a wrong one 5."""
+    lines = [
+        line("commlib", OURS, 12.0 * n, 14.0),
+        line("copy", FLOOR, 10.0 * n, 11.0, None),
+        line("probe", FLOOR, 6.0 * n, 7.0, None),
+        line("torch index_select", PEER, 30.0 * n, 32.0),
+        line("triton row", PEER, 15.0 * n, 40.0),
+        line("hasty", PEER, 5.0 * n, 6.0, 3),
+        Line(Candidate("torch.compile", reason="not asked for"), skipped="not asked for"),
+    ]
+    case = Case("index", n, 4096, torch.bfloat16, **changes)
+    return Group(case, 16384 * n, 240, True, [*lines, *extra])
 
 
-@pytest.mark.parametrize(("text", "said"), [("candidate = 1", "no function candidates"), ("1 / 0", "ZeroDivision")])
-def test_a_file_that_is_no_peer_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "others.py"
-    path.write_text(text)
-    with pytest.raises(click.UsageError, match=said):
-        External(path)
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProfileReport:
+    monkeypatch.setattr("commlib.cli.profile.job.cold_bytes", lambda device: 120 << 20)
+    cases = (Case("index", 1, 4096, torch.bfloat16),)
+    others = tmp_path / "others.py"
+    others.write_text("def candidates(kernel, case, inputs): ...")
+    job = Job(cases, Settings(GPU, others=[External(others)]), 10.0, True)
+    return ProfileReport(job, "commlib profile index")
 
 
-@pytest.mark.parametrize(
-    ("n", "hot", "sets", "calls"), [(1, True, 1, 96), (1, False, 7, 98), (4096, False, 3, 24), (4096, False, 7, 28)]
-)
-def test_a_graph_has_many_calls_and_each_set_as_often(
-    monkeypatch: pytest.MonkeyPatch, n: int, hot: bool, sets: int, calls: int
-) -> None:
-    asked: list[Protocol] = []
+def rows_by_candidate(report: ProfileReport, of_group: Group) -> dict[str, dict[str, Any]]:
+    return {row["candidate"]: row for row in report.add(of_group)}
 
-    def pretended(device: torch.device, runs: Any, protocol: Protocol, name: str) -> list[Measurement]:
-        asked.append(protocol)
-        return [Measurement(label, False) for label in runs]
 
-    monkeypatch.setattr(measure, "measure_alone", pretended)
-    case = Case("index", n, 4096, BF16, hot=hot)
-    lines = [Line(Candidate("a")), Line(Candidate("a"))]  # a label may be taken
-    group = Group(case, load("index").num_bytes(case), sets, True, lines)
-    measure._replay(lines, group, Settings(CPU, flush=True), 1.0)
-    assert (asked[0].graph, asked[0].iterations, asked[0].blocks[0] >= 20) == (True, calls, True)
-    assert (asked[0].lead_in is None) == hot
-    assert all(line.timed is not None for line in lines)
+def test_figures_are_of_the_graph_beside_eager_calls_and_the_best_peer_is_right(report: ProfileReport) -> None:
+    rows = rows_by_candidate(report, group(2))
+    ours = rows["commlib"]
+    assert ours["mode"] == "graph"
+    assert ours["time_us"]["p50"] == pytest.approx(24.0)
+    assert ours["gbps"] == pytest.approx(32768 / 24e-6 / 1e9, rel=1e-4)
+    assert ours["of_copy"] == pytest.approx(10 / 12, rel=1e-4)
+    assert ours["eager"]["wall_us"]["p50"] == pytest.approx(14.0)
+    assert ours["eager"]["host_us"] == pytest.approx(7.0)
+    rows = rows_by_candidate(report, group(1))
+    versus = rows["commlib"]["versus"]
+    assert versus["of"] == "triton row"  # not what is wrong, not the copy, not the probe
+    assert versus["ratio"] == pytest.approx(1.25, rel=1e-3)
+    assert rows["torch index_select"]["versus"]["ratio"] == pytest.approx(2.5, rel=1e-3)
+    assert rows["probe"]["versus"]["ratio"] == pytest.approx(0.5, rel=1e-3)
+    rows = rows_by_candidate(report, group(1, line("python loop", PEER, None, 90.0)))
+    found = rows["python loop"]
+    assert (found["time_us"], found["skipped"]) == (None, "cannot be captured")
+    assert found["eager"]["wall_us"]["p50"] == pytest.approx(90.0)
+    assert found["versus"] is None
+
+
+def test_the_document_holds_the_schema_and_csv_and_markdown_say_the_same(report: ProfileReport) -> None:
+    report.add(group(1, line("python loop", PEER, None, 90.0)))
+    checker = jsonschema.Draft202012Validator(SCHEMA)
+    checker.check_schema(SCHEMA)
+    found = report.document()
+    checker.validate(found)
+    assert found["config"]["peers"] == ["others"]  # no paths
+    assert found["copy"] == {"gbps": pytest.approx(1.6384), "bytes": 16384}
+    assert found["out_of_bounds"] == {"count": 3, "okay": False}
+    view = ProfileView(found, 80)
+    rows = list(csv.DictReader(view.render("csv").splitlines()))
+    assert [row["candidate"] for row in rows] == [row["candidate"] for row in report.rows if row["eager"]]
+    assert (rows[0]["time_us.p50"], rows[0]["versus.of"], rows[0]["wrong"]) == ("12.0", "triton row", "0")
+    assert rows[-1]["time_us.p50"] == ""
+    lines = view.render("md").splitlines()
+    assert "### index, dim 4096, bfloat16, random, cold, CUDA graph" in lines
+    (ours,) = (each for each in lines if "commlib*" in each)
+    assert ours.split(" | ")[4:8] == ["12.00", "1.37", "83", "7.00"]
+    found["rows"][0]["speed"] = 1
+    assert not checker.is_valid(found)
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: ProfileReport) -> None:
+    report.add(group(1, line("theirs", PEER, 8.0, 9.0), line("commlib unique", OURS, 9.0, 9.0)))
+    report.notes = ["torch.compile: 3 shapes compiled in 4.0 s"]
+    text = ProfileView(report.document(), 80).table()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "# theirs is faster than ours: 0.67 at n 1, dim 4096, random, cold" in text
+    assert "commlib unique takes less" not in text
+    assert "# skipped torch.compile: not asked for" in text
+    assert "# torch.compile: 3 shapes compiled in 4.0 s" in text
+    assert "# n 1: with short rows, all sets together fit into the cache" in text
+    assert "3 FAILED" in text
+    (shown,) = (row for row in text.splitlines() if row.startswith("     1 commlib*") and "[" in row)
+    assert shown.split()[:7] == ["1", "commlib*", "12.00", "1.37", "83", "7.00", "14.00"]
+
+
+CASE = Case("store", 64, 512, torch.bfloat16, "sequential", "fp8")
+
+
+ATTENTION = AttentionCase("attention", 2, 64, torch.float16, "random", "decode fp8", False, 48, 4, 2, 8, True)
+OTHERS = [Case("metadata", 3, 8, torch.int32), Case("index", 2, 64, torch.float16), ATTENTION]
+
+
+def test_the_words_of_one_call_ask_for_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr(once, "once", lambda found, device: asked.append(found) or 0)
+    for case in [CASE, *OTHERS]:
+        result = CliRunner().invoke(main, ["profile", *case.words(), "--once"])
+        assert result.exit_code == 0, result.output
+        assert asked.pop() == case

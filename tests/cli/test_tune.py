@@ -1,7 +1,8 @@
-"""`commlib tune` on live ranks: what it writes, keeps, resumes and refuses; never a time."""
+"""`commlib tune` on live ranks, and `commlib plan`: what they write, keep, resume, explain and refuse; never a time."""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shlex
@@ -17,22 +18,20 @@ import pytest
 import torch
 
 import commlib
-from commlib.cli import main
-from commlib.cli.tune.plot import plot
-from commlib.plan import Plan
+from commlib import backends
+from commlib.plan import Plan, shipped_plan
 from commlib.tuner import beside
 from commlib.tuner.case import Case, Option
-from commlib.tuner.choose import Change, Choice, Settings, Stretch, choose
+from commlib.tuner.choose import Settings
 from commlib.tuner.judge import Verdict
 from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
 from commlib.tuner.tables import Tables
-from commlib.tuner.words import changes, left_out, table_lines, way_back
+from commlib.tuner.words import way_back
+from tests.cli.calls import exit_code, refuses
 
 QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
-
-
 Tune = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -50,6 +49,7 @@ def plan_file(home: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path, str]) -> None:
     path = plan_file(tuned[0])
     assert path.name.startswith("shm-")
@@ -70,17 +70,7 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     assert plan.explain("all_reduce", 4096, world=4).algorithm
 
 
-def test_no_line_is_wider_than_the_terminal(tuned: tuple[Path, str]) -> None:
-    assert max(len(line) for line in tuned[1].splitlines() if "/" not in line) <= 80
-
-
-def test_it_prints_the_choice_its_regret_and_the_file(tuned: tuple[Path, str]) -> None:
-    home, said = tuned
-    for words in ("2 ranks on shm", "crossover", "regret", "than the default", plan_file(home).name, "what changes"):
-        assert words in said
-    assert f"# to go back: rm {plan_file(home)}" in said.splitlines()
-
-
+@pytest.mark.slow
 def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str], quick_python: Path) -> None:
     home, said = tuned
     script = "import commlib\nwith commlib.init() as comm:\n    print(comm.plan.digest)"
@@ -96,13 +86,13 @@ def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str], quick_python:
     assert f"# plan {Plan.load(plan_file(home)).digest} is in" in said
 
 
+@pytest.mark.slow
 def test_rules_are_made_again_from_samples_without_a_measurement(
     tuned: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     source, output = plan_file(tuned[0]).with_suffix(".samples.json"), tmp_path / "again.json"
-    with pytest.raises(SystemExit) as end:
-        main(["tune", "--from", str(source), "-o", str(output)])
-    assert (end.value.code, f"is in {output}" in capsys.readouterr().out) == (0, True)
+    assert exit_code("tune", "--from", str(source), "-o", str(output)) == 0
+    assert f"is in {output}" in capsys.readouterr().out
     plan = Plan.load(output)
     assert {(rule.op, rule.world) for rule in plan.rules} == {("all_reduce", (2, 2))}
     before = Plan.load(plan_file(tuned[0]))
@@ -111,12 +101,11 @@ def test_rules_are_made_again_from_samples_without_a_measurement(
     assert plan.document["fingerprint"] == before.document["fingerprint"]
 
 
-def test_the_shipped_plan_is_what_its_samples_say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
     folder = Path(commlib.__file__).parent / "plans"
     for source in folder.glob("*.samples.json"):
         output = tmp_path / "again.json"
-        with pytest.raises(SystemExit):
-            main(["tune", "--from", str(source), "-o", str(output)])
+        assert exit_code("tune", "--from", str(source), "-o", str(output)) == 0
         shipped = json.loads((folder / source.name.replace(".samples.json", ".json")).read_text())
         again = json.loads(output.read_text())["rules"]
         if not any("curve" in entry for rule in again for entry in rule["ranges"]):
@@ -127,6 +116,7 @@ def test_the_shipped_plan_is_what_its_samples_say(capsys: pytest.CaptureFixture[
         assert output.read_text().count("\n") <= 150
 
 
+@pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(tune: Tune, tmp_path: Path) -> None:
     done = tune(*QUICK, "--dry-run", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -145,6 +135,7 @@ def test_the_plan_that_is_replaced_is_kept_for_the_way_back(tmp_path: Path) -> N
     assert path.read_text() == text
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_its_samples(tune: Tune, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     samples = output.with_suffix(".samples.jsonl")
@@ -187,74 +178,155 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
         assert tables.keeps(replace(table, serves=()))
 
 
-def test_a_table_that_is_slower_than_the_default_says_that_the_plan_in_force_stays() -> None:
-    quick = Option("shm_oneshot")
-    samples = Samples({1024: {quick: (1e-6,) * 5}})
-    case = Case("all_reduce", torch.float32, "eager", "plain")
-    table = Table(case, "*", "*", samples, choose(samples), Verdict(0.0, 0.0, -0.1, {1024: 0.1}))
-    said = "\n".join(table_lines(table, 80, True))
-    assert "the plan in force stays: what was measured is slower than the default; --force writes it" in said
-    assert "the default is 10% faster at 1K" in said
+def test_a_wrong_option_is_said_once_before_any_rank_starts() -> None:
+    cases = (
+        ("all_reduces", "no collective 'all_reduces'"),
+        ("-b 1M -e 1K", "less than -b"),
+        ("-b 0 -e 0", "-e is 0 bytes, of which no call is better than another"),
+        ("all_reduce --time 1s", "too short"),
+    )
+    refuses("tune -n 2", cases)
 
 
-def test_it_says_what_changes_by_how_much_and_how_sure_and_what_was_left_out() -> None:
-    quick, slow = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 4096),))
-    stretches = Stretch(quick, (1024, 2048), 2048), Stretch(slow, (4096, 8192))
-    found = Change((1024, 2048), slow, quick, 0.25, 0.97), Change((4096, 8192), None, slow)
-    case = Case("all_reduce", torch.float32, "eager", "plain")
-    table = Table(case, "*", "*", Samples({}), Choice(stretches, found), Verdict(0.0, 0.0, None))
-    assert list(changes(table)) == [
-        "#   all_reduce float32 eager, 1K to 2K: shm_oneshot instead of shm_twoshot chunk_bytes=4096: "
-        "25% faster, 97% sure",
-        "#   all_reduce float32 eager, from 4K: shm_twoshot chunk_bytes=4096, for which there was no rule",
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    """Call `commlib plan`, in a folder of its own and with no plan of the user's; returns code, output, errors."""
+    for name in ("COMMLIB_PLAN", "COMMLIB_ALGORITHM"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        code, output = exit_code("plan", *words), capsys.readouterr()
+        return code, output.out, output.err
+
+    return call
+
+
+def test_explain_says_algorithm_rule_file_sizes_match_and_a_pin(run, monkeypatch):
+    code, output, _ = run("explain", "all_reduce", "--bytes", "1M", "--dtype", "bf16", "-n", "2")
+    digest = shipped_plan("shm").digest
+    assert code == 0
+    assert output.splitlines() == [
+        "all_reduce of 1M runs shm_twoshot: chosen by the shipped plan, not measured on",
+        "    this machine (`commlib tune` does)",
+        "  for sizes above 8K, with chunk_bytes=262144",
+        "  gain not measured",
+        f"  rules[0][2] of plans/shm.json (plan {digest}, no fingerprint)",
     ]
-    unsure = [Choice(stretches, unsure=2), Choice(stretches, unsure=1)]
-    assert left_out(unsure, Settings())[0].startswith("# left out: 3 switches, measured as")
-    assert left_out(unsure[1:], Settings())[0].startswith("# left out: 1 switch, measured as")
-    assert left_out([Choice(stretches)], Settings()) == []
+    monkeypatch.setenv("COMMLIB_ALGORITHM", "all_reduce:shm_oneshot")
+    _, output, _ = run("explain", "all_reduce", "--bytes", "1M")
+    assert "all_reduce of 1M runs shm_oneshot" in output
+    assert "pinned by COMMLIB_ALGORITHM" in output
+    why = shipped_plan("shm").explain("broadcast", 1 << 20, world=2)
+    assert f"{why.rule} of plans/shm.json" in run("explain", "broadcast")[1]
 
 
-def test_a_picture_has_a_panel_for_each_table(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    quick, slow = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 4096),))
-    samples = Samples({size: {quick: (size * 1e-9,), slow: (3e-6,)} for size in (1024, 4096, 16384)})
-    choice = Choice((Stretch(quick, (1024,), 2048, (1024, 3000)), Stretch(slow, (4096, 16384))))
-    cases = [Case(op, torch.float32, "eager", "plain") for op in ("all_reduce", "all_gather")]
-    plot(dict.fromkeys(cases, (samples, choice)), tmp_path / "curves.svg")
-    text = (tmp_path / "curves.svg").read_text()
-    assert all(f"<!-- {words} -->" in text for words in (*map(str, cases), "shm_oneshot", "shm_twoshot", "chosen"))
+def test_what_is_not_known_is_one_line_with_the_valid_names_and_exit_code_2(run):
+    cases = (
+        ("explain all_reduse", "no collective 'all_reduse'; there are all_reduce, all_gather"),
+        ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
+        ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
+        ("show absent.json", "no plan file 'absent.json'"),
+        ("threshold 8M --backend magic", "no backend 'magic'"),
+        ("export nccl --to ompi", "export a plan of the shm backend"),
+    )
+    refuses("plan", cases)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("all_reduces",), "no collective 'all_reduces'"),
-        (("--dtype", "float31"), "no element type 'float31'"),
-        (("--algorithms", "magic"), "no algorithm 'magic'"),
-        (("--mode", "lazy"), "no mode 'lazy'"),
-        (("-b", "1M", "-e", "1K"), "less than -b"),
-        (("-e", "12Q"), "is not a size"),
-        (("-b", "0", "-e", "0"), "-e is 0 bytes, of which no call is better than another"),
-        (("--time", "soon"), "is not a time"),
-        (("all_reduce", "--time", "1s"), "too short"),
-        (("--plot", "curves.txt"), "is no .png or .svg file"),
-    ],
-)
-def test_a_wrong_option_is_said_once_before_any_rank_starts(
-    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["tune", "-n", "2", *words])
-    message = capsys.readouterr().err
-    assert end.value.code == 2
-    assert message.count("\n") == 1
-    assert said in message
+def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
+    monkeypatch.setenv("COMMLIB_BACKEND", "torch")
+    assert "plans/torch.json" in run("explain", "all_reduce")[1]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(backends, "find_spec", lambda name: name)
+    assert (backends.here(2), backends.here(3)) == ("nccl", "shm")
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert backends.here(2) == "shm"
 
 
-def test_graphs_need_gpus_and_one_rank_has_nothing_to_tune(tune: Tune, tmp_path: Path) -> None:
-    done = tune("all_reduce", "-n", "2", "--mode", "graph", home=tmp_path)
-    assert done.returncode == 2
-    assert "needs GPUs" in done.stderr
-    alone = tune("all_reduce", home=tmp_path)
-    assert alone.returncode == 2
-    assert "start them with -n N" in alone.stderr
+def test_validate_names_the_line_of_each_faulty_file(run):
+    Path("good.json").write_text(shipped_plan("shm").file_text)
+    lines = shipped_plan("shm").file_text.splitlines()
+    Path("cut.json").write_text("\n".join(lines[:9]))
+    Path("odd.json").write_text("\n".join(lines).replace("shm_twoshot", "shm_magic"))
+    code, output, error = run("validate", "good.json", "cut.json", "odd.json", "nccl")
+    assert code == 1
+    assert [line.partition(",")[0] for line in output.splitlines()] == ["good.json: OK", "nccl: OK"]
+    cut, odd = error.splitlines()
+    assert "plan cut.json, line 9: the file ends here" in cut
+    assert "plan odd.json, line 8: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_" in odd
+    assert run("validate", "good.json")[0] == 0
+
+
+def test_diff_says_where_plans_choose_differently(run):
+    run("threshold", "64K", "-o", "t.json")
+    assert run("diff", "shm", "shm") == (0, "", "")
+    code, output, _ = run("diff", "shm", "t.json")
+    assert code == 1
+    assert "all_reduce plain world=1-2\n" in output
+    assert "  above 8K, up to 64K: shm_twoshot chunk_bytes=262144 → shm_oneshot\n" in output
+    assert "all_gather" not in output
+
+
+def test_threshold_writes_the_classic_pair_on_top_of_the_shipped_plan(run):
+    _, output, _ = run("threshold", "8M", "--backend", "nccl", "-n", "4")
+    plan = Plan.parse(output, "written")
+    assert plan.rules[0].world == (4, 4)
+    chosen = [plan.explain("all_reduce", n, world=4).algorithm for n in (8 << 20, (8 << 20) + 1)]
+    assert chosen == ["nccl_staged", "nccl_direct"]
+    assert (
+        plan.explain("all_reduce", 8, world=2).algorithm
+        == shipped_plan("nccl").explain("all_reduce", 8, world=2).algorithm
+    )
+
+
+def test_export_to_nccls_tuner_gives_lines_that_it_can_read(run):
+    code, _, error = run("export", "--to", "nccl-tuner", "-n", "4", "-o", "tuner.conf")
+    lines = Path("tuner.conf").read_text().splitlines()
+    rows = [row for row in csv.reader(line for line in lines if not line.startswith("#"))]
+    assert code == 0
+    assert max(map(len, lines)) < 255  # its reader takes what is longer for two lines
+    assert {len(row) for row in rows} == {10}
+    assert {row[0] for row in rows} == {"allreduce", "allgather", "reducescatter", "broadcast", "reduce"}
+    assert {row[4] for row in rows} <= {"ll", "ll128", "simple"}
+    assert {row[7] for row in rows} == {"4"}
+    of_all_reduce = [row for row in rows if row[0] == "allreduce"]
+    assert of_all_reduce[0][3:5] == ["ring", "ll128"]
+    ends = [int(row[2]) for row in of_all_reduce]
+    assert [int(row[1]) for row in of_all_reduce] == [0, *(end + 1 for end in ends[:-1])]
+    assert "all_to_all up to 8M by lsa_ll128_exchange" in error
+
+
+def test_export_to_open_mpi_gives_rules_that_it_can_read(run):
+    code, output, error = run("export", "shm", "--to", "ompi", "-n", "3")
+    words = " ".join(line.partition("#")[0] for line in output.splitlines()).split()
+    assert (code, all(word.isdecimal() for word in words)) == (0, True)  # to its reader, # up to the end is nothing
+    # all_reduce is 2; then 3 sizes of communicators, and for each one its rules, of four numbers each.
+    assert "2 3 0 1 0 0 0 0 3 2 0 3 0 0 4097 5 0 262144 4 1 0 0 0 0" in " ".join(words)
+    assert "left out, because ompi cannot express it: send_recv up to 64K by shm_mailbox" in error
+
+
+def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
+    from commlib.plan import user_path
+    from commlib.timing import fingerprint
+
+    path = user_path("shm", fingerprint("shm")["device"], 2)
+    path.parent.mkdir(parents=True)
+    document = {**shipped_plan("shm").document, "fingerprint": fingerprint("shm")}
+    path.write_text(json.dumps(document))
+    assert f"of {path} (plan " in " ".join(run("explain", "all_reduce")[1].split())
+    assert "match 6/6" in run("explain", "all_reduce")[1]
+    assert "plans/shm.json" in run("explain", "all_reduce", "-n", "3")[1]
+    monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
+    Path("shm.json").write_text(shipped_plan("shm").file_text)
+    assert "of shm.json (plan " in run("explain", "all_reduce")[1]
+
+
+def test_a_plan_is_written_into_a_pipe_and_not_in_its_place(run):
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert run("threshold", "64K", "-o", "pipe")[0] == 0
+    assert not Path("pipe").is_file()
+    assert Plan.parse(os.read(reader, 1 << 20).decode(), "pipe").rules
+    os.close(reader)
