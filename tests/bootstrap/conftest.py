@@ -1,32 +1,20 @@
-import json
-import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from commlib.bootstrap.mpi import LAUNCHERS, LOCAL_RANKS
-from commlib.testing.ranks import PRELOAD
-from tests.bootstrap import rank_program
+from tests.bootstrap import launched
 from tests.bootstrap.processes import Running
 
-PROGRAM = Path(__file__).with_name("rank_program.py")
-ROOT = PROGRAM.parents[2]
+ROOT = Path(__file__).parents[2]
+PROGRAM = launched.__file__
 LAUNCHED_BY = ("COMMLIB_", "SLURM_", "TORCHELASTIC_")
-LAUNCHED = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    *LOCAL_RANKS,
-}
+LAUNCHED = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *LOCAL_RANKS}
 LAUNCHED |= {name for pair in LAUNCHERS.values() for name in pair}
 
 
@@ -37,19 +25,13 @@ def no_launcher(monkeypatch):
             monkeypatch.delenv(name)
 
 
-class Program:
-    """Runs rank_program.py under a launcher, or as processes with a given environment each."""
+@pytest.fixture
+def launch(tmp_path):
+    """launch(launcher, *how, python=…) runs launched.py under a launcher's command; returns its code and its output."""
 
-    def __init__(self, report_dir):
-        self.report_dir = report_dir
-
-    def command(self, *steps):
-        return [sys.executable, str(PROGRAM), str(self.report_dir), *steps]
-
-    def launch(self, command, environ=None, timeout_s=60):
-        """Run a launcher's command; return its exit code and what it and its ranks wrote."""
+    def launch(command, *how, python=sys.executable, environ=None, timeout_s=60):
         process = subprocess.Popen(
-            command,
+            [*map(str, command), *([str(python), PROGRAM, str(tmp_path), *how] if how else [])],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
             start_new_session=True,
             stdin=subprocess.DEVNULL,
@@ -65,34 +47,7 @@ class Program:
                 process.communicate()
         return process.returncode, output
 
-    def run(self, *environs, steps, timeout_s=60):
-        """Run the steps in a process for each environment; return the exit codes and what all of them wrote.
-
-        The processes are forks of one that has imported torch, which takes seconds.
-        """
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*PRELOAD, "pytest"])
-        outputs = [self.report_dir / f"{number}.txt" for number in range(len(environs))]
-        processes = [
-            context.Process(target=rank_program.be, args=({**os.environ, **environ}, output, self.report_dir, steps))
-            for environ, output in zip(environs, outputs, strict=True)
-        ]
-        deadline = time.monotonic() + timeout_s
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(max(deadline - time.monotonic(), 0))
-            process.kill()
-            process.join()
-        return [process.exitcode for process in processes], "".join(output.read_text() for output in outputs)
-
-    def report(self, rank):
-        return json.loads((self.report_dir / f"{rank}.json").read_text())
-
-
-@pytest.fixture
-def program(tmp_path):
-    return Program(tmp_path)
+    return launch
 
 
 @pytest.fixture
@@ -114,10 +69,3 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])
-
-
-@pytest.fixture
-def by_hand(free_port):
-    """Two environments as a user writes them who sets torch's variables by hand."""
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port, "WORLD_SIZE": "2"}
-    return [{**address, "RANK": "0"}, {**address, "RANK": "1"}]

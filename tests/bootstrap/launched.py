@@ -1,6 +1,7 @@
 """A user's program: joins the ranks with commlib.init() or torch, sums over them, and notes who it was.
 
-launched.py FOLDER HOW…: HOW is "commlib" or "torch"; with "dies", the last rank kills itself in the first attempt.
+launched.py FOLDER HOW…: HOW is "commlib", "torch", "world" or "mpi"; with "dies", the last rank kills itself in the
+first attempt.
 """
 
 import contextlib
@@ -8,11 +9,15 @@ import json
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import torch
+
+from commlib.bootstrap import connect
+from commlib.errors import CommTimeout
 
 TIMEOUT_S = 30.0
 
@@ -23,7 +28,8 @@ def with_commlib(folder, dies, **options):
     with commlib.init(timeout_s=TIMEOUT_S, max_bytes="1M", **options) as comm:
         if dies:
             dies(comm.rank == comm.size - 1)
-        note(folder, comm.rank, comm.all_reduce(torch.tensor([comm.rank + 1])), comm)
+        seen = {"size": comm.size, "local_rank": comm.local_rank, "device": str(comm.device)}
+        note(folder, comm.rank, sum=int(comm.all_reduce(torch.tensor([comm.rank + 1]))), **seen)
         Path(folder, f"ports{comm.rank}").write_text(" ".join(open_ports()))
 
 
@@ -36,9 +42,55 @@ def with_torch(folder, dies, **where):
     if dies:
         dies(dist.get_rank() == dist.get_world_size() - 1)
     dist.all_reduce(x)
-    note(folder, dist.get_rank(), x, None)
+    note(folder, dist.get_rank(), sum=int(x))
     Path(folder, f"ports{dist.get_rank()}").write_text(" ".join(open_ports()))
     dist.destroy_process_group()
+
+
+def with_world(folder, dies, bootstrap="auto"):
+    """Exchange bytes over two worlds, which must not meet; in one round rank 1 is late, and then torch starts."""
+    import torch.distributed as dist
+
+    world, second = (connect(bootstrap, timeout_s=TIMEOUT_S) for _ in range(2))
+    for turn in range(30):
+        for number, each in enumerate((world, second)):
+            said = [b"%d/%d/%d" % (number, turn, rank) * rank for rank in range(world.size)]
+            assert each.all_gather(said[world.rank], TIMEOUT_S) == said
+    second.close()
+    large = b"x" * 3_000_001
+    assert world.broadcast(large if world.rank == 1 else b"", 1, TIMEOUT_S) == large
+    seen = {"name": world.name, "local_rank": world.local_rank, "late": ""}
+    if world.rank == 1:
+        time.sleep(1.0)
+    try:
+        world.all_gather(b"", 0.3 if world.rank == 0 else TIMEOUT_S)
+    except CommTimeout as error:
+        seen["late"] = str(error)
+    assert world.all_gather(b"again", TIMEOUT_S) == [b"again"] * world.size
+    if bootstrap == "auto" and world.name == "torchrun":
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.destroy_process_group()
+    note(folder, world.rank, **seen)
+    world.close()
+
+
+def with_mpi(folder, dies):
+    """Use a communicator of the program's, whose messages are its own."""
+    from mpi4py import MPI
+
+    turned = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.Get_rank())
+    received = turned.irecv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG)
+    with_world(folder, dies, turned)
+    turned.send("mine", 1 - turned.rank)
+    assert received.wait() == "mine"
+
+
+def raises(folder, dies):
+    world = connect(timeout_s=TIMEOUT_S)
+    if world.rank == 1:
+        raise RuntimeError("rank 1 has a bug")
+    world.all_gather(b"", 600)
 
 
 def open_ports():
@@ -59,10 +111,7 @@ def die_once(folder, last):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def note(folder, rank, total, comm):
-    seen = {"sum": int(total)}
-    if comm is not None:
-        seen |= {"size": comm.size, "local_rank": comm.local_rank, "device": str(comm.device)}
+def note(folder, rank, **seen):
     Path(folder, f"{rank}.json").write_text(json.dumps(seen))
 
 
@@ -72,9 +121,11 @@ def spawned(number, folder, environ):
     with_commlib(folder, None)
 
 
-def main(folder, *how):
-    function = with_torch if "torch" in how else with_commlib
-    function(folder, partial(die_once, folder) if "dies" in how else None)
+WAYS = {"commlib": with_commlib, "torch": with_torch, "world": with_world, "mpi": with_mpi, "raises": raises}
+
+
+def main(folder, way, *how):
+    WAYS[way](folder, partial(die_once, folder) if how else None)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -70,15 +70,5 @@ def caught(function, *arguments):
 
 def in_threads(*calls):
     """Make calls at the same time, ranks of this process; return their results, errors as text."""
-    results = [None] * len(calls)
-
-    def call(number):
-        results[number] = caught(*calls[number])
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    return results
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [call.result(20) for call in [pool.submit(caught, *call) for call in calls]]

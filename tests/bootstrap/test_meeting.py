@@ -5,17 +5,16 @@ import os
 import random
 import signal
 import socket
-import sys
 import threading
 import time
 
 import pytest
 
-from commlib.bootstrap import door
+from commlib.bootstrap import door, pmi
 from commlib.bootstrap.door import Door, Greeting, Place, doors, knock
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.meeting import meet
-from commlib.debug import starting
+from commlib.bootstrap.store import StoreWorld
 from commlib.errors import CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
@@ -30,66 +29,117 @@ def no_long_goodbyes(monkeypatch):
     monkeypatch.setattr(door, "LINGER_S", 0.3)
 
 
-def join(place, rank, size, timeout_s=10.0, delay_s=0.0):
-    """Be a rank: meet the others, exchange, leave; return the local rank."""
+def world_of(where, rank, size, timeout_s=10.0):
+    """Meet the other ranks at a place or at the port of a store."""
+    if isinstance(where, Place):
+        return meet("test", where, Identity(rank, size), timeout_s)
+    return StoreWorld("test", store_at(where), Identity(rank, size), timeout_s)
+
+
+def join(where, rank, size, timeout_s=10.0, delay_s=0.0):
+    """Be a rank: join the others, exchange, leave; return the rank."""
     time.sleep(delay_s)
-    world = meet("test", place, Identity(rank, size), timeout_s)
-    with contextlib.closing(world):
+    with contextlib.closing(world_of(where, rank, size, timeout_s)) as world:
         for number in range(3):
             said = [b"%d of %d" % (peer, number) for peer in range(size)]
             assert world.all_gather(said[rank], timeout_s) == said
-    return world.local_rank
+    return world.rank
+
+
+def store_at(port, serves=False):
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", port, None, serves, wait_for_workers=False)
+
+
+# --- at a place or at a store -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["place", "store"])
+def where(request, place):
+    if request.param == "place":
+        yield place
+    else:
+        store = store_at(0, serves=True)
+        yield store.port
 
 
 @pytest.mark.parametrize("late", range(3))
-def test_ranks_meet_in_whatever_order_they_start(place, late):
-    assert in_threads(*((join, place, rank, 3, 10.0, 0.4 * (rank == late)) for rank in range(3))) == [0, 1, 2]
-    assert doors(place) == []
-
-
-def test_communicators_of_the_same_ranks_never_mix(place):
-    def both(rank):
-        with contextlib.ExitStack() as closing:
-            worlds = [meet("test", place, Identity(rank, 2), 10) for _ in range(2)]
-            for world in worlds:
-                closing.callback(world.close)
-            return [world.all_gather(b"%d" % number, 10) for number, world in enumerate(worlds)]
-
-    assert in_threads((both, 0), (both, 1)) == [[[b"0"] * 2, [b"1"] * 2]] * 2
+def test_ranks_meet_in_whatever_order_they_start(where, late):
+    for _ in range(2):  # the second time, in a later world of theirs
+        assert in_threads(*((join, where, rank, 3, 10.0, 0.4 * (rank == late)) for rank in range(3))) == [0, 1, 2]
+    assert not isinstance(where, Place) or doors(where) == []
 
 
 @pytest.mark.parametrize("missing", [0, 2])
-def test_a_rank_that_never_starts_is_named_on_every_other_rank(place, missing):
-    results = in_threads(*((join, place, rank, 3, 0.5) for rank in range(3) if rank != missing))
+def test_a_rank_that_never_starts_is_named_on_every_other_rank(where, missing):
+    results = in_threads(*((join, where, rank, 3, 0.5) for rank in range(3) if rank != missing))
     assert all(result.startswith("CommTimeout") and f"for rank {missing}" in result for result in results), results
 
 
-@pytest.mark.parametrize("missing", [0, 2])
-def test_ranks_say_for_whom_they_wait(place, missing, monkeypatch, caplog):
-    monkeypatch.setattr(starting, "FIRST_S", 0.1)
-    monkeypatch.setattr(starting, "LOG_S", 0.3)
-    in_threads(*((join, place, rank, 3, 1.4) for rank in range(3) if rank != missing))
-    for rank in {0, 1, 2} - {missing}:
-        mine = [line for line in caplog.messages if line.startswith(f"rank {rank} waits in commlib.init() for rank")]
-        assert [f"for rank {missing}" in line for line in mine] == [True] * 3, mine  # after 0.3, 0.6 and 1.2 s
-
-
-def test_ranks_that_were_told_different_numbers_say_the_same_sentence(place):
+def test_ranks_that_were_told_different_numbers_say_the_same(place):
     first, second = in_threads((join, place, 0, 2), (join, place, 1, 3))
     assert first == second
-    assert first == (
-        "ValueError: ranks disagree on their number: rank 1 was told 3, rank 0 2 (the test); start all of them with "
-        "the same"
-    )
+    assert first.startswith("ValueError") and "rank 1 was told 3, rank 0 2" in first
 
 
-def test_two_processes_with_one_number_are_named_on_every_rank(place, start):
-    zero, one, other = start(join, place, 0, 3), start(join, place, 1, 3), start(join, place, 1, 3)
+def test_two_processes_with_one_number_are_named_on_every_rank(where, start):
+    zero, one, other = (start(join, where, rank, 3) for rank in (0, 1, 1))
     results = {running.result() for running in (zero, one, other)}
-    assert len(results) == 1
-    said = results.pop()
-    assert "both are rank 1 (the test): two jobs meet at one address, or two ranks have one number" in said
-    assert all(str(running.process.pid) in said for running in (one, other))
+    assert all("both are rank 1" in result for result in results), results
+    assert all(str(running.process.pid) in result for running in (one, other) for result in results), results
+
+
+def join_fork_and_die(where):
+    world_of(where, 1, 2).all_gather(b"", 10)
+    if os.fork() == 0:
+        time.sleep(3)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_rank_that_dies_is_named_at_once_though_a_child_of_it_outlives_it(where, start):
+    start(join_fork_and_die, where)
+    with contextlib.closing(world_of(where, 0, 2)) as world:
+        world.all_gather(b"", 10)
+        started = time.monotonic()
+        with pytest.raises(PeerLost, match=r"rank 1 (ended|died)"):
+            world.all_gather(b"", 10)
+        assert time.monotonic() - started < 2
+
+
+# --- at a place -------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_is_killed_while_others_come_is_named_at_once(place, start):
+    zero, one = start(join, place, 0, 3), start(join, place, 1, 3)
+    time.sleep(1.0)
+    one.signal(signal.SIGKILL)
+    assert zero.result(5) == "PeerLost: rank 0: rank 1 ended (test exchange 1)"
+
+
+def test_a_rank_that_was_let_in_and_has_not_asked_may_come_again(place, start):
+    zero = start(join, place, 0, 3)
+    wait_until(lambda: doors(place))
+    knock(doors(place)[0], Greeting(1, 3, os.getpid()), 5.0)[1].close()
+    assert in_threads((join, place, 1, 3), (join, place, 2, 3)) == [1, 2]
+    assert zero.result() == 0
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, signum):
+    zero = start(join, place, 0, 3)
+    wait_until(lambda: doors(place))
+    one = start(join, place, 1, 3, 1.5)
+    time.sleep(0.3)
+    zero.signal(signum)
+    two = caught(join, place, 2, 3, 0.5)
+    kind = "PeerLost: rank 1: rank 0 is gone" if signum == signal.SIGKILL else "CommTimeout: rank 1 waited 1.5 s"
+    assert (one.result().startswith(kind), two.startswith("CommTimeout: rank 2 waited 0.5 s for rank 0")) == (
+        True,
+        True,
+    )
+    assert signum == signal.SIGKILL or "does not answer" in two
 
 
 def test_two_jobs_that_start_at_one_place_say_so_on_every_rank(place, start):
@@ -108,83 +158,7 @@ def test_a_second_job_does_not_disturb_one_that_is_past_its_start(place, start):
         world.close()
 
 
-def test_a_rank_that_started_anew_takes_its_place_in_the_next_world(place, start):
-    """Rank 1 of the first world has ended; its successor waits for rank 0's next world instead of being an error."""
-    first = start(join, place, 1, 2)
-    world = meet("test", place, Identity(0, 2), 10)
-    for number in range(3):
-        world.all_gather(b"0 of %d" % number, 10)
-    assert first.result() == 1
-    second = start(join, place, 1, 2)
-    time.sleep(0.3)
-    assert join(place, 0, 2) == 0
-    assert second.result() == 1
-    world.close()
-
-
-@pytest.mark.parametrize("stage", ["at the door", "inside"])
-def test_a_rank_that_is_killed_while_others_come_is_named_at_once_or_may_come_again(place, start, stage):
-    zero = threading.Thread(target=lambda: results.append(caught(join, place, 0, 3)))
-    results = []
-    zero.start()
-    wait_until(lambda: doors(place))
-    started = time.monotonic()
-    if stage == "at the door":  # let in, but it has not asked
-        knock(doors(place)[0], Greeting(1, 3, os.getpid()), 5.0)[1].close()
-        assert in_threads((join, place, 1, 3), (join, place, 2, 3)) == [1, 2]
-        zero.join()
-        assert results == [0]
-    else:
-        one = start(join, place, 1, 3)
-        time.sleep(0.4)
-        one.signal(signal.SIGKILL)
-        zero.join()
-        assert results == ["PeerLost: rank 0: rank 1 ended (test exchange 1)"]
-        assert time.monotonic() - started < 5
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, signum):
-    zero = start(join, place, 0, 3)
-    wait_until(lambda: doors(place))
-    one = threading.Thread(target=lambda: results.append(caught(join, place, 1, 3, 1.5)))
-    results = []
-    one.start()
-    time.sleep(0.3)
-    zero.signal(signum)
-    two = caught(join, place, 2, 3, 0.5)
-    one.join()
-    expected = {
-        signal.SIGKILL: ("PeerLost: rank 1: rank 0 is gone", "CommTimeout: rank 2 waited 0.5 s for rank 0 at the test"),
-        signal.SIGSTOP: ("CommTimeout: rank 1 waited 1.5 s", "CommTimeout: rank 2 waited 0.5 s for rank 0 at the test"),
-    }[signum]
-    assert (results[0].startswith(expected[0]), two.startswith(expected[1])) == (True, True), (results, two)
-    assert signum == signal.SIGKILL or "does not answer; is it stopped?" in two
-
-
-def test_a_rank_that_stops_before_it_comes_is_late_for_all(place, start):
-    one = start(join, place, 1, 3, 10.0, 0.3)
-    one.signal(signal.SIGSTOP)
-    results = in_threads((join, place, 0, 3, 1.0), (join, place, 2, 3, 1.0))
-    assert all(result.startswith("CommTimeout") and "for rank 1" in result for result in results), results
-
-
-def test_a_child_of_a_rank_that_outlives_it_keeps_nothing_of_it_alive(place, start):
-    start(join_fork_and_die, place, 1, 2)
-    world = meet("test", place, Identity(0, 2), 10)
-    started = time.monotonic()
-    with pytest.raises(PeerLost, match="rank 1 ended"):
-        world.all_gather(b"", 10)
-    assert time.monotonic() - started < 2
-    world.close()
-
-
-def join_fork_and_die(place, rank, size):
-    meet("test", place, Identity(rank, size), 10.0)
-    if os.fork() == 0:
-        time.sleep(3)
-        os._exit(0)
-    os.kill(os.getpid(), signal.SIGKILL)
+GARBAGE = [os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[1, 2]\n", b"[1"]
 
 
 def attack(place, how, seconds):
@@ -198,9 +172,7 @@ def attack(place, how, seconds):
                 sock.connect(f"\0{name}")
                 times += 1
                 if how == "garbage":
-                    sock.send(
-                        random.choice([os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[1, 2]\n", b"[1"])
-                    )
+                    sock.send(random.choice(GARBAGE))
                 elif how == "join":
                     sock.send(b"[1, 2, 999999]\n")
                     sock.settimeout(0.5)
@@ -229,34 +201,19 @@ def test_another_user_cannot_join_or_stall_a_job_and_is_not_read(place, start, h
         assert times > 5 and answers == b""
 
 
-def open_doors(place, count, backlog):
-    held = []
-    for _ in range(count):
-        held.append(socket.socket(socket.AF_UNIX))
-        held[-1].bind(f"\0{place.prefix}{random.getrandbits(64):016x}")
-        held[-1].listen(backlog)
-    time.sleep(30)
-
-
-def answer_all(place):
-    """A door that lets everyone in."""
+def open_doors(place):
+    """Doors that answer nobody, and one that lets everyone in."""
+    held = [socket.socket(socket.AF_UNIX) for _ in range(200)]
+    for sock in held:
+        sock.bind(f"\0{place.prefix}{random.getrandbits(64):016x}")
+        sock.listen(0)
     Door._verdict = lambda self, guest: door.Reply("in")
     time.sleep(len([Door(place, 2)]) * 30)
 
 
 @needs_root
-def test_who_knocks_all_the_time_costs_a_running_job_little(place, start):
-    worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
-    attacker = start(attack, place, "flood", 1.5, user=NOBODY)
-    assert attacker.result()[0] <= door.BACKLOG + 1.5 / door.FULL_NAP_S + 10
-    for world in worlds:
-        world.close()
-
-
-@needs_root
 def test_doors_of_another_user_are_passed_by(place, start):
-    start(open_doors, place, 200, 0, user=NOBODY)
-    start(answer_all, place, user=NOBODY)
+    start(open_doors, place, user=NOBODY)
     wait_until(lambda: len(doors(place)) == 201)
     own = Door(place, 2)
     assert [doors(place)[0] for _ in range(5)] == [own._name] * 5, "of many, this user's come first"
@@ -292,15 +249,27 @@ def test_a_world_that_nobody_closes_leaves_no_door_open(place):
     wait_until(lambda: not doors(place))
 
 
-def test_without_the_kernels_list_of_sockets_ranks_say_what_to_do(place, monkeypatch, tmp_path):
-    monkeypatch.setattr(door, "UNIX_SOCKETS", tmp_path / "nothing")
-    for result in in_threads((join, place, 0, 2, 1.0), (join, place, 1, 2, 1.0)):
-        assert "Unsupported" in result and "start them with `commlib run`" in result
+# --- at the process that stands in for MPICH's launcher ---------------------------------------------------------------
 
 
-def test_meeting_needs_no_torch():
-    import subprocess
+def ask(address):
+    with socket.socket(socket.AF_UNIX) as rank:
+        rank.settimeout(10)
+        rank.connect(address)
+        rank.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
+        return rank.recv(1000)
 
-    script = "import sys, commlib.bootstrap.meeting; print({'torch', 'mpi4py', 'commlib._native'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
+
+def occupy(address):
+    held = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    for sock in held:
+        sock.connect(address)
+    return [sock.recv(100) for sock in held]
+
+
+@needs_root
+def test_another_user_takes_no_rank_s_place_at_mpichs_stand_in(start):
+    address = start(pmi.server, 2).result()
+    stranger = start(occupy, address, user=NOBODY)
+    assert stranger.result() in ([b""] * 4, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    assert [ask(address) for _ in range(2)] == [b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"] * 2

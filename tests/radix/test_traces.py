@@ -46,6 +46,8 @@ class Trace:
             pair.evict(self.random.randrange(3 * self.page), at_most=self.random.random() < 0.3)
         elif draw < 0.99:
             pair.peek([self.prompt(), self.prompt()], [self.namespace(), self.namespace()])
+        elif draw < 0.992:
+            pair.reset()
         elif pair.handles:
             pair.unlock(self.random.randrange(len(pair.handles)))  # whether it is locked or not
             pair.locked = [which for which in pair.locked if pair.model.alive(pair.handles[which][1])]

@@ -22,19 +22,14 @@ from commlib.debug import metrics
 from commlib.errors import CommError
 from commlib.report import files
 from commlib.report.document import Report
-from commlib.report.figures import count_text, fitted, interval_text, plus_minus_text, size_text, whole_text
-from commlib.report.formats import csv_text, json_text, markdown_table
+from commlib.report.formats import csv_text
 from commlib.report.packed import packed, unpacked
 from commlib.report.run import Output, until_it_ends
-from commlib.report.table import Column, Table, widest_that_fits
-from commlib.report.view import View, grouped
+from commlib.report.table import Column
+from commlib.report.view import View
 from tests.cli.bench_documents import document
 
 ROWS = [{"op": "all_reduce", "size": 8, "time": {"p50": 1.25}}, {"op": "barrier", "size": 0, "time": None}]
-COLUMNS = [
-    Column("op", lambda row: row["op"], 10, left=True),
-    Column("size", lambda row: size_text(row["size"]), 4, "(B)", spare=1),
-]
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -73,16 +68,6 @@ def test_what_is_no_regular_file_is_written_into_and_stays(tmp_path: Path) -> No
     assert pipe.is_fifo()
 
 
-def test_the_null_device_takes_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: object) -> None:
-        raise AssertionError(f"{target} would be replaced")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    assert files.unwritable(Path(os.devnull)) == ""
-    files.write(Path(os.devnull), "rows")
-    assert Path(os.devnull).is_char_device()
-
-
 def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
     assert "there is no folder" in files.unwritable(tmp_path / "gone" / "x.json")
     assert files.unwritable(tmp_path / "x.json") == ""
@@ -90,43 +75,8 @@ def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
         files.write(tmp_path, "a folder")
 
 
-def test_json_has_a_line_for_a_row() -> None:
-    document = {"schema": "x", "config": {"sizes": list(range(80)), "baseline": None}, "rows": ROWS, "empty": []}
-    text = json_text(document)
-    assert json.loads(text) == document
-    assert all(json.dumps(row) in (line.strip(" ,") for line in text.splitlines()) for row in ROWS)
-    nested = {"traces": [{"trace": "a", "rows": ROWS}, {"trace": "b", "rows": ROWS}]}
-    assert json.loads(json_text(nested)) == nested
-    assert json_text(nested).count(json.dumps(ROWS[0])) == 2
-    assert all(line.count('"op"') <= 1 for line in json_text(nested).splitlines())
-
-
-def test_csv_reads_parts_of_a_row_and_markdown_escapes_bars() -> None:
+def test_csv_reads_parts_of_a_row() -> None:
     assert csv_text(ROWS, {"op": "op", "us": "time.p50"}).splitlines() == ["op,us", "all_reduce,1.25", "barrier,"]
-    table = markdown_table([Column("a|b", lambda row: row["op"] + "|"), Column("s", lambda row: "x", unit="B")], ROWS)
-    assert table[0] == "| a\\|b | s, B |"
-    assert table[2] == "| all_reduce\\| | x |"
-
-
-def test_columns_that_do_not_fit_go_by_their_rank() -> None:
-    assert Table(COLUMNS, 80).head("calls") == ["#", "# calls", "#p         size", "#           (B)"]
-    assert Table(COLUMNS, 80).line(ROWS[0]) == "all_reduce    8"
-    assert Table(COLUMNS, 12).line(ROWS[0]) == "all_reduce"
-    assert len(widest_that_fits([COLUMNS, COLUMNS[:1]], 12).columns) == 1
-    assert Table(COLUMNS, 6).line({"op": "a long name", "size": 1 << 40}) == "a long"
-
-
-def test_figures_have_as_many_digits_as_say_something() -> None:
-    assert [size_text(n) for n in (8, 4096, 5000, 3 << 20)] == ["8", "4K", "5000", "3M"]
-    assert [whole_text(1 << 40, 8), whole_text(123456789, 8), whole_text(12, 8)] == ["1024G", "118M", "12"]
-    assert [count_text(n) for n in (123, 45_600, 1_200_000)] == ["123", "45.6k", "1.2M"]
-    assert [fitted(n, 6) for n in (None, 1.234, 1234.56, 123456.7, 1e9)] == ["-", "1.23", "1234.6", "123457", "1.00e9"]
-    ratio = {"ratio": 2.31, "low": 2.2, "high": 2.4}
-    assert (interval_text(ratio), plus_minus_text(ratio), interval_text(None)) == (
-        "2.31 [2.20–2.40]",
-        "2.31x ±0.11",
-        "-",
-    )
 
 
 class Plain(View):
@@ -145,9 +95,6 @@ class Plain(View):
 
     def title(self, rows: Any) -> str:
         return str(rows[0]["op"])
-
-    def plot(self, path: Path) -> None:
-        raise ValueError("no line to draw")
 
 
 class Sizes(Report):
@@ -195,7 +142,9 @@ def test_ctrl_c_keeps_what_was_measured_and_a_second_one_waits(
         return closing(self)
 
     monkeypatch.setattr(Plain, "closing", impatient)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert capsys.readouterr().out.endswith("8\n# interrupted\n")
 
 
@@ -237,16 +186,6 @@ def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whe
     assert json.loads(path.read_text())["rows"] == ROWS
 
 
-def test_a_form_without_a_place_for_it_says_on_stderr_that_it_is_not_complete(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert run(Output(Plain, form="csv"), ROWS[0], ends=KeyboardInterrupt()) == 130
-    said = capsys.readouterr()
-    assert (said.out.split()[0], said.err) == ("op,size,time.p50", "commlib: interrupted: not complete\n")
-    assert run(Output(Plain, path=tmp_path / "x.csv"), ROWS[0], ends=KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "commlib: interrupted: not complete\n"
-
-
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
     script = (
@@ -262,12 +201,6 @@ def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: sign
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=False)
     assert (result.returncode, result.stdout) == (128 + asked, "interrupted\n")
-
-
-def test_a_run_leaves_the_handlers_of_signals_as_they_were() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(
@@ -286,19 +219,6 @@ def test_json_on_stdout_stands_alone_and_a_silent_rank_says_nothing(capsys: pyte
     assert json.loads(capsys.readouterr().out)["rows"] == ROWS
     run(Output(Plain, speaks=False), *ROWS)
     assert capsys.readouterr() == ("", "")
-
-
-def test_a_picture_that_fails_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    run(Output(Plain, picture=Path("x.png")), *ROWS)
-    assert capsys.readouterr().err == "commlib: no x.png: no line to draw\n"
-
-
-def test_grouped_items_keep_the_order_of_their_first() -> None:
-    assert list(grouped([3, 1, 5, 2], lambda n: n % 2)) == [[3, 1, 5], [2]]
-
-
-def test_the_first_fault_has_its_place() -> None:
-    assert next(KIND.faults({"schema": "commlib.bench"})) == "the document: 'version' is a required property"
 
 
 def test_packed_documents_are_whole_again_with_a_line_for_a_row(tmp_path: Path) -> None:
