@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from commlib.errors import CommError
 from commlib.kernels import store
 from commlib.native import library
 
@@ -146,3 +148,12 @@ def test_importing_the_kernels_gives_native_code_the_compiler():
 def test_an_arena_of_no_possible_size_is_refused(size):
     with pytest.raises(ValueError, match="is out of range"):
         library.open_shm(1, 0, size, 1, 0, -1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_segment_of_another_user_is_refused():
+    group = library.open_shm(2, 0, 1 << 20, 7, 0, -1)
+    library.open_shm(2, 1, 1 << 20, 7, os.getpid(), group.fd())
+    os.chown(group.fd(), 1, -1)
+    with pytest.raises(CommError, match=r"of user 1, expected .* of user 0"):
+        library.open_shm(2, 1, 1 << 20, 7, os.getpid(), group.fd())
