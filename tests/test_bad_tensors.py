@@ -40,8 +40,8 @@ def part_without_memory():
 
 
 def shrunk():
-    x = torch.ones(1000)
-    x.untyped_storage().resize_(8)
+    x = torch.ones(1000)[500:]  # the storage has more bytes than it spans, but not behind its start
+    x.untyped_storage().resize_(2400)
     return x
 
 
@@ -56,7 +56,7 @@ BAD = {
     negative_of_64_bits: r"resolve_neg\(\)",
     without_memory: "spans 8 bytes, but its storage has 0",
     part_without_memory: "spans 8 bytes, but its storage has 0",
-    shrunk: "spans 4000 bytes, but its storage has 8",
+    shrunk: "spans 2000 bytes, but its storage has 400",
 }
 CALLS = {
     "all_reduce": lambda comm, x: comm.all_reduce(x),

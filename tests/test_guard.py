@@ -127,7 +127,7 @@ def test_calls_without_a_fault_pass(nan_ranks: Ranks, crc_ranks: Ranks) -> None:
     crc_ranks.run(every_call)
 
 
-def other_bits(comm: Communicator) -> str:
+def other_bits(comm: Communicator, norm: bool) -> str:
     """Rank 2's result has one bit more, as from a broken link."""
     raw = comm._calls._calls  # type: ignore[attr-defined]
 
@@ -138,16 +138,27 @@ def other_bits(comm: Communicator) -> str:
                 result.view(torch.int32)[1] ^= 1
             return result
 
+        def all_reduce_rms_norm(self, *given: Any) -> Any:
+            result = raw.all_reduce_rms_norm(*given)
+            if comm.rank == 2:
+                given[5].view(torch.int32)[0, 1] ^= 1  # the first of two
+            return result
+
         all_gather = raw.all_gather
 
+    x, outs = torch.ones(2, 8), {"out": torch.empty(2, 8), "residual_out": torch.empty(2, 8)}
     with mock.patch.object(comm._calls, "_calls", Broken()):
-        found = said(lambda: comm.all_reduce(torch.ones(4)))
+        if norm:
+            found = said(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
+        else:
+            found = said(lambda: comm.all_reduce(torch.ones(4)))
     comm.all_reduce(torch.ones(4))
     return found
 
 
-def test_results_that_differ_are_told_with_their_checksums(crc_ranks: Ranks) -> None:
-    for text in crc_ranks.run(other_bits):
+@pytest.mark.parametrize("norm", [False, True], ids=["all_reduce", "all_reduce_rms_norm"])
+def test_results_that_differ_are_told_with_their_checksums(crc_ranks: Ranks, norm: bool) -> None:
+    for text in crc_ranks.run(other_bits, norm):
         assert "the ranks' results differ; their checksums: rank 0 " in text
         assert "test_guard.py:" in text
 

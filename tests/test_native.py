@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from commlib import native
-from commlib.errors import BuildFailed
+from commlib.errors import BuildFailed, CommError
 from commlib.kernels import store
 from commlib.native import library
 
@@ -159,3 +160,12 @@ def test_a_library_that_was_named_and_does_not_load_is_named(path, monkeypatch):
     monkeypatch.setenv("COMMLIB_LIBRARY", path)
     with pytest.raises(BuildFailed, match=f"COMMLIB_LIBRARY={path} names it; unset it"):
         native._load()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_segment_of_another_user_is_refused():
+    group = library.open_shm(2, 0, 1 << 20, 7, 0, -1)
+    library.open_shm(2, 1, 1 << 20, 7, os.getpid(), group.fd())
+    os.chown(group.fd(), 1, -1)
+    with pytest.raises(CommError, match=r"of user 1, expected .* of user 0"):
+        library.open_shm(2, 1, 1 << 20, 7, os.getpid(), group.fd())

@@ -177,6 +177,35 @@ def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place
             comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])
 
 
+def rows_apart(comm: Communicator) -> list[str]:
+    """Return the algorithms by which a result whose rows are apart is not the one whose rows are not."""
+    base, wrong = comm.plan, []
+    x, residual, weight = drawn(comm.rank, 6, 64, dtype=TYPES[0]), drawn(9, 6, 64, dtype=TYPES[0]), torch.ones(64)
+    for algorithm in COLLECTIVES["all_reduce_rms_norm"].algorithms:
+        if algorithm.backend == "shm":
+            comm.use(Plan.only({"all_reduce_rms_norm": algorithm.name}, base=base))
+            wide = torch.zeros(6, 128)
+            comm.all_reduce_rms_norm(x, residual.clone(), weight, out=wide[:, :64])
+            dense, _ = comm.all_reduce_rms_norm(x, residual.clone(), weight, out=torch.empty(6, 64))
+            if not torch.equal(wide, torch.cat([dense, torch.zeros(6, 64)], 1)):
+                wrong.append(algorithm.name)
+    comm.use(base)
+    return wrong
+
+
+def test_the_rows_of_a_result_may_be_apart(shm_ranks: Ranks) -> None:
+    assert shm_ranks.run(rows_apart, world=3) == [[]] * 3
+
+
+@pytest.mark.parametrize("quant", ["fp8_token", "fp8_group"])
+def test_a_row_of_zeros_is_quantised_to_zeros(quant: str) -> None:
+    with commlib.init(backend="shm", bootstrap="single") as comm:
+        x = torch.stack([torch.zeros(256), torch.ones(256)])
+        q, _, scale = comm.all_reduce_rms_norm(x, None, torch.ones(256), quant=quant)
+        assert q.view(torch.uint8)[0].any() == scale[0].any() == False  # noqa: E712 - tensors
+        assert (q[1].float() == 448).all()
+
+
 def called(comm: Communicator, rows: int, dtype: torch.dtype, width: int, form: dict[str, Any]) -> list[torch.Tensor]:
     """Return the first rows of 40 by the plan in force."""
     x, residual = (drawn(seed, 40, width, dtype=dtype)[:rows] for seed in (comm.rank, 100))

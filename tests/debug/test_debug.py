@@ -168,6 +168,13 @@ def test_a_timeout_brings_the_same_text() -> None:
             assert "test_debug.py" in said
 
 
+def calls_of(pid: int) -> int:
+    (record,) = records_of(pid)
+    entered = max(slot.entered for slot in record.slots())
+    record.close()
+    return entered
+
+
 def lose(comm: Communicator) -> str:
     try:
         while True:
@@ -177,9 +184,11 @@ def lose(comm: Communicator) -> str:
 
 
 def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> None:
-    handle = three.start(lose)
     victim = three.pids[2]
-    time.sleep(1.0)
+    before = calls_of(victim)
+    handle = three.start(lose)
+    while calls_of(victim) < before + 100:
+        time.sleep(0.01)
     three.kill(2)
     assert f"rank 2 (process {victim}) has ended; it was last seen in all_reduce #" in handle.result(0)
     three.restart()

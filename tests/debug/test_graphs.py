@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot
+from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot, Wait
 from commlib.debug.process import Process
 from commlib.debug.sample import kind_in_words
 
@@ -57,6 +57,23 @@ def slot_of(rank: int, gpu: Gpu, graphs: dict[int, Graph] = GRAPHS) -> Slot:
         large={},
         graphs=graphs,
     )
+
+
+def test_of_two_ranks_that_made_different_calls_both_are_named() -> None:
+    calls = captured(1, 0), replace(captured(1, 0), what=6)
+    (one,) = found(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
+    assert (one.kind, one.ranks) == ("differs", (0, 1))
+
+
+def test_of_a_ring_in_which_no_call_has_the_majority_all_ranks_are_named() -> None:
+    ranks, peers = {}, tuple(Peer(pid, number, 0, 0, 0, 0) for number, pid in enumerate(range(101, 105)))
+    for rank, (communicator, peer) in enumerate(((7, 2), (7, 2), (8, 0), (9, 0))):
+        slots = [replace(slot_of(rank, IDLE, {}), id=number, world=4, peers=peers) for number in (7, 8, 9)]
+        slots = [replace(slot, calls={1: captured(1, 0)}, entered=1) for slot in slots]
+        waits = (Wait(thread=1, peer=peer, number=1, since_ns=1, message=0),)
+        slots[communicator - 7] = replace(slots[communicator - 7], waits=waits)
+        ranks[101 + rank] = Rank(Process(101 + rank, "S"), slots, number=rank)
+    assert [(one.kind, one.ranks) for one in findings_of(Job(ranks, NOW_NS))] == [("order", (0, 1, 2, 3))]
 
 
 def found(*slots: Slot) -> list[Finding]:

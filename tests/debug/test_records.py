@@ -16,6 +16,7 @@ import commlib
 from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import look, page
+from commlib.debug.record import records_of
 from commlib.testing import Ranks
 
 
@@ -49,6 +50,24 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:
         os.kill(child, signal.SIGKILL)
+
+
+def fork_and_close(comm: Communicator) -> list[bool]:
+    if (child := os.fork()) == 0:
+        comm.close()
+        del comm._backend
+        os._exit(0)
+    os.waitpid(child, 0)
+    (record,) = records_of(os.getpid())
+    closed = [slot.closed for slot in record.slots()]
+    record.close()
+    return closed
+
+
+def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -> None:
+    before, after = shm_ranks.run(fork_and_close), shm_ranks.run(fork_and_close)
+    assert all(False in closed for closed in before)
+    assert before == after
 
 
 def test_a_dump_that_finds_no_room_says_that_it_is_not_complete(

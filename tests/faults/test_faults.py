@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
@@ -22,6 +23,7 @@ from commlib.plan import Plan
 from commlib.testing import Ranks
 
 NOTICE_S = 2.0
+ARENA_BYTES = 1 << 20
 
 
 def repeat(comm: Communicator, name: str, count: int) -> float:
@@ -40,11 +42,43 @@ def repeat_pulled(comm: Communicator, name: str) -> float:
     return repeat(comm, name, 1 << 20)
 
 
-def come_late(comm: Communicator, late: int, delay_s: float) -> str:
-    if comm.rank == late:
-        time.sleep(delay_s)
-    comm.all_reduce(torch.ones(3))
-    return "done"
+def stay_away(comm: Communicator, late: int) -> float:
+    """Return how long the others wait for one rank, which stays away until the communicator ends."""
+    comm.barrier()
+    start = time.monotonic()
+    with pytest.raises(CommTimeout, match=rf"rank {late} did not come to all_reduce #2 .*within 1 s"):
+        while comm.rank == late:
+            comm.check()
+            time.sleep(0.01)
+        comm.all_reduce(torch.ones(3))
+    return time.monotonic() - start
+
+
+def fall_behind(comm: Communicator) -> str:
+    """Rank 0 is ahead of rank 1, which waits in a gather for rank 2."""
+    comm.barrier()
+    with pytest.raises(CommTimeout) as raised:
+        if comm.rank == 2:
+            comm.recv(torch.ones(3), 0)
+        comm.gather(torch.ones(3), 1)
+        comm.all_reduce(torch.ones(3))
+    return str(raised.value)
+
+
+def rank_0_waits_least(world: World, **options: object) -> Communicator:
+    return Communicator._create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
+
+
+def receive_another_type(comm: Communicator, both_ways: bool) -> str:
+    x = torch.ones(5, dtype=(torch.float32, torch.int32)[comm.rank])
+    try:
+        if both_ways:
+            comm.send_recv(x, 1 - comm.rank, x.clone(), 1 - comm.rank)
+        else:
+            comm.recv(x, 0) if comm.rank else comm.send(x, 1)
+    except (ValueError, CommError) as error:
+        return type(error).__name__
+    return "no error"
 
 
 def exchange_or_gather(comm: Communicator, odd: bool) -> None:
@@ -187,12 +221,21 @@ def test_a_rank_that_is_killed_while_others_read_its_memory_is_named(mortal: Ran
             handle.result(rank)
 
 
-def test_a_late_rank_is_named_and_all_raise() -> None:
-    with Ranks(3, backend="shm", timeout_s=0.5, max_bytes=1 << 20) as ranks:
-        handle = ranks.start(come_late, 2, 1.5)
-        for rank in range(3):
-            with pytest.raises(CommTimeout, match=r"rank 2 did not come to all_reduce #\d+ .*within 0.5 s"):
-                handle.result(rank)
+def test_a_late_rank_is_named_and_all_raise_at_the_deadline() -> None:
+    with Ranks(3, backend="shm", timeout_s=1.0, max_bytes=ARENA_BYTES) as ranks:
+        assert 0.9 < min(ranks.run(stay_away, 2)) < 2.0  # the deadline is 1 s
+
+
+def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_named() -> None:
+    with Ranks(3, backend="shm", create=rank_0_waits_least, max_bytes=ARENA_BYTES) as ranks:
+        for said in ranks.run(fall_behind):
+            assert said.startswith("rank 2 did not come to all_reduce #3 ")
+
+
+@pytest.mark.parametrize("both_ways", [False, True], ids=["recv", "send_recv"])
+def test_a_message_of_another_type_of_as_many_bytes_is_refused(mortal: Ranks, both_ways: bool) -> None:
+    assert mortal.run(receive_another_type, both_ways, world=2)[1] == "ValueError"
+    mortal.restart()
 
 
 @pytest.mark.parametrize("how", ["operation", "dtype", "count", "redop", "root", "sizes", *INNER])

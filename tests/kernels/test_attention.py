@@ -50,6 +50,20 @@ def test_no_key_gives_zeros():
     assert [bool((row == 0).all()) for row in out] == [True, False, True, True]
 
 
+@pytest.mark.parametrize("hole", [False, True])
+def test_a_length_beyond_the_room_of_the_table_reads_what_there_is(hole: bool) -> None:
+    problem = random_problem(
+        8, 40, dtype=torch.float32, queries=4, fp8=False, layout="NHD", indexed=False, started=False
+    )
+    problem.tables[:, 1] = -1 if hole else 0
+    problem.k_cache.nan_to_num_()
+    problem.v_cache.nan_to_num_()
+    problem.lengths[:] = problem.tables.shape[1] * problem.k_cache.shape[1]
+    expected = problem.call()
+    problem.lengths += 5
+    assert torch.equal(problem.call(), expected)
+
+
 def test_it_reads_what_store_and_metadata_write():
     size, dim = 4, 16
     k_cache, v_cache = torch.full((2, 12, size, 2, dim), float("nan"))

@@ -122,8 +122,8 @@ def test_no_requests_and_no_tokens_are_legal():
 )
 def test_outputs_that_nobody_wants_are_left_out(unwanted):
     out = poisoned(6, 2)._replace(**dict.fromkeys(unwanted))
-    assert metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, pad=5, out=out) is out
-    expected = metadata(torch.tensor([2, 3]), torch.tensor([7, 3]), 4, pad=5, capacity=6)
+    assert metadata(torch.tensor([2, 3]), torch.tensor([7, 1]), 4, pad=5, out=out) is out
+    expected = metadata(torch.tensor([2, 3]), torch.tensor([7, 1]), 4, pad=5, capacity=6)
     for name in set(Metadata._fields) - set(unwanted):
         assert torch.equal(getattr(out, name), getattr(expected, name)), name
 

@@ -105,6 +105,10 @@ BAD = {
         "k_cache overlaps v_cache; pass two caches, or v_cache=None for one row",
     ),
     "rows of the cache": (dict(v_cache=CACHE, k=CACHE[3:5]), "k overlaps a cache, which is written while it is read"),
+    "rows that begin before a cache and end in it": (
+        dict(k_cache=POOL[40:120].view(10, 8), k=POOL.as_strided((2, 8), (40, 1), 4)),
+        "k overlaps a cache",
+    ),
     "slots in the cache": (dict(k_cache=POOL[:80].view(10, 8), slots=POOL[4:6].view(torch.int32)), "slots overlaps"),
     "k with a gradient": (
         dict(k=with_gradient(ROWS)),

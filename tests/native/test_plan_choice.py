@@ -170,12 +170,16 @@ def test_an_epilogue_goes_by_the_rules_of_a_norm_where_it_is_limited_too(ask: As
 
 
 def test_what_cannot_be_limited_gives_way_to_its_fallback(ask: Ask) -> None:
-    fallback = [{"algorithm": "nccl_staged"}, {"algorithm": "lsa_oneshot", "params": {"blocks": 64, **TILES}}]
+    fallback = [
+        {"algorithm": "nccl_staged"},
+        {"algorithm": "lsa_pipe_exchange", "params": {"blocks": 8}, "align": 16},  # serves no call of 8200 bytes
+        {"algorithm": "lsa_oneshot", "params": {"blocks": 64, **TILES}},
+    ]
     ranges = [{"max_bytes": 4096, "algorithm": "lsa_ll_oneshot"}, {"algorithm": "nccl_direct"}]
     plan = Plan({**HEAD, "rules": [{"op": "all_gather", "ranges": ranges, "fallback": fallback}]}, "made up")
     for limit, algorithm in ((0, "nccl_direct"), (8, "lsa_oneshot"), (31, "lsa_oneshot"), (40, "nccl_direct")):
-        entry = plan.decide(Query("all_gather", 8192, "float32", "sum", 2), FACTS, limit).entry
-        assert ask(plan, [call("all_gather", 8192, limit)])[0].split()[0] == entry.algorithm == algorithm
+        entry = plan.decide(Query("all_gather", 8200, "float32", "sum", 2), FACTS, limit).entry
+        assert ask(plan, [call("all_gather", 8200, limit)])[0].split()[0] == entry.algorithm == algorithm
 
 
 def test_a_communicator_with_a_limit_is_told_what_is_best_on_so_few(ask: Ask) -> None:
@@ -231,6 +235,17 @@ def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(
     # A communicator's limit leaves symmetric ranges to the plain rules, as far as these decide.
     limited = plan.limited(8, FACTS)
     assert ask(limited, [call("all_gather", 1 << 20, 0, "yes")])[0].startswith("lsa_pipe_exchange blocks=8 ")
+
+
+def test_of_plain_and_symmetric_points_that_take_equally_long_the_plain_one_is_first(ask: Ask) -> None:
+    usual = {"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}}
+    plain = {"op": "all_gather", "ranges": [{**usual, "curve": [point(8, "lsa_pipe_exchange", blocks=8)]}]}
+    ranges = [{"algorithm": "lsa_oneshot", "curve": [point(0, "engine_pull")]}]
+    plan = Plan({**HEAD, "rules": [plain, {"op": "all_gather", "placement": "symmetric", "ranges": ranges}]}, "made up")
+    query = Query("all_gather", 1 << 20, "float32", "sum", 2, placement="symmetric")
+    for limit, algorithm in ((4, "engine_pull"), (8, "lsa_pipe_exchange")):
+        found = ask(plan, [call("all_gather", 1 << 20, limit, "yes")])[0].split()[0]
+        assert found == plan.decide(query, FACTS, limit).entry.algorithm == algorithm
 
 
 def test_a_symmetric_rule_that_leaves_a_call_to_the_plain_ones_is_not_cut_down_itself(ask: Ask) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from commlib.collectives.facts import FACTS
 from commlib.plan import Facts, Match, Plan, differences, shipped_plan
+from commlib.plan.rules import Point, Range
 from tests.plan.documents import HEAD, plan_of
 
 
@@ -211,6 +212,16 @@ def test_the_digest_follows_the_content_not_the_spelling() -> None:
     assert plan_of(rule).digest == plan_of(swapped).digest
     assert plan_of(rule).digest != plan_of({**rule, "dtype": "float32"}).digest
     assert Plan.parse(plan_of(rule).file_text, "x").digest == plan_of(rule).digest
+    marked = [
+        Plan({**HEAD, "fingerprint": {"backend": "shm", "device": name}, "rules": [rule]}, "here") for name in "ab"
+    ]
+    assert len({plan.digest for plan in (plan_of(rule), *marked)}) == 3
+
+
+def test_on_fewer_multiprocessors_the_curve_is_relative_to_what_runs_there() -> None:
+    curve = tuple(Point(sms=sms, algorithm="a", slower=slower) for sms, slower in ((4, 3.0), (8, 1.0), (16, 0.5)))
+    few = Range(algorithm="b", curve=curve).on(curve[1])
+    assert [(point.sms, point.slower) for point in few.curve] == [(4, 1.0)]  # 4 times as long, of twice
 
 
 def test_differences_are_by_call_and_size() -> None:

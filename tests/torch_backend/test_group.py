@@ -279,30 +279,34 @@ def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks, how: str)
         assert "4 elements" in said
 
 
-def goes_on(comm: Communicator, path: str, dies: bool) -> str:
+def goes_on(comm: Communicator, path: str, how: str) -> str:
     dist.init_process_group(
         "commlib",
         store=dist.FileStore(path, comm.size),
         rank=comm.rank,
         world_size=comm.size,
-        timeout=datetime.timedelta(seconds=60 if dies else 1),
+        timeout=datetime.timedelta(seconds=1 if how == "late" else 60),
     )
-    x = torch.ones(4)
-    dist.all_reduce(x)
+    x, group = torch.ones(4), dist.group.WORLD._get_backend(torch.device("cpu"))
+    if how == "late in a part":
+        group = group.split_group([0, 1, 2], timeout=datetime.timedelta(seconds=1), group_name="part")
+    group.allreduce(x).wait()
     if comm.rank == 2:
-        if dies:
+        if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(3)
         return ""
     with pytest.raises(CommError) as ended:
-        dist.all_reduce(x, async_op=True).wait()
+        group.allreduce(x).wait()
     return f"{type(ended.value).__name__}: {ended.value}"
 
 
-@pytest.mark.parametrize(("dies", "kind"), [(True, "PeerLost"), (False, "CommTimeout")])
-def test_a_rank_that_is_gone_or_late_is_named(tmp_path: Path, dies: bool, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "kind"), [("dies", "PeerLost"), ("late", "CommTimeout"), ("late in a part", "CommTimeout")]
+)
+def test_a_rank_that_is_gone_or_late_is_named(tmp_path: Path, how: str, kind: str) -> None:
     with Ranks(SIZE, backend="shm", timeout_s=60.0, deadline_s=60.0) as mortal:
-        calls = mortal.start(goes_on, str(tmp_path / "store"), dies)
+        calls = mortal.start(goes_on, str(tmp_path / "store"), how)
         for rank in (0, 1):
             said = calls.result(rank)
             assert said.startswith(f"{kind}: rank 2 ")

@@ -61,6 +61,13 @@ def test_each_runs_where_it_is_faster_and_the_crossover_lies_in_its_interval() -
     assert choice.at(1 << 30) == WIDE
 
 
+def test_a_range_ends_below_the_first_size_of_the_next_also_where_they_cross_there() -> None:
+    costs = {QUICK: lambda size: 1e-6 * size, WIDE: lambda size: 1023.9e-6}
+    first, last = choose(samples(costs, noise=0.0, blocks=1)).stretches
+    assert (first.sizes[-1], last.sizes[0]) == (512, 1024)
+    assert first.until == 1023
+
+
 def test_noise_alone_makes_no_switch() -> None:
     same = {QUICK: alpha_beta(2.0, 1000.0), WIDE: alpha_beta(2.0, 1000.0)}
     switches = [len(choose(samples(same, 0.05, seed=seed)).stretches) - 1 for seed in range(10)]
