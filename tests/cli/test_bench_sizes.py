@@ -14,12 +14,17 @@ from click.testing import CliRunner
 
 from commlib.bench.job import rounded
 from commlib.bench.rows import KIND
-from commlib.bench.sizes import Shape, read_shapes
+from commlib.bench.sizes import Shape, read_shapes, sweep
 from commlib.cli import main
 from commlib.cli.bench.view import BenchView
 
 BF16, F32 = torch.bfloat16, torch.float32
 ONE_CALL = ("bench", "all_reduce", "-n", "2", "--sizes", "16x7168:bf16")
+
+
+def test_a_sweep_ends_with_the_largest_size_where_a_step_meets_it() -> None:
+    assert sweep(8, 64, 2.0) == (8, 16, 32, 64)
+    assert sweep(8, 63, 2.0) == (8, 16, 32)
 
 
 def test_shapes_and_bytes_are_read_with_their_types() -> None:
