@@ -26,7 +26,8 @@ def no_segment_of_mpich_stays():
 
 
 @pytest.mark.parametrize(
-    "library", [pytest.param("mpich", marks=needs_mpich), pytest.param("openmpi", marks=needs_openmpi)]
+    "library",
+    [pytest.param("mpich", marks=[needs_mpich, pytest.mark.slow]), pytest.param("openmpi", marks=needs_openmpi)],
 )
 def test_ranks_of_mpiexec_exchange_bytes_and_make_a_communicator(launch, tmp_path, library):
     start, environ = [MPIEXEC, "-n", "2"], {}

@@ -206,6 +206,7 @@ def test_without_matplotlib_the_rest_is_done(
     assert path.read_text().startswith("op,size,")
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "commlib", "bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path)]

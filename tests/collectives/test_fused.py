@@ -89,7 +89,7 @@ def every_form(comm: Communicator) -> list[str]:
 
 
 @pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 3, 4))])
 def test_every_form_of_the_norm_is_within_one_rounding(
     request: pytest.FixtureRequest, backend: str, world: int
 ) -> None:
@@ -231,6 +231,6 @@ def rows_that_differ(comm: Communicator) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.slow) for world in (2, 4))])
 def test_a_rows_bits_depend_on_that_row_alone_by_every_algorithm(shm_ranks: Ranks, world: int) -> None:
     assert shm_ranks.run(rows_that_differ, world=world) == [[]] * world

@@ -186,6 +186,7 @@ def test_a_communicator_with_a_limit_is_told_what_is_best_on_so_few(ask: Ask) ->
     curve = [point(8, "lsa_ll128_oneshot", blocks=8), point(16, "lsa_oneshot", blocks=16, **TILES)]
     plan = plan_of({"algorithm": "lsa_oneshot", "params": {"blocks": 132, **TILES}, "curve": curve})
     limited = plan.limited(20, FACTS)
+    assert limited.digest == plan.digest  # by it ranks compare what they were given
     assert ask(limited, [call("all_gather", 1 << 20), call("all_gather", 1 << 20, 8)])[0].startswith(
         "lsa_oneshot blocks=16 "
     )

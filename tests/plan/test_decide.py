@@ -212,6 +212,9 @@ def test_the_digest_follows_the_content_not_the_spelling() -> None:
     assert plan_of(rule).digest == plan_of(swapped).digest
     assert plan_of(rule).digest != plan_of({**rule, "dtype": "float32"}).digest
     assert Plan.parse(plan_of(rule).file_text, "x").digest == plan_of(rule).digest
+    plan = plan_of(rule)
+    digest = plan.digest  # kept from now on
+    assert plan.completed(plan_of({**rule, "dtype": "float32"})).digest != digest
     marked = [
         Plan({**HEAD, "fingerprint": {"backend": "shm", "device": name}, "rules": [rule]}, "here") for name in "ab"
     ]

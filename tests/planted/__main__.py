@@ -29,6 +29,7 @@ COPY = ROOT / "build/planted"
 BUILD = COPY / "build/dev"
 FOUND = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.M)
 FAILED, NO_TESTS = (1, 2), (4, 5)  # exit codes of pytest; 2: a module cannot be imported any more
+TOO_LONG = -1000
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def run(words: list[str | Path], seconds: float) -> tuple[int, str]:
         output, _ = process.communicate(timeout=seconds)
         return process.returncode, output
     except subprocess.TimeoutExpired:
-        return -signal.SIGALRM, ""
+        return TOO_LONG, ""
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -162,6 +163,8 @@ def try_one(fault: Fault, options: argparse.Namespace) -> str:
     spent, found = time.monotonic() - built, FOUND.search(output)
     if wrong or code in NO_TESTS:
         result, by = "error", output.strip()[-600:]
+    elif code == TOO_LONG:
+        result, by = "error", f"no end after {options.seconds:g} s: {' '.join(tests)}"
     elif code == 0:
         result, by = "survived", " ".join(tests)
     else:

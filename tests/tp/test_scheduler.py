@@ -57,7 +57,7 @@ def expected(request):
 def made_up(chance):
     stem = STEMS[chance.randrange(len(STEMS))][: chance.randrange(25)]
     tail = [chance.randrange(3) for _ in range(chance.randrange(1, 6))]
-    return Request(stem + tail, chance.randrange(1, 12), stop=(2,) if chance.random() < 0.3 else ())
+    return Request(stem + tail, chance.randrange(1, 12), stop=(-1, 2) if chance.random() < 0.3 else ())
 
 
 @pytest.mark.parametrize("reuse", [True, False])
