@@ -18,7 +18,7 @@ from commlib.bench.foreign import THEIRS
 from commlib.bench.job import Job, rounded
 from commlib.bench.overlap import Overlapped
 from commlib.bench.rows import KIND
-from commlib.bench.sizes import Shape, read_shapes
+from commlib.bench.sizes import Shape, read_shapes, sweep
 from commlib.bench.window import Window
 from commlib.cli import main
 from commlib.cli.bench.command import bench
@@ -33,6 +33,11 @@ Bench = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = ("--time", "0.1", "--iters", "1")
 BF16, F32 = torch.bfloat16, torch.float32
 ONE_CALL = ("bench", "all_reduce", "-n", "2", "--sizes", "16x7168:bf16")
+
+
+def test_a_sweep_ends_with_the_largest_size_where_a_step_meets_it() -> None:
+    assert sweep(8, 64, 2.0) == (8, 16, 32, 64)
+    assert sweep(8, 63, 2.0) == (8, 16, 32)
 
 
 def test_shapes_and_bytes_are_read_with_their_types_and_rounded_to_whole_elements() -> None:
