@@ -162,6 +162,12 @@ def test_a_library_that_was_named_and_does_not_load_is_named(path, monkeypatch):
         native._load()
 
 
+def test_a_segment_of_another_job_is_refused():
+    group = library.open_shm(2, 0, 1 << 20, 7, 0, -1)
+    with pytest.raises(CommError, match="belongs to another job"):
+        library.open_shm(2, 1, 1 << 20, 8, os.getpid(), group.fd())
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
 def test_a_segment_of_another_user_is_refused():
     group = library.open_shm(2, 0, 1 << 20, 7, 0, -1)

@@ -71,6 +71,17 @@ def test_every_flipped_bit_and_every_cut_is_noticed():
             RadixCache.restore(bytes(bad))
 
 
+@pytest.mark.parametrize("name", ["a", "ab", "abcd"])  # bodies that are no whole number of words, and one that is
+def test_a_flipped_bit_is_noticed_in_the_last_bytes_before_the_checksum(name):
+    cache = RadixCache()
+    cache.insert(np.arange(3), np.arange(3), namespace=name)
+    for at in range(9, 17):
+        damaged = bytearray(cache.snapshot())
+        damaged[-at] ^= 1
+        with pytest.raises(ValueError, match="damaged"):
+            RadixCache.restore(bytes(damaged))
+
+
 def test_lies_with_a_right_checksum_do_not_crash():
     body = grown().snapshot()[:-8]
     rng = random.Random(1)
