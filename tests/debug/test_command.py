@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.debug import Options, _show_all, debug
+from commlib.cli.debug import debug
 from commlib.debug.jobs import starting_here
-from commlib.debug.record import records_of
 from commlib.debug.starting import Waiting
 from commlib.testing import Ranks
 from tests.debug.test_debug import LONG_S, stay_away, wait_for
@@ -39,26 +38,6 @@ def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_pat
     data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
     assert (data["schema"], data["findings"][0]["ranks"]) == ("commlib.debug", [2])
     assert [rank["number"] for rank in data["ranks"]] == [0, 1, 2]
-    handle.join()
-    three.restart()
-
-
-def test_the_job_that_is_stuck_comes_first_and_lines_break_between_words(
-    three: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    handle = three.start(stay_away, 4.0)
-    wait_for(three, "missing")
-    time.sleep(1.0)
-    with Ranks(2, backend="shm", max_bytes=1 << 20) as fine:
-        jobs = [[record for pid in ranks.pids for record in records_of(pid)] for ranks in (fine, three)]
-        assert _show_all(jobs, Options(as_json=False, dump=None, sites=None, native=False, slow=False, seconds=2.0))
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "something is wrong in 1 of 2 jobs"
-        assert lines[2].startswith(f"job {three.pids[0]}: ")
-        assert lines[-1].startswith(f"job {fine.pids[0]}: 2 of 2 ranks here: no rank waits")
-    assert max(map(len, lines)) <= 80
-    assert "(bfloat16, 14336 elements, sum): ranks 0 and 1 wait for it" in " ".join(" ".join(lines).split())
     handle.join()
     three.restart()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -10,21 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-import commlib
 from commlib.cli.debug import debug
 from commlib.communicator import Communicator
-from commlib.debug import Finding, answer, call_site, findings_of, look
-from commlib.debug.jobs import moments
-from commlib.debug.record import NAME, descriptors, records_of
-from commlib.debug.stacks import Frame, Stack, ask
+from commlib.debug import Finding, answer, findings_of, look
+from commlib.debug.record import records_of
+from commlib.debug.stacks import ask
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.testing import Ranks
 
@@ -46,35 +41,6 @@ def stay_away(comm: Communicator, seconds: float) -> None:
     comm.all_reduce(torch.ones(14336, dtype=torch.bfloat16))
 
 
-def close_many(comm: Communicator, number: int) -> None:
-    for _ in range(number):
-        with commlib.init(backend="shm", bootstrap="single", max_bytes=0) as alone:
-            alone.all_reduce(torch.ones(8))
-
-
-def test_of_communicators_that_are_closed_only_the_last_one_is_read(three: Ranks) -> None:
-    three.run(close_many, 20)
-    (record,) = records_of(three.pids[0])
-    slots = record.slots()
-    opened = {slot.id for slot in slots if not slot.closed}
-    assert [slot.closed for slot in slots].count(True) == 1
-    assert len(record.slot_places()) > 20
-    assert record.open_communicators() == opened
-    assert opened
-    record.close()
-
-
-def test_what_is_no_record_of_this_version_is_closed_again() -> None:
-    fd = os.memfd_create(NAME)
-    os.write(fd, b"commlib\0" + bytes(8))
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    opened = records_of(os.getpid())
-    for record in opened:
-        record.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    os.close(fd)
-
-
 def wait_for(ranks: Ranks, kind: str, said: str = "") -> Finding:
     """Look until there is such a finding, which comes first; on a busy machine others come before it."""
     deadline = time.monotonic() + LONG_S
@@ -93,18 +59,6 @@ def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three
     (stack,) = ask({three.pids[2]: ()})[three.pids[2]]
     assert "test_debug.py" in str(stack)
     assert "in stay_away" in str(stack)
-    handle.join()
-    three.restart()
-
-
-def test_several_jobs_are_looked_at_in_the_same_period(three: Ranks) -> None:
-    handle = three.start(stay_away, 4.0)
-    wait_for(three, "missing")
-    jobs = [records_of(pid) for pid in three.pids]  # as if each rank were a job
-    looks = moments(jobs, 0.1)
-    assert max(before.at_ns for before, _ in looks) < min(after.at_ns for _, after in looks)
-    for (record,) in jobs:
-        record.close()
     handle.join()
     three.restart()
 
@@ -194,27 +148,6 @@ def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> Non
     three.restart()
 
 
-def lead(comm: Communicator) -> None:
-    for number in range(1, 8):
-        if number == 3 and comm.rank != 1:
-            time.sleep(0.2)  # rank 1 looks at the others, as it waits for them; later it has no reason to
-        comm.all_reduce(torch.ones(3))
-    time.sleep(LONG_S * (comm.rank == 1))
-
-
-def test_of_a_rank_that_nobody_has_looked_at_since_no_old_call_is_told() -> None:
-    with Ranks(2, backend="shm", timeout_s=LONG_S, max_bytes=1 << 20) as ranks:
-        handle = ranks.start(lead)
-        time.sleep(1.0)
-        pids = list(ranks.pids)
-        ranks.kill(0)
-        (found,) = (one for one in findings_of(look(pids)) if one.kind == "gone")
-        assert found.text == f"rank 0 (process {pids[0]}) has ended"
-        ranks.kill(1)
-        with pytest.raises(Exception, match="rank"):
-            handle.join()
-
-
 def test_when_a_rank_fails_the_job_says_what_it_was_last_seen_in(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(
@@ -229,92 +162,6 @@ def test_when_a_rank_fails_the_job_says_what_it_was_last_seen_in(tmp_path: Path)
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
     assert "commlib: rank 1 was killed by SIGKILL; ending the other ranks\n" in said
     assert "has ended; it was last seen in barrier #1" in said  # by the launcher, or by rank 0 if that was quicker
-
-
-def keep_sites(comm: Communicator) -> list[str]:
-    (record,) = records_of(os.getpid())
-    record.keep_sites(True)
-    comm.all_reduce(torch.ones(3))
-    sites = [[slot.calls[slot.entered].site for slot in record.slots() if not slot.closed][-1]]
-    record.keep_sites(False)
-    comm.all_reduce(torch.ones(3))
-    sites += [[slot.calls[slot.entered].site for slot in record.slots() if not slot.closed][-1]]
-    record.close()
-    return sites
-
-
-def test_places_of_calls_are_kept_while_that_is_wanted(three: Ranks) -> None:
-    first, second = three.run(keep_sites)[0]
-    assert first.endswith(f"test_debug.py:{keep_sites.__code__.co_firstlineno + 3}")
-    assert second == ""
-
-
-def fork_one(comm: Communicator) -> tuple[int, int]:
-    comm.barrier()
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writer, b"%d %d" % (len(descriptors(os.getpid(), NAME)), len(records_of(os.getpid()))))
-        os._exit(0)
-    os.waitpid(child, 0)
-    has, own = os.read(reader, 100).split()
-    return int(has), int(own)
-
-
-def test_a_forked_child_is_no_rank(three: Ranks) -> None:
-    assert three.run(fork_one) == [(1, 0)] * 3
-
-
-def site_of_a_call_in(file: Path) -> str:
-    found: dict[str, Any] = {"call_site": call_site}
-    exec(compile("site = call_site()", file, "exec"), found)
-    return str(found["site"][1])
-
-
-def test_a_call_site_is_outside_of_commlib_and_of_torchs_groups() -> None:
-    assert call_site()[1].endswith(f"test_debug.py:{sys._getframe().f_lineno}")
-    called = f"test_debug.py:{site_of_a_call_in.__code__.co_firstlineno + 2}"
-    assert site_of_a_call_in(Path("/x/torch/distributed/distributed_c10d.py")).endswith(called)
-    beside = ROOT / "commlib_train.py"
-    assert site_of_a_call_in(beside) == f"{beside}:1"
-
-
-def test_a_stack_says_what_it_is_in() -> None:
-    inner, outer = (
-        Frame("/x/site-packages/torch/utils/data/dataloader.py", "5", "_next"),
-        Frame("train.py", "212", "step"),
-    )
-    assert str(Stack(7, (inner, outer))) == "train.py:212 in step, in a dataloader"
-
-
-class SlowToGo:
-    """In a cycle, this keeps Python's garbage collection."""
-
-    def __init__(self) -> None:
-        self.cycle = self
-
-    def __del__(self) -> None:
-        time.sleep(1.0)
-
-
-def collect(comm: Communicator) -> None:
-    comm.barrier()
-    if comm.rank == 2:
-        SlowToGo()
-        gc.collect()
-    comm.barrier()
-
-
-def test_a_rank_in_garbage_collection_says_so(three: Ranks) -> None:
-    three.run(collect)  # the first one meets other garbage
-    handle = three.start(collect)
-    wait_for(three, "missing")
-    job = look(three.pids)
-    job.ask_stacks(three.pids)
-    assert job.ranks[three.pids[2]].stack(0).activity == "garbage collection"  # type: ignore[union-attr]
-    handle.join()
-    job = look(three.pids)
-    assert [job.ranks[pid].collects for pid in three.pids] == [0] * 3
 
 
 def run_threads(comm: Communicator, seconds: float) -> None:
@@ -337,6 +184,7 @@ def run_threads(comm: Communicator, seconds: float) -> None:
     threads[1].join()
 
 
+@pytest.mark.slow
 def test_a_rank_whose_threads_run_python_is_not_hurt(three: Ranks) -> None:
     handle = three.start(run_threads, 3.0)
     wait_for(three, "missing")
@@ -349,17 +197,8 @@ def test_a_rank_whose_threads_run_python_is_not_hurt(three: Ranks) -> None:
     assert answers
 
 
-def test_who_asks_while_somebody_else_does_gets_an_answer_too(three: Ranks) -> None:
-    with ThreadPoolExecutor() as pool:
-        all_of = list(pool.map(lambda _: ask({pid: () for pid in three.pids}), range(4)))
-    for found in all_of:
-        assert set(found) == set(three.pids)
-        for pid in three.pids:
-            assert [stack.thread for stack in found[pid]] == [pid]
-            assert any(frame.function == "work" for frame in found[pid][0].frames)
-
-
 # Not of calls that differ: where only two of three ranks have come to one, nobody can say whose is wrong.
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", ["loop,launcher", "SIGSTOP,SIGKILL"])
 def test_random_faults_are_told(kinds: str) -> None:
     command = [sys.executable, "benchmarks/hangs.py", "--faults", "4", "--kinds", kinds, "--seed", "5"]
@@ -367,6 +206,7 @@ def test_random_faults_are_told(kinds: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_faults_of_ranks_that_replay_graphs_are_told() -> None:
     kinds = "replays another graph,loops"
     command = [sys.executable, "benchmarks/hangs.py", "--graphs", "--faults", "2", "--kinds", kinds]

@@ -8,7 +8,6 @@ from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Rank
 from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot, Wait
 from commlib.debug.process import Process
-from commlib.debug.sample import kind_in_words
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
 WORDS = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
@@ -95,19 +94,6 @@ def test_the_replay_and_the_call_in_it_are_named() -> None:
     assert "its GPU has finished 6 calls and 2 replays of graph 1" in one.text
 
 
-def test_of_calls_that_are_no_longer_kept_the_first_ones_place_is_told() -> None:
-    there, here = replace(waiting(6, 6), calls={}), slot_of(1, IDLE)
-    (one,) = found(there, here)
-    assert "call 1 of 3 in replay 3 of graph 1 (captured at model.py:8)" in one.text
-
-
-def test_calls_outside_of_graphs_are_counted_with_those_inside() -> None:
-    eager = waiting(8, 6)
-    eager = replace(eager, gpu=replace(eager.gpu, graph=0))
-    (one,) = found(replace(eager, waits=eager.gpu.waits), slot_of(1, IDLE))
-    assert f"{WORDS}, call #9 of its kernels, with those of replayed graphs" in one.text
-
-
 def test_where_gpus_were_in_different_calls_both_are_told() -> None:
     left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
     other = replace(left, left_graph=2, left_of_graph=1)
@@ -115,11 +101,6 @@ def test_where_gpus_were_in_different_calls_both_are_told() -> None:
     assert (one.kind, one.ranks, one.calls) == ("differs", (0, 1), ((7, 7),))
     assert f"rank 0 was in {WORDS}, call 1 of 3 in replay 3 of graph 1 (captured at model.py:11)" in one.text
     assert f"rank 1 was in {WORDS}, call 2 of 2 in replay 1 of graph 2 (captured at model.py:15)" in one.text
-
-
-def test_where_gpus_were_in_one_call_none_differs() -> None:
-    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
-    assert found(slot_of(0, left), slot_of(1, left)) == []
 
 
 def test_gpus_that_had_not_come_equally_far_do_not_differ_and_the_end_says_where_they_were() -> None:
@@ -139,19 +120,3 @@ def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_kept(
     assert (one.kind, one.ranks) == ("differs", (0, 1))
     words = "in the calls of graph 1: rank 0 captured 3 calls at model.py:8; rank 1 captured 4 calls at model.py:8"
     assert words in one.text
-
-
-def test_the_newest_graph_may_still_be_under_way() -> None:
-    other = {**GRAPHS, 2: replace(GRAPHS[2], what=79, calls=1, kernels=1)}
-    assert found(replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})) == []
-
-
-def test_replays_count_as_calls() -> None:
-    before, now = slot_of(0, replace(IDLE, over=6)), slot_of(0, replace(IDLE, over=106))
-    assert now.calls_since(before) == 100
-
-
-def test_what_a_gpu_waits_in_is_read_as_a_kind_of_call() -> None:
-    assert kind_in_words(WORDS) == ("all_reduce", "float32", 1024, "lsa_ll_oneshot")
-    assert kind_in_words("barrier by lsa_ll_exchange of 0 bytes") == ("barrier", "", 0, "lsa_ll_exchange")
-    assert kind_in_words("nothing of 0 bytes")[0] == "nothing of 0 bytes".split(maxsplit=1)[0]

@@ -90,14 +90,6 @@ def test_a_host_of_which_one_rank_is_stopped_answers_and_one_without_any_is_name
     handle.join()
 
 
-def test_a_job_on_several_hosts_that_is_well_raises_no_alarm(on_a: Ranks) -> None:
-    code, text = said_of(on_a)
-    assert code == 0
-    assert "no rank waits for another one" in text
-    _, text = said_of(on_a, "--slow", "--seconds", "0.2")
-    assert "ranks 2 and 3 are on other hosts: run this there, too" in text
-
-
 def test_the_key_is_kept_where_only_the_user_reads_it_and_is_not_shown(on_a: Ranks) -> None:
     (kept,) = descriptors(on_a.pids[0], HOSTS)
     assert kept.stat().st_mode & 0o777 == 0o600

@@ -14,7 +14,7 @@ import torch
 from commlib.communicator import Communicator
 from commlib.debug import metrics
 from commlib.debug.jobs import look
-from commlib.debug.metrics import metrics_text, path_of
+from commlib.debug.metrics import metrics_text
 from commlib.testing import Ranks
 
 SAMPLE = re.compile(r'commlib_([a-z_]+)\{((?:[a-z]+="[^"]*",?)+)\} ([0-9.e+-]+)')
@@ -53,14 +53,7 @@ def test_calls_bytes_and_waits_are_counted(shm_ranks: Ranks) -> None:
     assert after.count("# TYPE") == len({name for name, _ in new})
 
 
-@pytest.mark.parametrize(
-    ("named", "path"),
-    [("/x/commlib.prom", "/x/commlib.2.prom"), ("/x/r{rank}.prom", "/x/r2.prom"), ("/x/commlib", "/x/commlib.2")],
-)
-def test_each_rank_has_a_file_of_its_own(named: str, path: str) -> None:
-    assert path_of(named, 2) == Path(path)
-
-
+@pytest.mark.slow
 def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -68,16 +66,3 @@ def test_a_forked_child_closes_no_communicator_of_its_parent(shm_ranks: Ranks) -
     before, after = shm_ranks.run(fork_and_close), shm_ranks.run(fork_and_close)
     assert all(False in closed for closed in before)
     assert before == after
-
-
-def test_a_dump_that_finds_no_room_says_that_it_is_not_complete(
-    shm_ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    shown = CliRunner().invoke(debug, [str(shm_ranks.pids[0]), "--dump", str(tmp_path)])
-    place = tmp_path / str(shm_ranks.pids[0])
-    assert f"--dump: what is kept in {place} is not complete: No space left on device" in shown.output
-    assert shown.exit_code == 1

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
-import torch
-
-from commlib.communicator import Communicator
-from commlib.debug import look
-from commlib.debug.stacks import ANSWER_S, Frame, Stack, ask
-from commlib.testing import Ranks
+from commlib.debug.stacks import Frame, Stack, ask
 
 WAIT_S = 30.0
 ALONE = 'commlib.init(backend="shm", bootstrap="single", max_bytes=0)'
@@ -43,16 +33,6 @@ for _ in range(3):
     os.kill(os.getpid(), signal.SIGURG)
 caught = next(line for line in open("/proc/self/status") if line.startswith("SigCgt:"))
 assert not int(caught.split()[1], 16) >> signal.SIGSEGV - 1 & 1
-"""
-SLEEPS_AND_RUNS = """
-import faulthandler, os, signal, threading, time
-from commlib.debug.stacks import ASLEEP, NAME
-fd = os.memfd_create(NAME.format(os.getpid()) + ASLEEP)
-faulthandler.register(signal.SIGURG, file=fd, all_threads=False)
-def run():
-    while True:
-        pass
-threading.Thread(target=run, daemon=True).start()
 """
 USES_THE_SIGNAL = f"""
 import faulthandler, os, signal, time, commlib
@@ -97,21 +77,6 @@ def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
         assert ask({pid: ()}) == {pid: [whole]}
 
 
-def test_who_waits_for_another_asker_has_its_own_time_for_the_answers() -> None:
-    with program(TAKES_LONG.replace("0.1", str(0.8 * ANSWER_S))) as pid, ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda _: ask({pid: ()}), range(2)))
-        assert [len(one[pid][0].frames) for one in found] == [2, 2]
-
-
-def test_a_python_that_can_only_be_asked_asleep_is_not_asked_while_it_runs() -> None:
-    with program(SLEEPS_AND_RUNS) as pid:
-        running = max(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
-        deadline = time.monotonic() + WAIT_S
-        while not (found := ask({pid: [running]})):
-            assert time.monotonic() < deadline
-        assert [stack.thread for stack in found[pid]] == [pid]
-
-
 def test_a_process_outlives_an_answer_that_reads_what_is_not_there() -> None:
     with program(READS_NO_MEMORY) as pid:
         assert ask({pid: ()}) == {}
@@ -134,56 +99,3 @@ def test_files_that_a_program_opens_after_it_has_closed_everything_stay_as_they_
 
 def test_the_same_holds_in_a_forked_child() -> None:
     run_closed("os.fork()")
-
-
-def call_from_a_thread(comm: Communicator, seconds: float) -> None:
-    over = threading.Event()
-
-    def linger() -> None:
-        over.wait(seconds)
-
-    def call() -> None:
-        comm.barrier()
-        linger()
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])
-    thread.join()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def test_a_thread_that_blocks_the_signal_does_not_keep_others_from_answering(shm_ranks: Ranks) -> None:
-    handle = shm_ranks.start(call_from_a_thread, 2.0)
-    pid, found = shm_ranks.pids[0], []
-    while handle.pending and not any(frame.function == "linger" for stack in found for frame in stack.frames):
-        job = look(shm_ranks.pids)
-        job.ask_stacks([pid])
-        found = job.ranks[pid].stacks
-    handle.join()
-    assert [stack.thread for stack in found].count(pid) == 0
-    assert any(frame.function == "linger" for stack in found for frame in stack.frames)
-
-
-def call_asynchronously(comm: Communicator, seconds: float) -> None:
-    def linger() -> None:
-        time.sleep(seconds)
-
-    x = torch.ones(3)
-    comm.all_reduce(x, async_op=True).wait()
-    if comm.rank == 0:
-        linger()
-    comm.all_reduce(x, async_op=True).wait()
-
-
-def test_of_a_rank_that_makes_asynchronous_calls_the_programs_place_is_told(shm_ranks: Ranks) -> None:
-    handle = shm_ranks.start(call_asynchronously, 2.0)
-    said = ""
-    while handle.pending and "linger" not in said:
-        job = look(shm_ranks.pids)
-        job.ask_stacks([shm_ranks.pids[0]])
-        rank = job.ranks[shm_ranks.pids[0]]
-        said = " ".join(str(rank.stack(thread)) for thread in rank.threads if thread != rank.pid)
-    handle.join()
-    assert "test_stacks.py" in said
-    assert "in linger" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,7 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.debug import Finding, findings_of, look, page
 from commlib.debug.record import records_of
-from commlib.debug.sample import watch
-from commlib.errors import CommError
 from commlib.testing import Ranks
-from tests import hosts
 
 QUICK_S, LONG_S = 0.1, 30.0
 
@@ -94,19 +90,6 @@ def test_a_rank_that_has_not_come_is_named(three: Ranks) -> None:
     three.restart()
 
 
-def test_a_rank_that_is_stopped_inside_a_call_is_named(three: Ranks) -> None:
-    handle = three.start(stay_away, 0.0)
-    handle.join()
-    os.kill(three.pids[1], signal.SIGSTOP)
-    handle = three.start(stay_away, 0.0)
-    try:
-        wait_for(three, "missing", 1)
-    finally:
-        os.kill(three.pids[1], signal.SIGCONT)
-    handle.join()
-    three.restart()
-
-
 def differ(comm: Communicator) -> None:
     comm.barrier()
     comm.all_reduce(torch.ones(3 if comm.rank == 1 else 4))
@@ -135,51 +118,6 @@ def test_a_message_that_does_not_come_is_told(three: Ranks) -> None:
     three.restart()
 
 
-def late(comm: Communicator) -> None:
-    for _ in range(100):
-        if comm.rank == 1:
-            time.sleep(0.02)
-        comm.all_reduce(torch.ones(3))
-
-
-def test_a_late_rank_is_what_others_are_seen_to_wait_for(three: Ranks) -> None:
-    handle = three.start(late)
-    time.sleep(0.2)
-    records = [record for pid in three.pids for record in records_of(pid)]
-    looks = watch(records, 0.5).looks
-    waits = [look.peer for _, seen in looks for (pid, _), look in seen.items() if pid == three.pids[0]]
-    assert waits.count(1) > len(waits) / 2
-    for record in records:
-        record.close()
-    handle.join()
-    three.restart()
-
-
-def time_out(comm: Communicator) -> str:
-    comm.barrier()
-    if comm.rank == 1:
-        time.sleep(3.0)
-    try:
-        comm.all_reduce(torch.ones(3))
-    except CommError as error:
-        return str(error)
-    return ""
-
-
-def test_a_timeout_brings_who_has_not_come() -> None:
-    with Ranks(2, backend="torch", timeout_s=1.0) as ranks:
-        said = ranks.run(time_out)[0]
-    assert "rank 1 has not made all_reduce #2 (float32, 3 elements, sum): rank 0 waits for it" in said
-
-
-def test_over_hosts_the_call_is_told_and_not_what_it_is_made_of() -> None:
-    with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=LONG_S) as ranks:
-        handle = ranks.start(stay_away, 2.0)
-        found = wait_for(ranks, "missing", 2, "ranks 0, 1 and 3 wait for it")
-        assert "rank 2 has not made all_reduce #2 (float32, 3 elements, sum) of communicator 1" in found.text
-        handle.join()
-
-
 def through_torch(comm: Communicator, path: str, seconds: float) -> None:
     """Make calls of a group of torch's whose CPU gloo serves, beside ours; one rank stays away from the second."""
     timeout = datetime.timedelta(seconds=LONG_S)
@@ -192,6 +130,7 @@ def through_torch(comm: Communicator, path: str, seconds: float) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_calls_that_an_engine_of_torch_serves_are_kept_too(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(through_torch, str(tmp_path / "store"), 2.0)
     found = wait_for(three, "missing", 1, "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")

@@ -6,6 +6,7 @@ import functools
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,23 +30,23 @@ CODES = {
 }
 
 
-CASES = [("shm", way) for way in CODES]
-CASES += [
-    ("torch", way) for way in ("exception", "daemon_in_a_collective", "pending_recv_and_exception", "forked_child")
-]
+TORCH_WAYS = ("exception", "daemon_in_a_collective", "pending_recv_and_exception", "forked_child")
 
 
 @functools.cache
 def ends_of(backend: str) -> dict[str, tuple[list[int], list[str]]]:
     """Run all ways of one backend at once: most of the time goes into the interpreter's end."""
-    ways = [way for of, way in CASES if of == backend]
+    ways = CODES if backend == "shm" else TORCH_WAYS
     command = [sys.executable, str(PROGRAM), backend, *ways]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110, cwd=PROGRAM.parents[2])
     assert done.returncode == 0, done.stderr
     return dict(zip(ways, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-@pytest.mark.parametrize(("backend", "way"), CASES)
+@pytest.mark.parametrize(
+    ("backend", "way"),
+    [*product(["shm"], CODES), *(pytest.param("torch", way, marks=pytest.mark.slow) for way in TORCH_WAYS)],
+)
 def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(backend: str, way: str) -> None:
     codes, said = ends_of(backend)[way]
     assert codes == [CODES[way], 0], said

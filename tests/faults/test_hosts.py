@@ -47,8 +47,10 @@ def errors(handle: Handle, but: int) -> list[BaseException]:
     return found
 
 
-@pytest.mark.parametrize("victim", range(4))
-@pytest.mark.parametrize("algorithm", ["hier_oneshot", "hier_twoshot", "torch_direct"])
+@pytest.mark.parametrize(
+    ("algorithm", "victim"),
+    [("hier_oneshot", 0), ("hier_twoshot", 3), ("hier_twoshot", 1), ("torch_direct", 2)],
+)
 def test_every_rank_names_the_one_that_died(algorithm, victim):
     with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=30.0) as ranks:
         for error in errors(ranks.start(repeat, algorithm, victim, "death"), victim):
@@ -84,22 +86,10 @@ def sum_of_ranks(comm: Communicator) -> tuple[float, str]:
     return float(comm.all_reduce(torch.full((1,), comm.rank + 1.0))), comm.explain("all_reduce", 4).algorithm
 
 
+@pytest.mark.slow
 def test_a_group_that_is_given_carries_the_messages_between_hosts_and_their_errors():
     with Ranks(4, create=over_a_group, grace_s=30.0) as ranks:  # ranks wait for the dead one up to their deadline
         assert ranks.run(sum_of_ranks) == [(10.0, "hier_oneshot")] * 4
         for error in errors(ranks.start(repeat, "hier_twoshot", 3, "death"), 3):
             assert isinstance(error, PeerLost)
             assert "rank 3" in str(error).partition(";")[0]
-
-
-def leave_hosts(comm: Communicator) -> str:
-    comm.barrier()
-    comm.close()
-    with pytest.raises(CommError, match="closed"):
-        comm.all_reduce(torch.ones(1))
-    return "closed"
-
-
-def test_close_ends_both_levels_without_an_error():
-    with Ranks(4, create=hosts.create, hosts="abab", timeout_s=30.0) as ranks:
-        assert ranks.run(leave_hosts) == ["closed"] * 4

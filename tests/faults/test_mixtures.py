@@ -43,17 +43,8 @@ class Mixture:
         comm, count, later = self.draw.choice(self.comms), self.draw.choice(SIZES), self.draw.random() < 0.4
         if self.draw.random() < 0.1 and self.draw.randrange(self.size) == self.rank:
             time.sleep(0.005)
-        kinds = [
-            self.all_reduce,
-            self.all_reduce,
-            self.all_gather,
-            self.all_to_all,
-            self.broadcast,
-            self.message,
-            self.ring,
-            self.objects,
-            self.split,
-        ]
+        kinds = [self.all_reduce, self.all_reduce, self.all_gather, self.all_to_all, self.broadcast]
+        kinds += [self.message, self.ring, self.objects, self.split]
         self.draw.choice(kinds)(comm, step, count, later)
         if self.draw.random() < 0.1:
             self.look()
@@ -122,11 +113,11 @@ def mix(comm, seed):
     return True
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_mixture_of_calls_gives_every_value(shm_ranks, seed):
     assert all(shm_ranks.run(mix, seed, world=2 + seed % 2))
 
 
-@pytest.mark.parametrize("seed", [4])
-def test_a_mixture_of_calls_gives_every_value_on_torch(torch_ranks, seed):
-    assert all(torch_ranks.run(mix, seed, world=2))
+@pytest.mark.slow
+def test_a_mixture_of_calls_gives_every_value_on_torch(torch_ranks):
+    assert all(torch_ranks.run(mix, 4, world=2))

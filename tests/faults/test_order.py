@@ -14,7 +14,7 @@ from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError
 from commlib.testing import Ranks
 
-BACKENDS = pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
+BACKENDS = pytest.mark.parametrize("backend", ["shm_ranks", pytest.param("torch_ranks", marks=pytest.mark.slow)])
 
 
 def message_after_a_collective(comm: Communicator, later: bool) -> float:
@@ -41,41 +41,6 @@ def send_beside_a_pending_recv(comm: Communicator) -> list[float]:
     comm.send(torch.full((3,), comm.rank + 5.0), 1 - comm.rank)
     pending.wait()
     return [float(total), *box.tolist()]
-
-
-def objects_behind_collectives(comm: Communicator) -> bool:
-    """Objects and exchanges of splits come behind asynchronous calls, which are not taken for a part of them."""
-    good = True
-    for turn in range(20):
-        tensors = [torch.full((1000,), float(comm.rank)) for _ in range(3)]
-        if comm.rank == turn % comm.size:
-            time.sleep(0.002)
-        works = [comm.all_reduce(x, async_op=True) for x in tensors]
-        good &= comm.all_gather_object(comm.rank) == list(range(comm.size))
-        works += [comm.broadcast(x, 0, async_op=True) for x in tensors]
-        rows = torch.arange(comm.size * 2.0).view(comm.size, 2)
-        comm.all_to_all_single(torch.empty_like(rows), rows, [1] * comm.size, [1] * comm.size)
-        for work in works:
-            work.wait()
-        good &= all(bool((x == sum(range(comm.size))).all()) for x in tensors)
-    return good
-
-
-def split_beside_messages(comm: Communicator) -> list[object]:
-    """Messages that were sent before a split arrive behind it, and those of the split's are not among them."""
-    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    box = torch.zeros(7, dtype=torch.int64)
-    early = comm.recv(torch.zeros(1), before, async_op=True)
-    comm.send(torch.zeros(1), after)
-    works = [comm.send(torch.full((7,), comm.rank), after, async_op=True)]
-    pair = comm.split(comm.rank // 2)
-    assert pair is not None
-    comm.recv(box, before)
-    total = pair.all_gather_object(comm.rank)
-    for work in (early, *works):
-        work.wait()
-    pair.close()
-    return [box.tolist() == [before] * 7, total]
 
 
 def split_that_fails_on_one(comm: Communicator) -> str:
@@ -154,7 +119,7 @@ def leave_with(comm: Communicator, how: str) -> str:
     return "no error"
 
 
-@pytest.fixture(params=["shm", "torch"])
+@pytest.fixture(params=["shm", pytest.param("torch", marks=pytest.mark.slow)])
 def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     with Ranks(2, backend=request.param, timeout_s=20.0, max_bytes=1 << 16, deadline_s=40.0) as ranks:
         yield ranks
@@ -173,18 +138,6 @@ def test_a_message_comes_after_the_asynchronous_collectives_before_it(
 def test_nothing_waits_for_a_receive_that_is_pending(request: pytest.FixtureRequest, backend: str) -> None:
     ranks = request.getfixturevalue(backend)
     assert ranks.run(send_beside_a_pending_recv, world=2) == [[2.0] + [6.0] * 3, [2.0] + [5.0] * 3]
-
-
-@BACKENDS
-def test_objects_come_behind_asynchronous_collectives(request: pytest.FixtureRequest, backend: str) -> None:
-    assert request.getfixturevalue(backend).run(objects_behind_collectives) == [True] * 4
-
-
-@BACKENDS
-def test_a_split_takes_no_message_of_the_program(request: pytest.FixtureRequest, backend: str) -> None:
-    assert request.getfixturevalue(backend).run(split_beside_messages) == [
-        [True, [r // 2 * 2, r // 2 * 2 + 1]] for r in range(4)
-    ]
 
 
 def test_a_split_that_fails_on_one_rank_fails_on_its_color_alone() -> None:
@@ -209,24 +162,6 @@ def test_the_peers_of_a_block_that_fails_are_told_whatever_its_error_says(how: s
         raised, heard = ranks.run(leave_with, how)
     assert raised == "raised"
     assert heard.startswith("rank 0 left the communicator with ")
-
-
-def hear_twice(comm: Communicator) -> list[str]:
-    """Wait for a rank that dies, twice; return what was raised."""
-    heard = []
-    for _ in range(2):
-        try:
-            comm.barrier() if comm.rank == 0 else time.sleep(30)
-        except CommError as error:
-            heard.append(type(error).__name__)
-    return heard
-
-
-def test_a_later_call_raises_the_same_kind_again(pair: Ranks) -> None:
-    handle = pair.start(hear_twice)
-    time.sleep(0.3)
-    pair.kill(1)
-    assert handle.result(0) == ["PeerLost"] * 2
 
 
 def later_on_a_split(comm: Communicator) -> list[float]:

@@ -24,12 +24,6 @@ def block(rank: int, *shape: int) -> torch.Tensor:
     return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape) + 100 * rank
 
 
-def all_reduced(rank: int) -> Any:
-    x = block(rank, 2, 3)
-    dist.all_reduce(x)
-    return x, sum(block(r, 2, 3) for r in range(size()))
-
-
 def reduced_by_every_kind(rank: int) -> Any:
     kinds = {dist.ReduceOp.MIN: torch.amin, dist.ReduceOp.MAX: torch.amax, dist.ReduceOp.PRODUCT: torch.prod}
     found, wanted = [], []
@@ -39,12 +33,6 @@ def reduced_by_every_kind(rank: int) -> Any:
         found.append(x)
         wanted.append(reference(torch.stack([block(r, 4) for r in range(size())]), 0))
     return torch.stack(found), torch.stack(wanted)
-
-
-def reduced_in_another_order_of_memory(rank: int) -> Any:
-    x = block(rank, 2, 3, 4).permute(2, 0, 1)
-    dist.all_reduce(x)
-    return x, sum(block(r, 2, 3, 4).permute(2, 0, 1) for r in range(size()))
 
 
 def transposed(x: torch.Tensor) -> torch.Tensor:
@@ -99,18 +87,6 @@ def premultiplied(rank: int) -> Any:
     x = block(rank, 4)
     dist.all_reduce(x, dist._make_nccl_premul_sum(2.0 + rank))
     return x, sum(block(r, 4) * (2.0 + r) for r in range(size()))
-
-
-def gathered_into_a_list_of_different_sizes(rank: int) -> Any:
-    outs = [torch.empty(r + 1) for r in range(size())]
-    dist.all_gather(outs, block(rank, rank + 1))
-    return torch.cat(outs), torch.cat([block(r, r + 1) for r in range(size())])
-
-
-def gathered_into_one_tensor(rank: int) -> Any:
-    out = torch.empty(size(), 2, 2)
-    dist.all_gather_into_tensor(out, block(rank, 2, 2))
-    return out, torch.stack([block(r, 2, 2) for r in range(size())])
 
 
 def scattered_and_reduced(rank: int) -> Any:
@@ -197,17 +173,6 @@ def coalesced(rank: int) -> Any:
     return torch.cat([*xs, *outs]), torch.cat([total[:3], total, gathered, gathered])
 
 
-def messages_with_tags(rank: int) -> Any:
-    peer, other = (rank + 1) % size(), (rank - 1) % size()
-    sent = [dist.isend(block(rank, 4) + tag, peer, tag=tag) for tag in (1, 2)]
-    found = [torch.empty(4), torch.empty(4)]
-    for tag in (2, 1):  # not in the order they were sent in
-        dist.recv(found[tag - 1], other, tag=tag)
-    for work in sent:
-        work.wait()
-    return torch.stack(found), torch.stack([block(other, 4) + 1, block(other, 4) + 2])
-
-
 def messages_from_any_rank(rank: int) -> Any:
     if rank:
         dist.send(block(rank, 3), 0)
@@ -292,28 +257,6 @@ def moved_into_parameters(rank: int) -> Any:
     return torch.cat(outs).detach(), torch.cat([block(r, r) for r in range(size())])
 
 
-def batched_messages(rank: int) -> Any:
-    outs = [torch.empty(6) for _ in range(size())]
-    others = [r for r in range(size()) if r != rank]
-    ops = [dist.P2POp(dist.isend, block(rank, 6), r) for r in others] + [
-        dist.P2POp(dist.irecv, outs[r], r) for r in others
-    ]
-    for work in dist.batch_isend_irecv(ops):
-        work.wait()
-    return torch.stack([outs[r] for r in others]), torch.stack([block(r, 6) for r in others])
-
-
-def of_a_new_group(rank: int) -> Any:
-    last = size() - 1
-    group = dist.new_group([0, last])
-    x = block(rank, 4)
-    if rank in (0, last):
-        dist.all_reduce(x, group=group)
-        assert dist.get_backend(group) == "commlib"
-        dist.destroy_process_group(group)
-    return x, block(0, 4) + block(last, 4) if rank in (0, last) else block(rank, 4)
-
-
 def without_options(rank: int) -> Any:
     """As programs call a process group itself: op, root and single tensors in place of an options object."""
     group: Any = dist.group.WORLD
@@ -347,17 +290,14 @@ def functional(rank: int) -> Any:
 
 
 CASES: tuple[Callable[[int], Any], ...] = (
-    *(all_reduced, reduced_by_every_kind, reduced_in_another_order_of_memory, premultiplied, rooted, exchanged),
+    *(reduced_by_every_kind, premultiplied, rooted, exchanged, scattered_and_reduced, asynchronous, coalesced),
     *(moved_to_another_order_of_memory, moved_into_parameters, changed_in_memory_with_gaps),
-    *(gathered_into_a_list_of_different_sizes, gathered_into_one_tensor, scattered_and_reduced),
-    *(scattered_and_reduced_from_a_list_of_different_sizes, asynchronous, coalesced),
-    *(batched_messages, of_a_new_group, without_options, functional),
+    *(scattered_and_reduced_from_a_list_of_different_sizes, without_options, functional),
 )
 # What GPUs cannot do, nor NCCL's group: tags, any source, and waits of the host.
 ON_CPUS: tuple[Callable[[int], Any], ...] = (
-    *(messages_with_tags, messages_from_any_rank, called_back),
-    *(received_in_another_order_of_memory, moved_in_inference_mode, kept_for_a_receive_that_fits),
-    *(waited_for_without_a_thread, ended_while_calls_are_under_way),
+    *(messages_from_any_rank, called_back, received_in_another_order_of_memory, moved_in_inference_mode),
+    *(kept_for_a_receive_that_fits, waited_for_without_a_thread, ended_while_calls_are_under_way),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from itertools import product
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from commlib.collectives.norms import normalised
-from commlib.errors import CommError
 from commlib.tp import (
     ColumnParallelLinear,
     Engine,
@@ -25,7 +23,7 @@ from commlib.tp import (
     gather_rows,
     shard,
 )
-from commlib.tp.norm import MOST_PARTS, _sum_and_norm, add_and_normalise
+from commlib.tp.norm import add_and_normalise
 from tests.pairs import pairwise
 from tests.tp import reference
 from tests.tp.reference import CONFIG
@@ -42,31 +40,6 @@ def test_chunks_are_all_tokens_in_order_each_a_multiple_but_the_last(tokens):
         assert [row for cut in cuts for row in range(cut.start, cut.stop)] == list(range(tokens // parts))
         assert 1 <= len(cuts) <= (chunks if isinstance(chunks, int) else len(chunks))
         assert all((cut.stop - cut.start) % (128 // parts) == 0 for cut in cuts[:-1])
-
-
-def test_chunks_have_the_shares_that_the_rule_says():
-    lengths = [cut.stop - cut.start for cut in Pipeline(None, {0: (1, 2, 1)}).cuts(4096)]
-    assert lengths == [1024, 2048, 1024]
-
-
-def test_large_batches_have_as_many_chunks_as_the_rule_says_and_small_ones_are_computed_at_once():
-    pipeline = Pipeline(None, {2048: 2, 8192: 4})
-    chunks = {tokens: len(pipeline.cuts(tokens)) for tokens in (1, 2047, 2048, 8191, 8192, 100_000)}
-    assert chunks == {1: 1, 2047: 1, 2048: 2, 8191: 2, 8192: 4, 100_000: 4}
-    assert len(Pipeline(None).cuts(100_000)) == 1, "without a rule nothing is divided"
-
-
-@pytest.mark.parametrize(
-    ("rule", "multiple"), [({128: 0}, 128), ({-1: 2}, 128), ({}, 0), ({1: (2, 0)}, 1), ({1: ()}, 1)]
-)
-def test_a_rule_that_cannot_be_is_refused(rule, multiple):
-    with pytest.raises(ValueError, match=r"tokens must be 0 or more, chunks and multiple 1 or more"):
-        Pipeline(None, rule, multiple=multiple)
-
-
-def test_a_rule_may_be_kept_as_json():
-    rule = {1024: 2, 4096: (1, 2, 1)}
-    assert Pipeline(None, json.loads(json.dumps(rule))).rule == rule
 
 
 def test_a_chunk_waits_for_its_communication_behind_what_the_next_one_computes():
@@ -114,12 +87,6 @@ def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(shm_rank
         for found in in_chunks:
             torch.testing.assert_close(found, at_once)
         assert beside == (shape[0] > 0 and shape[0] % world == 0), "where every rank has as many rows"
-
-
-def test_layers_on_torch_in_chunks_give_what_they_give_at_once(torch_ranks):
-    for _, (at_once, in_chunks), beside in torch_ranks.run(all_ways, (64,), (4,), True, world=2):
-        torch.testing.assert_close(in_chunks, at_once)
-        assert beside
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -182,29 +149,7 @@ def test_parts_of_any_number_of_ranks_are_added_up_with_the_residual_and_normali
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, MOST_PARTS])
-def test_the_kernel_of_a_norm_of_parts_can_be_compiled(ranks):
-    pytest.importorskip("cuda.bindings.nvrtc")
-    _sum_and_norm(min(ranks, MOST_PARTS) - 1).check(torch.bfloat16)
-
-
-def refused(comm):
-    with pytest.raises(ValueError, match="multiple is 127, but with engines=True the 2 ranks must divide it"):
-        Pipeline(comm, multiple=127, engines=True)
-    pipeline, plain = Pipeline(comm, {0: 2}, engines=True), torch.ones(8, 4)
-    with pytest.raises(ValueError, match="rows in symmetric memory"):
-        pipeline.bring_rows(plain)
-    layer = RowParallelLinear(comm, 4, 6)
-    with pytest.raises(ValueError, match="is for models; give layers one with max_sms="):
-        layer.scattered(torch.ones(8, layer.part.length), pipeline)
-    with pytest.raises(CommError, match="max_bytes"):
-        model_of(comm, pipeline, 1 << 24)
-
-
-def test_what_copy_engines_cannot_move_is_refused(shm_ranks):
-    shm_ranks.run(refused, world=2)
-
-
+@pytest.mark.slow
 def test_over_torch_logits_of_a_prompt_in_chunks_are_the_same(torch_ranks):
     prompt = [(37 * at) % CONFIG.vocab_size for at in range(13)]
     expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
@@ -252,15 +197,3 @@ def tuned(comm):
 
 def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(shm_ranks):
     assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: (1, 2, 1)}] * 2
-
-
-def tuned_model(comm):
-    pipeline = Pipeline(comm, multiple=8)
-    return pipeline.tune(model_of(comm, pipeline).between, [8, 64], chunks=(2, 3), seconds=0.05)
-
-
-def test_a_rule_is_measured_on_a_layer_of_the_model_and_is_the_same_on_all_ranks(shm_ranks):
-    first, second = shm_ranks.run(tuned_model, world=2)
-    assert first == second
-    assert first[8] == 1, "8 tokens are no two chunks of 8"
-    assert first[64] in {1, 2, 3}

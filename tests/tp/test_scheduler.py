@@ -127,8 +127,3 @@ def test_a_request_that_can_never_run_is_refused_and_no_other_is_added_with_it(r
     with pytest.raises(ValueError, match=said):
         scheduler.add(Request([1], 1), request_)
     assert not scheduler.waiting
-
-
-def test_more_requests_than_tokens_in_a_step_are_refused():
-    with pytest.raises(ValueError, match=r"max_batch is 9, but must be from 1 to max_tokens \(8\)"):
-        Scheduler(8, PAGE, max_batch=9, max_tokens=8)

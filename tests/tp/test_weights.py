@@ -58,8 +58,7 @@ def states(comm, folder):
     return [(name, torch.equal(value, made.state_dict()[name])) for name, value in ours.state_dict().items()]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("files", [1, 3])
+@pytest.mark.parametrize(("world", "files"), [(1, 3), (2, 1), (4, 3)])
 def test_a_folder_of_safetensors_loads_to_the_bit_on_any_number_of_ranks(shm_ranks, tmp_path, world, files):
     (tensors, *_) = shm_ranks.run(tensors_of, world=1)
     save(tensors, tmp_path, files)
@@ -133,15 +132,6 @@ def test_a_folder_without_weights_or_with_broken_ones_is_named(tmp_path):
         SafeTensors(tmp_path).read("a", (1,))
     with pytest.raises(ValueError, match=r"says that 'b' is in .*/there.safetensors, but it is not"):
         SafeTensors(tmp_path).read("b", (1,))
-
-
-def test_random_weights_do_not_depend_on_torchs_default_type():
-    expected = SOURCE.read("a", (6, 8))
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert torch.equal(SOURCE.read("a", (6, 8)), expected)
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
