@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import signal
 import socket
 from collections.abc import Iterator
@@ -23,6 +24,17 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", metavar="COMMIT", help="also compile the kernels whose sources differ from this commit")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """The whole gate has no more cases than its budget; a part of it, or more than it, is not counted."""
+    option = session.config.option
+    if session.config.args != ["tests"] or option.markexpr != "not slow" or option.keyword or not option.ignore:
+        return
+    project = (session.config.rootpath / "pyproject.toml").read_text(encoding="utf-8")
+    (most,) = map(int, re.findall(r"^cases_of_the_gate = (\d+)", project, re.MULTILINE))
+    if len(session.items) > most:
+        raise pytest.UsageError(f"{len(session.items)} cases at the gate, but its budget in pyproject.toml is {most}")
 
 
 @pytest.fixture(scope="session", autouse=True)
