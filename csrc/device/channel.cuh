@@ -53,7 +53,7 @@ class Channel {
   // Waits for the call ahead.
   __device__ __forceinline__ void begin() {
     begin_marked();
-    if (lets_next_start_ && job_.first) let_next_start();
+    if (lets_next_start_ && lets_next_start(job_, gridDim.x)) let_next_start();
     last_ = P::numbers(control_)[id_];
   }
 
@@ -71,7 +71,7 @@ class Channel {
 
   // Packets of all peers have come, and what others wait for is sent.
   __device__ __forceinline__ void let_next() const {
-    if (lets_next_start_ && !job_.first) let_next_start();
+    if (lets_next_start_ && !lets_next_start(job_, gridDim.x)) let_next_start();
   }
 
   // The call has used `n` numbers, which outlives the kernel.
@@ -81,22 +81,24 @@ class Channel {
     mark(Phase::over);
   }
 
-  // `i` counts the numbers of this call. To the rank `p` places after this one.
-  __device__ __forceinline__ void send(int p, int i, const Words<P>& words) const {
-    if (kReady) return send(p, i, words, to_);
-    st_relaxed_sys(slots_of(after(p), job_.rank) + slot(i), P::pack(words.w, flag_of(i), lane_));
+  // `i` counts the numbers of this call. To the rank `p` places after this one; a lane that has
+  // nothing to send may still be one that says what the call is.
+  __device__ __forceinline__ void send(int p, int i, const Words<P>& words, bool has = true) const {
+    if (kReady) return send(p, i, words, to_, has);
+    if (has)
+      st_relaxed_sys(slots_of(after(p), job_.rank) + slot(i), P::pack(words.w, flag_of(i), lane_));
     if (i == 0 && says_signature(p))
       st_relaxed_sys(signature_word(after(p), job_.rank), flag_of(0));
   }
-  __device__ __forceinline__ void send(int p, int i, const Words<P>& words,
-                                       const Destinations& to) const {
-    st_relaxed_sys(to.slots[p - 1] + slot(i), P::pack(words.w, flag_of(i), lane_));
+  __device__ __forceinline__ void send(int p, int i, const Words<P>& words, const Destinations& to,
+                                       bool has = true) const {
+    if (has) st_relaxed_sys(to.slots[p - 1] + slot(i), P::pack(words.w, flag_of(i), lane_));
     if (i == 0 && says_signature(p)) st_relaxed_sys(to.signature, flag_of(0));
   }
-  __device__ __forceinline__ void send_all(int i, const Words<P>& words) const {
+  __device__ __forceinline__ void send_all(int i, const Words<P>& words, bool has = true) const {
     mark(Phase::publish);
 #pragma unroll
-    for (int p = 1; p < N; ++p) send(p, i, words);
+    for (int p = 1; p < N; ++p) send(p, i, words, has);
   }
 
   // The words of the numbers from i on, of kSenders peers from the `first`-th on: of those that
@@ -122,6 +124,7 @@ class Channel {
       signature_in = signature_word(job_.rank, peer(lane_));
       known(signature_in);
     }
+    const bool looks_back = !P::kFlags && i + kCount > kTurn;
     Pair got[kCount][kSenders];
     Patience patience;
     while (true) {
@@ -132,7 +135,8 @@ class Channel {
           got[c][p] = ld_relaxed_sys(place(c, p));  // without a branch: all are under way at once
       u64 signature = flag_of(0);
       if (checks) signature = ld_relaxed_sys(signature_in);
-      bool ready = agrees(signature);
+      const bool empty = !looks_back || are_empty<kCount>(i - kTurn);
+      bool ready = empty && agrees(signature);
 #pragma unroll
       for (int p = 0; p < kSenders; ++p)
 #pragma unroll
@@ -143,7 +147,7 @@ class Channel {
 #pragma unroll
       for (int p = 0; p < kSenders; ++p) {
         u64 seen = __shfl_sync(kAll, signature, first + p), hoped = flag_of(0);
-        bool waits = !agrees(seen);
+        bool waits = !empty || !agrees(seen);
 #pragma unroll
         for (int c = kCount - 1; c >= 0; --c) {
           const u64 flag = P::flag_of(got[c][p], lane_);
@@ -180,7 +184,7 @@ class Channel {
   }
 
  private:
-  static constexpr u64 kNumber = kChannels * kWarpPackets, kOfRank = 2 * kAhead * kNumber;
+  static constexpr u64 kNumber = channels(N) * kWarpPackets, kOfRank = P::kSlots * kNumber;
 
   // This lane's in the memory of `rank`, which `source` writes.
   __device__ __forceinline__ u8* slots_of(int rank, int source) const {
@@ -189,13 +193,25 @@ class Channel {
   }
   // From the first slot of a channel. Those of one number lie side by side, as their data does.
   __device__ __forceinline__ u64 slot(int i) const {
-    return (static_cast<u32>(last_) + 1 + i) % (2 * kAhead) * kNumber;
+    return (static_cast<u32>(last_) + 1 + i) % P::kSlots * kNumber;
   }
   __device__ __forceinline__ u64 flag_of(int i) const {
     return (last_ + 1 + i) << kSignatureBits | job_.signature;
   }
   __device__ __forceinline__ bool there(Pair got, int i) const {
     return P::ready(got, flag_of(i), lane_);
+  }
+  // Whether what all peers sent as the numbers from i on has been taken out of its slots.
+  template <int kCount>
+  __device__ __forceinline__ bool are_empty(int i) const {
+    u32 all = Lamport::kEmpty;
+#pragma unroll
+    for (int p = 0; p < N - 1; ++p) {
+      const u8* from = (kReady ? mine_ : slots_of(job_.rank, 0)) + peer(p) * kOfRank;
+#pragma unroll
+      for (int c = 0; c < kCount; ++c) all &= ld_relaxed_sys(Lamport::mark_of(from + slot(i + c)));
+    }
+    return all == Lamport::kEmpty;
   }
   // Where packets have no flags, the first lanes of a block say and hear what the call is, each to
   // and from one peer: what `source` says to `rank`.

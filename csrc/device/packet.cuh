@@ -6,18 +6,23 @@
 //   Lamport  16 bytes of data, no flag            all of the wire; sums of floats only
 //
 // A channel is one warp of the grid and the same warp on every peer. Its packets are numbered
-// through the life of the communicator, and a packet lies in slot number % (2 * kAhead). Every
-// kernel keeps one rule: number q is sent when all up to q - kAhead were taken from every peer. The
-// peer that sent those had taken all up to q - 2 * kAhead, so the slot was read.
+// through the life of the communicator, and a packet lies in slot number % kSlots. Every kernel
+// keeps one rule: number q is sent when all up to q - kAhead were taken from every peer. The peer
+// that sent those had taken all up to q - 2 * kAhead, so the slot was read.
 //
 // The flag is the number and, below it, the call's signature: a peer in another call is noticed.
 // Numbers have 48 bits, lie in Control and survive the kernel, so graphs replay. Each protocol has
 // memory of its own: a flag is only ever overwritten by a flag.
 //
 // Where there is no flag, an empty slot holds a NaN that nobody sends: all bits of its last word
-// are set. The reader puts it back. The first warp of each block tells the peers the call's number
-// and signature in a word of its own, which the same warp of theirs looks for with the first
-// packets.
+// are set. The reader puts it back. On a loaded GPU that store can take longer than a packet's way
+// to the peer and the next one's way back, which it would then destroy. So there are twice as many
+// slots, and who takes number q also reads that the slot of q - 2 * kAhead is empty: a peer that
+// sends q + 2 * kAhead there has taken q + kAhead, which is sent after that. What a call ahead has
+// emptied needs no look, since the end of a kernel orders its stores.
+//
+// The first warp of each block tells the peers the call's number and signature in a word of its
+// own, which the same warp of theirs looks for with the first packets.
 #pragma once
 
 #include "device/wait.cuh"
@@ -41,6 +46,7 @@ template <bool kAligned>
 struct LlOf {
   using Tensor = Span;
   static constexpr bool kFlags = true, kWhole = kAligned;
+  static constexpr int kSlots = kTurn;
   static constexpr int kWords = 1;       // of data, for each lane
   static constexpr int kStepWords = 32;  // of data, for the warp
 
@@ -70,6 +76,7 @@ using AlignedLl = LlOf<true>;  // for those that are aligned; peers need not agr
 struct Ll128 {
   using Tensor = Span;
   static constexpr bool kFlags = true, kWhole = false;
+  static constexpr int kSlots = kTurn;
   static constexpr int kWords = 2;
   static constexpr int kStepWords = 60;
 
@@ -148,6 +155,7 @@ __device__ __forceinline__ bool whole_pairs(const Job& job) {
 struct Lamport {
   using Tensor = Span;
   static constexpr bool kFlags = false, kWhole = false;
+  static constexpr int kSlots = kLamportTurn;
   static constexpr int kWords = 2;
   static constexpr int kStepWords = 64;
   static constexpr u32 kEmpty = 0xffffffffu;     // the last word of an empty slot
@@ -174,6 +182,10 @@ struct Lamport {
     return upper_half(p.b) != kEmpty;
   }
   static __device__ __forceinline__ u64 flag_of(Pair, u32) { return 0; }
+  // The word of a slot that says whether it is empty.
+  static __device__ __forceinline__ const u32* mark_of(const u8* slot) {
+    return reinterpret_cast<const u32*>(slot + 12);
+  }
 };
 
 // The same for tensors of whole pairs.

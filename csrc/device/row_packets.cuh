@@ -59,8 +59,9 @@ class PacketRows : public RowBlock<T, kPairs> {
     const auto to = channel_.destinations();
     channel_.begin();
     if (kGoesAhead && row < rows)
-      send_steps<0, kAhead>(row, from,
-                            [&](int p, int i, const Step& step) { channel_.send(p, i, step, to); });
+      send_steps<0, kAhead>(row, from, [&](int p, int i, const Step& step, bool has) {
+        channel_.send(p, i, step, to, has);
+      });
     if (kBlocks > 1) wait_for_cluster();  // all its blocks are there
     if (row >= rows) return;
 #pragma unroll 1
@@ -119,10 +120,11 @@ class PacketRows : public RowBlock<T, kPairs> {
 
   template <int kFrom, int kTo>
   __device__ __forceinline__ void send(u64 row) {
-    send_steps<kFrom, kTo>(row, own_words(row),
-                           [&](int p, int i, const Step& step) { channel_.send(p, i, step); });
+    send_steps<kFrom, kTo>(row, own_words(row), [&](int p, int i, const Step& step, bool has) {
+      channel_.send(p, i, step, has);
+    });
   }
-  // send_one(p, i, step): to the rank p places after this one.
+  // send_one(p, i, step, has): to the rank p places after this one.
   template <int kFrom, int kTo, class Send>
   __device__ __forceinline__ void send_steps(u64 row, const u8* from, Send send_one) {
     constexpr int kEnd = kTo < kPairs ? kTo : kPairs, kCount = kEnd > kFrom ? kEnd - kFrom : 0;
@@ -133,12 +135,18 @@ class PacketRows : public RowBlock<T, kPairs> {
       if (kFrom == 0) channel_.use_number();
       mark(Phase::publish);
 #pragma unroll
-      for (int c = 0; c < kCount; ++c)
+      for (int c = 0; c < kCount; ++c) {
+        const bool has = this->has_pair(kFrom + c);
 #pragma unroll
         for (int p = 1; p < N; ++p)
-          if (this->has_pair(kFrom + c) && (kPhases == 1 || channel_.after(p) == owner(row)))
-            send_one(p, next_number_ + kFrom + c, mine[c]);
+          if (takes_part(kFrom + c) && (kPhases == 1 || channel_.after(p) == owner(row)))
+            send_one(p, next_number_ + kFrom + c, mine[c], has);
+      }
     }
+  }
+  // In a warp's first step also lanes without a pair: they may say what the call is.
+  __device__ __forceinline__ bool takes_part(int step) const {
+    return step == 0 ? this->warp_has_pair(0) : this->has_pair(step);
   }
 
   // The sums of the steps from kFrom on; those that are not sent yet go when it is their turn.
@@ -165,7 +173,8 @@ class PacketRows : public RowBlock<T, kPairs> {
     for (int step = kFrom; step < kTo; ++step) {
       const auto sum = fold_words<T, Sum, WholeLamport, N>(mine[step - kFrom], theirs[step - kFrom],
                                                            this->job_.rank, 0);
-      if (kPhases == 2 && this->has_pair(step)) channel_.send_all(next_number_ + step, sum);
+      if (kPhases == 2 && takes_part(step))
+        channel_.send_all(next_number_ + step, sum, this->has_pair(step));
       total[step] = {sum.w[0], sum.w[1]};
     }
     return true;

@@ -91,7 +91,8 @@ void Order::wait_for(Last& calls, CUstream stream) {
   check(cuda().cuStreamWaitEvent(stream, calls.event, 0), "cuStreamWaitEvent");
 }
 
-void Order::before(CUstream stream, uint64_t capture, const Footprint& footprint) {
+bool Order::before(CUstream stream, uint64_t capture, const Footprint& footprint,
+                   bool lets_next_start) {
   const std::lock_guard<std::mutex> lock(everyone().mutex);
   if (number_ == 0) join();
   Last& own = last(capture);
@@ -100,28 +101,34 @@ void Order::before(CUstream stream, uint64_t capture, const Footprint& footprint
     wait_for(own, stream);
   }
   coming_ = footprint;
+  early_blocks_ = lets_next_start ? footprint.blocks : 0;
   everyone().made_clusters |= coming_.needs > 1;
-  const std::vector<Order*> others = this->others();
-  if (others.empty()) return;
+  const auto is_ahead = [&](const Last& calls) {
+    return calls.made && calls.stream == stream && calls.capture == capture;
+  };
+  unsigned blocks = coming_.blocks + (is_ahead(own) ? own.early_blocks : 0);
   std::vector<Footprint> together = {coming_};
   std::vector<Order*> running;
-  for (Order* other : others) {
+  for (Order* other : others()) {
     Last& theirs = other->last(capture);
     if (!theirs.made || theirs.capture != capture) continue;
-    if (theirs.stream == stream) {
+    if (is_ahead(theirs)) {
+      blocks = std::max(blocks, coming_.blocks + theirs.early_blocks);
       theirs.since[this] = {};
     } else {
       together.push_back(theirs.since[this]);
       running.push_back(other);
     }
   }
-  if (all_fit(together, multiprocessors_)) return;
+  const bool may_start_early = blocks < multiprocessors_;
+  if (all_fit(together, multiprocessors_)) return may_start_early;
   for (Order* other : running) {
     Last& theirs = other->last(capture);
     wait_for(theirs, stream);
     theirs.since[this] = {};
     other->behind_.insert(number_);
   }
+  return may_start_early;
 }
 
 void Order::after(CUstream stream, uint64_t capture) {
@@ -132,6 +139,7 @@ void Order::after(CUstream stream, uint64_t capture) {
   own.capture = capture;
   own.made = true;
   own.behind = many_streams_;
+  own.early_blocks = early_blocks_;
   behind_.clear();
   if (const std::vector<Order*> others = this->others(); !others.empty()) {
     for (const Order* other : others) own.since[other] = own.since[other].either(coming_);

@@ -27,8 +27,10 @@ class Order {
   Order(const Order&) = delete;
   Order& operator=(const Order&) = delete;
 
-  // Around the launch of a call: `capture` is that of `stream`, 0: none.
-  void before(CUstream stream, uint64_t capture, const Footprint& footprint);
+  // Around the launch of a call: `capture` is that of `stream`, 0: none. Returns whether it may
+  // start while the kernel ahead on its stream runs. `lets_next_start`: as that one did at its
+  // begin, when its peers may be elsewhere: both leave a multiprocessor free.
+  bool before(CUstream stream, uint64_t capture, const Footprint& footprint, bool lets_next_start);
   void after(CUstream stream, uint64_t capture);
   // Whether other communicators have made calls in this context.
   bool has_others() const;
@@ -50,6 +52,7 @@ class Order {
     bool made = false;
     CUevent event = nullptr;
     bool behind = false;  // the event is behind the newest
+    unsigned early_blocks = 0;  // of the newest, if it lets the next kernel start at its begin
     // Of those that each other communicator has not been put behind yet.
     std::map<const Order*, Footprint> since;
   };
@@ -65,6 +68,7 @@ class Order {
   Last eager_, captured_;
   bool many_streams_ = false;
   Footprint coming_;      // of the call being made
+  unsigned early_blocks_ = 0;
   std::set<int> behind_;  // numbers of the communicators whose calls wait for this one's
 };
 

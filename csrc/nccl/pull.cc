@@ -32,7 +32,7 @@ void Group::pull(const Call& call, const Choice& choice, CUstream stream, uint64
   job.signature = Signature(job.what, job.bytes, call.detail).bits();
   job.graph = record_->count_kernel(capture);
   const Grid warp = {1, kThreads, 0, false, order_.has_others()};
-  order_.before(stream, capture, footprint_of_kernel(1, 1));
+  order_.before(stream, capture, footprint_of_kernel(1, 1), false);
   reads.turn = Turn::ready;
   Kernels::launch(instance, job, &reads, warp, stream);
   engine_.copy(copies_of(call, mine, reads), stream, capture);

@@ -16,10 +16,11 @@ import pytest
 from commlib import jit
 
 AHEAD = int(re.search(r"kAhead = (\d+);", (jit.csrc() / "include/commlib/job.h").read_text()).group(1))
-SLOTS = 2 * AHEAD
+SLOTS, LAMPORT_SLOTS = 2 * AHEAD, 4 * AHEAD
+LOOKS_BACK = SLOTS  # who takes a number sees that the slot of so many before is empty
 MOST_STEPS = 3 * SLOTS // 2
 
-Op = tuple[str, int, int]  # "send" or "take", the number, the peer
+Op = tuple[str, int, int]  # "send" or "take", the number, the peer; or "begin" of a call
 
 
 def exchanged(steps: int, of_round: int, peers: list[int]) -> Iterator[Op]:
@@ -115,12 +116,12 @@ def others(rank: int, world: int) -> list[int]:
     return [r for r in range(world) if r != rank]
 
 
-def calls_in_a_row(world: int, draw: random.Random) -> list[list[Op]]:
+def calls_in_a_row(world: int, draw: random.Random, kinds: str = "exchange two_phases moves rows") -> list[list[Op]]:
     """Return what each rank does in some calls, one after the other."""
     programs: list[list[Op]] = [[] for _ in range(world)]
     base = 0
     for _ in range(draw.randint(2, 8)):
-        kind, steps = draw.choice("exchange two_phases moves rows".split()), draw.randint(1, MOST_STEPS)
+        kind, steps = draw.choice(kinds.split()), draw.randint(1, MOST_STEPS)
         of_round = draw.randint(1, 2)
         in_rows = Rows(steps, draw.randint(1, 8), draw.randint(1, AHEAD), draw.random() < 0.5, draw.randint(1, 2))
         lengths = {(a, b): draw.randint(0, steps) for a in range(world) for b in range(world)}
@@ -134,20 +135,30 @@ def calls_in_a_row(world: int, draw: random.Random) -> list[list[Op]]:
                 ops, used = exchanged(steps, of_round, peers), steps
             else:
                 ops, used = in_two_phases(steps, of_round, peers), 2 * steps
-            program += [(what, base + number, peer) for what, number, peer in ops]
+            program += [("begin", 0, 0), *((what, base + number, peer) for what, number, peer in ops)]
         base += used
     return programs
 
 
-def unsafe(programs: list[list[Op]], slots: int) -> str | None:
-    """Return a send into a slot that its reader may not have read: no message tells the sender of it."""
+def free_at(program: list[Op], looks_back: int) -> dict[tuple[int, int], int]:
+    """Where a rank knows of each slot, by peer and number, that it is free: at once, or when it looks back.
+
+    The end of a call, too, orders the stores that made slots empty.
+    """
+    known, unknown = dict[tuple[int, int], int](), set[tuple[int, int]]()
+    for at, (what, number, peer) in enumerate([*program, ("begin", 0, 0)]):
+        if what == "take":
+            unknown.add((peer, number))
+        done = {slot for slot in unknown if what == "begin" or (what == "take" and slot[1] + looks_back <= number)}
+        known |= dict.fromkeys(done, at)
+        unknown -= done
+    return known
+
+
+def unsafe(programs: list[list[Op]], slots: int, looks_back: int = 0) -> str | None:
+    """Return a send into a slot that may not be free: no message tells the sender of it."""
     world = len(programs)
-    taken_at = {
-        (rank, peer, number): at
-        for rank, program in enumerate(programs)
-        for at, (what, number, peer) in enumerate(program)
-        if what == "take"
-    }
+    free = [free_at(program, looks_back) for program in programs]
     done = [0] * world
     known = [[-1] * world for _ in range(world)]  # how far each rank knows each to have come
     messages: dict[tuple[int, int, int], list[int]] = {}
@@ -162,7 +173,7 @@ def unsafe(programs: list[list[Op]], slots: int) -> str | None:
                     known[rank] = [max(pair) for pair in zip(known[rank], message, strict=True)]
                 known[rank][rank] = done[rank]
                 if what == "send":
-                    if known[rank][peer] < taken_at.get((peer, rank, number - slots), -1):
+                    if known[rank][peer] < free[peer].get((rank, number - slots), -1):
                         return f"rank {rank} writes number {number} over {number - slots} of rank {peer}"
                     messages[rank, peer, number] = list(known[rank])
                 done[rank] += 1
@@ -178,8 +189,17 @@ def test_no_packet_is_written_over_before_it_was_read(world):
         assert unsafe(calls_in_a_row(world, draw), SLOTS) is None
 
 
-def test_one_slot_less_would_not_do():
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_slot_without_a_flag_is_empty_before_it_is_written_again(world):
+    draw = random.Random(world)
+    for _ in range(500):
+        programs = calls_in_a_row(world, draw, "exchange two_phases rows")
+        assert unsafe(programs, LAMPORT_SLOTS, LOOKS_BACK) is None
+
+
+@pytest.mark.parametrize(("slots", "looks_back"), [(SLOTS, 0), (LAMPORT_SLOTS, LOOKS_BACK)])
+def test_one_slot_less_would_not_do(slots, looks_back):
     draw = random.Random(0)
-    found = [unsafe(calls_in_a_row(2, draw), SLOTS - 1) for _ in range(500)]
+    found = [unsafe(calls_in_a_row(2, draw, "exchange two_phases rows"), slots - 1, looks_back) for _ in range(500)]
     assert any(found)
     assert "all ranks wait" not in found

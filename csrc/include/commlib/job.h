@@ -16,9 +16,10 @@
 namespace commlib {
 
 constexpr int kMaxPeers = 8;           // ranks that kernels serve
-constexpr int kChannels = 2048;        // warps of a grid that moves packets
+constexpr int kChannels = 2048;        // warps of a grid that moves packets, at most
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
+constexpr int kTurn = 2 * kAhead, kLamportTurn = 4 * kAhead;  // slots of a channel
 constexpr u64 kMostTileBlocks = 256;  // of a grid that waits for peers: one for each multiprocessor
 constexpr u32 kSlotBytes = 16384;     // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;             // steps that a block pushes ahead of what it takes
@@ -132,6 +133,14 @@ struct Job {
   u32 first;        // the communicator is the first one of its process, on every rank
 };
 
+// Whether a kernel of packets lets the next one of its stream start at its own begin, before its
+// peers have: one of few blocks, of the first communicator (nccl/footprint.h). Others do so once
+// they have heard from all peers.
+constexpr unsigned kEarlyBlocks = 65;
+COMMLIB_BOTH inline bool lets_next_start(const Job& job, unsigned blocks) {
+  return job.first != 0 && blocks <= kEarlyBlocks;
+}
+
 // What each rank sends and takes where that differs from peer to peer: the second parameter of the
 // kernels that only move.
 struct Moves {
@@ -153,16 +162,19 @@ struct Places {
   u64 ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles;
 };
 
+// Warps of a grid that moves packets between n ranks: many ranks have many slots.
+COMMLIB_BOTH constexpr u64 channels(u64 n) { return n > 4 ? kChannels / 2 : kChannels; }
+
 constexpr u64 kPlaceAlign = 1 << 16;
 COMMLIB_BOTH constexpr u64 place_after(u64 at, u64 bytes) {
   return (at + bytes + kPlaceAlign - 1) / kPlaceAlign * kPlaceAlign;
 }
 COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll = place_after(0, sizeof(Control));
-  const u64 slots = n * kChannels * 2 * kAhead * kWarpPackets;
-  const u64 ll128 = place_after(ll, slots);
-  const u64 lamport = place_after(ll128, slots);
-  const u64 tile_blocks = place_after(lamport, slots);
+  const u64 packets = n * channels(n) * kWarpPackets;
+  const u64 ll128 = place_after(ll, packets * kTurn);
+  const u64 lamport = place_after(ll128, packets * kTurn);
+  const u64 tile_blocks = place_after(lamport, packets * kLamportTurn);
   const u64 pipe_blocks = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
   const u64 pipes = place_after(pipe_blocks, kPipeSets * kPipeBlocks * sizeof(PipeBlock));
   const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
