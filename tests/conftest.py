@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.getoption("numprocesses", None):
+        check_budget(session.config, len(session.items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    check_budget(node.config, len(ids))
+
+
+def check_budget(config: pytest.Config, cases: int) -> None:
     """The whole gate has no more cases than its budget; a part of it, or more than it, is not counted."""
-    option = session.config.option
-    if session.config.args != ["tests"] or option.markexpr != "not slow" or option.keyword or not option.ignore:
+    option = config.option
+    if config.args != ["tests"] or option.markexpr != "not slow" or option.keyword or not option.ignore:
         return
-    project = (session.config.rootpath / "pyproject.toml").read_text(encoding="utf-8")
+    project = (config.rootpath / "pyproject.toml").read_text(encoding="utf-8")
     (most,) = map(int, re.findall(r"^cases_of_the_gate = (\d+)", project, re.MULTILINE))
-    if len(session.items) > most:
-        raise pytest.UsageError(f"{len(session.items)} cases at the gate, but its budget in pyproject.toml is {most}")
+    if cases > most:
+        raise pytest.UsageError(f"{cases} cases at the gate, but its budget in pyproject.toml is {most}")
 
 
 @pytest.fixture(scope="session", autouse=True)

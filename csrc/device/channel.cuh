@@ -205,7 +205,7 @@ class Channel {
   template <int kCount>
   __device__ __forceinline__ bool are_empty(int i) const {
     u32 all = Lamport::kEmpty;
-#pragma unroll
+#pragma unroll(N > 4 ? 1 : N)
     for (int p = 0; p < N - 1; ++p) {
       const u8* from = (kReady ? mine_ : slots_of(job_.rank, 0)) + peer(p) * kOfRank;
 #pragma unroll

@@ -54,14 +54,18 @@ class PacketRows : public RowBlock<T, kPairs> {
   __device__ __forceinline__ void run() {
     const u64 rows = this->rows_.rows;
     u64 row = blockIdx.x / kBlocks;
-    const u8* from = own_words(row);
-    known(from);
-    const auto to = channel_.destinations();
-    channel_.begin();
-    if (kGoesAhead && row < rows)
-      send_steps<0, kAhead>(row, from, [&](int p, int i, const Step& step, bool has) {
-        channel_.send(p, i, step, to, has);
-      });
+    if constexpr (kGoesAhead) {
+      const u8* from = own_words(row);
+      known(from);
+      const auto to = channel_.destinations();
+      channel_.begin();
+      if (row < rows)
+        send_steps<0, kAhead>(row, from, [&](int p, int i, const Step& step, bool has) {
+          channel_.send(p, i, step, to, has);
+        });
+    } else {
+      channel_.begin();
+    }
     if (kBlocks > 1) wait_for_cluster();  // all its blocks are there
     if (row >= rows) return;
 #pragma unroll 1
