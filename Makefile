@@ -2,8 +2,11 @@
 N ?= 2          # ranks of `make bench`, `make test-one-gpu` and `make test-torch`
 ARGS ?=         # more arguments: make bench ARGS="all_reduce -e 1M", make test ARGS="-k conformance"
 MODE ?=         # --cpu or --gpu; found out when empty
+# That run tests; more than four would share too few cores with the ranks. On GPUs one, whose ranks have them for themselves.
+WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,$(shell n=$$(nproc); echo $$((n < 4 ? n : 4))))
 
 bin := .venv/bin
+pytest = $(bin)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
 .PHONY: help setup build bench test test-all test-one-gpu test-torch hangs sanitize lint format docs clean
@@ -21,10 +24,10 @@ bench: setup ## time every collective of this machine beside MPI and torch, or N
 	$(bin)/commlib bench -n $(strip $(N)) -o build/bench/bench.json --plot build/bench/bench.png $(ARGS)
 
 test: setup ## run the tests of the gate, but for those of `make lint`: minutes
-	$(bin)/python -m pytest --ignore tests/test_layout.py --ignore tests/typed $(ARGS)
+	$(pytest) --ignore tests/test_layout.py --ignore tests/typed $(ARGS)
 
 test-all: setup ## run every test, PyTorch's own and the sanitizers: an hour
-	$(bin)/python -m pytest -m "slow or not slow" --durations=50 $(ARGS)
+	$(pytest) -m "slow or not slow" --durations=50 $(ARGS)
 	$(bin)/python -m tests.torch_suite -n 2
 	@launch/sanitize.sh
 

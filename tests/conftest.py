@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from commlib.testing import Ranks
 from commlib.testing.ranks import PRELOAD
@@ -25,6 +26,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--base", metavar="COMMIT", help="also compile the kernels whose sources differ from this commit")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what the gate would read for nothing: modules that are slow as a whole, or need GPUs."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    needs_gpus = "gpu" in collection_path.relative_to(Path(__file__).parent).parts and not torch.cuda.is_available()
+    return needs_gpus or "\npytestmark = pytest.mark.slow" in collection_path.read_text(encoding="utf-8") or None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

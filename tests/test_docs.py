@@ -55,7 +55,17 @@ def blocks(language, word=None):
 
 
 def each(found):
-    return pytest.mark.parametrize("block", found, ids=[f"{Path(block.page).stem}:{block.line}" for block in found])
+    return pytest.mark.parametrize(
+        "block", [pytest.param(block, id=name_of(block), marks=marks_of(block)) for block in found]
+    )
+
+
+def name_of(block):
+    return f"{Path(block.page).stem}:{block.line}"
+
+
+def marks_of(block):
+    return [pytest.mark.slow] if "torch.compile(" in block.text else []
 
 
 def execute(comm, source):

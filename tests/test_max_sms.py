@@ -109,6 +109,7 @@ def compiled_with_limits(comm: Communicator) -> tuple[bool, dict[str, int]]:
     return all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True)), limits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
 def test_a_graph_holds_the_limit_of_every_collective(request: pytest.FixtureRequest, backend: str) -> None:
     ranks: Ranks = request.getfixturevalue(backend)

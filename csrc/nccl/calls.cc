@@ -138,9 +138,9 @@ void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const v
   job.graph = message ? 0 : record_->count_kernel(capture);
   Grid grid = Kernels::grid_of(instance, job, size.blocks, size.threads);
   grid.urgent = order_.has_others();
-  grid.early &= order_.before(stream, capture,
-                              footprint_of_kernel(size.blocks, instance.cluster_blocks),
-                              grid.early && lets_next_start(job, size.blocks));
+  grid.early &=
+      order_.before(stream, capture, footprint_of_kernel(size.blocks, instance.cluster_blocks),
+                    grid.early && lets_next_start(job, size.blocks));
   Kernels::launch(instance, job, more, grid, stream);
   order_.after(stream, capture);
   if (stamps_) stamped_ = instance;

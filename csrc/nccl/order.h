@@ -51,7 +51,7 @@ class Order {
     uint64_t capture = 0;
     bool made = false;
     CUevent event = nullptr;
-    bool behind = false;  // the event is behind the newest
+    bool behind = false;        // the event is behind the newest
     unsigned early_blocks = 0;  // of the newest, if it lets the next kernel start at its begin
     // Of those that each other communicator has not been put behind yet.
     std::map<const Order*, Footprint> since;
@@ -67,7 +67,7 @@ class Order {
   int number_ = 0;  // in this process, from 1
   Last eager_, captured_;
   bool many_streams_ = false;
-  Footprint coming_;      // of the call being made
+  Footprint coming_;  // of the call being made
   unsigned early_blocks_ = 0;
   std::set<int> behind_;  // numbers of the communicators whose calls wait for this one's
 };

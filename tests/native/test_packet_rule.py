@@ -19,6 +19,7 @@ AHEAD = int(re.search(r"kAhead = (\d+);", (jit.csrc() / "include/commlib/job.h")
 SLOTS, LAMPORT_SLOTS = 2 * AHEAD, 4 * AHEAD
 LOOKS_BACK = SLOTS  # who takes a number sees that the slot of so many before is empty
 MOST_STEPS = 3 * SLOTS // 2
+DRAWS = 150
 
 Op = tuple[str, int, int]  # "send" or "take", the number, the peer; or "begin" of a call
 
@@ -185,14 +186,14 @@ def unsafe(programs: list[list[Op]], slots: int, looks_back: int = 0) -> str | N
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_no_packet_is_written_over_before_it_was_read(world):
     draw = random.Random(world)
-    for _ in range(500):
+    for _ in range(DRAWS):
         assert unsafe(calls_in_a_row(world, draw), SLOTS) is None
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_a_slot_without_a_flag_is_empty_before_it_is_written_again(world):
     draw = random.Random(world)
-    for _ in range(500):
+    for _ in range(DRAWS):
         programs = calls_in_a_row(world, draw, "exchange two_phases rows")
         assert unsafe(programs, LAMPORT_SLOTS, LOOKS_BACK) is None
 
@@ -200,6 +201,6 @@ def test_a_slot_without_a_flag_is_empty_before_it_is_written_again(world):
 @pytest.mark.parametrize(("slots", "looks_back"), [(SLOTS, 0), (LAMPORT_SLOTS, LOOKS_BACK)])
 def test_one_slot_less_would_not_do(slots, looks_back):
     draw = random.Random(0)
-    found = [unsafe(calls_in_a_row(2, draw, "exchange two_phases rows"), slots - 1, looks_back) for _ in range(500)]
+    found = [unsafe(calls_in_a_row(2, draw, "exchange two_phases rows"), slots - 1, looks_back) for _ in range(DRAWS)]
     assert any(found)
     assert "all ranks wait" not in found

@@ -306,6 +306,7 @@ def on_two_hosts(comm: Communicator, path: str) -> str:
     return communicator().backend
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
 def test_ranks_of_several_hosts_get_torchs_results(tmp_path: Path) -> None:
     with Ranks(4, backend="shm", timeout_s=60.0, deadline_s=120.0) as spread:

@@ -70,8 +70,8 @@ def test_a_range_ends_below_the_first_size_of_the_next_also_where_they_cross_the
 
 def test_noise_alone_makes_no_switch() -> None:
     same = {QUICK: alpha_beta(2.0, 1000.0), WIDE: alpha_beta(2.0, 1000.0)}
-    switches = [len(choose(samples(same, 0.05, seed=seed)).stretches) - 1 for seed in range(10)]
-    assert sum(switches) <= 3
+    switches = [len(choose(samples(same, 0.05, seed=seed)).stretches) - 1 for seed in range(4)]
+    assert sum(switches) <= 1
 
 
 def test_an_interval_shrinks_with_the_noise() -> None:
