@@ -76,6 +76,10 @@ def decide(rules: Sequence[Rule], query: Query, facts: Facts = ALL_SERVE) -> Dec
 
 def _entries(rule: Rule, at: int) -> Iterator[tuple[str, Range]]:
     yield f"rules[{rule.number}][{at}]", rule.ranges[at]
+    yield from _fallbacks(rule)
+
+
+def _fallbacks(rule: Rule) -> Iterator[tuple[str, Range]]:
     yield from ((f"rules[{rule.number}].fallback[{n}]", entry) for n, entry in enumerate(rule.fallback))
 
 
@@ -162,7 +166,13 @@ def _able(rules: Sequence[Rule], query: Query, max_sms: int, facts: Facts) -> It
             far = max(1.0, (low + 1) / (query.num_bytes + 1), (query.num_bytes + 1) / (high + 1))
             for place, entry in _entries(rule, at):
                 if query.placement == "symmetric" and not facts.symmetric(query.op, entry.algorithm):
-                    continue  # only a name: the plain rules decide
-                able = facts.refusal(query, entry.algorithm) is None and query.num_bytes % entry.align == 0
-                if able and facts.can_take(query.op, entry, max_sms):
-                    yield far, Decision(rule, entry, at, place, ())
+                    break  # only a name: the plain rules decide
+                if facts.refusal(query, entry.algorithm) is not None or query.num_bytes % entry.align:
+                    continue
+                # One that cannot be cut down has the first fallback of all sizes that can.
+                for where, able in [(place, entry), *((w, e) for w, e in _fallbacks(rule) if e.align == 1)]:
+                    if facts.refusal(query, able.algorithm) is None and facts.can_take(query.op, able, max_sms):
+                        yield far, Decision(rule, able, at, where, ())
+                        break
+                if entry.align == 1:
+                    break
