@@ -348,8 +348,9 @@ def compile_and_run(comm: Communicator, name: str, backend: str) -> list[bool]:
     return agree
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["program", pytest.param("in_place", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["program", "in_place"])
 def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks: Ranks, name: str, backend: str) -> None:
     for agree in shm_ranks.run(compile_and_run, name, backend, world=2):
         assert all(agree)

@@ -54,7 +54,7 @@ def said_of(ranks: Ranks, *options: str) -> tuple[Any, str]:
     return shown.return_value, shown.output
 
 
-@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_who_has_not_come_is_named_on_whatever_host_it_is(on_a: Ranks, rank: int) -> None:
     handle = on_a.start(stay_away, 4.5, rank)
     time.sleep(1.5)

@@ -49,7 +49,11 @@ def errors(handle: Handle, but: int) -> list[BaseException]:
 
 @pytest.mark.parametrize(
     ("algorithm", "victim"),
-    [("hier_oneshot", 0), ("hier_twoshot", 3), ("hier_twoshot", 1), ("torch_direct", 2)],
+    [
+        ("hier_oneshot", 0),
+        *(pytest.param("hier_twoshot", victim, marks=pytest.mark.slow) for victim in (3, 1)),
+        ("torch_direct", 2),
+    ],
 )
 def test_every_rank_names_the_one_that_died(algorithm, victim):
     with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=30.0) as ranks:
@@ -58,7 +62,14 @@ def test_every_rank_names_the_one_that_died(algorithm, victim):
             assert f"rank {victim}" in str(error).partition(";")[0]
 
 
-@pytest.mark.parametrize(("algorithm", "victim"), [("hier_oneshot", 0), ("hier_oneshot", 3), ("hier_twoshot", 2)])
+@pytest.mark.parametrize(
+    ("algorithm", "victim"),
+    [
+        pytest.param("hier_oneshot", 0, marks=pytest.mark.slow),
+        ("hier_oneshot", 3),
+        pytest.param("hier_twoshot", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_every_rank_names_the_one_that_is_late_and_not_one_that_waits_too(algorithm, victim):
     with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=LATE_S) as ranks:
         for error in errors(ranks.start(repeat, algorithm, victim, "late"), victim):
