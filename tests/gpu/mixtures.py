@@ -3,7 +3,8 @@
     python -m tests.gpu.mixtures 600 -o mixtures.json
 
 runs one after the other, all within so many seconds, and stops at the first wrong value or error: `--seed` repeats that
-mixture. If a round takes longer than 10 s, it prints once what `commlib debug` says.
+mixture. `--collectives all_reduce,all_reduce_rms_norm` has these alone, and so more of each. If a round takes longer than
+10 s, it prints once what `commlib debug` says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -71,12 +73,12 @@ class Mixture:
     Every fourth seed has three, and no graphs: the library keeps their calls in order where it has to.
     """
 
-    def __init__(self, comm: Communicator, seed: int) -> None:
+    def __init__(self, comm: Communicator, seed: int, only: Sequence[str] = ()) -> None:
         self.draw = random.Random(seed)
         self.own = random.Random((seed, comm.rank).__hash__())
         # Messages are part of them where kernels of this library move these.
         moves = comm.explain("send_recv", 1 << 20).algorithm.startswith("lsa_")
-        self.names = [name for name in (*NAMES, *LIMITED) if moves or name != "send_recv"]
+        self.names = [name for name in only or (*NAMES, *LIMITED) if moves or name != "send_recv"]
         self.streams = [torch.cuda.Stream() for _ in range(3)]
         self.wanders = self.draw.random() < 0.5  # over them; else each communicator stays on its own
         self.factors = [torch.rand(side, side, device=comm.device).bfloat16() for side in SIDES]
@@ -175,9 +177,9 @@ def figures_of(path: str) -> torch.Tensor:
     return torch.from_file(path, shared=True, size=LONGEST_S + 1, dtype=torch.float64)
 
 
-def mix(comm: Communicator, seed: int, rounds: int, path: str = "") -> str:
+def mix(comm: Communicator, seed: int, rounds: int, path: str = "", only: Sequence[str] = ()) -> str:
     figures = figures_of(path) if path and comm.rank == 0 else torch.zeros(LONGEST_S + 1, dtype=torch.float64)
-    mixture, found = Mixture(comm, seed), []
+    mixture, found = Mixture(comm, seed, only), []
     for step in range(rounds):
         start = time.monotonic()
         figures[: SINCE + 1] = torch.tensor([seed, step, start], dtype=torch.float64)
@@ -194,13 +196,13 @@ def mix(comm: Communicator, seed: int, rounds: int, path: str = "") -> str:
     return first(found)
 
 
-def go_on(ranks: Ranks, end: float, seed: int, path: str) -> tuple[int, str]:
+def go_on(ranks: Ranks, end: float, seed: int, path: str, only: Sequence[str]) -> tuple[int, str]:
     """Run mixtures from a seed on, until the time is over or one fails: how many did not, and what was wrong."""
     done, spare, figures = 0, min(SPARE_S, (end - time.monotonic()) / 4), figures_of(path)
     while not done or time.monotonic() < end - spare:
         ranks.deadline_s = min(max(end - time.monotonic(), spare), MIXTURE_S)
         try:
-            wrong = first(ranks.run(mix, seed + done, ROUNDS, path))
+            wrong = first(ranks.run(mix, seed + done, ROUNDS, path, only))
         except RankError as error:
             wrong = f"round {int(figures[ROUND])}: {error}"
         if wrong:
@@ -228,8 +230,11 @@ def main() -> None:
     parser.add_argument("seconds", type=float)
     parser.add_argument("--seed", type=int, default=1000, help="of the first one; the next ones follow")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--collectives", type=lambda text: text.split(","), default=[], help="only these")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
+    if unknown := set(options.collectives).difference(NAMES):
+        parser.error(f"{', '.join(sorted(unknown))}: expected some of {', '.join(NAMES)}")
     done, wrong, over = 0, "", threading.Event()
     with NamedTemporaryFile() as file:
         figures, watcher = figures_of(file.name), threading.Thread(target=watch, args=(file.name, over))
@@ -238,7 +243,7 @@ def main() -> None:
             with Ranks(
                 options.ranks, backend="nccl", timeout_s=TIMEOUT_S, max_bytes=64 << 20, deadline_s=MIXTURE_S
             ) as ranks:
-                done, wrong = go_on(ranks, begun + options.seconds, options.seed, file.name)
+                done, wrong = go_on(ranks, begun + options.seconds, options.seed, file.name, options.collectives)
         except (RankError, KeyboardInterrupt) as error:
             wrong = str(error) or "interrupted"
         finally:
