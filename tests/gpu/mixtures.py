@@ -3,7 +3,7 @@
     python -m tests.gpu.mixtures 600 -o mixtures.json
 
 runs one after the other, all within so many seconds, and stops at the first wrong value or error: `--seed` repeats that
-mixture. `--collectives all_reduce,all_reduce_rms_norm` has these alone, and so more of each. If a round takes longer than
+mixture. `--collectives all_reduce,all_reduce_rms_norm` has these alone, so more of each. If a round takes longer than
 10 s, it prints once what `commlib debug` says.
 """
 
