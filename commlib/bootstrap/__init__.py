@@ -62,8 +62,8 @@ def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
     if name == "mpi" and world.size == 1 and mpi.detect(os.environ) is None and (started := around()):
         world.close()
         raise Unsupported(
-            f"bootstrap 'mpi' was asked for, but MPI has this process as its only rank, and {started[0]} started "
-            f"{counted(started[1], 'rank')}; start them with `{mpi.START} …`, or leave bootstrap at 'auto'"
+            f"bootstrap 'mpi': MPI knows one rank, but {started[0]} started {counted(started[1], 'rank')}; "
+            f"start them with `{mpi.START} …`, or leave bootstrap at 'auto'"
         )
     return world
 

@@ -96,9 +96,13 @@ std::string Group::describe(uint64_t what) const {
   return what & kInner ? words + " (made inside another call)" : words;
 }
 
-// A grid leaves a multiprocessor to other communicators (nccl/footprint.h).
-unsigned Group::most_blocks(const Shape& shape, const Call& call) const {
-  const unsigned most = std::min(shape.blocks, most_blocks_);
+// A grid leaves a multiprocessor to other communicators (nccl/footprint.h), and one of packets has
+// a channel for each warp.
+unsigned Group::most_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
+                            unsigned threads) const {
+  unsigned most = std::min(shape.blocks, most_blocks_);
+  if (!Kernels::moves_tiles(instance))
+    most = std::min(most, static_cast<unsigned>(channels(static_cast<u64>(world_))) * 32 / threads);
   return call.max_sms ? std::min(most, call.max_sms) : most;
 }
 
@@ -120,7 +124,7 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
     share = moves.longest;
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  const u64 most = most_blocks(shape, call);
+  const u64 most = most_blocks(shape, call, instance, threads);
   // Where ranks know their own sizes alone, nothing they must agree on follows from these.
   const bool alike = !differs_by_rank(call.op);
   const auto blocks = static_cast<unsigned>(alike ? std::min(wanted, most) : most);

@@ -105,7 +105,8 @@ class Group {
   std::string describe(uint64_t what) const;  // Job::what, in words
   // The multiprocessors that a call is held to; 0: all are its own.
   unsigned limit_of(const Call& call) const;
-  unsigned most_blocks(const Shape& shape, const Call& call) const;
+  unsigned most_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
+                       unsigned threads) const;
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   struct Size {
     unsigned blocks, threads;

@@ -45,8 +45,7 @@ const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world
 Grid Kernels::grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads) {
   const unsigned shared =
       instance.shared_tiles * job.tile_bytes + instance.shared_slots * kSlotBytes;
-  const bool moves_tiles = shared > 0;
-  return {blocks, threads, shared, !moves_tiles};
+  return {blocks, threads, shared, !moves_tiles(instance)};
 }
 
 void Kernels::launch(const Instance& instance, const Job& job, const void* more, const Grid& grid,

@@ -58,6 +58,9 @@ class Kernels {
   }
   // That for rows of a call over so many ranks.
   const Instance& get_row(int index, const Call& call, int world);
+  static bool moves_tiles(const Instance& instance) {
+    return instance.shared_tiles + instance.shared_slots > 0;
+  }
   static Grid grid_of(const Instance& instance, const Job& job, unsigned blocks, unsigned threads);
   // `more`: the kernel's second parameter; one that only takes a job does not read it.
   static void launch(const Instance& instance, const Job& job, const void* more, const Grid& grid,

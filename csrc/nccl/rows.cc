@@ -43,12 +43,12 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u64 of_unit = in_tiles ? job.tile_bytes / row_bytes : 1;
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
   const unsigned of_cluster = instance.cluster_blocks;
-  u64 at_once = std::min<u64>(units, most_blocks(shape, call));
+  const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
+  u64 at_once = std::min<u64>(units, most_blocks(shape, call, instance, threads));
   // A cluster may lie on as many multiprocessors as it has blocks.
   const unsigned limit = limit_of(call) ? limit_of(call) : most_blocks_;
   at_once = std::min<u64>(at_once, std::max(std::min(limit, most_blocks_) / of_cluster, 1u));
   const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
-  const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
   const Rows rows = told_of(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);

@@ -66,7 +66,7 @@ Slot* slot_at(int number) {
   return reinterpret_cast<Slot*>(file + pages(sizeof(Header)) + number * kSlotBytes);
 }
 
-// The one that was closed and opened first, once so many are kept; until then, one never taken:
+// The one that was closed and opened first, once there are so many; until then, one never taken:
 // another thread may still be filling one that is not in use yet.
 int vacant() {
   int oldest = -1, unused = -1, closed = 0;

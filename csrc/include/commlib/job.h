@@ -162,7 +162,7 @@ struct Places {
   u64 ll, ll128, lamport, tile_blocks, pipe_blocks, pipes, tiles;
 };
 
-// Warps of a grid that moves packets between n ranks: many ranks have many slots.
+// Warps of a grid that moves packets between n ranks, at most: many ranks have many slots.
 COMMLIB_BOTH constexpr u64 channels(u64 n) { return n > 4 ? kChannels / 2 : kChannels; }
 
 constexpr u64 kPlaceAlign = 1 << 16;
