@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+import commlib
+from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.testing.ranks import PRELOAD
 from tests import forked
@@ -79,6 +81,20 @@ def shm_ranks() -> Iterator[Ranks]:
 def torch_ranks() -> Iterator[Ranks]:
     with Ranks(4, backend="torch", timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
+
+
+@pytest.fixture(params=["shm_ranks", "torch_ranks"])
+def each_ranks(request: pytest.FixtureRequest) -> Ranks:
+    """The ranks of either backend, one after the other."""
+    ranks: Ranks = request.getfixturevalue(request.param)
+    return ranks
+
+
+@pytest.fixture
+def comm() -> Iterator[Communicator]:
+    """A communicator of this process alone."""
+    with commlib.init(backend="shm", bootstrap="single", timeout_s=5.0, max_bytes=1 << 20) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

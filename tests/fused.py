@@ -1,4 +1,4 @@
-"""What tests of `commlib.fuse` share: inputs, a norm, and a program compiled with the pass and without Inductor."""
+"""What tests of compiled programs share: inputs, a norm, and programs compiled with and without `commlib.fuse`."""
 
 from __future__ import annotations
 
@@ -43,3 +43,25 @@ def fused(program: Callable[..., Any], *args: Any) -> tuple[Any, int, list[str],
     calls = [node for node in graphs[0].graph.nodes if node.op == "call_function"]
     ordered = [node.args[1].name() for node in calls if "with_effects" in str(node.target)]
     return values, counts[0], ordered, {str(node.target) for node in calls}
+
+
+def compiled_agrees(
+    comm: Any, program: Callable[..., Any], draw: Callable[[int], torch.Tensor], backend: str = "aot_eager"
+) -> tuple[bool, int]:
+    """Call program(comm, x) three times, eagerly and compiled; return whether all values agree, and how many graphs."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+    inner = torch._dynamo.lookup_backend(backend)
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return inner(graph, inputs)
+
+    compiled, agree = torch.compile(program, fullgraph=True, backend=count), []
+    for step in range(3):
+        x = draw(step)
+        eager, mine = x.clone(), x.clone()
+        expected, found = program(comm, eager), compiled(comm, mine)
+        expected, found = (value if isinstance(value, tuple) else (value,) for value in (expected, found))
+        agree += [torch.equal(a, b) for a, b in zip((*expected, eager), (*found, mine), strict=True)]
+    return all(agree), len(graphs)

@@ -15,6 +15,7 @@ from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
+from tests.told import said
 
 SMALL = 1 << 20
 
@@ -25,13 +26,6 @@ def twoshot() -> Plan:
 
 def read_plan(comm: Communicator) -> tuple[str, str, float]:
     return comm.plan.digest, comm.explain("all_reduce", 8).algorithm, float(comm.all_reduce(torch.ones(1)))
-
-
-def test_rank_0_loads_the_plan_for_everyone(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(twoshot().file_text)
-    with Ranks(2, backend="shm", plan=str(path), max_bytes=SMALL) as ranks:
-        assert ranks.run(read_plan) == [(twoshot().digest, "shm_twoshot", 2.0)] * 2
 
 
 def make_at_home(world: Any, homes: list[str]) -> Communicator:
@@ -57,15 +51,21 @@ def test_a_plan_that_only_rank_0_finds_is_everyones(tmp_path: Path, monkeypatch:
     assert found[0][:2] == (str(path), "match 6/6")
 
 
-def test_a_faulty_plan_is_the_same_error_on_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pins", "told"), [("", "plan {path}, line "), ("all_reduce:lsa_oneshot", "COMMLIB_ALGORITHM: all_reduce has no ")]
+)
+def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pins: str, told: str
+) -> None:
+    monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
     path = tmp_path / "plan.json"
-    path.write_text(twoshot().file_text[:300])
+    path.write_text(twoshot().file_text[: None if pins else 300])
     with pytest.raises(RankError) as caught, Ranks(2, backend="shm", plan=str(path)) as ranks:
         ranks.run(read_plan)
     errors = list(caught.value.errors.values())
-    assert {type(error) for error in errors} == {ValueError}
+    assert [type(error) for error in errors] == [ValueError] * 2
     (text,) = {str(error) for error in errors}
-    assert text.startswith(f"plan {path}, line ")
+    assert text.startswith(told.format(path=path))
 
 
 def make_with(world: Any, **options: Any) -> Communicator:
@@ -80,35 +80,31 @@ def test_different_plans_fail_on_all_ranks_with_one_message(monkeypatch: pytest.
     with pytest.raises(RankError) as caught, Ranks(2, create=make_with) as ranks:
         ranks.run(read_plan)
     errors = list(caught.value.errors.values())
-    assert len(errors) == 2
-    assert all(isinstance(error, PlanMismatch) for error in errors)
-    assert len({str(error) for error in errors}) == 1
-    assert "pass the same plan= on every rank" in str(errors[0])
+    assert [type(error) for error in errors] == [PlanMismatch] * 2
+    (text,) = set(map(str, errors))
+    assert "pass the same plan= on every rank" in text
 
 
-def make_with_limits(world: Any, **options: Any) -> Communicator:
-    """Give every rank another limit."""
-    return Communicator._create(world, backend="shm", max_bytes=SMALL, max_sms=8 * world.rank)
+# Setting → its values on two ranks.
+DIFFERENT = {"max_sms": (0, 8), "COMMLIB_ISA": ("v2", "auto"), "COMMLIB_GUARD": ("nan", "crc")}
 
 
-def test_ranks_with_different_limits_of_multiprocessors_are_told() -> None:
-    with pytest.raises(RankError) as caught, Ranks(2, create=make_with_limits) as ranks:
-        ranks.run(read_plan)
-    said = {str(error) for error in caught.value.errors.values()}
-    assert said == {"ranks disagree on max_sms (rank 0: 0, rank 1: 8); start every rank with the same settings"}
-
-
-def make_with_levels(world: Any, **options: Any) -> Communicator:
-    """Give every rank reduce kernels of another level."""
-    os.environ["COMMLIB_ISA"] = ("v2", "auto")[world.rank]
+def make_different(world: Any, setting: str) -> Communicator:
+    """Give every rank another value of a setting."""
+    value: Any = DIFFERENT[setting][world.rank]
+    if setting == "max_sms":
+        return Communicator._create(world, backend="shm", max_bytes=SMALL, max_sms=value)
+    os.environ[setting] = value
     return Communicator._create(world, backend="shm", max_bytes=SMALL)
 
 
-def test_ranks_with_different_reduce_kernels_are_told() -> None:
-    with pytest.raises(RankError) as caught, Ranks(2, create=make_with_levels) as ranks:
+@pytest.mark.parametrize("setting", DIFFERENT)
+def test_ranks_with_different_settings_are_told(setting: str) -> None:
+    with pytest.raises(RankError) as caught, Ranks(2, create=make_different, setting=setting) as ranks:
         ranks.run(read_plan)
-    said = {str(error) for error in caught.value.errors.values()}
-    assert said == {"ranks disagree on COMMLIB_ISA (rank 0: v2, rank 1: auto); start every rank with the same settings"}
+    values = "rank 0: {}, rank 1: {}".format(*DIFFERENT[setting])
+    (text,) = {str(error) for error in caught.value.errors.values()}
+    assert text.startswith(f"ranks disagree on {setting} ({values}); ")
 
 
 def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
@@ -120,16 +116,14 @@ def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
         assert part is not None
         with part:
             found = few._options.max_sms, part._options.max_sms
-    with pytest.raises(PlanMismatch) as caught:
-        comm.split(0, max_sms=1 + comm.rank)
-    return *found, str(caught.value)
+    return *found, said(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch)
 
 
 def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks() -> None:
     with Ranks(2, backend="shm", max_bytes=SMALL) as ranks:
         found = ranks.run(limits_of_splits)
-    said = "ranks disagree on max_sms (rank 0: 1, rank 1: 2); start every rank with the same settings"
-    assert found == [(3, 3, said)] * 2
+    told = "ranks disagree on max_sms (rank 0: 1, rank 1: 2); start every rank with the same settings"
+    assert found == [(3, 3, told)] * 2
 
 
 def pinned(comm: Communicator) -> tuple[str, bool, str, str]:
@@ -152,11 +146,3 @@ def test_the_environment_pins_on_top_of_every_plan(monkeypatch: pytest.MonkeyPat
     algorithm, told, digest, digest_of_split = found[0]
     assert (algorithm, told, digest_of_split) == ("shm_oneshot", True, digest)
     assert digest != twoshot().digest
-
-
-def test_a_wrong_pin_is_the_same_error_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMMLIB_ALGORITHM", "all_reduce:lsa_oneshot")
-    with pytest.raises(RankError) as caught, Ranks(2, backend="shm") as ranks:
-        ranks.run(read_plan)
-    (text,) = {str(error) for error in caught.value.errors.values()}
-    assert text.startswith("COMMLIB_ALGORITHM: all_reduce has no algorithm 'lsa_oneshot' on shm; it has shm_oneshot")

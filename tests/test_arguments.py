@@ -1,15 +1,20 @@
-"""Wrong arguments of the public calls: the error names the argument, what came and what is wanted, on every backend."""
+"""Wrong arguments of init() and of the public calls: the error names them, what came and what is wanted."""
 
 from __future__ import annotations
 
+import errno
 import re
 from itertools import product
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 import commlib
+from commlib import bootstrap, env
+from commlib.bootstrap import connect
+from commlib.errors import CommError, Unsupported
 
 WRONG = {
     "list": ([1, 2], "a list, but must be a torch.Tensor; e.g. torch.tensor([1, 2])"),
@@ -19,18 +24,25 @@ WRONG = {
     "None": (None, "None, but must be a torch.Tensor"),
     "str": ("x", "a str, but must be a torch.Tensor"),
 }
+
+
+def like(x):
+    """Return an output for x, whatever that is."""
+    return torch.empty(x.shape, dtype=x.dtype) if isinstance(x, torch.Tensor) else torch.ones(2)
+
+
 TAKES_X = {
     "all_reduce": lambda comm, x: comm.all_reduce(x),
     "reduce": lambda comm, x: comm.reduce(x, 0),
-    "reduce_scatter": lambda comm, x: comm.reduce_scatter_tensor(torch.ones(2), x),
-    "reduce_scatterv": lambda comm, x: comm.reduce_scatterv(torch.ones(2), x, [2]),
-    "all_gather": lambda comm, x: comm.all_gather_into_tensor(torch.ones(2), x),
-    "all_gatherv": lambda comm, x: comm.all_gatherv(torch.ones(2), x, [2]),
-    "all_to_all": lambda comm, x: comm.all_to_all_single(torch.ones(2), x),
-    "all_to_allv": lambda comm, x: comm.all_to_all_single(torch.ones(2), x, [2], [2]),
+    "reduce_scatter": lambda comm, x: comm.reduce_scatter_tensor(like(x), x),
+    "reduce_scatterv": lambda comm, x: comm.reduce_scatterv(like(x), x, [len(like(x))]),
+    "all_gather": lambda comm, x: comm.all_gather_into_tensor(like(x), x),
+    "all_gatherv": lambda comm, x: comm.all_gatherv(like(x), x, [len(like(x))]),
+    "all_to_all": lambda comm, x: comm.all_to_all_single(like(x), x),
+    "all_to_allv": lambda comm, x: comm.all_to_all_single(like(x), x, [len(like(x))], [len(like(x))]),
     "broadcast": lambda comm, x: comm.broadcast(x, 0),
     "gather": lambda comm, x: comm.gather(x, 0),
-    "scatter": lambda comm, x: comm.scatter(x, 0, out=torch.ones(2)),
+    "scatter": lambda comm, x: comm.scatter(x, 0, out=like(x)),
     "scatter ": lambda comm, x: comm.scatter(x, 0),
     "send": lambda comm, x: comm.send(x, 0),
     "recv": lambda comm, x: comm.recv(x, 0),
@@ -76,17 +88,17 @@ ELSEWHERE = {
     "meta": (lambda: torch.ones(2, device="meta"), "layout torch.strided, on meta"),
     "strided": (lambda: torch.ones(4)[::2], "x is not contiguous, but must be; first x = x.contiguous()"),
 }
+X = torch.ones(4, 4)
 OTHERS = [
-    (
-        lambda c: c.all_reduce(torch.ones(2), out=torch.ones(4)[::2]),
-        ValueError,
-        "pass a contiguous tensor and copy fro",
-    ),
-    (
-        lambda c: c.all_reduce(torch.ones(2), out=torch.ones(3)),
-        ValueError,
-        "out has 3 elements, but needs 2: as many as x",
-    ),
+    (lambda c: c.all_reduce(torch.ones(2), out=torch.ones(4)[::2]), ValueError, "pass a contiguous tensor and copy"),
+    (lambda c: c.all_reduce(torch.ones(2), out=torch.ones(3)), ValueError, "out has 3 elements, but needs 2: as many"),
+    (lambda c: c.all_reduce(X.view(-1)[:8], out=X.view(-1)[4:12]), ValueError, "overlap in part"),
+    (lambda c: c.all_gather_into_tensor(torch.ones(3), X), ValueError, "out has 3 elements, but needs 16"),
+    (lambda c: c.all_gatherv(X, X, [-1]), ValueError, "sizes[0] is -1"),
+    (lambda c: c.all_to_all_single(X.clone(), X, [-4]), ValueError, "out_splits[0] is -4"),
+    (lambda c: c.all_to_all_single(X, X, [4]), ValueError, "cannot run in place; pass another out"),
+    (lambda c: c.send_recv(X, 0, X, 0), ValueError, "send_recv cannot run in place; pass another out"),
+    (lambda c: c.send_recv(X, 0, torch.ones(1), 1), ValueError, "src=1 is not a rank of this communicator: 0 to 0"),
     (lambda c: c.all_reduce(torch.ones(2), out=torch.ones(2).half()), ValueError, "out is float16, but x is float32"),
     (lambda c: c.scatter(None, 0), ValueError, "scatter: rank 0 is the source and needs x"),
     (lambda c: c.scatter(torch.ones(1), 3), ValueError, "src=3 is not a rank of this communicator: 0 to 0"),
@@ -97,11 +109,7 @@ OTHERS = [
     (lambda c: c.explain("all_sum", 8), ValueError, "op is 'all_sum', but must be one of all_reduce, all_gather"),
     (lambda c: c.explain("all_reduce", "8K"), ValueError, "num_bytes is '8K', but must be an int of 0 or more"),
     (lambda c: c.explain("all_reduce", 8, "float31"), ValueError, "dtype is 'float31', but must be a torch.dtype"),
-    (
-        lambda c: c.explain("all_reduce", 8, placement="here"),
-        ValueError,
-        "placement is 'here', but must be one of plain",
-    ),
+    (lambda c: c.explain("all_reduce", 8, placement="here"), ValueError, "placement is 'here', but must be one of"),
     (lambda c: c.explain("all_reduce", 8, mode="lazy"), ValueError, "mode is 'lazy', but must be one of eager, graph"),
     (lambda c: c.split("red"), TypeError, "color is of type str, but must be an int"),
     (lambda c: c.split(0, 1.5), TypeError, "key is of type float, but must be an int"),
@@ -175,3 +183,73 @@ def test_other_arguments_say_what_came_and_what_is_wanted(comm):
 def test_a_parameter_is_a_tensor(comm):
     weight = torch.nn.Parameter(torch.ones(2))
     assert comm.all_reduce(weight) is weight
+
+
+OUTSIDE = {
+    "max_bytes": (-1, 10**400),
+    "timeout_s": (float("inf"), float("nan"), 10**400, 0, "abc"),
+    "checked": ("maybe",),
+    "max_sms": (-1, "all"),
+    "backend": ("cuda",),
+}
+OF_WRONG_TYPE = {"max_bytes": 1.5, "max_sms": 1.5, "timeout_s": [1], "plan": 3, "backend": None}
+
+
+def init(name, value):
+    return commlib.init(bootstrap="nobody would be asked", **{name: value})
+
+
+def test_a_wrong_argument_of_init_is_refused_by_name_before_anything_starts():
+    for name, values in OUTSIDE.items():
+        for value in values:
+            refuses(ValueError, rf"{name}=.*(: expected | is not known)", init, name, value)
+    for name, value in OF_WRONG_TYPE.items():
+        refuses(TypeError, name, init, name, value)
+
+
+def test_the_name_that_was_meant_is_suggested(comm):
+    with pytest.raises(TypeError, match=r"init\(\) has no argument 'timeout'; did you mean timeout_s\?"):
+        commlib.init(timeout=5)
+    with pytest.raises(AttributeError, match=r"no attribute 'Radixcache'; did you mean RadixCache\?"):
+        _ = commlib.Radixcache
+    near = {"world_size": "size", "allreduce": "all_reduce", "all_gather": "all_gather_into_tensor", "ranks": "rank"}
+    for name, known in near.items():
+        with pytest.raises(AttributeError, match=rf"has no attribute '{name}'; did you mean {known}\?"):
+            getattr(comm, name)
+    assert not hasattr(comm, "zzz")
+    with pytest.raises(ValueError, match=r"did you mean all_reduce\?"):
+        comm.explain("allreduce", 8)
+    assert set(dir(commlib)) == set(commlib.__all__)
+
+
+@pytest.mark.parametrize("text", ["inf", "1e400", "-1", "nan", "1" + "0" * 400])
+def test_a_variable_out_of_range_is_a_value_error_that_names_it(text, monkeypatch):
+    for variable in (env.MAX_BYTES, env.TIMEOUT_S):
+        monkeypatch.setenv(variable.name, text)
+        with pytest.raises(ValueError, match=variable.name):
+            variable.get()
+
+
+@pytest.mark.parametrize("port", ["65536", "0", "-1", "http"])
+def test_a_port_that_is_none_is_refused(port, monkeypatch):
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="MASTER_PORT"):
+        connect("torchrun", timeout_s=1)
+
+
+@pytest.mark.parametrize("started", ["commlib", "srun"])
+def test_a_rank_that_mpi_has_alone_is_no_job_of_one(started, monkeypatch):
+    monkeypatch.setattr(bootstrap.mpi, "connect", lambda timeout_s: bootstrap.SingleWorld())
+    monkeypatch.setattr(bootstrap.mpi, "detect", lambda environ: None)
+    monkeypatch.setattr(bootstrap, "around", lambda: (started, 2))
+    with pytest.raises(Unsupported, match=f"{started} started 2 ranks; .*`mpiexec -n N …`"):
+        connect("mpi")
+
+
+def test_a_limit_of_this_process_is_a_comm_error_that_names_it(monkeypatch):
+    failing = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    monkeypatch.setattr("commlib.communicator.connect", failing)
+    with pytest.raises(CommError, match=r"init\(\) ran into a limit: .*; raise `ulimit -n`"):
+        commlib.init()

@@ -11,6 +11,7 @@ import torch
 
 import commlib
 from commlib.kernels import index, metadata, prefix_match, store
+from tests.test_arguments import TAKES_X
 
 MOST = 2**63 - 1
 
@@ -58,47 +59,24 @@ BAD = {
     part_without_memory: "spans 8 bytes, but its storage has 0",
     shrunk: "spans 2000 bytes, but its storage has 400",
 }
-CALLS = {
-    "all_reduce": lambda comm, x: comm.all_reduce(x),
-    "all_reduce out": lambda comm, x: comm.all_reduce(torch.ones_like(x), out=x),
-    "reduce": lambda comm, x: comm.reduce(x, 0),
-    "broadcast": lambda comm, x: comm.broadcast(x, 0),
-    "all_gather": lambda comm, x: comm.all_gather_into_tensor(torch.empty(x.shape, dtype=x.dtype), x),
-    "all_gatherv": lambda comm, x: comm.all_gatherv(torch.empty(x.shape, dtype=x.dtype), x, [x.numel()]),
-    "reduce_scatter": lambda comm, x: comm.reduce_scatter_tensor(torch.empty(x.shape, dtype=x.dtype), x),
-    "all_to_all": lambda comm, x: comm.all_to_all_single(torch.empty(x.shape, dtype=x.dtype), x),
-    "gather": lambda comm, x: comm.gather(x, 0, out=torch.empty((1, *x.shape), dtype=x.dtype)),
-    "scatter": lambda comm, x: comm.scatter(x.view(1, -1), 0, out=torch.empty(x.numel(), dtype=x.dtype)),
-    "send": lambda comm, x: comm.send(x, 0),
-    "recv": lambda comm, x: comm.recv(x, 0),
-}
+CALLS = [
+    *(call for name, call in TAKES_X.items() if "scatter " != name),
+    lambda comm, x: comm.all_reduce(torch.ones_like(x), out=x),
+    lambda comm, x: index(x.view(-1, 1), torch.zeros(1, dtype=torch.int64)),
+    lambda comm, x: stored(x.view(-1, 1)),
+]
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with commlib.init(backend="shm") as made:
-        yield made
+def stored(k):
+    caches = torch.zeros(2000, 1, dtype=k.dtype), torch.zeros(2000, 1, dtype=k.dtype)
+    store(*caches, torch.arange(len(k)), k, torch.ones_like(caches[0][: len(k)]))
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
-def test_a_collective_refuses_a_tensor_that_is_not_its_bytes(comm, bad):
-    for call in CALLS.values():
+def test_a_tensor_that_is_not_its_bytes_is_refused_by_every_call_and_kernel(comm, bad):
+    for call in CALLS:
         with pytest.raises(ValueError, match=BAD[bad]):
             call(comm, bad())
-
-
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
-def test_index_refuses_a_table_that_is_not_its_bytes(bad):
-    with pytest.raises(ValueError, match=BAD[bad]):
-        index(bad().view(-1, 1), torch.zeros(1, dtype=torch.int64))
-
-
-@pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.__name__)
-def test_store_refuses_rows_that_are_not_their_bytes(bad):
-    k = bad().view(-1, 1)
-    caches = torch.zeros(2000, 1, dtype=k.dtype), torch.zeros(2000, 1, dtype=k.dtype)
-    with pytest.raises(ValueError, match=BAD[bad]):
-        store(*caches, torch.arange(len(k)), k, torch.ones_like(caches[0][: len(k)]))
 
 
 def test_complex_rows_are_stored():

@@ -6,38 +6,33 @@ import re
 import resource
 import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from commlib import capacity
 from commlib.cli import main
 from commlib.communicator import Communicator
-from commlib.errors import CommError
 from commlib.native import library
-from commlib.testing import Ranks
+from tests.on_ranks import on_ranks
+from tests.told import said
 
 MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("bench", "all_reduce", "-n", "100000"), "-n 100000 is more than fits here: "),
-        (("tune", "all_reduce", "-n", "1000"), "-n 1000 is more than fits here: "),
-        (("test", "-n", "1000"), "-n 1000 is more than fits here: "),
-        (("run", "-n", "1000000", "true"), "-n 1000000 is more than fits here: a process may open "),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    ("words", "n"),
+    [("bench all_reduce", 100_000), ("tune all_reduce", 1000), ("test", 1000), ("run", 1_000_000)],
 )
 def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, n: int
 ) -> None:
     monkeypatch.setattr("commlib.launch.launch", lambda *words, **options: pytest.fail("it started"))
     with pytest.raises(SystemExit) as end:
-        main(words)
+        main([*words.split(), "-n", str(n), *(["true"] if words == "run" else [])])
     message = capsys.readouterr().err
     assert end.value.code == 2
-    assert said in message
+    assert f"-n {n} is more than fits here: {'a process may open ' if words == 'run' else ''}" in message
     assert re.search(r"; give -n \d+ or fewer", message)
 
 
@@ -97,34 +92,26 @@ def test_the_memory_that_is_free_is_that_of_the_container(
     assert capacity.free_memory() > 60 * MIB
 
 
-def run_out(comm: Communicator) -> list[str]:
-    """Rank 1 may open no file, then start no thread; afterwards all is well."""
-    found, late = [], comm.rank == 1
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3 if late else soft, hard))
-    try:
-        comm.split(0, comm.rank)
-    except CommError as error:
-        found.append(str(error))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with comm.split(0, comm.rank) as part:  # type: ignore[union-attr]  # not None for a color
-        if late:
-            threading.Thread.start, start = no_thread, threading.Thread.start  # type: ignore[method-assign]
-            try:
-                part.barrier(async_op=True)
-            except CommError as error:
-                found.append(str(error))
-            threading.Thread.start = start  # type: ignore[method-assign]
-        part.barrier(async_op=True).wait()
-    return found
-
-
 def no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_what_runs_out_is_named_with_its_limit(shm_ranks: Ranks) -> None:
-    peer, late = shm_ranks.run(run_out, world=2)
-    assert ["rank 1" in said and "ulimit -n" in said for said in (*peer, late[0])] == [True, True]
-    assert ["barrier" in said and "ulimit -u" in said for said in late[1:]] == [True]
+@on_ranks(2)
+def test_what_runs_out_is_named_with_its_limit(comm: Communicator) -> None:
+    """Rank 1 may open no file, then start no thread; afterwards all is well."""
+    late = comm.rank == 1
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3 if late else soft, hard))
+    try:
+        text = said(lambda: comm.split(0, comm.rank))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "rank 1" in text
+    assert "ulimit -n" in text
+    with comm.split(0, comm.rank) as part:  # type: ignore[union-attr]  # not None for a color
+        if late:
+            with mock.patch.object(threading.Thread, "start", no_thread):
+                text = said(lambda: part.barrier(async_op=True))
+            assert "barrier" in text
+            assert "ulimit -u" in text
+        part.barrier(async_op=True).wait()

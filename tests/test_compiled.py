@@ -13,6 +13,8 @@ import torch.distributed as dist
 
 import commlib
 from commlib import compiled
+from tests.fused import compiled_agrees, fused
+from tests.on_ranks import on_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -80,74 +82,39 @@ def with_quantised_norms(comm, x):
     return tuple(found)
 
 
-def compile_and_run(comm, program, dtype):
-    """Call it three times, eagerly and compiled; return whether all values agree, and how many graphs there are."""
-    torch._dynamo.reset()
-    graphs = []
-
-    def count(graph, inputs):
-        graphs.append(graph)
-        return aot_eager(graph, inputs)
-
-    aot_eager = torch._dynamo.lookup_backend("aot_eager")
-    graph = torch.compile(program, fullgraph=True, backend=count)
-    agree = []
-    for step in range(3):
-        x = (torch.arange(8) % 5 + 10 * comm.rank + step).to(dtype)
-        eager, mine = x.clone(), x.clone()
-        expected, found = program(comm, eager), graph(comm, mine)
-        expected, found = (value if isinstance(value, tuple) else (value,) for value in (expected, found))
-        agree += [torch.equal(a, b) for a, b in zip((*expected, eager), (*found, mine), strict=True)]
-    return agree, len(graphs)
+def drawn_for(comm, dtype):
+    return lambda step: (torch.arange(8) % 5 + 10 * comm.rank + step).to(dtype)
 
 
 PROGRAMS = [out_of_place, in_place, with_roots, with_sizes, with_messages, with_norms, with_quantised_norms]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_compiled_program_computes_what_the_eager_one_does(shm_ranks, program):
+@on_ranks(2)
+def test_a_compiled_program_computes_what_the_eager_one_does(comm, program):
     dtype = torch.bfloat16 if program is in_place else torch.float32
-    for agree, graphs in shm_ranks.run(compile_and_run, program, dtype, world=2):
-        assert all(agree)
-        assert graphs == 1, "compiled once, for all three calls"
+    assert compiled_agrees(comm, program, drawn_for(comm, dtype)) == (True, 1), "compiled once, for all three calls"
 
 
 @pytest.mark.parametrize("program", [with_roots, with_sizes, with_norms])
-def test_a_compiled_program_works_over_torch_distributed(torch_ranks, program):
-    for agree, graphs in torch_ranks.run(compile_and_run, program, torch.float32, world=2):
-        assert all(agree)
-        assert graphs == 1
+@on_ranks(2, "torch_ranks")
+def test_a_compiled_program_works_over_torch_distributed(comm, program):
+    assert compiled_agrees(comm, program, drawn_for(comm, torch.float32)) == (True, 1)
 
 
-def two_communicators(comm):
-    graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
-    with comm.split(0, -comm.rank) as turned:
-        return [graph(made, torch.ones(2))[1].tolist() for made in (comm, turned, comm)]
-
-
-def test_a_program_runs_on_the_communicator_it_is_given(shm_ranks):
-    assert shm_ranks.run(two_communicators, world=2) == [[[3.0, 3.0]] * 3] * 2
-
-
-def after_asynchronous_calls(comm):
+@on_ranks(2)
+def test_a_compiled_call_comes_behind_asynchronous_ones(comm):
     works = [comm.all_reduce(torch.ones(100_000), async_op=True) for _ in range(3)]
     graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
-    values = graph(comm, torch.ones(2))[1].tolist()
+    assert graph(comm, torch.ones(2))[1].tolist() == [3.0, 3.0]
+    assert all(work.is_completed() for work in works)
     messages = torch.compile(with_messages, fullgraph=True, backend="aot_eager")(comm, torch.ones(2))
-    return values, [work.is_completed() for work in works], messages[1].tolist()
+    assert messages[1].tolist() == [comm.rank + 2.0] * 2
 
 
-def test_a_compiled_call_comes_behind_asynchronous_ones(shm_ranks):
-    assert shm_ranks.run(after_asynchronous_calls, world=2) == [
-        ([3.0, 3.0], [True] * 3, [r + 2.0] * 2) for r in range(2)
-    ]
-
-
-@pytest.fixture
-def comm():
+@pytest.fixture(autouse=True)
+def forget():
     torch._dynamo.reset()
-    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "send"])
@@ -161,10 +128,18 @@ def test_an_asynchronous_call_says_that_it_cannot_be_compiled(comm, name):
         graph(torch.ones(2))
 
 
-def test_wrong_arguments_are_refused_when_the_graph_runs(comm):
-    graph = torch.compile(lambda x: comm.all_reduce(x, out=x.new_empty(3)), fullgraph=True, backend="aot_eager")
-    with pytest.raises(ValueError, match="out has 3 elements, but needs 2: as many as x"):
-        graph(torch.ones(2))
+REFUSED = {
+    "out has 3 elements, but needs 2: as many as x": lambda comm, x: comm.all_reduce(x, out=x.new_empty(3)),
+    "max_sms=-1: expected a number of multiprocessors": lambda comm, x: comm.all_reduce(x, max_sms=-1),
+    "scale is not given, but quant='fp8' needs one": lambda comm, x: comm.all_reduce_rms_norm(x, None, x, quant="fp8"),
+}
+
+
+@pytest.mark.parametrize("told", REFUSED)
+def test_wrong_arguments_are_refused_when_the_graph_runs(comm, told):
+    graph = torch.compile(REFUSED[told], fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=told):
+        graph(comm, torch.ones(8 if "scale" in told else 2))
 
 
 def test_another_size_is_compiled_once_more_and_then_any_size_is_known(comm):
@@ -193,33 +168,11 @@ def test_a_graph_says_that_its_communicator_is_closed(comm):
 
 
 def test_debug_logging_does_not_disturb_a_graph(caplog):
-    torch._dynamo.reset()
     with caplog.at_level(logging.DEBUG, "commlib"):
         with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
             graph = torch.compile(in_place, fullgraph=True, backend="aot_eager")
             assert graph(made, torch.ones(2))[1].tolist() == [1, 1]
         assert any("first all_reduce of 8 B" in text for text in caplog.messages)
-
-
-def test_what_is_no_number_of_multiprocessors_is_refused_when_the_graph_runs(comm):
-    graph = torch.compile(lambda x: comm.all_reduce(x, max_sms=-1), fullgraph=True, backend="aot_eager")
-    with pytest.raises(ValueError, match="max_sms=-1: expected a number of multiprocessors, or 0 for no limit"):
-        graph(torch.ones(2))
-
-
-def operators(program, *args):
-    """Return the names of what is ordered in the graph of a program, and of all other functions."""
-    graphs = []
-    backend = torch._dynamo.backends.common.aot_autograd(fw_compiler=lambda graph, _: graphs.append(graph) or graph)
-    torch.compile(program, fullgraph=True, backend=backend)(*args)
-    calls = [node for node in graphs[-1].graph.nodes if node.op == "call_function"]
-    ordered = [node.args[1].name() for node in calls if "with_effects" in str(node.target)]
-    return ordered, {str(node.target) for node in calls if "with_effects" not in str(node.target)}
-
-
-def test_collectives_keep_their_order_in_a_graph(comm):
-    ordered, _ = operators(out_of_place, comm, torch.ones(8))
-    assert ordered == ["commlib::all_reduce", "commlib::all_gather", "commlib::reduce_scatter"]
 
 
 def norm_between(comm, x):
@@ -229,20 +182,12 @@ def norm_between(comm, x):
 
 
 def test_all_reduce_rms_norm_is_one_operator_and_keeps_its_place(comm):
-    ordered, others = operators(norm_between, comm, torch.ones(8))
+    _, _, ordered, functions = fused(norm_between, comm, torch.ones(8))
     assert ordered == ["commlib::all_reduce", "commlib::all_reduce_rms_norm", "commlib::broadcast"]
-    assert not any("rsqrt" in name or "sqrt" in name or "mean" in name for name in others)
-    ordered, others = operators(with_quantised_norms, comm, torch.ones(8))
+    assert not any("rsqrt" in name or "sqrt" in name or "mean" in name for name in functions)
+    _, _, ordered, functions = fused(with_quantised_norms, comm, torch.ones(8))
     assert ordered == ["commlib::all_reduce_rms_norm"] + ["commlib::all_reduce_rms_norm_scales"] * 2
-    assert not any("amax" in name for name in others)
-
-
-def test_wrong_arguments_of_a_norm_are_refused_when_the_graph_runs(comm):
-    graph = torch.compile(
-        lambda x: comm.all_reduce_rms_norm(x, None, x, quant="fp8"), fullgraph=True, backend="aot_eager"
-    )
-    with pytest.raises(ValueError, match="scale is not given, but quant='fp8' needs one"):
-        graph(torch.ones(8))
+    assert not any("amax" in name for name in functions)
 
 
 X, MOST = torch.arange(4.0), 3
@@ -305,18 +250,6 @@ def test_what_compiles_nothing_does_not_load_dynamo(quick_python):
     subprocess.run([str(quick_python), "-c", program], env=dict(os.environ), check=True, timeout=60)
 
 
-def test_inductor_compiles_a_program(shm_ranks):
-    for values in shm_ranks.run(with_inductor, world=2):
-        assert values
-
-
-def with_inductor(comm):
-    torch._dynamo.reset()
-    graph = torch.compile(out_of_place, fullgraph=True)
-    x = torch.arange(8.0) + comm.rank
-    return all(torch.equal(a, b) for a, b in zip(graph(comm, x), out_of_place(comm, x), strict=True))
-
-
 def turned(x):
     """Contiguous as it is written; Inductor gives a result the strides of what it is computed from."""
     return (x.t() * 2).contiguous()
@@ -330,7 +263,8 @@ def with_turned(comm, x, y):
     gathered = x.new_empty(16, 8)
     comm.all_gatherv(gathered, turned(x + 4), [64, 64])
     y, h = comm.all_reduce_rms_norm(turned(x + 5), turned(y), x.new_ones(8))
-    return received, summed + 1, told + 1, gathered, y, h
+    part = comm.reduce_scatter_tensor(x.new_empty(4, 8), turned(x + 6))
+    return received, summed + 1, told + 1, gathered, y, h, part
 
 
 def with_barrier(comm, x, y):
@@ -339,22 +273,14 @@ def with_barrier(comm, x, y):
     return x * 1
 
 
-def by_inductor(comm, program):
+@pytest.mark.parametrize("program", [with_turned, with_barrier])
+@on_ranks(2)
+def test_inductor_may_lay_out_what_a_call_takes_and_keeps_what_is_computed_before_a_barrier(comm, program):
     torch._dynamo.reset()
     x = torch.arange(64.0).view(8, 8) + comm.rank
     mine, eager = (x, x + 1), (x, x + 1)
     found = torch.compile(program, fullgraph=True)(comm, *mine)
-    return (found, *mine), (program(comm, *eager), *eager)
-
-
-def test_inductor_may_lay_out_what_a_call_takes_as_it_likes(shm_ranks):
-    for found, eager in shm_ranks.run(by_inductor, with_turned, world=2):
-        torch.testing.assert_close(found, eager)
-
-
-def test_inductor_keeps_what_is_computed_before_a_barrier(shm_ranks):
-    for found, eager in shm_ranks.run(by_inductor, with_barrier, world=2):
-        torch.testing.assert_close(found, eager)
+    torch.testing.assert_close((found, *mine), (program(comm, *eager), *eager))
 
 
 def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(monkeypatch, caplog):

@@ -23,26 +23,7 @@ from commlib.testing import Ranks
 from tests import pages
 from tests.pages import FENCE, ROOT
 
-PAGES = (
-    "index",
-    "quickstart",
-    "architecture",
-    "shm",
-    "gpu",
-    "extending",
-    "kernels",
-    "plans",
-    "operations",
-    "troubleshooting",
-    "benchmarks",
-    "from_nccl_tests_and_osu",
-    "from_torch_and_vllm",
-    "torch_distributed",
-    "tensor_parallel",
-    "profiling",
-    "radix",
-    "from_sglang_radix_cache",
-)
+PAGES = sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
 
 
 def text_of(page):
@@ -146,10 +127,7 @@ def test_every_kind_of_error_is_explained():
     assert [kind.__name__ for kind in KINDS if f"| `{kind.__name__}` |" not in table] == []
 
 
-def test_the_index_leads_each_reader_along_a_short_path_and_lists_every_page():
-    paths = re.findall(r"^\*\*You .*:\n\n((?:\d\. \[.*\n)+)", text_of("index"), re.MULTILINE)
-    assert len(paths) == 5
-    assert [path for path in paths if not 3 <= path.count("\n") <= 6] == []
+def test_the_index_lists_every_page():
     listed = set(re.findall(r"^\| \[.*?\]\((\w+\.md)\) \|", text_of("index"), re.MULTILINE))
     assert listed == {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import commlib
 from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
+from tests.on_ranks import on_ranks
 from tests.programs.launched import launched
 
 pytestmark = pytest.mark.slow
@@ -76,10 +77,6 @@ def dist_rank(comm):
     return dist.get_rank() if comm is None else comm.rank
 
 
-def by_communicator(comm):
-    return every_spelling(comm, comm.all_reduce, CASES)
-
-
 def in_place(x):
     dist.all_reduce(x)
     return x
@@ -93,8 +90,9 @@ def by_group(device):
     ]
 
 
-def test_every_spelling_of_the_norm_behind_a_communicators_all_reduce_is_fused(shm_ranks):
-    assert shm_ranks.run(by_communicator, world=2) == [[]] * 2
+@on_ranks(2)
+def test_every_spelling_of_the_norm_behind_a_communicators_all_reduce_is_fused(comm):
+    assert every_spelling(comm, comm.all_reduce, CASES) == []
 
 
 def test_every_spelling_of_the_norm_behind_torchs_all_reduce_is_fused(shm_ranks):
@@ -104,33 +102,45 @@ def test_every_spelling_of_the_norm_behind_torchs_all_reduce_is_fused(shm_ranks)
 # --- what stays as it is ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def comm():
-    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as made:
-        yield made
+def over_another_dimension(total, residual, weight):
+    wide = (total + residual).float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(0, keepdim=True) + EPS)).to(total.dtype) * weight
 
 
-def sum_used_elsewhere(comm, x, residual, weight):
-    total = comm.all_reduce(x * 2)
-    return huggingface(total + residual, weight), total
+def statistics_in_bfloat16(total, residual, weight):
+    h = total + residual
+    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-def sum_used_elsewhere_as_a_view(comm, x, residual, weight):
-    total = comm.all_reduce(x * 2)
-    return huggingface(total.view(-1).view(x.shape) + residual, weight), total
+def rounded_on_the_way(total, residual, weight):
+    rounded = torch.empty_like(total, dtype=torch.float16).copy_(total)
+    return huggingface(torch.empty_like(total).copy_(rounded) + residual, weight)
 
 
-def over_another_dimension(comm, x, residual, weight):
-    wide = (comm.all_reduce(x * 2) + residual).float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(0, keepdim=True) + EPS)).to(x.dtype) * weight
+def sum_used_as_a_view(total, residual, weight):
+    return huggingface(total.view(-1).view(total.shape) + residual, weight), total
 
 
-def over_two_dimensions(comm, x, residual, weight):
-    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape, weight.expand(x.shape), EPS)
-
-
-def another_reduction(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2, "max") + residual, weight)
+# What is made of a sum.
+OF_A_SUM = {
+    "over another dimension": over_another_dimension,
+    "statistics in bfloat16": statistics_in_bfloat16,
+    "rounded on the way": rounded_on_the_way,
+    "sum used as a view": sum_used_as_a_view,
+    "sum used elsewhere": lambda total, residual, weight: (huggingface(total + residual, weight), total),
+    "over two dimensions": lambda total, residual, weight: F.rms_norm(
+        total + residual, total.shape, weight.expand(total.shape), EPS
+    ),
+    "result in float32": lambda total, residual, weight: huggingface(total + residual, weight.float()),
+    "bias before the residual": lambda total, residual, weight: huggingface(total + weight + residual, weight),
+    "residual of one row": lambda total, residual, weight: huggingface(total + residual[:1], weight),
+    "scaled residual": lambda total, residual, weight: huggingface(torch.add(total, residual, alpha=2), weight),
+    "transposed residual": lambda total, residual, weight: huggingface(total + residual.view(WIDTH, -1).t(), weight),
+    "weight made later": lambda total, residual, weight: huggingface(total + residual, weight * weight),
+    "no weight": lambda total, residual, weight: F.rms_norm(total + residual, total.shape[-1:], None, EPS),
+    "number as weight": lambda total, residual, weight: F.rms_norm(total + residual, total.shape[-1:], None, EPS) * 3,
+    "number as residual": lambda total, residual, weight: huggingface(total + 3, weight),
+}
 
 
 def in_float64(comm, x, residual, weight):
@@ -141,15 +151,6 @@ def in_float64(comm, x, residual, weight):
 def in_float64_with_statistics_in_float32(comm, x, residual, weight):
     weight = weight.double()
     return huggingface(comm.all_reduce(x.double() * 2) + residual.double(), weight)
-
-
-def statistics_in_bfloat16(comm, x, residual, weight):
-    h = comm.all_reduce(x * 2) + residual
-    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS) * weight
-
-
-def result_in_float32(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + residual, weight.float())
 
 
 def odd_width(comm, x, residual, weight):
@@ -167,46 +168,9 @@ def weight_of_another_type(comm, x, residual, weight):
     return huggingface(comm.all_reduce(x * 2) + residual, weight).to(x.dtype)
 
 
-def rounded_on_the_way(comm, x, residual, weight):
-    total = torch.empty_like(x, dtype=torch.float16).copy_(comm.all_reduce(x * 2))
-    return huggingface(torch.empty_like(x).copy_(total) + residual, weight)
-
-
-def bias_before_the_residual(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + weight + residual, weight)
-
-
-def residual_of_one_row(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + residual[:1], weight)
-
-
-def scaled_residual(comm, x, residual, weight):
-    return huggingface(torch.add(comm.all_reduce(x * 2), residual, alpha=2), weight)
-
-
-def transposed_residual(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + residual.view(WIDTH, -1).t(), weight)
-
-
 def weight_of_every_element(comm, x, residual, weight):
     weight = weight * residual
     return huggingface(comm.all_reduce(x * 2) + residual, weight)
-
-
-def weight_that_is_made_later(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + residual, weight * weight)
-
-
-def no_weight(comm, x, residual, weight):
-    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape[-1:], None, EPS)
-
-
-def number_as_weight(comm, x, residual, weight):
-    return F.rms_norm(comm.all_reduce(x * 2) + residual, x.shape[-1:], None, EPS) * 3
-
-
-def number_as_residual(comm, x, residual, weight):
-    return huggingface(comm.all_reduce(x * 2) + 3, weight)
 
 
 def another_collective_between(comm, x, residual, weight):
@@ -214,40 +178,31 @@ def another_collective_between(comm, x, residual, weight):
     return huggingface(total + comm.broadcast(residual * 3, 0), weight)
 
 
+def another_reduction(comm, x, residual, weight):
+    return huggingface(comm.all_reduce(x * 2, "max") + residual, weight)
+
+
 KEPT = [
-    sum_used_elsewhere,
-    sum_used_elsewhere_as_a_view,
-    over_another_dimension,
-    over_two_dimensions,
-    another_reduction,
+    *OF_A_SUM,
     in_float64,
     in_float64_with_statistics_in_float32,
-    statistics_in_bfloat16,
-    result_in_float32,
     odd_width,
     large_rows,
     weight_of_another_type,
-    rounded_on_the_way,
-    bias_before_the_residual,
-    residual_of_one_row,
-    scaled_residual,
-    transposed_residual,
     weight_of_every_element,
-    weight_that_is_made_later,
-    no_weight,
-    number_as_weight,
-    number_as_residual,
     another_collective_between,
+    another_reduction,
 ]
 
 
-@pytest.mark.parametrize("program", KEPT)
-def test_what_is_not_the_same_is_not_fused(comm, program):
-    args = (
-        comm,
-        *(drawn(seed, 4, WIDTH, dtype=torch.bfloat16) for seed in (1, 2)),
-        drawn(3, WIDTH, dtype=torch.bfloat16),
-    )
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_is_not_the_same_is_not_fused(comm, kept):
+    def of_a_sum(comm, x, residual, weight):
+        return OF_A_SUM[kept](comm.all_reduce(x * 2), residual, weight)
+
+    program = of_a_sum if kept in OF_A_SUM else kept
+    shapes = (4, WIDTH), (4, WIDTH), (WIDTH,)
+    args = comm, *(drawn(seed, *shape, dtype=torch.bfloat16) for seed, shape in enumerate(shapes, 1))
     values, count, ordered, _ = fused(program, *args)
     eager = program(*args)
     pairs = zip(values, eager, strict=True) if isinstance(eager, tuple) else [(values, eager)]
@@ -366,8 +321,8 @@ def test_gradients_are_those_of_the_graph_without_the_pass(comm):
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(*found, strict=True))
 
 
-def of_several_groups(comm):
-    """Sum in two communicators."""
+@on_ranks(2)
+def test_each_communicator_keeps_its_own_sums(comm):
     x, weight = drawn(comm.rank, 4, WIDTH), drawn(9, WIDTH)
     with comm.split(0, -comm.rank) as pair:
 
@@ -377,10 +332,5 @@ def of_several_groups(comm):
             return y, comm.all_reduce(huggingface(pair.all_reduce(y * 1) + h, weight))
 
         values, count, ordered, _ = fused(program, x)
-        close = [torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(values, program(x), strict=True)]
-    return close, count, ordered
-
-
-def test_each_communicator_keeps_its_own_sums(shm_ranks):
-    ordered = ["commlib::all_reduce", OURS, OURS, "commlib::all_reduce"]
-    assert shm_ranks.run(of_several_groups, world=2) == [([True, True], 2, ordered)] * 2
+        assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(values, program(x), strict=True))
+    assert (count, ordered) == (2, ["commlib::all_reduce", OURS, OURS, "commlib::all_reduce"])

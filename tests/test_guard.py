@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -15,8 +15,9 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
-from commlib.errors import CommError
-from commlib.testing import RankError, Ranks
+from commlib.testing import Ranks
+from tests.on_ranks import on_ranks
+from tests.told import said
 
 WORLD = 3
 NAN = float("nan")
@@ -40,65 +41,44 @@ def crc_ranks() -> Iterator[Ranks]:
         yield ranks
 
 
-def said(call: Callable[[], object]) -> str:
-    with pytest.raises(CommError) as raised:
-        call()
-    return str(raised.value)
-
-
-def input_of_rank_1(comm: Communicator, name: str) -> str:
-    x = torch.zeros(4 * WORLD)
-    if comm.rank == 1:
-        x[5] = NAN
+@on_ranks(fixture="nan_ranks")
+def test_nan_in_an_input_is_told_on_every_rank(comm: Communicator) -> None:
     calls = {
-        "all_reduce": lambda: comm.all_reduce(x),
-        "reduce": lambda: comm.reduce(x, 0),
-        "broadcast": lambda: comm.broadcast(x, 1),
-        "all_gather": lambda: comm.all_gather_into_tensor(torch.empty(WORLD * len(x)), x),
-        "reduce_scatter": lambda: comm.reduce_scatter_tensor(torch.empty(4), x),
-        "all_to_all": lambda: comm.all_to_all_single(torch.empty(4 * WORLD), x),
-        "gather": lambda: comm.gather(x, 0),
-        "all_reduce_rms_norm": lambda: comm.all_reduce_rms_norm(x[:8].view(1, 8), None, torch.ones(8)),
-        "async": lambda: comm.all_reduce(x, async_op=True).wait(),
+        "all_reduce": lambda x: comm.all_reduce(x),
+        "reduce": lambda x: comm.reduce(x, 0),
+        "broadcast": lambda x: comm.broadcast(x, 1),
+        "all_gather": lambda x: comm.all_gather_into_tensor(torch.empty(WORLD * len(x)), x),
+        "reduce_scatter": lambda x: comm.reduce_scatter_tensor(torch.empty(4), x),
+        "all_to_all": lambda x: comm.all_to_all_single(torch.empty(4 * WORLD), x),
+        "gather": lambda x: comm.gather(x, 0),
+        "all_reduce_rms_norm": lambda x: comm.all_reduce_rms_norm(x[:8].view(1, 8), None, torch.ones(8)),
+        "async": lambda x: comm.all_reduce(x, async_op=True).wait(),
     }
-    found = said(calls[name])
-    comm.barrier()  # the communicator goes on
-    return found
-
-
-@pytest.mark.parametrize(
-    "name",
-    "all_reduce reduce broadcast all_gather reduce_scatter all_to_all gather all_reduce_rms_norm async".split(),
-)
-def test_nan_in_an_input_is_told_on_every_rank(nan_ranks: Ranks, name: str) -> None:
-    op = "all_reduce" if name == "async" else name
-    for text in nan_ranks.run(input_of_rank_1, name):
-        assert text.startswith(f"{op} #")
+    for name, call in calls.items():
+        x = torch.zeros(4 * WORLD)
+        if comm.rank == 1:
+            x[5] = NAN
+        text = said(partial(call, x))
+        assert text.startswith(f"{'all_reduce' if name == 'async' else name} #")
         assert "x of rank 1 holds NaN at element 5 (COMMLIB_GUARD=nan)" in text
         assert "test_guard.py:" in text
+        comm.barrier()  # the communicator goes on
 
 
-def made_by_the_call(comm: Communicator) -> str:
+@on_ranks(fixture="nan_ranks")
+def test_nan_that_the_call_makes_is_told_as_such(comm: Communicator) -> None:
     infinite = torch.tensor([0.0, float("inf") if comm.rank == 0 else -float("inf")])
-    return said(lambda: comm.all_reduce(infinite))
+    text = said(lambda: comm.all_reduce(infinite))
+    assert "the result x of rank 0 holds NaN at element 1, and no rank's input did" in text
 
 
-def test_nan_that_the_call_makes_is_told_as_such(nan_ranks: Ranks) -> None:
-    for text in nan_ranks.run(made_by_the_call):
-        assert "the result x of rank 0 holds NaN at element 1, and no rank's input did" in text
-
-
-def message(comm: Communicator) -> str:
+@on_ranks(fixture="nan_ranks")
+def test_messages_are_looked_at_where_they_are(comm: Communicator) -> None:
     x = torch.tensor([0.0, NAN])
     if comm.rank == 0:
-        return said(lambda: comm.send(x, 1))
-    return said(lambda: comm.recv(x, 0)) if comm.rank == 1 else ""
-
-
-def test_messages_are_looked_at_where_they_are(nan_ranks: Ranks) -> None:
-    sent, received, _ = nan_ranks.run(message)
-    assert "x of rank 0 holds NaN at element 1" in sent
-    assert "the result x of rank 1 holds NaN at element 1" in received
+        assert "x of rank 0 holds NaN at element 1" in said(lambda: comm.send(x, 1))
+    if comm.rank == 1:
+        assert "the result x of rank 1 holds NaN at element 1" in said(lambda: comm.recv(x, 0))
 
 
 def every_call(comm: Communicator) -> None:
@@ -127,7 +107,9 @@ def test_calls_without_a_fault_pass(nan_ranks: Ranks, crc_ranks: Ranks) -> None:
     crc_ranks.run(every_call)
 
 
-def other_bits(comm: Communicator, norm: bool) -> str:
+@pytest.mark.parametrize("norm", [False, True], ids=["all_reduce", "all_reduce_rms_norm"])
+@on_ranks(fixture="crc_ranks")
+def test_results_that_differ_are_told_with_their_checksums(comm: Communicator, norm: bool) -> None:
     """Rank 2's result has one bit more, as from a broken link."""
     raw = comm._calls._calls  # type: ignore[attr-defined]
 
@@ -149,24 +131,9 @@ def other_bits(comm: Communicator, norm: bool) -> str:
     x, outs = torch.ones(2, 8), {"out": torch.empty(2, 8), "residual_out": torch.empty(2, 8)}
     with mock.patch.object(comm._calls, "_calls", Broken()):
         if norm:
-            found = said(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
+            text = said(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
         else:
-            found = said(lambda: comm.all_reduce(torch.ones(4)))
+            text = said(lambda: comm.all_reduce(torch.ones(4)))
     comm.all_reduce(torch.ones(4))
-    return found
-
-
-@pytest.mark.parametrize("norm", [False, True], ids=["all_reduce", "all_reduce_rms_norm"])
-def test_results_that_differ_are_told_with_their_checksums(crc_ranks: Ranks, norm: bool) -> None:
-    for text in crc_ranks.run(other_bits, norm):
-        assert "the ranks' results differ; their checksums: rank 0 " in text
-        assert "test_guard.py:" in text
-
-
-def otherwise(world: World, **options: Any) -> Communicator:
-    return guarded("nan" if world.rank == 0 else "crc", world, **options)
-
-
-def test_ranks_agree_on_the_guard() -> None:
-    with pytest.raises(RankError, match="COMMLIB_GUARD"), Ranks(2, backend="shm", create=otherwise):
-        pass
+    assert "the ranks' results differ; their checksums: rank 0 " in text
+    assert "test_guard.py:" in text

@@ -14,6 +14,7 @@ from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError, CommTimeout
 from commlib.hooks import KNOWN, Hooks, SlowCall
 from commlib.testing import Ranks
+from tests.on_ranks import on_ranks
 
 
 @pytest.fixture(scope="module")
@@ -22,98 +23,85 @@ def three() -> Iterator[Ranks]:
         yield ranks
 
 
-def fail(comm: Communicator, kind: str) -> tuple[list[str], list[str]]:
+@pytest.fixture
+def fresh(three: Ranks) -> Iterator[Ranks]:
+    """Ranks that the test breaks, or leaves hooks with."""
+    yield three
+    three.restart()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("size", CommError), ("async", CommError), ("late", CommTimeout)])
+@on_ranks(fixture="fresh")
+def test_the_error_that_ends_it_is_told_once(comm: Communicator, kind: str, error: type[CommError]) -> None:
     told: list[BaseException] = []
-    said: list[BaseException] = []
+    ended: list[BaseException] = []
 
     def broken(error: CommError) -> None:
         raise ValueError("a hook that fails")
 
+    def call() -> None:
+        if kind == "late" and comm.rank == 1:
+            time.sleep(2.0)
+        if kind == "async":
+            comm.all_reduce(torch.ones(3 + comm.rank), async_op=True).wait()
+        else:
+            comm.all_reduce(torch.ones(3 + comm.rank * (kind == "size")))
+
     comm.on_error(broken)
     comm.on_error(told.append)
     comm.all_reduce(torch.ones(3))
-    for _ in range(2):
-        try:
-            if kind == "late" and comm.rank == 1:
-                time.sleep(2.0)
-            if kind == "async":
-                comm.all_reduce(torch.ones(3 + comm.rank), async_op=True).wait()
-            else:
-                comm.all_reduce(torch.ones(3 + comm.rank * (kind == "size")))
-        except CommError as error:
-            said.append(error)
-    try:
-        comm.check()
-    except CommError as error:
-        said.append(error)
-    assert told[0] is said[0]
-    return [type(error).__name__ for error in told], [type(error).__name__ for error in said]
+    for each in (call, call, comm.check):
+        with pytest.raises(CommError) as raised:
+            each()
+        ended.append(raised.value)
+    assert told == ended[:1]
+    assert [type(each) for each in ended] == [error] * 3
 
 
-@pytest.mark.parametrize(("kind", "error"), [("size", CommError), ("async", CommError), ("late", CommTimeout)])
-def test_the_error_that_ends_it_is_told_once(three: Ranks, kind: str, error: type[CommError]) -> None:
-    for told, said in three.run(fail, kind):
-        assert told == [error.__name__]
-        assert said == [error.__name__] * 3
-    three.restart()
-
-
-def close_when_told(comm: Communicator) -> list[str]:
-    said = []
+@on_ranks(fixture="fresh")
+def test_a_hook_may_close_the_communicator_also_in_an_asynchronous_call(comm: Communicator) -> None:
+    failed = []
 
     def close(error: CommError) -> None:
         try:
             comm.close()
-        except Exception as failed:
-            said.append(str(failed))
+        except Exception as other:
+            failed.append(other)
 
     comm.on_error(close)
     with pytest.raises(CommError):
         comm.all_reduce(torch.ones(3 + comm.rank), async_op=True).wait()
     with pytest.raises(Closed):
         comm.barrier()
-    return said
+    assert failed == []
 
 
-def test_a_hook_may_close_the_communicator_also_in_an_asynchronous_call(three: Ranks) -> None:
-    assert three.run(close_when_told) == [[]] * 3
-    three.restart()
-
-
-def mistake(comm: Communicator) -> int:
+@on_ranks(fixture="three")
+def test_a_mistake_of_the_caller_is_not_told(comm: Communicator) -> None:
     told: list[CommError] = []
     comm.on_error(told.append)
     with pytest.raises(TypeError):
         comm.all_reduce("no tensor")  # type: ignore[call-overload]
     comm.all_reduce(torch.ones(3))
     comm.check()
-    return len(told)
+    assert told == []
 
 
-def test_a_mistake_of_the_caller_is_not_told(three: Ranks) -> None:
-    assert three.run(mistake) == [0, 0, 0]
-
-
-def slow(comm: Communicator) -> list[SlowCall]:
+@on_ranks(fixture="fresh")
+def test_a_slow_call_is_told_with_the_rank_that_was_late(comm: Communicator) -> None:
     told: list[SlowCall] = []
     comm.on_slow(told.append, factor=20.0)
     for step in range(40):
         if step == 30 and comm.rank == 2:
             time.sleep(0.5)
         comm.all_reduce(torch.ones(8))
-    return told
-
-
-def test_a_slow_call_is_told_with_the_rank_that_was_late(three: Ranks) -> None:
-    results = three.run(slow)
-    for rank in (0, 1):
-        call = max(results[rank], key=lambda call: call.seconds)
+    if comm.rank != 2:
+        call = max(told, key=lambda call: call.seconds)
         assert (call.op, call.num_bytes, call.dtype, call.late) == ("all_reduce", 32, "float32", 2)
         assert call.seconds > 20 * call.usual_s
         assert call.waited_s[2] > call.seconds / 2
         assert str(call).startswith("all_reduce of 32 bytes (float32) took ")
         assert str(call).endswith("of it waiting for rank 2")
-    three.restart()
 
 
 class Clock:
@@ -164,21 +152,9 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("all_reduce", 32, 0.5, 0.01, None)
 
 
-def refused(comm: Communicator) -> None:
+@on_ranks(fixture="three")
+def test_what_is_no_hook_is_refused(comm: Communicator) -> None:
     with pytest.raises(ValueError, match=r"factor is 1, but must be above 1"):
         comm.on_slow(print, 1)
     with pytest.raises(TypeError, match=r"callback is of type int, but must be a function"):
         comm.on_error(3)  # type: ignore[arg-type]
-
-
-def test_what_is_no_hook_is_refused(three: Ranks) -> None:
-    three.run(refused)
-
-
-def untouched(comm: Communicator) -> str:
-    return type(comm._calls).__name__
-
-
-def test_without_hooks_the_calls_are_the_native_ones() -> None:
-    with Ranks(2, backend="shm", max_bytes=1 << 20) as ranks:
-        assert ranks.run(untouched) == ["Calls", "Calls"]

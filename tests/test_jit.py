@@ -130,32 +130,27 @@ def test_a_cache_that_cannot_be_written_costs_the_caching_only(source, compiled,
     assert str(source.parent / "cache") in warning and env.CACHE_DIR.name in warning
 
 
-def give_away(path):
-    os.chown(path, NOBODY, -1)
-
-
-def open_to_others(path):
-    path.chmod(path.stat().st_mode | 0o022)
-
-
-def link_from_elsewhere(path):
-    path.symlink_to(path.rename(path.with_name("elsewhere")))
+SPOILT = {
+    "written by others": lambda path: path.chmod(path.stat().st_mode | 0o022),
+    "a link": lambda path: path.symlink_to(path.rename(path.with_name("elsewhere"))),
+    "given away": lambda path: os.chown(path, NOBODY, -1),
+}
 
 
 @pytest.mark.parametrize(
-    ("spoil", "folder"),
+    ("spoilt", "folder"),
     [
-        (open_to_others, True),
-        (open_to_others, False),
-        (link_from_elsewhere, False),
-        pytest.param(give_away, True, marks=needs_root),
-        pytest.param(give_away, False, marks=needs_root),
+        ("written by others", True),
+        ("written by others", False),
+        ("a link", False),
+        pytest.param("given away", True, marks=needs_root),
+        pytest.param("given away", False, marks=needs_root),
     ],
 )
-def test_what_others_may_have_written_is_not_loaded(source, compiled, spoil, folder):
+def test_what_others_may_have_written_is_not_loaded(source, compiled, spoilt, folder):
     scale(source)
     (entry,) = entries(source)
-    spoil(entry.parent if folder else entry)
+    SPOILT[spoilt](entry.parent if folder else entry)
     assert not scale(source).cached and len(compiled) == 2
     found = kept.cache()
     assert found.state == ("warning" if folder else "ok")

@@ -7,6 +7,8 @@ import sys
 import tempfile
 import termios
 import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -85,11 +87,6 @@ def test_without_prefix_the_output_is_the_ranks_own(tmp_path):
         assert out.read() == b"x\nx\n"
 
 
-def test_a_million_lines_arrive():
-    code, out, _ = run("print('line\\n' * 100_000, end='')")
-    assert code == 0 and len(out) == 200_000 and set(out) == {"[0] line", "[1] line"}
-
-
 @pytest.mark.parametrize(
     ("ending", "code", "said"),
     [
@@ -132,13 +129,14 @@ def test_children_of_a_rank_end_with_it_also_after_success():
 
 
 def test_a_command_that_does_not_exist_is_127_and_one_that_may_not_run_126(tmp_path):
-    (tmp_path / "plain").touch()
+    plain = tmp_path / "plain"
+    plain.touch()
     with (tmp_path / "err").open("wb") as err:
         assert launch(["no-such-command"], 2, stderr=err) == 127
-        assert launch([str(tmp_path / "plain")], 2, stderr=err) == 126
-    absent, plain = (tmp_path / "err").read_text().splitlines()
-    assert absent == "commlib: cannot start 'no-such-command': No such file or directory"
-    assert plain == f"commlib: cannot start '{tmp_path / 'plain'}': Permission denied"
+        assert launch([str(plain)], 2, stderr=err) == 126
+    absent, forbidden = (tmp_path / "err").read_text().splitlines()
+    assert absent.startswith("commlib: cannot start 'no-such-command': ")
+    assert forbidden.startswith(f"commlib: cannot start '{plain}': ")
 
 
 def test_bind_core_gives_each_rank_a_core_and_this_process_keeps_its_own():
@@ -251,11 +249,12 @@ def test_a_rank_that_fails_ends_the_others_also_while_nobody_reads_and_the_lines
         assert process.returncode == 3 and len(lines) > 10_000 and set(lines) == {"[0] a line"}
 
 
-def test_lines_stay_whole_where_both_outputs_are_one_slow_pipe():
+def test_every_line_arrives_whole_where_both_outputs_are_one_slow_pipe():
     script = "import sys\nfor _ in range(20_000): print('out' * 9); print('err' * 9, file=sys.stderr)"
     with launcher(2, *PYTHON, script, stderr=subprocess.STDOUT) as process:
         time.sleep(0.5)
-        assert {line.split()[1] for line in process.communicate(timeout=20)[0].splitlines()} == {"out" * 9, "err" * 9}
+        lines = Counter(line.split()[1] for line in process.communicate(timeout=20)[0].splitlines())
+    assert lines == {"out" * 9: 40_000, "err" * 9: 40_000}
 
 
 def test_the_second_ctrl_c_kills():
@@ -327,16 +326,12 @@ def test_rank_0_reads_what_is_piped_in_and_the_others_nothing():
     assert sorted(done.stdout.splitlines()) == ["[0] hello", "[1] "]
 
 
-@pytest.mark.parametrize("n", ["0", "-1", "x", "", "2 2"])
-@pytest.mark.parametrize("script", ["mpirun", "torchrun"])
-def test_a_script_of_launch_refuses_what_is_no_number_of_ranks(script, n):
-    done = subprocess.run([f"launch/{script}.sh", n, "true"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"usage: launch/{script}.sh N command…\n"
-
-
-def test_what_is_no_number_of_hosts_is_not_taken_for_one():
-    environ = {**os.environ, "NNODES": "x"}
-    done = subprocess.run(["launch/torchrun.sh", "1", "true"], cwd=ROOT, capture_output=True, env=environ, check=False)
-    assert done.returncode == 2
-    assert b"NNODES=x" in done.stderr
+@pytest.mark.parametrize(
+    ("script", "n", "hosts"),
+    [*product(["mpirun", "torchrun"], ["0", "-1", "x", "", "2 2"], [None]), ("torchrun", "1", "x")],
+)
+def test_a_script_of_launch_refuses_what_is_no_number_of_ranks_or_hosts(script, n, hosts):
+    environ = os.environ if hosts is None else {**os.environ, "NNODES": hosts}
+    done = subprocess.run([f"launch/{script}.sh", n, "true"], cwd=ROOT, capture_output=True, env=environ, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert (b"usage: launch/" if hosts is None else b"NNODES=x") in done.stderr

@@ -13,6 +13,8 @@ import torch
 import commlib
 from commlib import env, log
 from tests.epilogues import INT8
+from tests.on_ranks import on_ranks
+from tests.told import listening
 
 PROGRAM = """
 import logging, sys, torch
@@ -95,51 +97,35 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
         commlib.init(bootstrap="single")
 
 
-def first_calls(comm):
-    """Make each call twice; return what was told, each algorithm as the native table finds it."""
-    told = []
-    handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
-    logging.getLogger("commlib").addHandler(handler)
-    logging.getLogger("commlib").setLevel(logging.DEBUG)
-    try:
-        part = comm.split(0, comm.rank)
+@on_ranks(2)
+def test_the_first_calls_are_told_by_size_type_reduction_and_placement(comm):
+    with listening(logging.DEBUG) as told, comm.split(0, comm.rank) as part:
         told.clear()
-        with part:
-            x, arena = torch.ones(1000), part.empty(1000)
-            for _ in range(2):
-                part.all_reduce(x, "max")
-                part.all_reduce(arena)
-                INT8(part, x[:512].view(4, 128))
-                part.gather(x, 0)
-                part.send(x, 1 - part.rank)
-                part.recv(x, 1 - part.rank)
-                part.barrier()
-    finally:
-        logging.getLogger("commlib").removeHandler(handler)
-        logging.getLogger("commlib").setLevel(logging.NOTSET)
-    return told
+        x, arena = torch.ones(1000), part.empty(1000)
+        for _ in range(2):
+            part.all_reduce(x, "max")
+            part.all_reduce(arena)
+            INT8(part, x[:512].view(4, 128))
+            part.gather(x, 0)
+            part.send(x, 1 - part.rank)
+            part.recv(x, 1 - part.rank)
+            part.barrier()
+    kinds = [line.partition(f"rank {comm.rank}: first ")[2] for line in told]
+    found = {kind.partition(",")[0]: kind.rpartition(", eager: ")[::2] for kind in kinds}
+    assert list(found) == [
+        "all_reduce of 4000 B of float32 by max",
+        "all_reduce of 4000 B of float32 by sum",
+        "all_reduce of 2K of float32 by sum",
+        "gather of 8000 B of float32",
+        "send_recv of 4000 B of float32",
+        "barrier of 0 B of uint8",
+    ]
+    assert found["all_reduce of 4000 B of float32 by sum"][0].endswith("symmetric")
+    assert found["send_recv of 4000 B of float32"][1] == "shm_mailbox"
 
 
-def test_calls_are_told_by_size_type_reduction_and_placement(shm_ranks):
-    for rank, told in enumerate(shm_ranks.run(first_calls, world=2)):
-        kinds = [line.partition(f"rank {rank}: first ")[2] for line in told]
-        found = {kind.partition(",")[0]: kind.rpartition(", eager: ")[::2] for kind in kinds}
-        assert list(found) == [
-            "all_reduce of 4000 B of float32 by max",
-            "all_reduce of 4000 B of float32 by sum",
-            "all_reduce of 2K of float32 by sum",
-            "gather of 8000 B of float32",
-            "send_recv of 4000 B of float32",
-            "barrier of 0 B of uint8",
-        ]
-        assert found["all_reduce of 4000 B of float32 by sum"][0].endswith("symmetric")
-        assert found["send_recv of 4000 B of float32"][1] == "shm_mailbox"
-
-
-def test_off_is_the_calls_themselves():
-    with commlib.init(backend="shm", bootstrap="single", max_bytes=1 << 16) as comm:
-        assert type(comm._calls).__name__ == "Calls"
+def test_off_is_the_calls_themselves(comm):
+    assert type(comm._calls).__name__ == "Calls"
 
 
 def test_why_a_backend_was_taken_is_told(logger, caplog):

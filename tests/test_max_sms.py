@@ -17,25 +17,19 @@ from commlib.communicator import Communicator
 from commlib.messages import Messages
 from commlib.methods import Collectives
 from commlib.plan.rules import SPARING
-from commlib.testing import Ranks
 from commlib.testing.conformance import Scope, check_algorithm
 from commlib.work import StreamLanes
 from tests.epilogues import INT8
 from tests.limited import Limited
+from tests.on_ranks import on_ranks
 
 
-def wrong_values(comm: Communicator, max_sms: int) -> list[str]:
-    """Make calls of each collective with a limit; return what is wrong with their values."""
-    limited: Any = Limited(comm, max_sms)
-    rows = [(name, next(iter(spec.rows(comm.backend)))) for name, spec in COLLECTIVES.items()]
-    return [text for row in rows if (text := check_algorithm(limited, *row, Scope((33, 5000))).wrong)]
-
-
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_on_cpus_a_limit_changes_nothing(request: pytest.FixtureRequest, backend: str) -> None:
-    ranks: Ranks = request.getfixturevalue(backend)
+@on_ranks(2, "each_ranks")
+def test_on_cpus_a_limit_changes_nothing(comm: Communicator) -> None:
     for max_sms in (1, 16):
-        assert ranks.run(wrong_values, max_sms, world=2) == [[], []]
+        limited: Any = Limited(comm, max_sms)
+        for name, spec in COLLECTIVES.items():
+            assert not check_algorithm(limited, name, next(iter(spec.rows(comm.backend))), Scope((33, 5000))).wrong
 
 
 def test_every_collective_takes_it_and_messages_of_a_pair_do_not() -> None:
@@ -48,30 +42,22 @@ def test_every_collective_takes_it_and_messages_of_a_pair_do_not() -> None:
         assert {"max_sms" in inspect.signature(call).parameters for call in public.values()} == {calls}
 
 
-def later_and_less(comm: Communicator) -> list[float]:
+@on_ranks(2)
+def test_a_limit_goes_with_async_op_and_with_a_norm(comm: Communicator) -> None:
     x, y = torch.full((8,), comm.rank + 1.0), torch.full((8,), comm.rank + 1.0)
-    work = comm.all_reduce(x, async_op=True, max_sms=4)
-    assert work.result() is x
+    assert comm.all_reduce(x, async_op=True, max_sms=4).result() is x
     norm = comm.all_reduce_rms_norm(y.clone(), None, torch.ones(8), max_sms=4)[1]
-    return [float(x[0]), float(norm[0]), float(comm.all_reduce(y, max_sms=0)[0])]
+    assert (float(x[0]), float(norm[0]), float(comm.all_reduce(y, max_sms=0)[0])) == (3.0, 3.0, 3.0)
 
 
-def test_a_limit_goes_with_async_op_and_with_a_norm(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(later_and_less, world=2) == [[3.0, 3.0, 3.0]] * 2
-
-
-def with_an_epilogue(comm: Communicator) -> tuple[bool, list[int]]:
-    """Whether the values are those without a limit, and what is told of it to what makes the call."""
+@on_ranks(2, "each_ranks")
+def test_an_epilogue_takes_a_limit_and_tells_native_code_of_it(comm: Communicator) -> None:
     x = torch.arange(16.0).view(2, 8) + comm.rank
     with mock.patch.object(comm, "_calls", mock.Mock(wraps=comm._calls)) as calls:
         pairs = zip(INT8(comm, x, max_sms=4), INT8(comm, x), strict=True)
     limited, free = calls.all_reduce_epilogue.call_args_list
-    return all(torch.equal(a, b) for a, b in pairs), list(limited.args[len(free.args) :])
-
-
-def test_an_epilogue_takes_a_limit(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
-    assert shm_ranks.run(with_an_epilogue, world=2) == [(True, [4])] * 2
-    assert torch_ranks.run(with_an_epilogue, world=2) == [(True, [])] * 2, "there is no native code to be told"
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert list(limited.args[len(free.args) :]) == ([4] if comm.backend == "shm" else [])
 
 
 def with_limits(comm: Communicator, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -91,8 +77,9 @@ def with_limits(comm: Communicator, x: torch.Tensor) -> tuple[torch.Tensor, ...]
     return *(each + 1 for each in made if each is not None), y.float(), *others
 
 
-def compiled_with_limits(comm: Communicator) -> tuple[bool, dict[str, int]]:
-    """Whether a graph's values are those of eager calls, and the limits of the operators that it holds."""
+@pytest.mark.slow
+@on_ranks(2, "each_ranks")
+def test_a_graph_holds_the_limit_of_every_collective(comm: Communicator) -> None:
     import torch._dynamo
     from torch._dynamo.backends.common import aot_autograd
 
@@ -106,58 +93,31 @@ def compiled_with_limits(comm: Communicator) -> tuple[bool, dict[str, int]]:
     torch._dynamo.reset()
     x = torch.arange(8.0) + 10 * comm.rank
     found = torch.compile(with_limits, fullgraph=True, backend=aot_autograd(fw_compiler=look))(comm, x)
-    return all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True)), limits
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_a_graph_holds_the_limit_of_every_collective(request: pytest.FixtureRequest, backend: str) -> None:
-    ranks: Ranks = request.getfixturevalue(backend)
+    assert all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True))
     schemas = [getattr(torch.ops.commlib, name).default._schema for name in compiled._DEFINED]
     takes = {schema.name for schema in schemas if "int max_sms" in str(schema) and "epilogue" not in schema.name}
-    assert ranks.run(compiled_with_limits, world=2) == [(True, dict.fromkeys(takes, 3))] * 2
+    assert limits == dict.fromkeys(takes, 3)
 
 
-def refused(comm: Communicator) -> list[list[str]]:
-    calls: tuple[Any, ...] = comm.all_reduce, partial(INT8, comm)
-    return [[said_to(call, wrong) for wrong in (-1, 1.5)] for call in calls]
+@on_ranks(2, "each_ranks")
+def test_what_is_no_number_of_multiprocessors_is_refused_by_name(comm: Communicator) -> None:
+    for call in (comm.all_reduce, partial(INT8, comm)):
+        with pytest.raises(ValueError, match="max_sms=-1: expected a number of multiprocessors, or 0 for no limit"):
+            call(torch.ones(8), max_sms=-1)
+        with pytest.raises(TypeError, match=r"max_sms=1\.5: "):
+            call(torch.ones(8), max_sms=1.5)
 
 
-def said_to(call: Any, wrong: float) -> str:
-    with pytest.raises((ValueError, TypeError)) as raised:
-        call(torch.ones(8), max_sms=wrong)
-    return f"{raised.type.__name__}: {raised.value}"
-
-
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_what_is_no_number_of_multiprocessors_is_refused_by_name(request: pytest.FixtureRequest, backend: str) -> None:
-    ranks: Ranks = request.getfixturevalue(backend)
-    for negative, broken in ranks.run(refused, world=2)[0]:
-        assert negative.startswith("ValueError: max_sms=-1: expected a number of multiprocessors, or 0 for no limit")
-        assert broken.startswith("TypeError: max_sms=1.5: ")
-
-
-def explained(comm: Communicator) -> str:
-    assert comm.explain("all_reduce", 8, max_sms=4) == comm.explain("all_reduce", 8)
-    with pytest.raises(ValueError, match="max_sms=-2: expected a number of multiprocessors"):
-        comm.explain("all_reduce", 8, max_sms=-2)
-    return str(comm.explain("all_reduce", 8, max_sms=4))
-
-
-def told_later(comm: Communicator) -> list[int]:
-    """How many arguments an asynchronous call hands on, without a limit and with one, and a barrier."""
+@on_ranks(2, "each_ranks")
+def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(comm: Communicator) -> None:
     x, calls = torch.ones(8), mock.Mock(wraps=comm._unordered)
     with mock.patch.object(comm, "_unordered", calls):
         comm.all_reduce(x, async_op=True).wait()
         comm.all_reduce(x, async_op=True, max_sms=4).wait()
         comm.barrier(async_op=True).wait()
     assert comm.explain("all_reduce", 1 << 26, async_op=True) == comm.explain("all_reduce", 1 << 26)
-    return [len(call.args) for call in (*calls.all_reduce.call_args_list, calls.enqueue_barrier.call_args)]
-
-
-def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
-    assert shm_ranks.run(told_later, world=2) == [[3, 4, 0]] * 2
-    assert torch_ranks.run(told_later, world=2) == [[3, 3, 0]] * 2
+    given = [len(call.args) for call in (*calls.all_reduce.call_args_list, calls.enqueue_barrier.call_args)]
+    assert given == [3, 4 if comm.backend == "shm" else 3, 0]
 
 
 def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> None:
@@ -175,5 +135,9 @@ def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> Non
     assert calls.enqueue_barrier.call_args_list == [mock.call()]
 
 
-def test_an_explanation_on_cpus_knows_no_multiprocessors(shm_ranks: Ranks) -> None:
-    assert "multiprocessors" not in "".join(shm_ranks.run(explained, world=2))
+def test_an_explanation_on_cpus_knows_no_multiprocessors(comm: Communicator) -> None:
+    limited = comm.explain("all_reduce", 8, max_sms=4)
+    assert limited == comm.explain("all_reduce", 8)
+    assert "multiprocessors" not in str(limited)
+    with pytest.raises(ValueError, match="max_sms=-2: expected a number of multiprocessors"):
+        comm.explain("all_reduce", 8, max_sms=-2)

@@ -53,11 +53,10 @@ def test_what_is_installed_is_not_installed_again_only_compiled(checkout: Path) 
     assert [call.split()[0] for call in calls] == ["ninja", "cmake"]
 
 
-@pytest.mark.parametrize("change", ["pyproject.toml", "launch/setup.sh"])
-def test_another_list_of_packages_is_installed(checkout: Path, change: str) -> None:
+@pytest.mark.parametrize("change", ["echo '# more' >>pyproject.toml", "echo '# more' >>launch/setup.sh", "rm -r build"])
+def test_another_list_of_packages_and_what_make_clean_removed_are_installed(checkout: Path, change: str) -> None:
     set_up(checkout)
-    with (checkout / change).open("a", encoding="utf-8") as file:
-        file.write("# more\n")
+    subprocess.run(change, shell=True, cwd=checkout, check=True)
     assert "--editable" in set_up(checkout)[1][-1]
 
 
@@ -69,12 +68,6 @@ def test_an_installation_that_failed_is_made_again(checkout: Path) -> None:
     assert set_up(checkout)[0].returncode == 1
     write(checkout / ".venv/bin/python", PYTHON)
     (checkout / "pyproject.toml").write_text(before, encoding="utf-8")
-    assert "--editable" in set_up(checkout)[1][-1]
-
-
-def test_what_make_clean_removed_is_built_again(checkout: Path) -> None:
-    set_up(checkout)
-    shutil.rmtree(checkout / "build")
     assert "--editable" in set_up(checkout)[1][-1]
 
 

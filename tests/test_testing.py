@@ -9,6 +9,7 @@ import pytest
 
 from commlib.errors import CommTimeout, PeerLost
 from commlib.testing import RankError, Ranks
+from tests.test_launch import wait_until_gone
 
 ROOT = Path(__file__).parents[1]
 
@@ -193,14 +194,4 @@ def test_no_rank_outlives_a_killed_test_process():
     assert len(pids) == 2
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 3
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(map(_alive, pids))
-
-
-def _alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    assert wait_until_gone(pids) == []

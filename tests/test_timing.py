@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,6 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.env import settings
 from commlib.errors import Unsupported
-from commlib.testing import Ranks
 from commlib.timing import (
     Candidate,
     Measurement,
@@ -33,6 +33,7 @@ from commlib.timing import (
 )
 from commlib.timing.blocks import Entry
 from commlib.timing.truth import Truth
+from tests.on_ranks import on_ranks
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)
 DTYPES = [
@@ -49,38 +50,27 @@ def found(comm: Communicator, name: str, candidates: list[Candidate], **changes:
     return measure(comm, COLLECTIVES[name], call_of(comm), ordered, candidates, replace(QUICK, **changes))
 
 
-def measure_every_collective(comm: Communicator) -> list[tuple[str, bool, int | None, int, str]]:
-    rows = []
+@on_ranks(3)
+def test_every_collective_is_measured_and_right(comm: Communicator) -> None:
     for name, collective in COLLECTIVES.items():
         forms = [False] * collective.out_of_place + [True] * (collective.in_place is not None)
         candidates = [Candidate(name, public_call(comm, collective), form) for form in forms]
-        rows += [(r.label, r.in_place, r.wrong, len(r.times_s), r.skipped) for r in found(comm, name, candidates)]
-    return rows
+        rows = [(r.label, r.wrong, len(r.times_s), r.skipped) for r in found(comm, name, candidates)]
+        assert set(rows) == {(name, 0, 3, "")}
 
 
-def test_every_collective_is_measured_and_right(shm_ranks: Ranks) -> None:
-    of_ranks = shm_ranks.run(measure_every_collective, world=3)
-    assert {(wrong, blocks, skipped) for *_, wrong, blocks, skipped in of_ranks[0]} == {(0, 3, "")}
-    assert {label for label, *_ in of_ranks[0]} == set(COLLECTIVES)
-    assert of_ranks[0] == of_ranks[1] == of_ranks[2]
-
-
-def measure_every_type(comm: Communicator) -> list[tuple[str, int | None]]:
+@on_ranks(2)
+def test_every_type_is_checked_exactly(comm: Communicator) -> None:
     collective = COLLECTIVES["all_reduce"]
     candidates = [Candidate("ours", public_call(comm, collective), form) for form in (False, True)]
-    return [
-        (str(dtype), result.wrong)
-        for dtype in DTYPES
-        for result in measure(comm, collective, call_of(comm, 99, dtype), ordered, candidates, QUICK)
-    ]
+    for dtype in DTYPES:
+        results = measure(comm, collective, call_of(comm, 99, dtype), ordered, candidates, QUICK)
+        assert [result.wrong for result in results] == [0, 0], dtype
 
 
-def test_every_type_is_checked_exactly(shm_ranks: Ranks) -> None:
-    assert [row for row in shm_ranks.run(measure_every_type, world=2)[0] if row[1] != 0] == []
-
-
-def one_element_wrong_on_rank_1(comm: Communicator) -> list[int | None]:
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
+@on_ranks(2)
+def test_a_wrong_element_is_counted_in_every_check_and_known_to_all_ranks(comm: Communicator) -> None:
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         def run() -> None:
             comm.all_reduce(x, out=out)
             if comm.rank == 1:
@@ -89,12 +79,8 @@ def one_element_wrong_on_rank_1(comm: Communicator) -> list[int | None]:
         return run
 
     right = Candidate("right", public_call(comm, COLLECTIVES["all_reduce"]))
-    return [r.wrong for r in found(comm, "all_reduce", [Candidate("wrong", prepare), right])]
-
-
-def test_a_wrong_element_is_counted_in_every_check_and_known_to_all_ranks(shm_ranks: Ranks) -> None:
     # Once with each of three buffers before the blocks, and once after them.
-    assert shm_ranks.run(one_element_wrong_on_rank_1, world=2) == [[4, 0], [4, 0]]
+    assert [r.wrong for r in found(comm, "all_reduce", [Candidate("wrong", prepare), right])] == [4, 0]
 
 
 class Replayed:
@@ -112,7 +98,8 @@ class Replayed:
         pass
 
 
-def wrong_only_in_replays(comm: Communicator) -> int | None:
+@on_ranks(2)
+def test_what_only_a_replayed_graph_gets_wrong_is_counted(comm: Communicator) -> None:
     with pytest.MonkeyPatch.context() as patch:
         collective, call = COLLECTIVES["all_reduce"], call_of(comm)
         entry = Entry(Measurement("right", False))
@@ -122,37 +109,29 @@ def wrong_only_in_replays(comm: Communicator) -> int | None:
         patch.setattr(protocol.graph, "capture", lambda runs: Replayed(comm, runs, next(outs)))
         patch.setattr(torch.cuda, "synchronize", lambda device: None)
         protocol._check_replays(comm, [entry], Truth(collective, call, ordered))
-        return entry.result.wrong
+        assert entry.result.wrong == 3 * comm.rank
 
 
-def test_what_only_a_replayed_graph_gets_wrong_is_counted(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(wrong_only_in_replays, world=2) == [0, 3]
+EVERYTHING = 2 * 2000 * 4  # ranks, elements, checks
 
 
-def probed(comm: Communicator) -> tuple[int | None, int]:
-    probe = Candidate("probe", lambda x, out, call: lambda: None, checked=False)
-    (result,) = found(comm, "all_gather", [probe])
-    return result.wrong, len(result.times_s)
+@pytest.mark.parametrize(
+    ("checked", "check", "wrong"), [(True, True, EVERYTHING), (False, True, None), (True, False, None)]
+)
+@on_ranks(2)
+def test_an_output_that_nobody_writes_is_wrong_everywhere_but_in_a_probe_and_without_a_check(
+    comm: Communicator, checked: bool, check: bool, wrong: int | None
+) -> None:
+    candidate = Candidate("idle", lambda x, out, call: lambda: None, checked=checked)
+    (result,) = found(comm, "all_gather", [candidate], check=check)
+    assert (result.wrong, len(result.times_s)) == (wrong, 3)
 
 
-def test_the_values_of_a_probe_are_not_compared(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(probed, world=2) == [(None, 3), (None, 3)]
-
-
-def writes_nothing(comm: Communicator) -> int | None:
-    (result,) = found(comm, "all_gather", [Candidate("idle", lambda x, out, call: lambda: None)])
-    return result.wrong
-
-
-def test_an_output_that_nobody_writes_is_wrong_everywhere(shm_ranks: Ranks) -> None:
-    everything = 2 * 2000 * 4  # ranks, elements, checks
-    assert shm_ranks.run(writes_nothing, world=2) == [everything, everything]
-
-
-def breaks_after_the_first_checks(comm: Communicator) -> int | None:
+@on_ranks(2)
+def test_values_are_checked_again_after_the_clock_stopped(comm: Communicator) -> None:
     calls = []
 
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         def run() -> None:
             calls.append(1)
             comm.all_reduce(x, out=out)
@@ -162,115 +141,94 @@ def breaks_after_the_first_checks(comm: Communicator) -> int | None:
         return run
 
     (result,) = found(comm, "all_reduce", [Candidate("tired", prepare)], iterations=5)
-    return result.wrong
+    assert result.wrong == 2000
 
 
-def test_values_are_checked_again_after_the_clock_stopped(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(breaks_after_the_first_checks, world=2) == [2000, 2000]
-
-
-def without_a_check(comm: Communicator) -> int | None:
-    (result,) = found(comm, "all_gather", [Candidate("idle", lambda x, out, call: lambda: None)], check=False)
-    return result.wrong
-
-
-def test_without_a_check_nothing_is_said_about_values(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(without_a_check, world=2) == [None, None]
-
-
-def refuses_on_rank_1(comm: Communicator) -> list[tuple[str, int]]:
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
+def half(comm: Communicator) -> Prepare:
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         if comm.rank == 1:
             raise Unsupported("rank 1 has no such engine")
         return lambda: comm.all_reduce(x, out=out)
 
-    ours = Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))
-    return [(r.skipped, len(r.times_s)) for r in found(comm, "all_reduce", [Candidate("half", prepare), ours])]
+    return prepare
 
 
-def test_what_one_rank_cannot_run_is_skipped_on_all(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(refuses_on_rank_1, world=2) == 2 * [[("rank 1 has no such engine", 0), ("", 3)]]
+def raising(comm: Communicator) -> Prepare:
+    def run() -> None:
+        raise RuntimeError("this library\nhas no such call")
+
+    return lambda x, out, call: run
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [(half, "rank 1 has no such engine"), (raising, "RuntimeError: this library has no such call")],
+)
+@on_ranks(2)
+def test_what_one_rank_cannot_run_and_what_raises_is_skipped_on_all(
+    comm: Communicator, make: Callable[[Communicator], Prepare], why: str
+) -> None:
+    candidates = [Candidate("theirs", make(comm)), Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))]
+    results = found(comm, "all_reduce", candidates)
+    assert [(r.skipped, len(r.times_s)) for r in results] == [(why, 0), ("", 3)]
 
 
 def order_of_blocks(comm: Communicator, seed: int) -> list[str]:
     order: list[str] = []
-
-    def candidate(label: str) -> Candidate:
-        make = public_call(comm, COLLECTIVES["all_reduce"])
-        return Candidate(label, make, enter=lambda: order.append(label))
-
-    found(comm, "all_reduce", [candidate("a"), candidate("b"), candidate("c")], blocks=(8, 8), iterations=1, seed=seed)
+    make = public_call(comm, COLLECTIVES["all_reduce"])
+    candidates = [Candidate(label, make, enter=partial(order.append, label)) for label in "abc"]
+    found(comm, "all_reduce", candidates, blocks=(8, 8), iterations=1, seed=seed)
     # Checks and calibrating blocks come first, eight blocks of each, and a check of each last.
     return order[-27:-3]
 
 
-def test_the_order_is_random_and_the_same_on_all_ranks(shm_ranks: Ranks) -> None:
-    orders = [shm_ranks.run(order_of_blocks, seed, world=3) for seed in (0, 0, 1)]
-    assert all(len({tuple(of_rank) for of_rank in order}) == 1 for order in orders)
-    first, again, other = (order[0] for order in orders)
+@on_ranks(3)
+def test_the_order_is_random_and_the_same_on_all_ranks(comm: Communicator) -> None:
+    first, again, other = orders = [order_of_blocks(comm, seed) for seed in (0, 0, 1)]
+    assert comm.all_gather_object(orders) == [orders] * 3
     assert first == again != other
     rounds = [tuple(first[at : at + 3]) for at in range(0, 24, 3)]
     assert all(sorted(of_round) == ["a", "b", "c"] for of_round in rounds)
     assert len(set(rounds)) > 1
 
 
-def times_with_a_slow_rank(comm: Communicator) -> list[float]:
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
-        return lambda: time.sleep(0.002 * comm.rank)
-
-    (result,) = found(comm, "barrier", [Candidate("asleep", prepare)], iterations=1)
-    return result.times_s
-
-
-def test_a_time_is_the_slowest_ranks(shm_ranks: Ranks) -> None:
-    of_ranks = shm_ranks.run(times_with_a_slow_rank, world=2)
-    assert of_ranks[0] == of_ranks[1]
-    assert min(of_ranks[0]) >= 0.002  # rank 0 alone would say about nothing
+@on_ranks(2)
+def test_a_time_is_the_slowest_ranks(comm: Communicator) -> None:
+    asleep = Candidate("asleep", lambda x, out, call: lambda: time.sleep(0.002 * comm.rank))
+    (result,) = found(comm, "barrier", [asleep], iterations=1)
+    assert comm.all_gather_object(result.times_s) == [result.times_s] * 2
+    assert min(result.times_s) >= 0.002  # rank 0 alone would say about nothing
 
 
-def a_slow_candidate(comm: Communicator) -> list[tuple[int, int | None]]:
+@on_ranks(2)
+def test_a_candidate_that_takes_ages_is_checked_and_measured_once(comm: Communicator) -> None:
     calls: list[int] = []
-
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
-        return lambda: (calls.append(1), comm.all_reduce(x, out=out), time.sleep(0.02))
-
+    slow = Candidate("slow", lambda x, out, _: lambda: (calls.append(1), comm.all_reduce(x, out=out), time.sleep(0.2)))
     ours = Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))
-    results = found(comm, "all_reduce", [Candidate("slow", prepare), ours], slow_s=0.015)
-    return [*((len(r.times_s), r.wrong) for r in results), (len(calls), None)]
+    results = found(comm, "all_reduce", [slow, ours], slow_s=0.15)
+    assert [(len(r.times_s), r.wrong) for r in results] == [(1, 0), (3, 0)]
+    assert len(calls) == 2
 
 
-def test_a_candidate_that_takes_ages_is_checked_and_measured_once(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(a_slow_candidate, world=2)[0] == [(1, 0), (3, 0), (2, None)]
-
-
-def buffers_seen(comm: Communicator) -> tuple[int, int, bool]:
+@on_ranks(2)
+def test_buffers_rotate_and_are_shared_by_candidates_of_one_kind_of_memory(comm: Communicator) -> None:
     seen: list[int] = []
-
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Callable[[], object]:
-        return lambda: seen.append(x.data_ptr())
-
-    shared = [Candidate(label, prepare) for label in "ab"]
-    moved = Candidate("c", prepare, empty=lambda elements, dtype: plain(elements, dtype))
+    shared = [Candidate(label, lambda x, out, _: lambda: seen.append(x.data_ptr())) for label in "ab"]
+    moved = replace(shared[0], label="c", empty=lambda elements, dtype: plain(elements, dtype))
     found(comm, "all_reduce", shared, iterations=7, check=False)
     # The last call of each candidate is the check after the blocks.
-    in_a_row = sum(a == b for a, b in pairwise(seen[-9:-2]))
-    of_shared = len(set(seen))
+    assert not any(a == b for a, b in pairwise(seen[-9:-2]))
+    assert len(set(seen)) == 3
     found(comm, "all_reduce", [*shared, moved], iterations=7, check=False)
-    return of_shared, in_a_row, len(set(seen)) >= 2 * of_shared
+    assert len(set(seen)) >= 6
 
 
-def test_buffers_rotate_and_are_shared_by_candidates_of_one_kind_of_memory(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(buffers_seen, world=2)[0] == (3, 0, True)
-
-
-def recorded(comm: Communicator) -> list[str]:
+@on_ranks(2)
+def test_nothing_stands_between_the_clock_and_the_public_call(comm: Communicator) -> None:
     x, out, call = torch.zeros(4), torch.zeros(4), call_of(comm, 4)
-    made = {name: public_call(comm, COLLECTIVES[name])(x, out, call) for name in ("all_reduce", "broadcast")}
-    return [f"{run.func.__name__} {len(run.args)} {run.keywords}" for run in made.values()]  # type: ignore[attr-defined]
-
-
-def test_nothing_stands_between_the_clock_and_the_public_call(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(recorded, world=2)[0] == ["all_reduce 3 {}", "broadcast 2 {}"]
+    for name, given in (("all_reduce", 3), ("broadcast", 2)):
+        run: Any = public_call(comm, COLLECTIVES[name])(x, out, call)
+        assert (run.func.__name__, len(run.args), run.keywords) == (name, given, {})
 
 
 def test_percentiles_are_of_the_blocks() -> None:
@@ -295,63 +253,35 @@ def test_a_fingerprint_names_the_machine_and_keeps_secrets(monkeypatch: pytest.M
     assert set(settings()) <= {"COMMLIB_BIND", "OMP_NUM_THREADS", *settings()} - {"COMMLIB_PLAN", "SECRET_TOKEN"}
 
 
-def race(comm: Communicator) -> list[tuple[bool, int]]:
-    """Two that are alike and one that is ten times as slow."""
+def sleeping(seconds: float) -> Prepare:
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        return lambda: time.sleep(seconds)
 
-    def sleeping(seconds: float) -> Prepare:
-        def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-            def run() -> None:
-                out.copy_(x)
-                time.sleep(seconds)
+    return prepare
 
-            return run
 
-        return prepare
-
-    call = Call(comm.rank, comm.size, 16, torch.float32)
+@on_ranks(2)
+def test_who_is_far_behind_is_left_out_after_a_few_blocks(comm: Communicator) -> None:
     candidates = [Candidate(f"{ms} ms", sleeping(ms * 1e-3)) for ms in (5, 5, 50)]
-    protocol = Protocol(blocks=(4, 12), budget_s=2.0, iterations=1, check=False, race=1.5)
-    found = measure(comm, COLLECTIVES["all_reduce"], call, ordered, candidates, protocol)
-    return [(result.raced_out, len(result.times_s)) for result in found]
-
-
-def test_who_is_far_behind_is_left_out_after_a_few_blocks(shm_ranks: Ranks) -> None:
-    answers = shm_ranks.run(race, world=2)
-    assert answers[0] == answers[1]
-    first, second, slow = answers[0]
+    changes = {"blocks": (4, 12), "budget_s": 2.0, "iterations": 1, "check": False, "race": 1.5}
+    results = [(result.raced_out, len(result.times_s)) for result in found(comm, "all_reduce", candidates, **changes)]
+    assert comm.all_gather_object(results) == [results] * 2
+    first, second, slow = results
     assert slow == (True, 4)
     assert first == second
     assert not first[0]
     assert first[1] > 4
 
 
-def a_peer_raises(comm: Communicator) -> list[str]:
-    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        def run() -> None:
-            raise RuntimeError("this library\nhas no such call")
-
-        return run
-
-    ours = Candidate("ours", public_call(comm, COLLECTIVES["all_reduce"]))
-    return [r.skipped for r in found(comm, "all_reduce", [Candidate("theirs", prepare), ours])]
-
-
-def test_what_a_peer_raises_is_why_it_is_left_out(shm_ranks: Ranks) -> None:
-    assert shm_ranks.run(a_peer_raises, world=2) == [["RuntimeError: this library has no such call", ""]] * 2
-
-
-def timed_calls(comm: Communicator) -> tuple[list[tuple[str, int, list[float], float]], list[str]]:
+@on_ranks(2)
+def test_calls_of_all_ranks_are_timed_on_the_slowest_and_entered_before_each_block(comm: Communicator) -> None:
     made: list[str] = []
     calls = {"late": [lambda: time.sleep(2e-3 * comm.rank)], "even": [lambda: made.append("even")]}
     rows = measure_calls(comm, calls, QUICK, "calls", {"even": lambda: made.append("enter")})
-    return [(row.label, row.iterations, row.times_s, row.median_s) for row in rows], made
-
-
-def test_calls_of_all_ranks_are_timed_on_the_slowest_and_entered_before_each_block(shm_ranks: Ranks) -> None:
-    (rows, made), (same, _) = shm_ranks.run(timed_calls, world=2)
-    assert rows == same
-    assert [(label, len(times)) for label, _, times, _ in rows] == [("late", 3), ("even", 3)]
-    assert rows[0][3] >= 2e-3  # rank 0 does not sleep
+    found = [(row.label, row.iterations, row.times_s, row.median_s) for row in rows]
+    assert comm.all_gather_object(found) == [found] * 2
+    assert [(row.label, len(row.times_s)) for row in rows] == [("late", 3), ("even", 3)]
+    assert rows[0].median_s >= 2e-3  # rank 0 does not sleep
     assert made[0] == "enter"
     assert made[-1] == "even"
     assert made.count("enter") >= 3

@@ -1,14 +1,29 @@
-"""What is made of measured times: intervals, fits, limits, and the settings that stand beside them."""
+"""Who is called how often without ranks, and what is made of measured times: intervals, fits, limits, settings."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from commlib.communicator import Communicator
+from commlib.errors import CommError
 from commlib.testing import Ranks
-from commlib.timing import Limit, environment, fit_latency_and_rate, measure_limit, ratio_of_medians
+from commlib.timing import (
+    Limit,
+    Protocol,
+    Run,
+    environment,
+    fit_latency_and_rate,
+    graph,
+    measure_alone,
+    measure_limit,
+    ratio_of_medians,
+)
+from tests.on_ranks import on_ranks
 
 SIZES = [8 << (3 * step) for step in range(8)]
 
@@ -67,16 +82,13 @@ def test_three_sizes_are_too_few_for_a_fit() -> None:
     assert fit_latency_and_rate([8, 64, 512, 512], [1e-6, 2e-6, 3e-6, 3e-6]) is None
 
 
-def limit_of(comm: Communicator) -> Limit:
-    return measure_limit(comm, 0.01)
-
-
-def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured(shm_ranks: Ranks) -> None:
-    limits = shm_ranks.run(limit_of, world=2)
-    assert limits[0] == limits[1]
-    assert limits[0].busbw is not None
-    assert limits[0].busbw > 0
-    assert limits[0].what.startswith("memory: copies of 64 MiB by 2 ranks at once")
+@on_ranks(2)
+def test_the_limit_of_memory_is_the_same_on_all_ranks_and_says_what_was_measured(comm: Communicator) -> None:
+    limit = measure_limit(comm, 0.01)
+    assert comm.all_gather_object(limit) == [limit] * 2
+    assert limit.busbw is not None
+    assert limit.busbw > 0
+    assert limit.what.startswith("memory: copies of 64 MiB by 2 ranks at once")
 
 
 def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
@@ -88,7 +100,7 @@ def test_the_limit_of_a_size_is_what_copies_of_about_that_size_reach() -> None:
 
 def test_where_nothing_limits_the_reason_is_said(shm_ranks: Ranks, torch_ranks: Ranks) -> None:
     for ranks, world, word in ((shm_ranks, 1, "one rank"), (torch_ranks, 2, "not measured")):
-        limit = ranks.run(limit_of, world=world)[0]
+        limit = ranks.run(measure_limit, 0.01, world=world)[0]
         assert limit.busbw is None
         assert word in limit.what
 
@@ -99,3 +111,78 @@ def test_of_the_environment_only_what_changes_a_figure_is_kept() -> None:
     left_out = {"NCCL_API_KEY": "a", "CUDA_TOKEN": "b", "COMMLIB_LOCAL_RANK": "0", "HOME": "c", "AWS_SECRET": "d"}
     found = environment({**kept, **places, **left_out})
     assert found == {**kept, **dict.fromkeys(places, "(set)")}
+
+
+CPU = torch.device("cpu")
+
+
+class Recorder:
+    """Calls that note which candidate was called on which set."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def runs(self, label: str, sets: int) -> list[Run]:
+        return [lambda at=at: self.calls.append((label, at)) for at in range(sets)]
+
+
+def test_blocks_of_candidates_alternate_and_sets_rotate() -> None:
+    recorder = Recorder()
+    calls = {"a": recorder.runs("a", 3), "b": recorder.runs("b", 3)}
+    protocol = Protocol(blocks=(6, 6), budget_s=0.0, iterations=3)
+    found = measure_alone(CPU, calls, protocol, "case")
+    assert [(each.label, each.iterations, len(each.times_s)) for each in found] == [("a", 3, 6), ("b", 3, 6)]
+    assert all(len(each.issue_s) == 6 for each in found)
+    assert all(issue <= time for each in found for issue, time in zip(each.issue_s, each.times_s, strict=True))
+    led = 3 + 4 * 3  # each block is led in by four times as many calls
+    timed = recorder.calls[-2 * 6 * led :]
+    blocks = [timed[at : at + led] for at in range(0, len(timed), led)]
+    assert all(len({label for label, _ in block}) == 1 for block in blocks)
+    assert all(
+        {at for _, at in block[first : first + 3]} == {0, 1, 2} for block in blocks for first in range(0, led, 3)
+    )
+    order = [block[0][0] for block in blocks]
+    assert all(set(order[at : at + 2]) == {"a", "b"} for at in range(0, 12, 2))
+    assert order != ["a", "b"] * 6
+
+
+class Pretended:
+    """A graph that makes its calls when it is replayed, and what replays it."""
+
+    lead_ins: ClassVar[list[Run | None]] = []
+
+    def __init__(self, world: Any, lead_in: Run | None = None) -> None:
+        Pretended.lead_ins.append(lead_in)
+
+    def time(self, runs: Sequence[Run]) -> float:
+        for run in runs:
+            run()
+        return 1e-6 * len(runs)
+
+    def close(self) -> None:
+        pass
+
+
+class Runs(list[Run]):
+    def reset(self) -> None:
+        pass
+
+
+def test_a_graph_has_all_sets_in_turn_and_counts_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def captured(runs: Sequence[Run]) -> Runs:
+        if runs[0] in refused:
+            raise CommError("cannot be captured: it waits for the host")
+        return Runs(runs)
+
+    monkeypatch.setattr(graph, "Starter", Pretended)
+    monkeypatch.setattr(graph, "captured", captured)
+    recorder = Recorder()
+    refused = recorder.runs("b", 5)
+    protocol = Protocol(blocks=(4, 4), budget_s=0.0, iterations=10, warmup=0, graph=True, lead_in=str)
+    a, b = measure_alone(CPU, {"a": recorder.runs("a", 5), "b": refused}, protocol, "case")
+    assert Pretended.lead_ins == [str]
+    assert a.times_s == pytest.approx([1e-6] * 4)
+    assert (a.iterations, a.issue_s) == (10, [])  # the host's part of a replay is nobody's figure
+    replays = [recorder.calls[at : at + 10] for at in range(len(recorder.calls) - 40, len(recorder.calls), 10)]
+    assert all(sorted(calls) == [("a", at) for at in range(5) for _ in range(2)] for calls in replays)
+    assert (b.times_s, b.skipped) == ([], "cannot be captured: it waits for the host")

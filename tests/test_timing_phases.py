@@ -22,6 +22,7 @@ from commlib.timing.phases import (
     kernel_durations,
     most_marks,
 )
+from tests.on_ranks import on_ranks
 
 BLOCKS, ROOM = 3, 9
 
@@ -110,7 +111,8 @@ def test_marks_that_found_no_room_are_an_error():
         kernel_calls(marks_of({("blocks", 0): call(0, 0) * 3}))
 
 
-def stamped_calls(comm):
+@on_ranks()
+def test_a_rank_stamps_its_calls_while_it_is_asked_to(comm):
     x, backend = torch.ones(3000), comm._backend
     before = time.perf_counter_ns()
     stamps = backend.stamp(1000)
@@ -121,23 +123,16 @@ def stamped_calls(comm):
     assert backend.stamp(0) is None
     comm.all_reduce(x)
     assert int(stamps[0]) == made, "nobody asks for stamps any more"
-    times, phases = stamps.view(-1, 2)[1 : made + 1].T.tolist()
+    times, numbers = stamps.view(-1, 2)[1 : made + 1].T.tolist()
     assert times == sorted(times)
     assert before <= times[0] <= times[-1] <= after
-    return [PHASES[phase] for phase in phases]
+    phases = [PHASES[number] for number in numbers]
+    assert {"publish", "wait", "reduce", "copy"} <= set(phases)
+    assert (phases[:2], phases[-1]) == (["native", "plan"], "python")
+    assert not {"launch", "start", "over"} & set(phases)
 
 
-def test_a_rank_stamps_its_calls_while_it_is_asked_to(shm_ranks):
-    for phases in shm_ranks.run(stamped_calls):
-        assert {"publish", "wait", "reduce", "copy"} <= set(phases)
-        assert (phases[:2], phases[-1]) == (["native", "plan"], "python")
-        assert not {"launch", "start", "over"} & set(phases)
-
-
-def refused_stamps(comm):
+@on_ranks(fixture="torch_ranks")
+def test_a_backend_without_native_code_has_no_stamps(comm):
     with pytest.raises(Exception, match="calls are stamped by native code, which the torch backend has not"):
         comm._backend.stamp(1)
-
-
-def test_a_backend_without_native_code_has_no_stamps(torch_ranks):
-    torch_ranks.run(refused_stamps)

@@ -17,6 +17,7 @@ from torch import Tensor
 from commlib.communicator import Communicator
 from commlib.kernels import index, metadata, store
 from commlib.testing import Ranks
+from tests.on_ranks import on_ranks
 
 N = 8
 
@@ -52,7 +53,8 @@ WRITES: dict[str, Callable[[Communicator, Tensor], object]] = {
 ON_ONE_RANK = {"reduce": 0, "gather": 0, "broadcast": 0}  # on the others nothing is written
 
 
-def versions(comm: Communicator) -> None:
+@on_ranks(2, "each_ranks")
+def test_a_backward_that_needs_what_a_call_has_overwritten_is_refused(comm: Communicator) -> None:
     for name, call in WRITES.items():
         w = torch.full((N,), 5.0, requires_grad=True)
         x = w * 1.0
@@ -70,13 +72,6 @@ def versions(comm: Communicator) -> None:
             with torch.inference_mode():
                 x = torch.ones(N)
             call(comm, x)  # has no version, and is taken outside of inference mode, too
-
-
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_a_backward_that_needs_what_a_call_has_overwritten_is_refused(
-    request: pytest.FixtureRequest, backend: str
-) -> None:
-    request.getfixturevalue(backend).run(versions, world=2)
 
 
 def test_kernels_raise_the_version_of_what_they_write() -> None:

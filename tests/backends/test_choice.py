@@ -38,9 +38,7 @@ class Said(SingleWorld):
         (0, "", ["", ""], ("shm", "rank {} has no GPU of its own")),
     ],
 )
-def test_auto_takes_gpus_where_each_rank_has_its_own(
-    monkeypatch: pytest.MonkeyPatch, rank: int, gpus: int, visible: str, other: list[str], wanted: tuple[str, str]
-) -> None:
+def test_auto_takes_gpus_where_each_rank_has_its_own(monkeypatch, rank, gpus, visible, other, wanted):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)

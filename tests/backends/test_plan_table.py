@@ -23,10 +23,11 @@ RULE = "rule op=all_reduce placement=plain mode=* dtype=* redop=*"
 Serves = Mapping[str, Sequence[tuple[str, str]]]
 
 
-def group() -> Any:
-    """One rank, whose rows are not told yet."""
+def table_of(serves: Serves) -> Any:
+    """The table of one rank, which is told these rows."""
     made = library.open_shm(1, 0, 4096, 1, 0, -1)
     made.start(5.0, "auto", False, [])
+    made.learn(told(serves))
     return made
 
 
@@ -85,8 +86,7 @@ def test_the_table_finds_what_the_plan_decides() -> None:
         reductions = [pair for pair in product(DTYPES, REDOPS) if pair != ("float32", "band")]
         serves = {name: draw.sample(reductions, draw.randint(0, len(reductions))) for name in NAMES}
         plan = plan_of(*draw_rules(draw))
-        table = group()
-        table.learn(told(serves))
+        table = table_of(serves)
         table.set_plan(plan_text(plan, 2, "shm"))
         facts = plain_only(facts_of(serves))
         for (dtype, redop), num_bytes, placement in product(reductions, SIZES, ("plain", "symmetric")):
@@ -97,34 +97,26 @@ def test_the_table_finds_what_the_plan_decides() -> None:
 
 
 def test_a_plan_may_have_more_rules_than_two_bytes_can_count() -> None:
-    table = group()
-    table.learn(told({name: [("float32", "sum"), ("bool", "max")] for name in NAMES}))
+    table = table_of({name: [("float32", "sum"), ("bool", "max")] for name in NAMES})
     rule = f"{RULE.replace('dtype=*', 'dtype=int16')}\nrange algorithm=shm_twoshot\n"
     table.set_plan(rule * 70_000 + f"{RULE}\nrange algorithm=shm_oneshot")
     assert str(table.choice("all_reduce", "float32", "sum", 8, False, False)) == "shm_oneshot"
 
 
 def test_a_plan_that_is_refused_changes_nothing() -> None:
-    table = group()
-    table.learn(told({name: [("float32", "sum")] for name in NAMES}))
+    table = table_of({name: [("float32", "sum")] for name in NAMES})
     table.set_plan(f"{RULE}\nrange algorithm=shm_oneshot")
     with pytest.raises(ValueError, match=r"rules\[7\]: all_reduce has no algorithm 'shm_fast' here"):
         table.set_plan(f"where rules[7]\n{RULE}\nrange algorithm=shm_fast")
     assert str(table.choice("all_reduce", "float32", "sum", 8, False, False)) == "shm_oneshot"
 
 
-@pytest.mark.parametrize(
-    ("op", "entry", "message"),
-    [
-        ("broadcast", {"algorithm": "shm_twoshot"}, "broadcast has no algorithm 'shm_twoshot' on shm"),
-        (
-            "barrier",
-            {"algorithm": "shm_oneshot", "params": {"hot": 1}},
-            r"unknown params \['hot'\]; shm_oneshot knows no",
-        ),
-        ("gather", {"algorithm": "shm_oneshot", "params": {"hot": 2}}, "hot 2 is not between 0 and 1"),
-    ],
-)
-def test_a_row_bounds_what_a_plan_may_say(op: str, entry: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"rules\[0\]: {message}"):
-        plan_text(plan_of({"op": op, "ranges": [entry]}), 2, "shm")
+def test_a_row_bounds_what_a_plan_may_say() -> None:
+    for op, algorithm, params, message in (
+        ("broadcast", "shm_twoshot", {}, "broadcast has no algorithm 'shm_twoshot' on shm"),
+        ("barrier", "shm_oneshot", {"hot": 1}, r"unknown params \['hot'\]; shm_oneshot knows no"),
+        ("gather", "shm_oneshot", {"hot": 2}, "hot 2 is not between 0 and 1"),
+    ):
+        plan = plan_of({"op": op, "ranges": [{"algorithm": algorithm, "params": params}]})
+        with pytest.raises(ValueError, match=rf"rules\[0\]: {message}"):
+            plan_text(plan, 2, "shm")

@@ -27,9 +27,9 @@ def no_launcher(monkeypatch):
 
 @pytest.fixture
 def launch(tmp_path):
-    """launch(launcher, *how, python=…) runs launched.py under a launcher's command; returns its code and its output."""
+    """launch(launcher, *how, python=…) runs launched.py under a launcher's command; returns what it printed."""
 
-    def launch(command, *how, python=sys.executable, environ=None, timeout_s=60):
+    def launch(command, *how, python=sys.executable, environ=None, timeout_s=60, fails=False):
         process = subprocess.Popen(
             [*map(str, command), *([str(python), PROGRAM, str(tmp_path), *how] if how else [])],
             env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})},
@@ -45,7 +45,8 @@ def launch(tmp_path):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-        return process.returncode, output
+        assert (process.returncode != 0) == fails, output
+        return output
 
     return launch
 

@@ -1,18 +1,20 @@
 """Processes of the bootstrap tests, also of another user: each runs one function and sends back what came of it."""
 
-from __future__ import annotations
-
+import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from commlib.testing.ranks import PRELOAD
 
 NOBODY = 65534
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a process of another user")
 
@@ -51,6 +53,15 @@ def _run(answer, user, function, arguments):
         os.setgid(user)
         os.setuid(user)
     answer.send(caught(function, *arguments))
+
+
+@contextlib.contextmanager
+def no_segment_of_mpich():
+    """MPICH leaves its segment in /dev/shm whenever a rank aborts; other tests look there for ours."""
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    yield
+    for segment in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+        segment.unlink(missing_ok=True)
 
 
 def wait_until(true, limit_s=5.0):

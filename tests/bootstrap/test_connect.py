@@ -47,6 +47,7 @@ def test_a_process_nobody_launched_is_a_world_of_one():
         ({**OPENMPI, **TORCHRUN}, "torchrun"),  # a wrapper under mpiexec that sets torch's variables
         ({"MASTER_ADDR": "x", "MASTER_PORT": "1"}, "single"),  # left in a profile
         ({"PMIX_RANK": "0", "SLURM_NTASKS": "2"}, "single"),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, "single"),  # an allocation without srun
     ],
 )
 def test_the_innermost_launcher_is_found(environ, name):
@@ -102,20 +103,9 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
     monkeypatch.setenv("COMMLIB_BOOTSTRAP", name)
     with pytest.raises(ValueError, match="start the ranks with"):
         connect()
-
-
-def test_anything_else_is_refused():
     for error, wrong in ((ValueError, "torchrum"), (TypeError, 3)):
         with pytest.raises(error):
             connect(wrong)
-
-
-# --- srun -------------------------------------------------------------------------------------------------------------
-
-
-def test_an_allocation_without_srun_is_no_world():
-    assert slurm.detect({"SLURM_NTASKS": "8", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}) is None
-    assert slurm.detect(SRUN) == 2
 
 
 def test_every_task_finds_the_same_address_and_every_step_its_own():
@@ -143,9 +133,6 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
 def test_the_first_host_of_a_nodelist():
     firsts = {"node1": "node1", "a,b": "a", "gpu[07-09,12],cpu1": "gpu07", "rack[2,4]node[3-4].site": "rack2node3.site"}
     assert {nodelist: slurm.first_host(nodelist) for nodelist in firsts} == firsts
-
-
-# --- rank, size and address -------------------------------------------------------------------------------------------
 
 
 def test_an_address_is_host_and_port():

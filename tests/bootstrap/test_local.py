@@ -6,7 +6,8 @@ import pytest
 from commlib.bootstrap.exchange import message
 from commlib.bootstrap.hub import Hub
 from commlib.bootstrap.local import LocalWorld
-from commlib.errors import CommError, CommTimeout, PeerLost
+from commlib.errors import CommError, PeerLost
+from tests.bootstrap.processes import in_threads
 
 
 @pytest.fixture
@@ -21,41 +22,12 @@ def hub():
         link.close()
 
 
-@pytest.fixture
-def pair(hub):
-    pair = worlds(hub)
-    yield pair
-    for world in pair:
-        world.close()
-
-
 def worlds(hub):
     return [LocalWorld(hub.ends[rank], rank, 2) for rank in range(2)]
 
 
-def gather_later(world, delay_s, data=b"late"):
-    def gather():
-        time.sleep(delay_s)
-        world.all_gather(data, 5)
-
-    thread = threading.Thread(target=gather)
-    thread.start()
-    return thread
-
-
-def test_a_late_rank_is_named_and_its_round_does_not_spoil_the_next(pair):
-    ours, theirs = pair
-    with pytest.raises(CommTimeout, match=r"rank 0 waited 0.1 s in init\(\) for rank 1"):
-        ours.all_gather(b"", 0.1)
-    thread = gather_later(theirs, 0)
-    thread.join()
-    thread = gather_later(theirs, 0.1, b"second")
-    assert ours.all_gather(b"mine", 5) == [b"mine", b"second"]
-    thread.join()
-
-
-def test_a_rank_that_closes_is_named_to_those_who_wait_now_and_later(pair):
-    ours, theirs = pair
+def test_a_rank_that_closes_is_named_to_those_who_wait_now_and_later(hub):
+    ours, theirs = worlds(hub)
     closing = threading.Timer(0.1, theirs.close)
     closing.start()
     started = time.monotonic()
@@ -101,8 +73,6 @@ def test_a_stopped_rank_does_not_stop_the_hub(hub):
         theirs._channel.sendall(message((1, 5), [b"y"]))
         assert ours.all_gather(b"x" * 2_000_000, 5)[1] == b"y"
     other = worlds(hub)
-    thread = gather_later(other[1], 0)
-    assert other[0].all_gather(b"", 5) == [b"", b"late"]
-    thread.join()
+    assert in_threads(*((world.all_gather, b"late", 5) for world in other)) == [[b"late"] * 2] * 2
     for world in (*other, *(world for pair in pairs for world in pair)):
         world.close()

@@ -1,7 +1,5 @@
 """Documents of `commlib bench`, made up: what a run on two ranks writes, without the run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,7 @@ LIMIT = 7.5
 RULES = {"plain": "rules[0][{}]", "symmetric": "rules[3][{}]"}
 
 
-def document(
-    *ops: str, sizes: tuple[int, ...] = SIZES, baseline: str | None = "torch", **changes: Any
-) -> dict[str, Any]:
+def document(*ops: str, sizes: Any = SIZES, baseline: str | None = "torch", **changes: Any) -> dict[str, Any]:
     """Return a document with rows of these operations, `changes` on top of its first level."""
     series = [_series(op, sizes, baseline) for op in ops or ("all_reduce",)]
     rows = [row for of_op in series for row in of_op]
@@ -33,7 +29,16 @@ def document(
         "created": "2026-01-01T00:00:00+00:00",
         "complete": True,
         "ended": "",
-        "fingerprint": fingerprint(),
+        "fingerprint": {
+            "cpu": "A CPU",
+            "cores": 2,
+            "machine": "x86_64",
+            "kernel": "6.1",
+            "python": "3.11.7",
+            "torch": "2.13.0",
+            "commlib": "0.1.0",
+            "settings": {"OMP_NUM_THREADS": "1"},
+        },
         "environment": {"OMP_NUM_THREADS": "1"},
         "config": config(sizes, baseline),
         "plan": {"digest": "0123456789ab", "source": "shm.json"},
@@ -44,19 +49,6 @@ def document(
         "out_of_bounds": {"count": 0, "okay": True},
         "average_bus_bandwidth": {"plan": 1.234, "peers": {"torch": 0.345, "mpich": None}},
         **changes,
-    }
-
-
-def fingerprint() -> dict[str, Any]:
-    return {
-        "cpu": "A CPU",
-        "cores": 2,
-        "machine": "x86_64",
-        "kernel": "6.1",
-        "python": "3.11.7",
-        "torch": "2.13.0",
-        "commlib": "0.1.0",
-        "settings": {"OMP_NUM_THREADS": "1"},
     }
 
 

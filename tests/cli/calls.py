@@ -1,9 +1,11 @@
-"""Commands called in this process: how they end, what they refuse, and the documents that they write."""
-
-from __future__ import annotations
+"""Commands: how they end, also by Ctrl-C, what they refuse, and the documents that they write."""
 
 import json
-from collections.abc import Iterable
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,13 @@ from click.testing import CliRunner
 
 from commlib.cli import main
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
 
 def exit_code(*words: str) -> int:
     """Return the exit code of a command."""
     with pytest.raises(SystemExit) as end:
         main(words)
-    assert isinstance(end.value.code, int)
     return end.value.code
 
 
@@ -31,9 +34,32 @@ def refuses(command: str, cases: Iterable[tuple[str, str]]) -> None:
         assert said in result.stderr, words
 
 
+def tells(found: Any, state: str, said: str, remedy: str = "") -> None:
+    """Check what a finding of `commlib doctor` tells."""
+    assert (found.state, said in found.detail, remedy in found.remedy) == (state, True, True), found
+
+
+def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path | str = sys.executable) -> str:
+    """Send Ctrl-C to a command of one's own session once it has begun; return what it says from then on."""
+    with subprocess.Popen(
+        [str(python), "-m", "commlib", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not begun(process.stdout) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    return said
+
+
 def written(found: Path | str, schema: str) -> dict[str, Any]:
     """Return the document in a file, or in a text, after a look at its schema, such as `bench/schema.json`."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
     rules = json.loads((resources.files("commlib") / schema).read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(rules).validate(document)
+    jsonschema.validate(document, rules, jsonschema.Draft202012Validator)
     return document

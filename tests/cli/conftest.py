@@ -1,32 +1,34 @@
-"""Commands as a user runs them, in processes that start in no time."""
-
-from __future__ import annotations
+"""Commands as a user runs them: in processes that start in no time, or in this one."""
 
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from tests.cli.calls import Run, exit_code
 
 
 @pytest.fixture(scope="session")
-def bench(quick_python: Path) -> Run:
-    def bench(*words: str, width: int = 80) -> subprocess.CompletedProcess[str]:
-        command = [str(quick_python), "-m", "commlib", "bench", *words]
-        environment = {**os.environ, "COLUMNS": str(width)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=environment)
+def command(quick_python: Path) -> Run:
+    """command(*words, NAME=value) runs commlib in a process with these variables, on 80 columns."""
 
-    return bench
+    def command(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        line = [str(quick_python), "-m", "commlib", *words]
+        environment = {**os.environ, "COLUMNS": "80", **variables}
+        return subprocess.run(line, capture_output=True, text=True, timeout=110, check=False, env=environment)
+
+    return command
 
 
-@pytest.fixture(scope="session")
-def tune(quick_python: Path) -> Run:
-    def tune(*words: str, home: Path, width: int = 80) -> subprocess.CompletedProcess[str]:
-        command = [str(quick_python), "-m", "commlib", "tune", *words]
-        environment = {**os.environ, "COLUMNS": str(width), "XDG_CONFIG_HOME": str(home)}
-        return subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, env=environment)
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """call(*words) calls a command here, in a folder of its own, on 80 columns; returns code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
 
-    return tune
+    def call(*words):
+        code, output = exit_code(*map(str, words)), capsys.readouterr()
+        return code, output.out, output.err
+
+    return call

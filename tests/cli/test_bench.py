@@ -1,60 +1,50 @@
-"""`commlib bench`: what is measured and written, what is marked and skipped, and the exit codes; never a time."""
+"""`commlib bench` and its peers: what is measured and written, what is marked and skipped, exit codes; never a time."""
 
-from __future__ import annotations
-
-import json
+import csv
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from commlib.bench.rows import KIND, spread
-from tests.cli.calls import exit_code, refuses
+import commlib
+from commlib.bench.measure import pinned_to
+from commlib.bench.rows import KIND, measured, spread
+from commlib.bootstrap import mpi
+from commlib.cli.options import python_file
+from commlib.collectives import COLLECTIVES, Call
+from commlib.communicator import Communicator
+from commlib.errors import Unsupported
+from commlib.peers import PEERS, CallTable, load
+from commlib.peers.peer import Peer
+from commlib.testing import Ranks
+from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich
+from tests.cli.calls import Run, exit_code, interrupted
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
-FOUR_SIZES = ("-b", "8", "-e", "4K", "-f", "8", "--time", "0.1", "--iters", "2")
-Bench = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("bench") / "report.json"
-
-
-@pytest.fixture(scope="module")
-def report(bench: Bench, file: Path) -> tuple[str, dict[str, Any]]:
-    """One run on two ranks that most tests look at: the table, and the document beside it."""
+def document(command: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One run on two ranks that most tests look at."""
+    file = tmp_path_factory.mktemp("bench") / "report.json"
     words = ("all_reduce,broadcast", "all_gatherv", "barrier", "-n", "2", "--peers", "torch,nccl", "-o", str(file))
-    result = bench(*words, *FOUR_SIZES)
+    result = command("bench", *words, *QUICK, "-f", "8")
     assert (result.returncode, result.stderr) == (0, "")
-    return result.stdout, KIND.read(file)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    found = KIND.read(file)
+    assert sum(bool(line) and not line.startswith("#") for line in lines) == len(measured(found["rows"]))
+    return found
 
 
-def measured(document: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row for row in document["rows"] if "skipped" not in row]
-
-
-def test_every_algorithm_in_every_form_has_a_line(report: tuple[str, dict[str, Any]]) -> None:
-    table, document = report
-    lines = [line.split() for line in table.splitlines() if line and not line.startswith("#")]
-    assert [(line[1].rstrip("*~"), line[2]) for line in lines] == [
-        (row["algorithm"], "in" if row["in_place"] else "out") for row in measured(document)
-    ]
-    assert max(map(len, table.splitlines())) <= 80
-    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= {line[1].rstrip("*~") for line in lines}
-
-
-def test_the_document_names_job_and_plan_explains_choices_and_says_what_a_peer_lacks(
-    report: tuple[str, dict[str, Any]],
-) -> None:
-    document = report[1]
+def test_the_document_names_job_plan_choices_and_what_a_peer_lacks(document: dict[str, Any]) -> None:
     assert (document["schema"], document["version"]) == ("commlib.bench", 1)
     assert (document["complete"], document["ended"]) == (True, "")
     assert document["command"].startswith("commlib bench all_reduce,broadcast")
@@ -65,7 +55,6 @@ def test_the_document_names_job_and_plan_explains_choices_and_says_what_a_peer_l
     assert re.fullmatch(r"[0-9a-f]{12}", document["plan"]["digest"])
     assert document["out_of_bounds"] == {"count": 0, "okay": True}
     assert document["average_bus_bandwidth"] == {"plan": None, "peers": {}}  # of different collectives
-    document = report[1]
     for op in ("all_reduce", "broadcast", "barrier"):
         chosen = [row for row in document["rows"] if row["op"] == op and row["chosen"]]
         assert chosen
@@ -75,17 +64,18 @@ def test_the_document_names_job_and_plan_explains_choices_and_says_what_a_peer_l
             assert f" runs {row['algorithm']}" in row["why"]
             assert row["rule"] in row["why"]
     assert {row["why"] for row in document["rows"] if not row["chosen"]} == {None}
-    document = report[1]
+    names = {row["algorithm"] for row in measured(document["rows"])}
+    assert {"shm_oneshot", "shm_twoshot", "shm_symmetric", "torch"} <= names
     skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
     assert skipped["all_gatherv", "torch"] == "torch.distributed with gloo has no all_gatherv"
     assert not any(row["algorithm"] == "nccl" for row in document["rows"])
     assert document["notes"] == ["skipped: peer nccl: NCCL needs GPUs; this job is on cpu"]
 
 
-def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dict[str, Any]]) -> None:
-    row = next(row for row in report[1]["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
+def test_a_row_carries_percentiles_and_nccl_tests_figures(document: dict[str, Any]) -> None:
+    row = next(row for row in document["rows"] if row["op"] == "all_reduce" and row["size"] == 4096)
     assert (row["count"], row["type"], row["redop"], row["root"], row["wrong"]) == (1024, "float32", "sum", None, 0)
-    best = max(rate for _, rate in report[1]["limit"]["by_size"])  # all sizes are below the least of the copies
+    best = max(rate for _, rate in document["limit"]["by_size"])  # all sizes are below the least of the copies
     assert row["of_limit"] == pytest.approx(row["busbw"] / best, abs=1e-5)
     times = [row["time_us"][name] for name in ("p0", "p10", "p50", "p90", "p100")]
     assert times == sorted(times)
@@ -93,22 +83,12 @@ def test_a_row_carries_percentiles_and_nccl_tests_figures(report: tuple[str, dic
     assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n of two ranks
 
 
-def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer_where_its_blocks_agree(
-    report: tuple[str, dict[str, Any]],
-) -> None:
-    document = report[1]
-    rows = [row for row in measured(document) if row["op"] == "all_reduce"]
+def test_a_speed_up_is_over_the_first_peer_where_its_blocks_agree(document: dict[str, Any]) -> None:
+    rows = [row for row in measured(document["rows"]) if row["op"] == "all_reduce"]
+    of_torch = {(row["size"], row["in_place"]): row for row in rows if row["algorithm"] == "torch"}
     for row in rows:
-        if row["algorithm"] == "torch":
-            assert row["speedup"] is None
-            continue
-        speedup = row["speedup"]
-        (torch_row,) = (
-            other
-            for other in rows
-            if (other["algorithm"], other["size"], other["in_place"]) == ("torch", row["size"], row["in_place"])
-        )
-        if spread(torch_row["time_us"]) > document["config"]["agree"]:
+        torch_row, speedup = of_torch[row["size"], row["in_place"]], row["speedup"]
+        if row is torch_row or spread(torch_row["time_us"]) > document["config"]["agree"]:
             assert speedup is None
             continue
         assert speedup["over"] == "torch"
@@ -116,42 +96,17 @@ def test_a_speed_up_lies_in_its_interval_and_is_over_the_first_peer_where_its_bl
         assert speedup["ratio"] == pytest.approx(torch_row["time_us"]["p50"] / row["time_us"]["p50"], rel=1e-2)
 
 
-def test_wrong_values_fail_the_run(tmp_path: Path) -> None:
-    # A communicator whose all_reduce forgets one element, under the real command.
-    script = tmp_path / "broken.py"
-    script.write_text(
-        "from commlib.communicator import Communicator\n"
-        "right = Communicator.all_reduce\n"
-        "def wrong(self, x, op='sum', out=None, async_op=False):\n"
-        "    result = right(self, x, op, out, async_op)\n"
-        "    result[-1] = 77\n"
-        "    return result\n"
-        "Communicator.all_reduce = wrong\n"
-        "from commlib.cli import main\n"
-        f"main(['bench', 'all_reduce', '--peers', 'none', *{QUICK!r}])\n"
-    )
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 1
-    assert re.search(r"# Out of bounds values : [1-9]\d* FAILED", result.stdout)
+def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right = Communicator.all_reduce
 
+    def forgetful(self: Communicator, x: torch.Tensor, *args: Any, **options: Any) -> Any:
+        result = right(self, x, *args, **options)
+        result[-1] = 77
+        return result
 
-def test_a_wrong_option_is_said_once_before_any_rank_starts() -> None:
-    cases = (
-        ("all_reduces", "no collective 'all_reduces'; there are all_reduce, "),
-        ("--dtype float31", "no element type 'float31'; there are float64, "),
-        ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
-        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
-        ("--baseline magic", "no baseline 'magic'; there are "),
-        (f"--peer {__file__}", "has no function make()"),
-        ("all_reduce --params magic=1", "no parameter 'magic'; there are "),
-        ("all_reduce --params chunk_bytes=8M", "chunk_bytes 8388608 is not a multiple of 64 between"),
-        ("--peers torch --baseline mpi", "--baseline mpi is not measured; add it: --peers torch,mpi"),
-        ("-b 1M -e 1K", "less than -b"),
-        ("--root 2", "--root 2 is no rank; the last one is 1"),
-        ("-o nowhere/report.json", "no folder nowhere"),
-        ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
-    )
-    refuses("bench -n 2", cases)
+    monkeypatch.setattr(Communicator, "all_reduce", forgetful)
+    assert exit_code("bench", "all_reduce", "--backend", "shm", "--peers", "none", *QUICK) == 1
+    assert re.search(r"# Out of bounds values : [1-9]\d* FAILED", capsys.readouterr().out)
 
 
 PEER = """
@@ -163,79 +118,208 @@ class Late(CallTable):
     name, labels = "late", ("late", "probe")
 
     def join(self, comm):
-        self.comm = comm
-        Late.calls = {"all_reduce": lambda x, out, call: lambda: comm.all_reduce(x, out=out)}
+        self.calls = {"all_reduce": lambda x, out, call: lambda: comm.all_reduce(x, out=out)}
 
     def candidates(self, comm, collective, in_place):
         probe = Candidate("probe", lambda x, out, call: comm.barrier, in_place, checked=False)
         return [*super().candidates(comm, collective, in_place), probe]
 
 
-def make():
-    return Late()
+make = Late
 """
 
 
 @pytest.mark.slow
-def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(bench: Bench, tmp_path: Path) -> None:
+def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(command: Run, tmp_path: Path) -> None:
     file, path = tmp_path / "late.py", tmp_path / "report.json"
     file.write_text(PEER)
     words = ("all_reduce", "barrier", "-n", "2", "--algorithms", "auto", "--peers", "none", "--peer", str(file))
-    result = bench(*words, "--baseline", "best", "-o", str(path), "--in-place", "out", *QUICK)
+    result = command("bench", *words, "--baseline", "best", "-o", str(path), "--in-place", "out", *QUICK)
     assert (result.returncode, result.stderr) == (0, "")
     document = KIND.read(path)
-    wrong = {(row["op"], row["algorithm"]): row["wrong"] for row in measured(document)}
+    wrong = {(row["op"], row["algorithm"]): row["wrong"] for row in measured(document["rows"])}
     assert (wrong["all_reduce", "late"], wrong["all_reduce", "probe"]) == (0, None)
     skipped = {(row["op"], row["algorithm"]): row["skipped"] for row in document["rows"] if "skipped" in row}
     assert skipped == {("barrier", "late"): "late has no barrier"}
-    ours = [row for row in measured(document) if row["ours"] and row["op"] == "all_reduce"]
+    ours = [row for row in measured(document["rows"]) if row["ours"] and row["op"] == "all_reduce"]
     assert {row["speedup"]["over"] for row in ours if row["speedup"]} <= {"late"}  # the probe is nobody's rival
     assert (document["config"]["peers"], document["config"]["baseline"]) == (["late"], "best")
 
 
 @pytest.mark.slow
-def test_without_matplotlib_the_rest_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_without_matplotlib_the_rest_is_done(monkeypatch, call) -> None:
     monkeypatch.setattr("commlib.report.plot.importlib.util.find_spec", lambda name: None)
-    picture, path = tmp_path / "curves.png", tmp_path / "report.csv"
-    words = ("bench", "barrier", "--peers", "none", "--plot", str(picture), "-o", str(path), *QUICK)
-    assert exit_code(*words) == 0
-    assert capsys.readouterr().err == "commlib: no curves.png: drawing needs matplotlib; `pip install matplotlib`\n"
-    assert not picture.exists()
-    assert path.read_text().startswith("op,size,")
+    words = ("bench", "barrier", "--peers", "none", "--plot", "curves.png", "-o", "report.csv", *QUICK)
+    code, _, errors = call(*words)
+    assert (code, "no curves.png: " in errors, "pip install matplotlib" in errors) == (0, True, True)
+    assert not Path("curves.png").exists()
+    assert Path("report.csv").read_text().startswith("op,size,")
 
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
-    command = [sys.executable, "-m", "commlib", "bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path)]
-    script = tmp_path / "sitecustomize.py"
-    started = tmp_path / "started"
-    # Ranks say when the first rows are there: JSON is printed at the end only.
-    script.write_text(
-        "import os, sys\n"
-        "if 'COMMLIB_LOCAL_RANK' in os.environ:\n"
-        "    from commlib.report.run import Output\n"
-        f"    Output.rows = lambda self, rows: open({str(started)!r}, 'w').close()\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with subprocess.Popen(
-        [*command, "-f", "2", "--time", "60", "--format", "json"],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=environment,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not started.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        printed = process.stdout.read()
-    assert process.returncode == 130
+    words = ("bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path), "-f", "2", "--time", "60")
+    interrupted(words, lambda output: output.readline().split()[:1] == ["8"])
     document = KIND.read(path)
-    assert (document["complete"], document["ended"]) == (False, "interrupted")
-    assert document["rows"]
+    assert (document["complete"], document["ended"], document["rows"] != []) == (False, "interrupted", True)
     assert [other.name for other in tmp_path.glob(".*")] == []
-    assert json.loads(printed) == document
+
+
+@pytest.fixture
+def mpich() -> Iterator[None]:
+    pytest.importorskip("mpi4py", reason="`pip install mpi4py mpich` to test MPI")
+    if not MPIEXEC.exists():
+        pytest.skip("no mpiexec beside python: `pip install mpich`")
+    with no_segment_of_mpich():
+        yield
+
+
+def test_the_table_is_the_folder() -> None:
+    folder = Path(sys.modules["commlib.peers"].__file__ or "").parent
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "peer"} == set(PEERS)
+    peers = [load(name) for name in PEERS]
+    assert [peer.name for peer in peers] == list(PEERS)
+    labels = [label for peer in peers for label in peer.labels]
+    assert len(set(labels)) == len(labels)
+
+
+class Broken(CallTable):
+    """Cannot start on the last rank."""
+
+    name, labels = "broken", ("broken",)
+
+    def join(self, comm: Communicator) -> None:
+        if comm.rank == comm.size - 1:
+            raise RuntimeError("no engine\nat all")
+
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks/peers"
+
+
+def made(name: str) -> Peer:
+    """Return a peer of the table, of a file beside the benchmarks, or the broken one."""
+    if (FOLDER / f"{name}.py").exists():
+        return python_file(FOLDER / f"{name}.py", "make").make()
+    return Broken() if name == "broken" else load(name)
+
+
+def reasons(comm: Communicator, name: str) -> list[str]:
+    peer = made(name)
+    peer.start(comm, graph=False)
+    found = [peer.reason]
+    for candidate in peer.lines(comm, COLLECTIVES["all_reduce"], False):
+        with pytest.raises(Unsupported) as refused:
+            candidate.prepare(comm.empty(1), comm.empty(1), None)  # type: ignore[arg-type]  # it is not looked at
+        found.append(str(refused.value))
+    peer.stop()
+    return found
+
+
+def test_a_peer_that_cannot_start_says_why_on_every_rank_and_refuses_every_call(shm_ranks: Ranks) -> None:
+    for names, reason in [
+        ("broken", "broken did not start: no engine"),
+        ("nccl nccl_windows newer_nccl newer_nccl_windows", "NCCL needs GPUs; this job is on cpu"),
+        ("symm flashinfer sglang", "torch's symmetric memory is on GPUs; this job is on cpu"),
+    ]:
+        for name in names.split():
+            of_ranks = shm_ranks.run(reasons, name, world=2)
+            assert {text for of_rank in of_ranks for text in of_rank} == {reason}
+
+
+@pytest.mark.slow
+def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None, command: Run) -> None:
+    words = "-n 2 -b 8 -e 64 -f 8 --time 0.1 --iters 1 --root 1 --algorithms auto --peers mpi --format csv"
+    result = command("bench", *words.split())
+    assert result.returncode == 0, result.stderr
+    rows = [row for row in csv.DictReader(result.stdout.splitlines()) if row["algorithm"] == "mpi"]
+    made = {(row["op"], row["in_place"]) for row in rows if not row["skipped"]}
+    assert {op for op, _ in made} == set(COLLECTIVES) - {"all_reduce_rms_norm"}
+    skipped = {(row["op"], row["in_place"]) for row in rows if row["skipped"]}
+    skipped -= {("all_reduce_rms_norm", form) for form in ("true", "false")}
+    assert skipped == {("reduce_scatter", "true"), ("reduce_scatterv", "true")}
+    assert {row["wrong"] for row in rows if not row["skipped"]} == {"0"}
+
+
+JOIN_AND_DIE = """
+import os, sys
+import commlib
+from commlib.peers import load
+comm = commlib.init()
+peer = load("mpi")
+peer.start(comm, False)
+assert not peer.reason, peer.reason
+assert not {"PMI_FD", "PMI_RANK", "PMI_SIZE"} & set(os.environ)
+maps = [line for line in open("/proc/self/maps") if "/mpich_shm_" in line]
+print(len(maps) > 0, all("(deleted)" in line for line in maps), flush=True)
+comm.barrier()
+os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_with_mpi_that_are_killed_leave_no_memory_and_no_process_behind(mpich: None, tmp_path: Path) -> None:
+    script = tmp_path / "join.py"
+    script.write_text(JOIN_AND_DIE)
+    command = [sys.executable, "-m", "commlib", "run", "-n", "2", sys.executable, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # to the end of its pipes
+    assert result.returncode == 3, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["[0] True True", "[1] True True"]
+
+
+@pytest.mark.slow
+def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    assert "mpi4py.MPI" not in sys.modules
+    assert mpi.trial() == ""
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
+    assert mpi.trial().startswith("MPI does not start: ")
+    monkeypatch.setattr(mpi, "SPEAK_PMI", ())
+    monkeypatch.delenv("MPI4PY_LIBMPI")
+    assert mpi.trial() == "MPICH starts only under its own mpirun"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert mpi.trial() == "mpi4py is not here; `pip install mpi4py mpich`"
+
+
+NCCL = """
+int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}
+int {name}(int* version) {{ return ncclGetVersion(version); }}
+"""
+TWO = """
+import ctypes, sys
+from newer_nccl import Newer, version
+first = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # as torch's may be
+peer = Newer()
+second = peer.opened()
+inside = ctypes.c_int()
+second.inside(ctypes.byref(inside))
+print(version(first), version(second), inside.value, peer.title)
+"""
+
+
+@pytest.mark.slow
+def test_a_newer_nccl_calls_itself_and_not_the_one_that_the_process_has(tmp_path: Path) -> None:
+    libraries = []
+    for name, number in (("outside", 22809), ("inside", 23203)):
+        (tmp_path / name).mkdir()
+        library = tmp_path / name / "libnccl.so.2"
+        source = library.with_suffix(".c")
+        source.write_text(NCCL.format(name=name, version=number))
+        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname={library.name}", str(source), "-o", str(library)]
+        subprocess.run(command, check=True)
+        libraries.append(str(library))
+    first, second = libraries
+    settings = {**os.environ, "NEWER_NCCL": second, "PYTHONPATH": str(FOLDER)}
+    command = [sys.executable, "-c", TWO, first]
+    result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
+    assert result.stdout == "2.28.9 2.32.3 23203 NCCL 2.32.3\n", result.stderr
+
+
+def test_what_cannot_work_in_place_is_not_measured_there() -> None:
+    spec, x = COLLECTIVES["all_to_all"], torch.zeros(8)
+    row = replace(spec.algorithm("shm_oneshot"), in_place=False)
+    with commlib.init(backend="shm") as comm:
+        call = Call(0, 1, 8, x.dtype)
+        pinned_to(comm, spec, row, comm.plan, in_place=False).prepare(x, x.clone(), call)
+        with pytest.raises(Unsupported, match="cannot work in place"):
+            pinned_to(comm, spec, row, comm.plan, in_place=True).prepare(x, x, call)

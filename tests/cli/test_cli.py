@@ -2,28 +2,18 @@
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
+from pathlib import Path
 
 import click
 import pytest
+import torch
 
+import commlib
 from commlib.cli import COMMANDS, main
 from commlib.errors import CommTimeout
-from tests.cli.calls import refuses
-
-
-def commlib(*args, timeout=60, **options):
-    command = [sys.executable, "-m", "commlib", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **options)
-
-
-def every_command():
-    """Return the words of each command and subcommand."""
-    for name in sorted(COMMANDS):
-        command = main.get_command(click.Context(main), name)
-        yield (name,)
-        if isinstance(command, click.Group):
-            yield from ((name, sub) for sub in command.commands)
-
+from commlib.report.run import Output
+from tests.cli.calls import exit_code, refuses, written
 
 HELP = """
 import sys
@@ -52,22 +42,6 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert result.stdout.strip() == "[]"
 
 
-def test_every_command_explains_itself():
-    for words in every_command():
-        with pytest.raises(SystemExit) as end:
-            main([*words, "--help"])
-        assert end.value.code == 0, words
-
-
-def test_a_wrong_call_gives_one_line_and_exit_code_2(capsys):
-    for words in ("nonsense", "--nonsense", "doctor --nonsense", "plan nonsense", "plan explain"):
-        with pytest.raises(SystemExit) as end:
-            main(words.split())
-        said = capsys.readouterr()
-        assert (end.value.code, said.out, said.err.count("\n")) == (2, "", 1), words
-        assert said.err.startswith("commlib: ")
-
-
 def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys):
     for error, code, line in [
         (ValueError("count is 3 on rank 0"), 2, "commlib: count is 3 on rank 0\n"),
@@ -78,9 +52,7 @@ def test_an_error_is_one_line_and_its_kind_is_the_exit_code(monkeypatch, capsys)
         (KeyboardInterrupt(), 130, "commlib: interrupted\n"),
     ]:
         monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name, error=error: raising(error))
-        with pytest.raises(SystemExit) as end:
-            main(["test"])
-        assert end.value.code == code
+        assert exit_code("test") == code
         assert capsys.readouterr().err.lstrip("\n") == line
 
 
@@ -98,10 +70,7 @@ def test_a_traceback_is_shown_when_asked_for_and_a_wrong_wish_is_one_line(monkey
     with pytest.raises(ValueError, match="why"):
         main(["test"])
     monkeypatch.setenv("COMMLIB_TRACEBACK", "7")
-    monkeypatch.setattr(type(main), "get_command", lambda self, ctx, name: raising(ValueError("why")))
-    with pytest.raises(SystemExit) as end:
-        main(["test"])
-    assert end.value.code == 2
+    assert exit_code("test") == 2
     assert capsys.readouterr().err.startswith("commlib: COMMLIB_TRACEBACK='7': expected 0 or 1")
 
 
@@ -110,11 +79,6 @@ def test_a_stream_that_the_caller_or_a_reader_closed_is_no_error():
         script = f"{sys.executable} -m commlib {words}"
         result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
         assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_a_number_that_is_not_finite_is_refused():
-    cases = ("bench all_reduce -f nan", "profile index --time inf", "tune all_reduce --time inf")
-    refuses("", [(words, "finite") for words in cases])
 
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
@@ -130,11 +94,10 @@ def test_two_launchers_at_once_are_refused(monkeypatch, capsys):
     }
     commands = (["bench", "barrier"], ["tune", "barrier"], ["profile", "comm", "barrier"])
     for words, (launcher, environ) in zip(commands, launchers.items(), strict=True):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            main([*words, "-n", "3"])
-        assert end.value.code == 2
+            assert exit_code(*words, "-n", "3") == 2
         said = capsys.readouterr().err
         assert f"-n 3 would start a job in each of the 2 processes that {launcher} started: leave out -n" in said
         assert f"{launcher}, to start 3 here; COMMLIB_BOOTSTRAP=local starts all jobs" in said
@@ -145,31 +108,139 @@ def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch):
     monkeypatch.setattr("commlib.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
     one_process, half_set, asked = {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"COMMLIB_BOOTSTRAP": "local"}
     for environ in ({}, TORCHRUN, one_process, half_set, {**MPIEXEC, **asked}):
-        with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        with monkeypatch.context() as patch:
             for name, value in environ.items():
                 patch.setenv(name, value)
-            main(["bench", "barrier", "-n", "2"])
-        assert (end.value.code, started.pop()) == (0, 2), environ
+            assert (exit_code("bench", "barrier", "-n", "2"), started.pop()) == (0, 2), environ
 
 
-def test_build_says_what_is_wrong_before_it_compiles(monkeypatch, capsys):
-    def said(*words):
-        with pytest.raises(SystemExit) as end:
-            main(["build", *words])
-        assert end.value.code == 2
-        return capsys.readouterr().err
-
-    assert "'sm90' is no architecture; write sm_90,sm_100" in said("--arch", "sm_90,sm90")
-    assert "no element type 'bf61'; there are float64, " in said("--arch", "sm_90", "--dtype", "bf61")
+def test_build_says_what_is_wrong_before_it_compiles(monkeypatch):
+    cases = (
+        ("sm_90,sm90", "'sm90' is no architecture; write sm_90,sm_100"),
+        ("sm_90 --dtype bf61", "no element type 'bf61'; there are float64, "),
+    )
+    refuses("build --arch", cases)
     monkeypatch.setenv("COMMLIB_CACHE_DIR", "/proc/none")
-    assert "the cache /proc/none cannot be written: " in said("--arch", "sm_90")
+    refuses("build --arch", [("sm_90", "the cache /proc/none cannot be written: ")])
 
 
-def test_the_version_is_the_installed_one():
-    from importlib.metadata import entry_points
-
-    import commlib as package
-
+def test_the_version_is_the_installed_one(command):
     (script,) = entry_points(group="console_scripts", name="commlib")  # one: no other distribution has left its own
-    assert package.__version__ == script.dist.version
-    assert commlib("--version").stdout == f"commlib {package.__version__}\n"
+    assert commlib.__version__ == script.dist.version
+    assert command("--version").stdout == f"commlib {commlib.__version__}\n"
+
+
+MEASURING = {
+    "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": "bench/schema.json",
+    "profile index --dim 96 --device cpu -n 2,3 -o found.json": "cli/profile/schema.json",
+    "profile attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": "cli/profile/attention_schema.json",
+    "profile comm barrier --backend shm -o found.json": "cli/profile/comm_schema.json",
+    "profile radix --leaves 200 --json": "cli/profile/radix_schema.json",
+}
+
+
+@pytest.mark.parametrize("command", MEASURING)
+def test_ctrl_c_keeps_what_was_measured(command, call, tmp_path, monkeypatch):
+    rows = Output.rows
+
+    def interrupted(self, found):
+        rows(self, found)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Output, "rows", interrupted)
+    code, text, errors = call(*command.split(), "--time", "0.1")
+    assert code == 130, errors
+    found = written(tmp_path / "found.json" if "found.json" in command else text, MEASURING[command])
+    assert (found["complete"], found["ended"], found["rows"] != []) == (False, "interrupted", True)
+    assert "--json" in command or "interrupted: not complete" in text
+
+
+REFUSED = {
+    "": [
+        ("nonsense", "commlib: "),
+        ("--nonsense", "commlib: "),
+        ("doctor --nonsense", "commlib: "),
+        ("plan nonsense", "commlib: "),
+        ("plan explain", "commlib: "),
+        ("bench all_reduce -f nan", "finite"),
+        ("profile index --time inf", "finite"),
+        ("tune all_reduce --time inf", "finite"),
+    ],
+    "bench": [
+        ("all_reduce --window 64", "--window is of send_recv alone: commlib bench send_recv --window 64"),
+        ("send_recv --window 4 --overlap", "leave --overlap out"),
+        ("send_recv --window 4 --pairs -n 3", "--pairs needs an even number of ranks, not 3"),
+        ("send_recv --window 4 -n 1", "--window needs ranks that send to each other: -n 2"),
+        ("-g 4", "-g is no option here: commlib bench takes one rank for each GPU: -n 4"),
+        ("--ngpus=8", "commlib bench takes one rank for each GPU: -n 8"),
+        ("-o max", "-o is the file to write here; the reduction is --redop max"),
+        ("-W 32", "messages in flight are --window 32"),
+        ("--nobody", "No such option"),
+    ],
+    "bench -n 2": [
+        ("all_reduces", "no collective 'all_reduces'; there are all_reduce, "),
+        ("--dtype float31", "no element type 'float31'; there are float64, "),
+        ("all_reduce --backend shm --algorithms nccl_direct", "there are all, auto, shm_oneshot, "),
+        ("--peers gloo", "no peer 'gloo'; there are torch, mpi, nccl, symm"),
+        ("--baseline magic", "no baseline 'magic'; there are "),
+        (f"--peer {__file__}", "has no function make()"),
+        ("all_reduce --params magic=1", "no parameter 'magic'; there are "),
+        ("all_reduce --params chunk_bytes=8M", "chunk_bytes 8388608 is not a multiple of 64 between"),
+        ("--peers torch --baseline mpi", "--baseline mpi is not measured; add it: --peers torch,mpi"),
+        ("-b 1M -e 1K", "less than -b"),
+        ("--root 2", "--root 2 is no rank; the last one is 1"),
+        ("-o nowhere/report.json", "no folder nowhere"),
+        ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
+    ],
+    "profile index": [
+        ("-n 0", "a number that is not above 0"),
+        ("--device meta", "not supported"),
+        ("--device cpu --flush", "need a GPU"),
+        ("-o nowhere/report.json", "no folder nowhere"),
+    ],
+    "profile attention --device cpu": [
+        ("--phase prefill --fp8", "--fp8, --ragged and --tune are of decoding"),
+        ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
+        ("--dtype int32", "attention is profiled for bfloat16, float16, float32, not int32"),
+        ("-l 1G", "--length has 1073741824, but 16777216 is the most"),
+    ],
+    "profile comm": [
+        ("--algorithm shm_none", "no algorithm of all_reduce 'shm_none'"),
+        ("--graph", "--graph needs GPUs"),
+        ("barrier --in-place", "barrier has no in-place form"),
+        ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
+        ("--trace /nowhere/trace.json", "there is no folder /nowhere"),
+        ("--analyze big", "--analyze big:"),
+        ("--analyze 1M --plot x.png", "leave --plot, --trace, --algorithm out"),
+        (f"--results {__file__}", "--results is for --analyze SIZES"),
+        (f"--analyze 1M --results {__file__}", "not JSON"),
+    ],
+    "radix simulate t": [
+        ("--policy lru,best", "no policy 'best'; there are all, lru, lfu"),
+        ("--capacity nan", "'nan' is not a whole number"),
+        ("--capacity 10 --page-size 16", "--capacity 10 has no room for a page of 16 tokens"),
+        ("--json no/x.json", "there is no folder no; make it first"),
+    ],
+    "tune -n 2": [
+        ("all_reduces", "no collective 'all_reduces'"),
+        ("-b 1M -e 1K", "less than -b"),
+        ("-b 0 -e 0", "-e is 0 bytes, of which no call is better than another"),
+        ("all_reduce --time 1s", "too short"),
+    ],
+    "plan": [
+        ("explain all_reduse", "no collective 'all_reduse'; there are all_reduce, all_gather"),
+        ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
+        ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
+        ("show absent.json", "no plan file 'absent.json'"),
+        ("threshold 8M --backend magic", "no backend 'magic'"),
+        ("export nccl --to ompi", "export a plan of the shm backend"),
+    ],
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_a_command_cannot_take_is_one_line(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    Path("t").write_text('{"tokens": [1]}\n')
+    refuses(command, REFUSED[command])

@@ -1,44 +1,44 @@
-"""`commlib profile` of kernels: what is measured, compared, printed, written and refused; never a time."""
+"""`commlib profile` of kernels and of calls: what is measured, compared, explained and refused; never a time."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import json
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
+from commlib.bench import phases
 from commlib.kernels import decode_attention
 from commlib.peers.kernels import attention, sets
-from commlib.peers.kernels.measure import measure_case
 from commlib.peers.kernels.sets import rows_of
-from tests.cli.calls import exit_code, refuses, written
+from commlib.report.view import grouped
+from commlib.timing import Measurement
+from tests.cli.bench_documents import LIMIT, WAYS, document, saved
+from tests.cli.calls import exit_code, written
 
 SCHEMA = "cli/profile/schema.json"
 QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
+ATTENTION_SCHEMA = "cli/profile/attention_schema.json"
+ATTENTION = ("profile", "attention", "--time", "0.1", "--device", "cpu", "--dim", "32", "-o", "report.json")
+ON_SHM = {"python", "native", "plan", "publish", "wait", "reduce", "copy"}
+ON_GPUS = {"torch cuDNN", "torch efficient", "FlexAttention", "flash-attn", "FlashInfer"}
+REPORT = Path("report.json")
 
 
 @pytest.fixture(autouse=True)
-def small_tables() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sets, "CPU_SHARED_BYTES", 1 << 18)
-        patch.setattr(sets, "MOST_SETS", 6)
-        patch.setenv("COLUMNS", "80")
-        yield
+def small_tables(monkeypatch):
+    monkeypatch.setattr(sets, "CPU_SHARED_BYTES", 1 << 18)
+    monkeypatch.setattr(sets, "MOST_SETS", 6)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the same candidates everywhere
 
 
-CASES = [("index",), ("store", "--fp8"), ("metadata",)]
-
-
-@pytest.mark.parametrize("words", CASES, ids=" ".join)
-def test_every_kernel_is_measured_beside_its_peers(
-    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "report.json"
-    assert exit_code("profile", *words, "-n", "1,17", *QUICK, "-o", str(path)) == 0
-    found = written(path, SCHEMA)
+@pytest.mark.parametrize("words", [("index",), ("store", "--fp8"), ("metadata",)], ids=" ".join)
+def test_every_kernel_is_measured_beside_its_peers(words, call):
+    code, text, _ = call("profile", *words, "-n", "1,17", *QUICK, "-o", REPORT)
+    found = written(REPORT, SCHEMA)
+    assert code == 0
     assert (found["complete"], found["config"]["threads"], found["config"]["device"]) == (True, 1, "cpu")
     assert found["out_of_bounds"] == {"count": 0, "okay": True}
     assert {row["n"] for row in found["rows"]} == {1, 17}
@@ -48,78 +48,39 @@ def test_every_kernel_is_measured_beside_its_peers(
         by_role.setdefault(row["role"], set()).add(row["candidate"])
         if row["time_us"]:
             assert row["wrong"] == (None if row["role"] == "floor" else 0)
-            assert row["gbps"] > 0
-            assert row["of_copy"] > 0
+            assert row["gbps"] > 0 and row["of_copy"] > 0
             assert row["eager"]["host_us"] is None  # on the CPU all of it is the host's
     assert by_role["ours"] == ({"commlib", "commlib unique"} if words[0] == "store" else {"commlib"})
     assert "copy" in by_role["floor"]
     assert {"torch.compile"} < by_role["peer"]
-    text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert text.count(" commlib* ") == 2
     assert "# skipped torch.compile: takes long on the CPU; --compile (2 cases)" in text
 
 
-def test_a_wrong_option_is_one_line() -> None:
-    cases = (
-        ("-n 0", "a number that is not above 0"),
-        ("--dtype bf17", "no element type 'bf17'"),
-        ("--device meta", "not supported"),
-        ("--device cpu --flush", "need a GPU"),
-        ("-o nowhere/report.json", "no folder nowhere"),
-    )
-    refuses("profile index", cases)
-
-
-def test_wrong_values_fail_the_run_and_are_marked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def forgetful(weights: Tensor, ids: Tensor, *, out: Tensor) -> Tensor:
+def test_wrong_values_fail_the_run_and_are_marked(monkeypatch, call):
+    def forgetful(weights, ids, *, out):
         out[:-1] = weights[ids[:-1]]
         return out
 
     monkeypatch.setattr("commlib.peers.kernels.index.index", forgetful)
-    assert exit_code("profile", "index", "-n", "3", *QUICK) == 1
-    text = capsys.readouterr().out
+    code, text, _ = call("profile", "index", "-n", "3", *QUICK)
     (line,) = (line for line in text.splitlines() if "commlib*" in line)
-    assert line.endswith("WRONG")
-    assert "FAILED" in text
+    assert (code, line[-5:], "FAILED" in text) == (1, "WRONG", True)
 
 
 @pytest.mark.slow
-def test_what_ours_raises_is_said_and_fails_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*args: Any, **options: Any) -> None:
+def test_what_ours_raises_is_said_and_fails_the_run(monkeypatch, call):
+    def broken(*args, **options):
         raise RuntimeError("out of\norder")
 
     monkeypatch.setattr("commlib.peers.kernels.index.index", broken)
-    assert exit_code("profile", "index", "-n", "3", *QUICK) == 1
-    assert "# skipped commlib: RuntimeError: out of order" in capsys.readouterr().out
-
-
-def test_ctrl_c_keeps_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    done: list[int] = []
-
-    def interrupted(*args: Any) -> Any:
-        if done:
-            raise KeyboardInterrupt
-        done.append(1)
-        return measure_case(*args)
-
-    monkeypatch.setattr("commlib.cli.profile.run.measure_case", interrupted)
-    path = tmp_path / "report.json"
-    assert exit_code("profile", "index", "-n", "2,3", *QUICK, "-o", str(path)) == 130
-    found = written(path, SCHEMA)
-    assert (found["complete"], found["ended"]) == (False, "interrupted")
-    assert {row["n"] for row in found["rows"]} == {2}
-    assert "# interrupted: not complete" in capsys.readouterr().out
+    code, text, _ = call("profile", "index", "-n", "3", *QUICK)
+    assert (code, "# skipped commlib: RuntimeError: out of order" in text) == (1, True)
 
 
 @pytest.mark.slow
-def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat() -> None:
+def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat():
     cpu = torch.device("cpu")
     assert rows_of("sequential", 3, 4, 10, cpu).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
     found = rows_of("random", 3, 32, 96, cpu)
@@ -131,22 +92,11 @@ def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat() -> None:
     assert all(len(set(of_set)) == 256 for of_set in unique.tolist())
 
 
-ATTENTION_SCHEMA = "cli/profile/attention_schema.json"
-ATTENTION = ("--time", "0.1", "--device", "cpu", "--dim", "32")
-ON_GPUS = {"torch cuDNN", "torch efficient", "FlexAttention", "flash-attn", "FlashInfer"}
-
-
-@pytest.fixture(autouse=True)
-def narrow(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the same candidates everywhere
-
-
 @pytest.mark.slow
-def test_decoding_is_measured_beside_who_is_here(tmp_path, capsys):
-    path = tmp_path / "report.json"
-    assert exit_code("profile", "attention", "--compare", "-b", "1,3", "-l", "40", *ATTENTION, "-o", str(path)) == 0
-    found = written(path, ATTENTION_SCHEMA)
+def test_decoding_is_measured_beside_who_is_here(call):
+    code, text, _ = call(*ATTENTION, "--compare", "-b", "1,3", "-l", "40")
+    found = written(REPORT, ATTENTION_SCHEMA)
+    assert (code, max(map(len, text.splitlines())) <= 80) == (0, True)
     assert (found["complete"], found["config"]["phase"], found["config"]["beside"]) == (True, "decode", "compare")
     rows = {row["candidate"]: row for row in found["rows"] if row["batch"] == 3}
     assert {name for name, row in rows.items() if row["skipped"]} == {*ON_GPUS, "read, Triton"}
@@ -157,50 +107,144 @@ def test_decoding_is_measured_beside_who_is_here(tmp_path, capsys):
     assert rows["commlib"]["flops"] == 3 * 4 * 8 * 32 * 40
     assert rows["commlib"]["versus"]["of"] in {"gather, torch", "torch flash", "torch math"}
     assert max(row["of_ceiling"] for row in rows.values() if row["role"] == "floor" and row["of_ceiling"]) == 1
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 80
     assert "# skipped flash-attn: flash_attn is not installed (2 cases)" in text
     assert "# Values too far off : 0 OK" in text
 
 
 @pytest.mark.slow
-def test_prefill_is_measured_beside_what_the_model_does(tmp_path):
-    path = tmp_path / "report.json"
-    words = ("--phase", "prefill", "--compare", "-b", "2", "-l", "40", "--dtype", "fp32")
-    assert exit_code("profile", "attention", *words, *ATTENTION, "-o", str(path)) == 0
-    rows = {row["candidate"]: row for row in written(path, ATTENTION_SCHEMA)["rows"]}
-    assert {name for name, row in rows.items() if row["time_us"]} == {
-        "matmul",
-        "commlib.tp",
-        "torch",
-        "torch flash",
-        "torch math",
-    }
+def test_prefill_is_measured_beside_what_the_model_does(call):
+    assert call(*ATTENTION, "--phase", "prefill", "--compare", "-b", "2", "-l", "40", "--dtype", "fp32")[0] == 0
+    rows = {row["candidate"]: row for row in written(REPORT, ATTENTION_SCHEMA)["rows"]}
+    timed = {name for name, row in rows.items() if row["time_us"]}
+    assert timed == {"matmul", "commlib.tp", "torch", "torch flash", "torch math"}
     assert all(row["error"] < 1e-5 for row in rows.values() if row["error"] is not None)
     assert rows["commlib.tp"]["flops"] == 4 * 8 * 32 * 2 * 800
 
 
-def test_a_wrong_value_of_attention_fails_the_run(tmp_path, monkeypatch, capsys):
+def test_a_wrong_value_of_attention_fails_the_run(monkeypatch, call):
     def wrong(*tensors, out, **options):
         decode_attention(*tensors, out=out, **options)
         out[0, 0, :3] = float("nan")
         return out
 
     monkeypatch.setattr(attention, "decode_attention", wrong)
-    path = tmp_path / "report.json"
-    assert exit_code("profile", "attention", "-b", "1", "-l", "20", *ATTENTION, "-o", str(path)) == 1
-    row = written(path, ATTENTION_SCHEMA)["rows"][0]
+    code, text, _ = call(*ATTENTION, "-b", "1", "-l", "20")
+    row = written(REPORT, ATTENTION_SCHEMA)["rows"][0]
     assert (row["candidate"], row["wrong"] % 3, row["wrong"] > 0, row["error"]) == ("commlib", 0, True, None)
-    text = capsys.readouterr().out
-    assert "WRONG" in text
-    assert "FAILED" in text
+    assert (code, "WRONG" in text, "FAILED" in text) == (1, True, True)
 
 
-def test_attention_that_cannot_be_measured_is_refused():
-    cases = (
-        ("--phase prefill --fp8", "--fp8, --ragged and --tune are of decoding"),
-        ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
-        ("--dtype int32", "attention is profiled for bfloat16, float16, float32, not int32"),
-        ("-l 1G", "--length has 1073741824, but 16777216 is the most"),
-    )
-    refuses("profile attention --device cpu", cases)
+KERNELS = [("index",), ("index", "--masked"), ("store",), ("store", "--fp8"), ("metadata",)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("heat", ["--cold", "--hot"])
+@pytest.mark.parametrize("words", KERNELS, ids=" ".join)
+def test_every_candidate_is_replayed_called_and_right(words, heat):
+    dim = () if "metadata" in words else ("--dim", "1024")
+    command = [sys.executable, "-m", "commlib", "profile", *words, heat, "-n", "1,64", *dim, "--time", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["out_of_bounds"] == {"count": 0, "okay": True}
+    assert [row for row in found["rows"] if row["skipped"] and row["candidate"] != "python loop"] == []
+    for row in found["rows"]:
+        if row["candidate"] == "python loop":
+            continue
+        assert (row["mode"], row["blocks"] >= 20, row["calls"] >= 20) == ("graph", True, True)
+        assert row["calls"] % row["sets"] == 0
+        assert row["eager"]["host_us"] <= row["eager"]["wall_us"]["p100"]
+    assert "triton" in " ".join(row["candidate"] for row in found["rows"])
+
+
+def are(expected, phases):
+    """Say whether phases are those expected; a rank whose peers are there already has nothing to wait for."""
+    return phases | {"wait"} == expected
+
+
+def test_the_phases_of_each_rank_add_up_to_its_call(command, tmp_path):
+    output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.svg"))
+    files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
+    done = command("profile", "comm", "-n", "2", "--bytes", "16K", *files, "--time", "0.2", "--backend", "shm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = written(output, "cli/profile/comm_schema.json")
+    assert (found["config"]["ranks"], found["config"]["size"], found["wrong"]) == (2, 16 << 10, 0)
+    assert found["choice"]["algorithm"].startswith("shm_")
+    for rank in found["ranks"]:
+        rows = [row for row in found["rows"] if row["rank"] == rank["rank"]]
+        assert are(ON_SHM, {row["phase"] for row in rows})
+        assert sum(row["us"] for row in rows) == pytest.approx(rank["sum_us"], rel=0.01)
+        assert sum(row["share"] for row in rows) == pytest.approx(1, abs=0.01)
+        assert rank["sum_us"] <= rank["stamped_us"], "what the stamps take is taken off"
+    assert {bar["rank"] for bar in found["timeline"]} == {0, 1}
+    assert picture.read_text(encoding="utf-8").count("publish") > 0
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "# phases add up to" in done.stdout
+    check_trace(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"])
+
+
+def check_trace(events):
+    names = {event["args"]["name"] for event in events if event["ph"] == "M"}
+    assert names == {"rank 0", "rank 1", "host"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert min(span["ts"] for span in spans) == 0
+    for of_call in grouped(spans, lambda span: (span["pid"], span["args"]["call"])):
+        assert are(ON_SHM, {span["name"] for span in of_call})
+        for one, following in pairwise(of_call):
+            assert one["ts"] + one["dur"] == pytest.approx(following["ts"], abs=0.002), "no time is left out"
+
+
+def test_a_wrong_value_fails_the_run(monkeypatch, capsys):
+    monkeypatch.setattr(phases, "measure", lambda *_: [Measurement("shm", False, times_s=[1e-6], wrong=3)])
+    assert exit_code("profile", "comm", "--bytes", "64", "--time", "0.1", "--backend", "shm") == 1
+    assert "# Out of bounds values : 3 FAILED" in capsys.readouterr().out
+
+
+@pytest.fixture
+def analyze(call):
+    """Analyze calls; return the document and the text."""
+
+    def analyze(*words):
+        code, text, errors = call("profile", "comm", *words, "--backend", "shm", "-o", "analysis.json")
+        assert (code, max(map(len, text.splitlines())) <= 80) == (0, True), errors
+        return written(Path("analysis.json"), "cli/profile/comm_analysis_schema.json"), text
+
+    return analyze
+
+
+def expected_us(algorithm, size):
+    _, _, latency_us, gbps = WAYS[algorithm]
+    return latency_us + size / gbps / 1e3
+
+
+def test_the_choice_for_each_type_of_memory_is_the_plan_s(analyze):
+    found, text = analyze("--analyze", "4K,1M")
+    rows = [(row["size"], row["placement"], row["algorithm"]) for row in found["rows"]]
+    assert rows == [
+        (4096, "plain", "shm_oneshot"),
+        (4096, "symmetric", "shm_symmetric"),
+        (1 << 20, "plain", "shm_twoshot"),
+        (1 << 20, "symmetric", "shm_symmetric"),
+    ]
+    assert found["rows"][0]["params"] == {"chunk_bytes": 128 << 10, "hot": 1}
+    assert "for sizes above 8K" in found["rows"][2]["why"]
+    assert {row["expected_us"] for row in found["rows"]} == {None}
+    assert "copies: none: peers read and write the tensors where they lie" in text
+    assert "no times of some choices" in text and "no limit" in text
+
+
+def test_times_and_the_limit_are_those_of_results(analyze, tmp_path):
+    results = saved(tmp_path, document(), "bench.json")
+    found, text = analyze("--analyze", "64,96K", "--results", str(results))
+    for row in found["rows"]:
+        assert row["expected_us"] == pytest.approx(expected_us(row["algorithm"], row["size"]), rel=1e-3)
+        assert row["limit_us"] == pytest.approx(max(row["size"] / LIMIT / 1e3, 0.3), abs=1e-3)
+        assert row["times_from"] == "bench.json, float32"
+        measured = expected_us(row["algorithm"], row["size"]) if row["size"] == 64 else None
+        assert row["measured_us"] == (pytest.approx(measured, abs=1e-3) if measured else None)
+    for others in (("-n", "3"), ("-d", "bf16")):
+        of_others, _ = analyze("--analyze", "64", "--results", str(results), *others)
+        assert of_others["rows"][0]["expected_us"] is None
+    assert "expected: 2.1 us + size / 3.3 GB/s" in text
+    assert "limit: memory: copies of 64 MiB by 2 ranks at once" in text

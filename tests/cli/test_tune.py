@@ -1,17 +1,11 @@
 """`commlib tune` on live ranks, and `commlib plan`: what they write, keep, resume, explain and refuse; never a time."""
 
-from __future__ import annotations
-
 import csv
 import json
-import os
 import shlex
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +13,8 @@ import torch
 
 import commlib
 from commlib import backends
-from commlib.plan import Plan, shipped_plan
+from commlib.plan import Plan, shipped_plan, user_path
+from commlib.timing import fingerprint
 from commlib.tuner import beside
 from commlib.tuner.case import Case, Option
 from commlib.tuner.choose import Settings
@@ -28,32 +23,19 @@ from commlib.tuner.rules import Table
 from commlib.tuner.samples import Samples
 from commlib.tuner.tables import Tables
 from commlib.tuner.words import way_back
-from tests.cli.calls import exit_code, refuses
+from tests.cli.calls import Run, exit_code, interrupted
 
-QUICK = ("all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
+QUICK = ("tune", "all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
 SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of √2: multiples of 16 bytes, then elements
-Tune = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def tuned(tune: Tune, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """One run that most tests look at: the folder of the user's settings, and what was printed."""
-    home = tmp_path_factory.mktemp("home")
-    done = tune(*QUICK, "--fresh", "--force", home=home)
-    assert (done.returncode, done.stderr) == (0, "")
-    return home, done.stdout
-
-
-def plan_file(home: Path) -> Path:
-    (path,) = (path for path in (home / "commlib" / "plans").glob("*.json") if ".samples" not in path.name)
-    return path
 
 
 @pytest.mark.slow
-def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path, str]) -> None:
-    path = plan_file(tuned[0])
-    assert path.name.startswith("shm-")
-    assert path.name.endswith("-2.json")
+def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    done = command(*QUICK, "--fresh", "--force")
+    path = user_path("shm", fingerprint("shm")["device"], 2)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"# plan {Plan.load(path).digest} is in" in done.stdout
     document = json.loads(path.read_text())
     assert {"created", "commlib", "fingerprint", "method"} <= set(document)
     samples = json.loads(path.with_suffix(".samples.json").read_text())
@@ -70,43 +52,13 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(tuned: tuple[Path
     assert plan.explain("all_reduce", 4096, world=4).algorithm
 
 
-@pytest.mark.slow
-def test_init_takes_the_plan_from_then_on(tuned: tuple[Path, str], quick_python: Path) -> None:
-    home, said = tuned
-    script = "import commlib\nwith commlib.init() as comm:\n    print(comm.plan.digest)"
-    done = subprocess.run(
-        [str(quick_python), "-m", "commlib", "run", "-n", "2", "--", str(quick_python), "-c", script],
-        env={**os.environ, "XDG_CONFIG_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout.count(Plan.load(plan_file(home)).digest) == 2
-    assert f"# plan {Plan.load(plan_file(home)).digest} is in" in said
-
-
-@pytest.mark.slow
-def test_rules_are_made_again_from_samples_without_a_measurement(
-    tuned: tuple[Path, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    source, output = plan_file(tuned[0]).with_suffix(".samples.json"), tmp_path / "again.json"
-    assert exit_code("tune", "--from", str(source), "-o", str(output)) == 0
-    assert f"is in {output}" in capsys.readouterr().out
-    plan = Plan.load(output)
-    assert {(rule.op, rule.world) for rule in plan.rules} == {("all_reduce", (2, 2))}
-    before = Plan.load(plan_file(tuned[0]))
-    sizes = [size for size in SIZES if size <= 4096]
-    assert [plan.explain("all_reduce", n, world=2).algorithm for n in sizes]
-    assert plan.document["fingerprint"] == before.document["fingerprint"]
-
-
 def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
     folder = Path(commlib.__file__).parent / "plans"
     for source in folder.glob("*.samples.json"):
         output = tmp_path / "again.json"
         assert exit_code("tune", "--from", str(source), "-o", str(output)) == 0
         shipped = json.loads((folder / source.name.replace(".samples.json", ".json")).read_text())
+        assert json.loads(output.read_text())["fingerprint"] == json.loads(source.read_text())["fingerprint"]
         again = json.loads(output.read_text())["rules"]
         if not any("curve" in entry for rule in again for entry in rule["ranges"]):
             # Nothing was measured on few multiprocessors there: the curves are those of a GPU that has the same.
@@ -117,11 +69,10 @@ def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(tune: Tune, tmp_path: Path) -> None:
-    done = tune(*QUICK, "--dry-run", home=tmp_path)
+def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(command: Run, tmp_path: Path) -> None:
+    done = command(*QUICK, "--dry-run", XDG_CONFIG_HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    changes = "# what changes" in done.stdout
-    assert ("was not written" if changes else "the plan in force stays") in done.stdout
+    assert ("was not written" if "# what changes" in done.stdout else "the plan in force stays") in done.stdout
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -136,22 +87,14 @@ def test_the_plan_that_is_replaced_is_kept_for_the_way_back(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_from_its_samples(tune: Tune, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_from_its_samples(command: Run, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
     samples = output.with_suffix(".samples.jsonl")
-    command = [sys.executable, "-m", "commlib", "tune", *QUICK[:-1], "60", "--fresh", "--force", "-o", str(output)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        deadline = time.monotonic() + 60
-        while not (samples.exists() and samples.read_text().count("\n") >= 2) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.stdout is not None
-        said = process.stdout.read()
-    assert process.returncode == 130
-    assert "--resume" in said
-    assert not output.exists()
+    words = ("--fresh", "--force", "-o", str(output))
+    said = interrupted((*QUICK[:-1], "60", *words), lambda _: samples.exists() and samples.read_text().count("\n") >= 2)
+    assert ("--resume" in said, output.exists()) == (True, False)
     before = samples.read_text().splitlines()
-    done = tune(*QUICK, "--fresh", "--force", "--resume", "-o", str(output), home=tmp_path)
+    done = command(*QUICK, *words, "--resume")
     assert done.returncode == 0, done.stderr
     after = samples.read_text().splitlines()
     assert after[: len(before)] == before
@@ -178,60 +121,13 @@ def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would
         assert tables.keeps(replace(table, serves=()))
 
 
-def test_a_wrong_option_is_said_once_before_any_rank_starts() -> None:
-    cases = (
-        ("all_reduces", "no collective 'all_reduces'"),
-        ("-b 1M -e 1K", "less than -b"),
-        ("-b 0 -e 0", "-e is 0 bytes, of which no call is better than another"),
-        ("all_reduce --time 1s", "too short"),
-    )
-    refuses("tune -n 2", cases)
-
-
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    """Call `commlib plan`, in a folder of its own and with no plan of the user's; returns code, output, errors."""
+def run(call, monkeypatch, tmp_path):
+    """Call `commlib plan` with no plan of the user's."""
     for name in ("COMMLIB_PLAN", "COMMLIB_ALGORITHM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        code, output = exit_code("plan", *words), capsys.readouterr()
-        return code, output.out, output.err
-
-    return call
-
-
-def test_explain_says_algorithm_rule_file_sizes_match_and_a_pin(run, monkeypatch):
-    code, output, _ = run("explain", "all_reduce", "--bytes", "1M", "--dtype", "bf16", "-n", "2")
-    digest = shipped_plan("shm").digest
-    assert code == 0
-    assert output.splitlines() == [
-        "all_reduce of 1M runs shm_twoshot: chosen by the shipped plan, not measured on",
-        "    this machine (`commlib tune` does)",
-        "  for sizes above 8K, with chunk_bytes=262144",
-        "  gain not measured",
-        f"  rules[0][2] of plans/shm.json (plan {digest}, no fingerprint)",
-    ]
-    monkeypatch.setenv("COMMLIB_ALGORITHM", "all_reduce:shm_oneshot")
-    _, output, _ = run("explain", "all_reduce", "--bytes", "1M")
-    assert "all_reduce of 1M runs shm_oneshot" in output
-    assert "pinned by COMMLIB_ALGORITHM" in output
-    why = shipped_plan("shm").explain("broadcast", 1 << 20, world=2)
-    assert f"{why.rule} of plans/shm.json" in run("explain", "broadcast")[1]
-
-
-def test_what_is_not_known_is_one_line_with_the_valid_names_and_exit_code_2(run):
-    cases = (
-        ("explain all_reduse", "no collective 'all_reduse'; there are all_reduce, all_gather"),
-        ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
-        ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
-        ("show absent.json", "no plan file 'absent.json'"),
-        ("threshold 8M --backend magic", "no backend 'magic'"),
-        ("export nccl --to ompi", "export a plan of the shm backend"),
-    )
-    refuses("plan", cases)
+    return partial(call, "plan")
 
 
 def test_without_a_backend_it_is_the_one_that_init_would_take(run, monkeypatch):
@@ -272,13 +168,10 @@ def test_diff_says_where_plans_choose_differently(run):
 def test_threshold_writes_the_classic_pair_on_top_of_the_shipped_plan(run):
     _, output, _ = run("threshold", "8M", "--backend", "nccl", "-n", "4")
     plan = Plan.parse(output, "written")
-    assert plan.rules[0].world == (4, 4)
     chosen = [plan.explain("all_reduce", n, world=4).algorithm for n in (8 << 20, (8 << 20) + 1)]
-    assert chosen == ["nccl_staged", "nccl_direct"]
-    assert (
-        plan.explain("all_reduce", 8, world=2).algorithm
-        == shipped_plan("nccl").explain("all_reduce", 8, world=2).algorithm
-    )
+    assert (plan.rules[0].world, chosen) == ((4, 4), ["nccl_staged", "nccl_direct"])
+    two, shipped = (each.explain("all_reduce", 8, world=2) for each in (plan, shipped_plan("nccl")))
+    assert two.algorithm == shipped.algorithm
 
 
 def test_export_to_nccls_tuner_gives_lines_that_it_can_read(run):
@@ -308,9 +201,6 @@ def test_export_to_open_mpi_gives_rules_that_it_can_read(run):
 
 
 def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
-    from commlib.plan import user_path
-    from commlib.timing import fingerprint
-
     path = user_path("shm", fingerprint("shm")["device"], 2)
     path.parent.mkdir(parents=True)
     document = {**shipped_plan("shm").document, "fingerprint": fingerprint("shm")}
@@ -321,12 +211,3 @@ def test_the_plan_that_init_would_take_is_the_users(run, monkeypatch):
     monkeypatch.setenv("COMMLIB_PLAN", "shm.json")
     Path("shm.json").write_text(shipped_plan("shm").file_text)
     assert "of shm.json (plan " in run("explain", "all_reduce")[1]
-
-
-def test_a_plan_is_written_into_a_pipe_and_not_in_its_place(run):
-    os.mkfifo("pipe")
-    reader = os.open("pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert run("threshold", "64K", "-o", "pipe")[0] == 0
-    assert not Path("pipe").is_file()
-    assert Plan.parse(os.read(reader, 1 << 20).decode(), "pipe").rules
-    os.close(reader)

@@ -1,9 +1,6 @@
 """`commlib report`: stages that are kept and gone on with, what bounds a call, and pages that are text."""
 
-from __future__ import annotations
-
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -26,18 +23,17 @@ from commlib.cli.report.sections import SECTIONS
 from commlib.report.formats import CODE
 from commlib.report.page import markdown
 from tests.cli.bench_documents import document
+from tests.cli.calls import Run, interrupted
 
 EVIL = "<script>alert(1)</script>|`*_[a](javascript:b)"
 QUICK = Settings("quick", 2, on_gpus=False)
 
 
-def kept(folder: Path, *names: str, **documents: dict[str, Any]) -> Folder:
+def kept(folder: Path, **documents: dict[str, Any] | None) -> Folder:
     """Return a folder whose stages are done, with these documents."""
     made = Folder(folder, QUICK)
     for name, found in documents.items():
         made.keep(name, ended(name), found)
-    for name in names:
-        made.keep(name, ended(name), None)
     return made
 
 
@@ -47,21 +43,13 @@ def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[s
 
 
 def doctor(*findings: dict[str, Any], runs: bool = True) -> dict[str, Any]:
-    return {
-        "schema": "commlib.doctor",
-        "version": 1,
-        "commlib": "0.1.0",
-        "job": "shm",
-        "runs": runs,
-        "findings": list(findings),
-    }
+    head = {"schema": "commlib.doctor", "version": 1, "commlib": "0.1.0", "job": "shm"}
+    return {**head, "runs": runs, "findings": list(findings)}
 
 
 def finding(topic: str, state: str, detail: str, remedy: str = "") -> dict[str, Any]:
     return {"topic": topic, "state": state, "detail": detail, "remedy": remedy, "table": [], "needed": True}
 
-
-# What bounds a call.
 
 WINS, LOSES, LEVEL = ({"ratio": r, "low": r * 0.99, "high": r * 1.01} for r in (1.5, 0.5, 0.98))
 
@@ -72,20 +60,14 @@ def test_a_bottleneck_is_named_by_its_rule_and_less_than_five_percent_is_level()
         ({"floor_us": 5.0, "need_us": 5.0, "versus": LOSES, "beside": "torch"}, CALL, "torch takes 0.50 of its time"),
         ({"floor_us": 5.0, "need_us": 5.0, "versus": LEVEL}, OPEN, "50 %"),
         ({"floor_us": 9.0, "need_us": 1.0}, FIXED, "a floor of as many bytes takes 9.00 µs, too; its bytes need 1.00"),
-        (
-            {"floor_us": 3.0, "need_us": 1.0, "least_us": 6.0},
-            FIXED,
-            "the smallest call takes 6.00 µs; its bytes need 1.00 µs",
-        ),
+        ({"floor_us": 3.0, "need_us": 1.0, "least_us": 6.0}, FIXED, "the smallest call takes 6.00 µs"),
         ({"least_us": 9.0}, OPEN, "no floor is measured"),
     ]:
         found = bottleneck(Call("series", "call", 10.0, **figures))
-        assert found[0] == what
-        assert said in found[1]
-    calls = [Call("", "", 1.0, versus=versus) for versus in (WINS, LOSES, LEVEL, None)]
-    assert [call.outcome for call in calls] == ["faster", "slower", "level", ""]
+        assert (found[0], said in found[1]) == (what, True), found
     unsure = {"ratio": 1.5, "low": 0.9, "high": 2.0}
-    assert Call("", "", 1.0, versus=unsure).outcome == "level"
+    calls = [Call("", "", 1.0, versus=versus) for versus in (WINS, LOSES, LEVEL, unsure, None)]
+    assert [call.outcome for call in calls] == ["faster", "slower", "level", "level", ""]
 
 
 def test_only_what_moved_beyond_the_noise_of_others_has_changed() -> None:
@@ -101,9 +83,6 @@ def test_only_what_moved_beyond_the_noise_of_others_has_changed() -> None:
     assert re.search(r"all_reduce, float, sum, 4K \| shm_twoshot .* 2.00 \| worse", text)
     assert "Times are not comparable, as the machines differ: cpu A CPU / Another CPU" in text
     assert "- mpi: broken, before ok" in text
-
-
-# Runs.
 
 
 def stage_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
@@ -130,9 +109,7 @@ def test_a_stage_is_done_with_a_whole_document_and_else_it_failed_and_says_why()
     assert (found["state"], found["code"], found["said"]) == (FAILED, -9, "no end in the time that it has")
 
 
-def test_the_rest_is_measured_after_a_failure_and_what_is_done_is_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_rest_is_measured_after_a_failure_and_what_is_done_is_kept(monkeypatch, tmp_path) -> None:
     asked = []
 
     def stage(words: list[str], wait: Any) -> tuple[dict[str, Any], Any]:
@@ -156,7 +133,7 @@ def test_a_folder_goes_on_with_its_own_settings_alone(tmp_path: Path) -> None:
         (["-n", "3"], "has ranks 2, and 3 is asked for"),
         (["--only", "nonsense"], "no stage 'nonsense'; there are environment, "),
     ]:
-        kept(tmp_path, "environment")
+        kept(tmp_path, environment=None)
         done = CliRunner().invoke(report, [*words, "-o", str(tmp_path)])
         assert done.exit_code == 2 and said in done.output
 
@@ -179,55 +156,32 @@ def test_each_stage_has_words_that_its_command_takes(monkeypatch: pytest.MonkeyP
                 main(STAGES[name].words(Settings(scope, 2, on_gpus)), standalone_mode=False)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory, quick_python: Path) -> Path:
-    """A folder with two real stages, of which Ctrl-C ended a third."""
-    folder = tmp_path_factory.mktemp("report") / "r"
-    words = [str(quick_python), "-m", "commlib", "report", "--quick", "-o", str(folder)]
-    process = subprocess.Popen(
-        [*words, "--only", "metadata,radix,plan,comm,paths"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("metadata     done")
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert f"interrupted; `commlib report -o {folder}` goes on" in errors
-    assert Folder(folder).stages["radix"]["state"] == INTERRUPTED
-    done = subprocess.run(
-        [*words, "--only", "metadata,comm,paths,plan"], capture_output=True, text=True, timeout=90, check=False
-    )
-    begun = [line.split()[:2] for line in done.stdout.splitlines()[:3]]
-    assert begun == [["comm", "done"], ["paths", "done"], ["plan", "done"]]
-    assert done.returncode == 1, "the stage that was interrupted is still to be done"
-    return folder
-
-
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(measured: Path) -> None:
-    text = (measured / "summary.md").read_text(encoding="utf-8")
+def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(tmp_path: Path, quick_python: Path, command: Run) -> None:
+    folder = tmp_path / "r"
+    words = ("report", "--quick", "-o", str(folder), "--only")
+
+    def begun(output: Any) -> bool:
+        assert output.readline().startswith("metadata     done")
+        time.sleep(0.5)
+        return True
+
+    said = interrupted((*words, "metadata,radix,plan,comm,paths"), begun, quick_python)
+    assert f"interrupted; `commlib report -o {folder}` goes on" in said
+    assert Folder(folder).stages["radix"]["state"] == INTERRUPTED
+    done = command(*words, "metadata,comm,paths,plan")
+    stages = [line.split()[:2] for line in done.stdout.splitlines()[:3]]
+    assert stages == [["comm", "done"], ["paths", "done"], ["plan", "done"]]
+    assert done.returncode == 1, "the stage that was interrupted is still to be done"
+    text = (folder / "summary.md").read_text(encoding="utf-8")
     assert "Stage radix interrupted" in text
     assert "Not measured: environment, correctness, index, store, attention, prefill, collectives." in text
-    assert "the longest phase is " in (measured / "comm.md").read_text(encoding="utf-8")
+    assert "the longest phase is " in (folder / "comm.md").read_text(encoding="utf-8")
     assert "Plan in force: init() takes plans/shm.json" in text
-    assert SECTIONS["metadata"].kind.read(measured / "metadata.json")["complete"]
+    assert SECTIONS["metadata"].kind.read(folder / "metadata.json")["complete"]
 
 
-@pytest.mark.slow
-def test_the_pages_are_made_again_from_the_documents_alone(measured: Path) -> None:
-    page = measured / "report.html"
-    before = page.read_text(encoding="utf-8")
-    page.unlink()
-    state = (measured / STATE).read_text(encoding="utf-8")
-    assert CliRunner().invoke(report, ["--show", "-o", str(measured)]).exit_code == 1  # one stage is not done
-    assert page.read_text(encoding="utf-8") == before
-    assert (measured / STATE).read_text(encoding="utf-8") == state
-
-
-@pytest.fixture
-def page(tmp_path: Path) -> str:
-    """A page of documents that say evil things."""
+def test_what_comes_from_outside_is_text_in_every_page(tmp_path: Path) -> None:
     evil = document("all_reduce", "barrier", notes=[EVIL], ended=EVIL, complete=False)
     evil["fingerprint"]["cpu"] = EVIL
     found = [finding(EVIL, "warning", EVIL, EVIL), finding("python", "broken", "gone")]
@@ -235,17 +189,13 @@ def page(tmp_path: Path) -> str:
     folder = kept(tmp_path, environment=doctor(*found, runs=False), collectives=evil)
     folder.keep("index", ended("index", FAILED, -9, EVIL), None)
     write_pages(folder)
-    return (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-def test_what_comes_from_outside_is_text_in_every_page(page: str, tmp_path: Path) -> None:
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<script") == 1
     assert re.search(r"(?:src|href)=.?(?:https?:)?//", page) is None, "and nothing is fetched"
     assert "url(" not in page and "@import" not in page and "fetch(" not in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     for name in ("summary", "environment", "collectives"):
-        text = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
-        text = re.sub(CODE, "", text)
+        text = re.sub(CODE, "", (tmp_path / f"{name}.md").read_text(encoding="utf-8"))
         assert "](javascript" not in text
         assert re.search(r"(?<!\\)<script", text) is None

@@ -7,10 +7,11 @@ import torch
 
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.params import PULL
+from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, Verdict, agree, check_algorithm
+from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, Verdict, _deviates, _peak, agree, check_algorithm
 
 # The outer loop: algorithms of one collective follow each other and share what is expected.
 WORLDS = (pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow))
@@ -34,18 +35,11 @@ def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> 
         assert agree(verdicts), "ranks hold different bits"
 
 
+@pytest.mark.parametrize("scope", [EVERY_TYPE, EVERY_SIZE], ids=["every type and reduction", "every size"])
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
 @pytest.mark.parametrize("world", WORLDS)
-def test_shm_gives_the_reference_for_every_type_and_reduction(
-    shm_ranks: Ranks, name: str, algorithm: str, world: int
-) -> None:
-    check(shm_ranks, world, name, algorithm, EVERY_TYPE)
-
-
-@pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
-@pytest.mark.parametrize("world", WORLDS)
-def test_shm_gives_the_reference_for_every_size(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
-    check(shm_ranks, world, name, algorithm, EVERY_SIZE)
+def test_shm_gives_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int, scope: Scope) -> None:
+    check(shm_ranks, world, name, algorithm, scope)
 
 
 def check_pulled(comm: Communicator, name: str, algorithm: str, scope: Scope) -> Verdict:
@@ -93,6 +87,85 @@ def averages(comm: Communicator) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_an_average_of_small_integers_does_not_wrap(request: pytest.FixtureRequest, backend: str) -> None:
-    assert request.getfixturevalue(backend).run(averages, world=2) == [[126, 127, 254, 255]] * 2
+def test_an_average_of_small_integers_does_not_wrap(each_ranks: Ranks) -> None:
+    assert each_ranks.run(averages, world=2) == [[126, 127, 254, 255]] * 2
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def rows_to_each(comm: Communicator) -> bool:
+    """Rank i sends (i + 2 j) % 3 rows of three numbers to rank j; the numbers say from where and where to."""
+    splits = [[(i + 2 * j) % 3 for j in range(comm.size)] for i in range(comm.size)]
+
+    def rows(source: int, target: int) -> torch.Tensor:
+        return torch.full((splits[source][target], 3), 10.0 * source + target)
+
+    x = torch.cat([rows(comm.rank, j) for j in range(comm.size)])
+    expected = torch.cat([rows(i, comm.rank) for i in range(comm.size)])
+    out_splits, in_splits = [row[comm.rank] for row in splits], splits[comm.rank]
+    now, later = torch.empty_like(expected), torch.empty_like(expected)
+    work = comm.all_to_all_single(later, x, out_splits, in_splits, async_op=True)
+    kept, out_splits[:] = list(out_splits), [-1] * comm.size  # the work has its own
+    assert comm.all_to_all_single(now, x, kept, in_splits) is now
+    assert work.result() is later
+    return torch.equal(now, expected) and torch.equal(later, expected)
+
+
+def equal_rows_without_splits(comm: Communicator) -> bool:
+    """Splits on one side only, rows of another width on the other, and nothing at all."""
+    x = torch.full((2 * comm.size, 3), float(comm.rank))
+    out = torch.empty(comm.size, 6)
+    comm.all_to_all_single(out, x, [1] * comm.size)
+    nothing = torch.empty(0, 5)
+    assert comm.all_to_all_single(nothing, nothing.clone(), in_splits=[0] * comm.size) is nothing
+    return torch.equal(out, torch.arange(float(comm.size)).repeat_interleave(6).view(-1, 6))
+
+
+def disagree_on_splits(comm: Communicator) -> str:
+    """Rank 1 expects a row more of rank 0 than that sends; the call after it is made as if nothing had been."""
+    from_each = [3, 2, 1] if comm.rank == 1 else [2] * comm.size
+    with pytest.raises(ValueError, match="splits disagree") as raised:
+        comm.all_to_all_single(torch.empty(6, 4), torch.ones(6, 4), from_each, [2] * comm.size)
+    assert rows_to_each(comm)
+    return str(raised.value)
+
+
+def test_splits_are_rows_of_each_tensor(each_ranks: Ranks) -> None:
+    for call in (rows_to_each, equal_rows_without_splits):
+        assert each_ranks.run(call, world=3) == [True] * 3
+
+
+def test_splits_that_disagree_are_one_error_on_all_ranks(each_ranks: Ranks) -> None:
+    (said,) = set(each_ranks.run(disagree_on_splits, world=3))
+    assert "rank 0 sends 8 elements to rank 1, which expects 12; make out_splits" in said
+
+
+# --- what is taken for right where order is free ----------------------------------------------------------------------
+
+NAN, INF = float("nan"), float("inf")
+SUM = COLLECTIVES["all_reduce"]
+
+
+def judged(out: list[float], inputs: list[list[float]], dtype: torch.dtype = torch.float32, redop: str = "sum") -> str:
+    """Judge the output of two ranks with these inputs."""
+    a, b = (torch.tensor(x, dtype=dtype) for x in inputs)
+    call = Call(0, 2, len(out), dtype, redop)
+    expected = a.double() * b.double() if redop == "prod" else a.double() + b.double()
+    return _deviates(torch.tensor(out, dtype=dtype), expected, _peak(SUM, call, [a, b]), call)
+
+
+def test_nan_and_infinity_are_wrong_where_a_number_is_expected() -> None:
+    assert judged([3.0, 3.0], [[1.0, 1.0], [2.0, 2.0]]) == ""
+    for wrong in (NAN, INF, -INF, 4.0):
+        assert "wrong: 1 of 2 elements, the first at 1" in judged([3.0, wrong], [[1.0, 1.0], [2.0, 2.0]])
+
+
+def test_nan_is_right_where_it_is_expected_and_a_number_is_not() -> None:
+    assert judged([NAN], [[NAN], [2.0]]) == ""
+    assert judged([2.0], [[NAN], [2.0]]) != ""
+
+
+def test_an_overflow_on_the_way_is_right_only_where_some_order_can_meet_it() -> None:
+    assert judged([INF], [[60000.0], [0.5]], torch.float16, "prod") == ""
+    assert judged([INF], [[300.0], [0.5]], torch.float16, "prod") != ""

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import commlib
 from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
@@ -17,6 +16,7 @@ from commlib.errors import CommError
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.timing import differing
+from tests.fused import drawn
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 ROWS = (0, 1, 5, 64)
@@ -36,10 +36,6 @@ def test_what_is_measured_is_rows_as_models_have_them(elements: int, rows: int, 
     x = torch.zeros(elements)
     COLLECTIVES["all_reduce_rms_norm"].invoke(Takes(), x, x, Call(0, 2, elements, x.dtype))  # type: ignore[arg-type]
     assert [each.shape for each in made] == [(rows, width)]
-
-
-def drawn(seed: int, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def of_ranks(comm: Communicator, rows: int, width: int, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -88,13 +84,9 @@ def every_form(comm: Communicator) -> list[str]:
     return [f"{case}: {said}" for case, said in found if said]
 
 
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
 @pytest.mark.parametrize("world", [2, *(pytest.param(world, marks=pytest.mark.slow) for world in (1, 3, 4))])
-def test_every_form_of_the_norm_is_within_one_rounding(
-    request: pytest.FixtureRequest, backend: str, world: int
-) -> None:
-    ranks: Ranks = request.getfixturevalue(backend)
-    assert ranks.run(every_form, world=world) == [[]] * world
+def test_every_form_of_the_norm_is_within_one_rounding(each_ranks: Ranks, world: int) -> None:
+    assert each_ranks.run(every_form, world=world) == [[]] * world
 
 
 def quantised(comm: Communicator) -> list[str]:
@@ -119,9 +111,8 @@ def quantised(comm: Communicator) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("backend", ["shm_ranks", "torch_ranks"])
-def test_quantised_rows_times_their_scales_are_the_norm(request: pytest.FixtureRequest, backend: str) -> None:
-    assert request.getfixturevalue(backend).run(quantised, world=2) == [[], []]
+def test_quantised_rows_times_their_scales_are_the_norm(each_ranks: Ranks) -> None:
+    assert each_ranks.run(quantised, world=2) == [[], []]
 
 
 def disagree(comm: Communicator, algorithm: str, rows: int, width: int, form: dict[str, Any]) -> str:
@@ -160,21 +151,19 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("told", "given"), REFUSED, ids=[told[:30] for told, _ in REFUSED])
-def test_a_wrong_argument_is_told_with_both_sides(told: str, given: dict[str, Any]) -> None:
-    with commlib.init(backend="shm", bootstrap="single") as comm:
-        arguments = {"x": torch.ones(2, 64), "residual": None, "weight": torch.ones(64), **given}
-        with pytest.raises(ValueError, match=re.escape(told)):
-            comm.all_reduce_rms_norm(**arguments)
+def test_a_wrong_argument_is_told_with_both_sides(comm: Communicator, told: str, given: dict[str, Any]) -> None:
+    arguments = {"x": torch.ones(2, 64), "residual": None, "weight": torch.ones(64), **given}
+    with pytest.raises(ValueError, match=re.escape(told)):
+        comm.all_reduce_rms_norm(**arguments)
 
 
-def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place() -> None:
-    with commlib.init(backend="shm", bootstrap="single") as comm:
-        both, weight = torch.ones(2, 128), torch.ones(64)
-        comm.all_reduce_rms_norm(both[:, :64], both[:, 64:], weight)  # columns beside each other
-        with pytest.raises(ValueError, match="out and residual share memory; pass separate tensors"):
-            comm.all_reduce_rms_norm(torch.ones(2, 64), both[:, 64:], weight, out=both[:, 64:])
-        with pytest.raises(ValueError, match="out and x share memory; pass the same tensor or separate tensors"):
-            comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])
+def test_tensors_that_share_memory_are_refused_unless_one_takes_the_others_place(comm: Communicator) -> None:
+    both, weight = torch.ones(2, 128), torch.ones(64)
+    comm.all_reduce_rms_norm(both[:, :64], both[:, 64:], weight)  # columns beside each other
+    with pytest.raises(ValueError, match="out and residual share memory; pass separate tensors"):
+        comm.all_reduce_rms_norm(torch.ones(2, 64), both[:, 64:], weight, out=both[:, 64:])
+    with pytest.raises(ValueError, match="out and x share memory; pass the same tensor or separate tensors"):
+        comm.all_reduce_rms_norm(both[:, :64], None, weight, out=both[:, 8:72])
 
 
 def rows_apart(comm: Communicator) -> list[str]:
@@ -198,12 +187,11 @@ def test_the_rows_of_a_result_may_be_apart(shm_ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("quant", ["fp8_token", "fp8_group"])
-def test_a_row_of_zeros_is_quantised_to_zeros(quant: str) -> None:
-    with commlib.init(backend="shm", bootstrap="single") as comm:
-        x = torch.stack([torch.zeros(256), torch.ones(256)])
-        q, _, scale = comm.all_reduce_rms_norm(x, None, torch.ones(256), quant=quant)
-        assert q.view(torch.uint8)[0].any() == scale[0].any() == False  # noqa: E712 - tensors
-        assert (q[1].float() == 448).all()
+def test_a_row_of_zeros_is_quantised_to_zeros(comm: Communicator, quant: str) -> None:
+    x = torch.stack([torch.zeros(256), torch.ones(256)])
+    q, _, scale = comm.all_reduce_rms_norm(x, None, torch.ones(256), quant=quant)
+    assert q.view(torch.uint8)[0].any() == scale[0].any() == False  # noqa: E712 - tensors
+    assert (q[1].float() == 448).all()
 
 
 def called(comm: Communicator, rows: int, dtype: torch.dtype, width: int, form: dict[str, Any]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.testing.conformance import EVERY_TYPE, Scope, agree, check_algorithm
 from tests import hosts
+from tests.fused import drawn
 
 pytestmark = pytest.mark.slow
 
@@ -51,29 +52,21 @@ def test_hosts_give_the_reference(on_hosts, places, name, algorithm):
         assert name != "all_reduce" or agree(verdicts), "ranks hold different bits"
 
 
-def sums(comm: Communicator, algorithm: str, count: int) -> bytes:
-    before = comm.plan
-    comm.use(Plan.only({"all_reduce": algorithm}, base=before))
-    x = torch.randn(count, generator=torch.Generator().manual_seed(comm.rank))
-    comm.all_reduce(x)
+def in_the_hosts_order(comm: Communicator, places: str, count: int) -> bool:
+    before, inputs = comm.plan, [drawn(rank, count) for rank in range(comm.size)]
+    of_hosts = [sum(x for x, at in zip(inputs, places, strict=True) if at == host) for host in dict.fromkeys(places)]
+    found = []
+    for algorithm in ("hier_oneshot", "hier_twoshot"):
+        comm.use(Plan.only({"all_reduce": algorithm}, base=before))
+        found.append(comm.all_reduce(inputs[comm.rank].clone()))
     comm.use(before)
-    return x.numpy().tobytes()
+    return all(torch.equal(x, sum(of_hosts)) for x in found)
 
 
 @pytest.mark.parametrize("places", PLACES)
-def test_all_algorithms_of_hosts_give_the_same_bits(on_hosts, places):
+def test_sums_are_of_the_ranks_of_a_host_and_then_of_the_hosts_by_every_algorithm(on_hosts, places):
     for count in (1, 1000, 70_001):
-        found = {bits for a in ("hier_oneshot", "hier_twoshot") for bits in on_hosts(places).run(sums, a, count)}
-        assert len(found) == 1
-
-
-def in_the_hosts_order(comm: Communicator) -> bool:
-    inputs = [torch.randn(777, generator=torch.Generator().manual_seed(rank)) for rank in range(4)]
-    return torch.equal(comm.all_reduce(inputs[comm.rank].clone()), (inputs[0] + inputs[2]) + (inputs[1] + inputs[3]))
-
-
-def test_sums_are_of_the_ranks_of_a_host_and_then_of_the_hosts(on_hosts):
-    assert all(on_hosts("abab").run(in_the_hosts_order))
+        assert all(on_hosts(places).run(in_the_hosts_order, places, count))
 
 
 def explained(comm: Communicator) -> tuple[str, str, str]:
@@ -85,28 +78,21 @@ def test_the_plan_chooses_by_size(on_hosts):
     assert set(on_hosts("aabb").run(explained)) == {("torch", "hier_oneshot", "hier_twoshot")}
 
 
-def on_one_host(comm: Communicator) -> tuple[str, str]:
+def on_one_host(comm: Communicator) -> str:
+    before = comm.plan
     comm.use(Plan.only({"all_reduce": "hier_twoshot"}))
-    with pytest.raises(Unsupported, match="hier_twoshot: all ranks are on one host") as caught:
+    with pytest.raises(Unsupported, match="hier_twoshot: all ranks are on one host"):
         comm.all_reduce(torch.ones(3))
     comm.use(Plan.only({"all_reduce": "hier_twoshot"}, base=Plan.only({"all_reduce": "torch_direct"})))
     assert comm.all_reduce(torch.ones(3)).tolist() == [2.0] * 3
-    return str(caught.value), str(comm.explain("all_reduce", 8))
+    said = str(comm.explain("all_reduce", 8))
+    comm.use(before)
+    return said
 
 
 def test_one_host_passes_hosts_over_and_says_so(torch_ranks):
-    before = torch_ranks.run(packed_plan, world=2)
-    said = torch_ranks.run(on_one_host, world=2)
-    torch_ranks.run(use, before[0], world=2)
-    assert all("passed over hier_twoshot: all ranks are on one host" in why for _, why in said)
-
-
-def packed_plan(comm: Communicator) -> str:
-    return comm.plan.packed()
-
-
-def use(comm: Communicator, packed: str) -> None:
-    comm.use(Plan.unpacked(packed))
+    for why in torch_ranks.run(on_one_host, world=2):
+        assert "passed over hier_twoshot: all ranks are on one host" in why
 
 
 def create_without_memory(world: object, hosts_: str) -> Communicator:
@@ -195,11 +181,7 @@ def test_what_goes_between_hosts_is_what_the_row_says(on_hosts, name, algorithm)
     assert (max(messages for messages, _ in found), max(by_host)) == row.link(2, COLLECTIVES[name].num_bytes(call))
 
 
-def alone(comm: Communicator) -> tuple[float, str]:
-    return float(comm.all_reduce(torch.ones(1))), str(comm.explain("all_reduce", 4))
-
-
 def test_one_rank_on_each_host_shares_nothing(on_hosts):
-    for value, why in on_hosts("abc").run(alone):
+    for value, why in on_hosts("abc").run(total):
         assert value == 3.0
         assert "passed over hier_oneshot: every host has one rank, so no memory is shared" in why

@@ -74,14 +74,31 @@ def with_plugins(quick_python: Path, tmp_path_factory: pytest.TempPathFactory) -
     return run
 
 
-def on_ranks(script: str) -> tuple[str, ...]:
-    return "-m", "commlib", "run", "-n", "2", "--", "python", "-c", script
+def on_ranks(with_plugins: Run, plugins: str, script: str) -> str:
+    """Return what two ranks print."""
+    done = with_plugins(plugins, "-m", "commlib", "run", "-n", "2", "--", "python", "-c", script)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def failures(with_plugins: Run, of_rank_0: str, of_rank_1: str, kind: str) -> str:
+    """Return what two ranks print whose init() fails in the same way."""
+    script = f"""
+import os, commlib
+if os.environ["COMMLIB_LOCAL_RANK"] == "1":
+    os.environ["COMMLIB_PLUGINS"] = {of_rank_1!r}
+try:
+    commlib.init(backend="shm")
+except {kind} as error:
+    print("failed:", error)
+"""
+    said = on_ranks(with_plugins, of_rank_0, script)
+    assert said.count("failed:") == 2
+    return said
 
 
 def test_a_plugin_of_shm_gives_the_bits_of_commlibs_own(with_plugins: Run, leader: Path) -> None:
-    done = with_plugins(str(leader), *on_ranks(SAME_BITS))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same bits by shm_leader") == 2
+    assert on_ranks(with_plugins, str(leader), SAME_BITS).count("same bits by shm_leader") == 2
 
 
 def test_commands_see_a_plugin_as_any_other_row(with_plugins: Run, leader: Path, tmp_path: Path) -> None:
@@ -105,35 +122,14 @@ def test_commands_see_a_plugin_as_any_other_row(with_plugins: Run, leader: Path,
 
 
 def test_ranks_with_different_plugins_fail_together_and_say_who_has_which(with_plugins: Run, leader: Path) -> None:
-    script = f"""
-import os, commlib
-os.environ["COMMLIB_PLUGINS"] = {str(leader)!r} if os.environ["COMMLIB_LOCAL_RANK"] == "1" else ""
-try:
-    commlib.init()
-except commlib.PlanMismatch as error:
-    print(error)
-"""
-    done = with_plugins("", *on_ranks(script))
-    assert done.returncode == 0, done.stderr
-    said = "ranks disagree on plugins (rank 0: none, rank 1: leader.py with all_reduce:shm_leader, digest "
-    assert done.stdout.count(said) == 2
-    assert done.stdout.count("start every rank with the same COMMLIB_PLUGINS") == 2
+    said = failures(with_plugins, "", str(leader), "commlib.PlanMismatch")
+    assert said.count("(rank 0: none, rank 1: leader.py with all_reduce:shm_leader, digest ") == 2
+    assert said.count("start every rank with the same COMMLIB_PLUGINS") == 2
 
 
 def test_a_plugin_that_one_rank_cannot_load_is_an_error_of_all(with_plugins: Run, leader: Path) -> None:
-    script = """
-import os, commlib
-if os.environ["COMMLIB_LOCAL_RANK"] == "1":
-    os.environ["COMMLIB_PLUGINS"] = "/nowhere/lost.py"
-try:
-    commlib.init()
-except ValueError as error:
-    print(error)
-"""
-    done = with_plugins(str(leader), *on_ranks(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("rank 1: COMMLIB_PLUGINS: plugin /nowhere/lost.py cannot be loaded") == 2
-    assert done.stdout.count("there is no file /nowhere/lost.py") == 2
+    said = failures(with_plugins, str(leader), "/nowhere/lost.py", "ValueError")
+    assert said.count("rank 1: COMMLIB_PLUGINS: plugin /nowhere/lost.py cannot be loaded") == 2
 
 
 BROKEN = '#include "shm/algorithm.h"\nint broken() { return nothing; }\n'
@@ -154,17 +150,8 @@ def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(
     plugin = tmp_path / "mine.py"
     plugin.write_text(rows("shm_mine"))
     plugin.with_name("shm_mine.cc").write_text(code)
-    script = f"""
-import commlib
-try:
-    commlib.init(backend="shm")
-except commlib.{kind} as error:
-    print("failed:", error)
-"""
-    done = with_plugins(str(plugin), *on_ranks(script))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("failed:") == 2
-    assert all(done.stdout.count(words) >= 2 for words in said), done.stdout
+    found = failures(with_plugins, str(plugin), str(plugin), f"commlib.{kind}")
+    assert all(found.count(words) >= 2 for words in said), found
 
 
 @pytest.mark.parametrize(
@@ -237,13 +224,9 @@ with commlib.init(backend="torch", timeout_s=60) as comm:
     comm.use(Plan.only({"all_reduce": "torch_mine"}, base=comm.plan))
     assert comm.all_reduce(x).tolist() == [3.0] * 7
 """
-    done = with_plugins(str(plugin), *on_ranks(script))
-    assert done.returncode == 0, done.stderr
-    for rank in "01":
-        assert [line for line in done.stdout.splitlines() if line.startswith(f"[{rank}]")] == [
-            f"[{rank}] then",
-            f"[{rank}] mine",
-        ]
+    lines = on_ranks(with_plugins, str(plugin), script).splitlines()
+    for rank in ("[0]", "[1]"):
+        assert [line for line in lines if line.startswith(rank)] == [f"{rank} then", f"{rank} mine"]
 
 
 def test_device_code_of_a_plugin_compiles_from_its_own_folder(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from commlib.cli.debug import debug
@@ -23,6 +22,7 @@ from commlib.debug.card import HOSTS, Card
 from commlib.debug.record import descriptors
 from commlib.testing import Ranks
 from tests import hosts
+from tests.debug.test_debug import stay_away
 
 LONG_S = 30.0
 
@@ -42,16 +42,9 @@ def on_a(four: Ranks, monkeypatch: pytest.MonkeyPatch) -> Ranks:
     return four
 
 
-def stay_away(comm: Communicator, seconds: float, rank: int) -> None:
-    comm.all_reduce(torch.ones(8))
-    if comm.rank == rank:
-        time.sleep(seconds)
-    comm.all_reduce(torch.ones(5))
-
-
 def said_of(ranks: Ranks, *options: str) -> tuple[Any, str]:
     shown = CliRunner().invoke(debug, [str(ranks.pids[0]), *options], standalone_mode=False)
-    return shown.return_value, shown.output
+    return shown.return_value, " ".join(shown.output.split())
 
 
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 3])
@@ -64,9 +57,9 @@ def test_who_has_not_come_is_named_on_whatever_host_it_is(on_a: Ranks, rank: int
     assert code == 3
     assert "4 of 4 ranks here and on b" in text
     assert f"rank {rank} has not made all_reduce #" in text
-    assert "(float32, 5 elements, sum) of communicator 1" in text
+    assert "(bfloat16, 14336 elements, sum) of communicator 1" in text
     place = str(on_a.pids[rank]) if rank < 2 else f"b:{on_a.pids[rank]}"
-    assert f"  rank {rank}: process {place} is in test_hosts.py:{stay_away.__code__.co_firstlineno + 3} in stay" in text
+    assert f"rank {rank}: process {place} is in test_debug.py:{stay_away.__code__.co_firstlineno + 3} in stay" in text
     handle.join()
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,18 +27,13 @@ from commlib.debug.slow import Kept, RankTime, Slowness, _late, slowness
 from commlib.debug.slow_page import late_text
 from commlib.errors import CommError
 from commlib.testing import Handle, Ranks
+from tests.debug.test_debug import wait_for
 
 WATCH_S = 1.0
 LARGE = 1 << 16  # elements
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
-    with Ranks(3, backend="shm", timeout_s=20.0, max_bytes=1 << 22) as ranks:
-        yield ranks
-
-
-def nap() -> None:
+def nap(comm: Communicator | None = None) -> None:
     time.sleep(0.1)  # most of a turn also where ranks wait for a core
 
 
@@ -60,6 +54,7 @@ class Working:
     def __init__(self, ranks: Ranks, path: Path, late: int = -1, count: int = LARGE) -> None:
         self._path = path
         path.touch()
+        ranks.run(nap)  # with what they import first behind them
         self._handle: Handle = ranks.start(work, str(path), late, count)
         self.records = [record for pid in ranks.pids for record in records_of(pid)]
 
@@ -124,31 +119,31 @@ def test_a_job_may_end_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "all_reduce float32[65536]" in shown.output or not slow
 
 
-def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(three: Ranks, tmp_path: Path) -> None:
-    with Working(three, tmp_path / "go", late=1) as working:
+def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: Ranks, tmp_path: Path) -> None:
+    with Working(live, tmp_path / "go", late=1) as working:
         watched, found = working.slowness()
         (late,) = found.late
         where = whereabouts(working.records, watched.job, late.pid)
     assert late.rank == 1
     text = late_text(watched.job, late, where)
     assert text.startswith("rank 1 is late: the others wait for it ")
-    assert f"then process {three.pids[1]} is in test_slow.py:" in text
+    assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
     assert late.program > max(one.program for one in found.ranks if one is not late)
 
 
 @pytest.mark.parametrize("count", [8, LARGE])
-def test_even_traffic_has_no_late_rank(three: Ranks, tmp_path: Path, count: int) -> None:
-    with Working(three, tmp_path / "go", count=count) as working:
+def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) -> None:
+    with Working(live, tmp_path / "go", count=count) as working:
         _, found = working.slowness()
     assert found.late == []
     for one in found.ranks:
         assert one.program + one.moves + one.waits == pytest.approx(1)
 
 
-def test_the_command_shows_it_and_keeps_a_trace(three: Ranks, tmp_path: Path) -> None:
-    number, folder = str(three.pids[0]), tmp_path / "kept"
-    with Working(three, tmp_path / "go", late=0):
+def test_the_command_shows_it_and_keeps_a_trace(live: Ranks, tmp_path: Path) -> None:
+    number, folder = str(live.pids[0]), tmp_path / "kept"
+    with Working(live, tmp_path / "go", late=0):
         options = [number, "--slow", "--seconds", str(WATCH_S)]
         shown = CliRunner().invoke(debug, options, standalone_mode=False)
         kept = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
@@ -192,26 +187,12 @@ def analysed(job: Job, folder: Path) -> str:
     return ran.stdout + ran.stderr
 
 
-def waiting(ranks: Ranks) -> Job:
-    """Return the job when two ranks wait, and stand where they stood a moment ago."""
-    deadline, before = time.monotonic() + 20, [0]
-    while time.monotonic() < deadline:
-        job = look(ranks.pids)
-        stands = [slot for slots in job.communicators.values() for slot in slots if slot.world == 3]
-        entered = [slot.entered for slot in stands]
-        if entered == before and sum(bool(slot.waits) for slot in stands) == 2:
-            return job
-        before = entered
-        time.sleep(0.3)
-    raise AssertionError("the ranks do not wait")
-
-
 @pytest.mark.slow
 def test_torchs_analyser_names_the_rank_that_left_out_a_call(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(leave_out_a_call)
-    said = analysed(waiting(three), tmp_path)
+    wait_for(three, "missing", "ranks 0 and 1 wait for it")
+    said = analysed(look(three.pids), tmp_path)
     assert "Not all ranks joining collective" in said
     assert "missing ranks: {2}" in said
     assert "collective: nccl:all_reduce\n" in said
     handle.join()
-    three.restart()

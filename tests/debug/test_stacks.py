@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from commlib.debug.stacks import Frame, Stack, ask
 
 WAIT_S = 30.0
@@ -77,25 +79,14 @@ def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
         assert ask({pid: ()}) == {pid: [whole]}
 
 
-def test_a_process_outlives_an_answer_that_reads_what_is_not_there() -> None:
-    with program(READS_NO_MEMORY) as pid:
+@pytest.mark.parametrize("text", [READS_NO_MEMORY, USES_THE_SIGNAL], ids=["reads no memory", "uses the signal"])
+def test_a_program_that_cannot_answer_goes_on_as_it_was(text: str) -> None:
+    with program(text) as pid:
         assert ask({pid: ()}) == {}
 
 
-def test_a_program_that_uses_the_signal_keeps_it_and_is_not_asked() -> None:
-    with program(USES_THE_SIGNAL) as pid:
-        assert ask({pid: ()}) == {}
-
-
-def run_closed(fork: str) -> None:
+@pytest.mark.parametrize("fork", ["0", "os.fork()"], ids=["here", "in a forked child"])
+def test_files_that_a_program_opens_after_it_has_closed_everything_stay_as_they_are(fork: str) -> None:
     command = [sys.executable, "-c", CLOSES_DESCRIPTORS.format(fork=fork)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ran.returncode == 0, ran.stderr
-
-
-def test_files_that_a_program_opens_after_it_has_closed_everything_stay_as_they_are() -> None:
-    run_closed("0")
-
-
-def test_the_same_holds_in_a_forked_child() -> None:
-    run_closed("os.fork()")

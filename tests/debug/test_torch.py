@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,19 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_of, look, page
+from commlib.debug import look, page
 from commlib.debug.record import records_of
 from commlib.testing import Ranks
+from tests.debug.test_debug import LONG_S, stay_away, wait_for
 
-QUICK_S, LONG_S = 0.1, 30.0
+Call = Callable[[Communicator], None]
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Ranks]:
+def live() -> Iterator[Ranks]:
+    """In the place of ranks with shared memory."""
     with Ranks(3, backend="torch", timeout_s=LONG_S) as ranks:
         yield ranks
-
-
-def wait_for(ranks: Ranks, kind: str, rank: int, words: str = "") -> Finding:
-    """Look until there is such a finding about a rank, which comes first."""
-    deadline = time.monotonic() + LONG_S
-    while time.monotonic() < deadline:
-        found = findings_of(look(ranks.pids), stuck_s=QUICK_S)
-        if found and (found[0].kind, found[0].ranks) == (kind, (rank,)) and words in found[0].text:
-            return found[0]
-    raise AssertionError(f"no finding of kind {kind} about rank {rank}: {found}")
 
 
 def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
@@ -71,35 +64,11 @@ def test_calls_are_kept_with_what_ranks_must_agree_on(three: Ranks) -> None:
         ["float32, 5 elements, #1, 0 True"],
         [],
     )
-    three.restart()
-
-
-def stay_away(comm: Communicator, seconds: float) -> None:
-    comm.all_reduce(torch.ones(8))
-    if comm.rank == 2:
-        time.sleep(seconds)
-    comm.all_reduce(torch.ones(3))
-
-
-def test_a_rank_that_has_not_come_is_named(three: Ranks) -> None:
-    handle = three.start(stay_away, 1.5)
-    wait_for(
-        three, "missing", 2, "rank 2 has not made all_reduce #2 (float32, 3 elements, sum): ranks 0 and 1 wait for it"
-    )
-    handle.join()
-    three.restart()
 
 
 def differ(comm: Communicator) -> None:
     comm.barrier()
     comm.all_reduce(torch.ones(3 if comm.rank == 1 else 4))
-
-
-def test_a_call_that_differs_is_told(three: Ranks) -> None:
-    handle = three.start(differ)
-    wait_for(three, "differs", 1)
-    del handle
-    three.restart()
 
 
 def never_send(comm: Communicator) -> None:
@@ -111,11 +80,21 @@ def never_send(comm: Communicator) -> None:
         comm.send(torch.ones(7), 0)
 
 
-def test_a_message_that_does_not_come_is_told(three: Ranks) -> None:
-    handle = three.start(never_send)
-    wait_for(three, "missing", 1, "the other end of recv from rank 1 (message #1, float32, 7 elements)")
-    handle.join()
-    three.restart()
+NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements)"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "rank", "said"),
+    [
+        (partial(stay_away, seconds=1.5), "missing", 2, "rank 2 has not made all_reduce #2 (bfloat16, 14336 el"),
+        (differ, "differs", 1, ""),
+        (never_send, "missing", 1, NO_MESSAGE),
+    ],
+    ids=["missing", "differs", "message"],
+)
+def test_what_keeps_the_ranks_is_told(three: Ranks, call: Call, kind: str, rank: int, said: str) -> None:
+    three.start(call)
+    assert wait_for(three, kind, said).ranks == (rank,)
 
 
 def through_torch(comm: Communicator, path: str, seconds: float) -> None:
@@ -133,9 +112,8 @@ def through_torch(comm: Communicator, path: str, seconds: float) -> None:
 @pytest.mark.slow
 def test_calls_that_an_engine_of_torch_serves_are_kept_too(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(through_torch, str(tmp_path / "store"), 2.0)
-    found = wait_for(three, "missing", 1, "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
+    found = wait_for(three, "missing", "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
     assert "its last one there is all_gather #1 (float32, 5 elements)" in found.text
     before, job = look(three.pids), look(three.pids)
     assert "all_gather #1 (float32, 5 elements) was handed to torch's group" in page(job, before, [])
     handle.join()
-    three.restart()

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
 import torch
 
+from tests.torch_backend.mixtures import Drawn
+
 SIZES = (0, 1, 7, 8, 9, 1000, 33_333, 300_001)
 STEPS = 60
 
 
-class Mixture:
-    """A program that all ranks draw from one seed, and what it still has to look at."""
+class Mixture(Drawn):
+    """Calls of two communicators."""
 
     def __init__(self, comm, seed):
-        self.draw = random.Random(seed)
-        self.world, self.rank, self.size = comm, comm.rank, comm.size
+        super().__init__(comm.rank, comm.size, seed)
         self.comms = [comm, comm.split(0)]
-        self.pending = []  # (work, tensor, expected) of calls under way
-
-    def tensor(self, rank, step, count):
-        return torch.full((count,), float((7 * rank + 3 * step) % 11))
-
-    def expect(self, work, tensor, expected):
-        """Compare now, or once the call is over."""
-        if work is not None:
-            self.pending.append((work, tensor, expected))
-        else:
-            assert torch.equal(tensor, expected)
-
-    def look(self):
-        """Wait for everything that is under way."""
-        for work, tensor, expected in self.pending:
-            work.wait()
-            assert torch.equal(tensor, expected)
-        self.pending = []
 
     def step(self, step):
         """Make one call of some kind; now and then one rank comes late to it."""
@@ -53,13 +35,13 @@ class Mixture:
         x = self.tensor(self.rank, step, count)
         expected = sum(self.tensor(rank, step, count) for rank in range(self.size))
         work = comm.all_reduce(x, async_op=later)
-        self.expect(work if later else None, x, expected)
+        self.expect(work if later else None, [x], [expected])
 
     def all_gather(self, comm, step, count, later):
         out = torch.empty(count * self.size)
         expected = torch.cat([self.tensor(rank, step, count) for rank in range(self.size)])
         work = comm.all_gather_into_tensor(out, self.tensor(self.rank, step, count), async_op=later)
-        self.expect(work if later else None, out, expected)
+        self.expect(work if later else None, [out], [expected])
 
     def all_to_all(self, comm, step, count, later):
         ranks = range(self.size)
@@ -69,19 +51,19 @@ class Mixture:
         out = torch.empty(sum(received))
         expected = torch.cat([self.tensor(rank + self.rank, step, splits[rank][self.rank]) for rank in ranks])
         work = comm.all_to_all_single(out, x, received, splits[self.rank], async_op=later)
-        self.expect(work if later else None, out, expected)
+        self.expect(work if later else None, [out], [expected])
 
     def ring(self, comm, step, count, later):
         """Send to the next rank of a ring or a larger one, and receive from the one before, at once."""
         stride = 1 + self.draw.randrange(self.size - 1)
         after, before = (self.rank + stride) % self.size, (self.rank - stride) % self.size
         out = comm.send_recv(self.tensor(self.rank, step, count), after, torch.empty(count), before)
-        self.expect(None, out, self.tensor(before, step, count))
+        self.expect(None, [out], [self.tensor(before, step, count)])
 
     def broadcast(self, comm, step, count, later):
         source, x = self.draw.randrange(self.size), self.tensor(self.rank, step, count)
         work = comm.broadcast(x, source, async_op=later)
-        self.expect(work if later else None, x, self.tensor(source, step, count))
+        self.expect(work if later else None, [x], [self.tensor(source, step, count)])
 
     def message(self, comm, step, count, later):
         source = self.draw.randrange(self.size)
@@ -89,10 +71,10 @@ class Mixture:
         if self.rank == source:
             x = self.tensor(source, step, count)
             work = comm.send(x, target, async_op=later)
-            self.expect(work if later else None, x, x.clone())
+            self.expect(work if later else None, [x], [x.clone()])
         if self.rank == target:
             out = torch.empty(count)
-            self.expect(comm.recv(out, source, async_op=True), out, self.tensor(source, step, count))
+            self.expect(comm.recv(out, source, async_op=True), [out], [self.tensor(source, step, count)])
 
     def objects(self, comm, step, count, later):
         text = "x" * self.draw.randrange(2000)

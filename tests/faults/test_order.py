@@ -14,7 +14,10 @@ from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError
 from commlib.testing import Ranks
 
-BACKENDS = pytest.mark.parametrize("backend", ["shm_ranks", pytest.param("torch_ranks", marks=pytest.mark.slow)])
+
+@pytest.fixture(params=["shm_ranks", pytest.param("torch_ranks", marks=pytest.mark.slow)])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    return request.getfixturevalue(request.param)
 
 
 def message_after_a_collective(comm: Communicator, later: bool) -> float:
@@ -125,18 +128,12 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Ranks]:
         yield ranks
 
 
-@BACKENDS
 @pytest.mark.parametrize("later", [False, True])
-def test_a_message_comes_after_the_asynchronous_collectives_before_it(
-    request: pytest.FixtureRequest, backend: str, later: bool
-) -> None:
-    ranks = request.getfixturevalue(backend)
+def test_a_message_comes_after_the_asynchronous_collectives_before_it(ranks: Ranks, later: bool) -> None:
     assert ranks.run(message_after_a_collective, later, world=2) == [3.0, 3.0]
 
 
-@BACKENDS
-def test_nothing_waits_for_a_receive_that_is_pending(request: pytest.FixtureRequest, backend: str) -> None:
-    ranks = request.getfixturevalue(backend)
+def test_nothing_waits_for_a_receive_that_is_pending(ranks: Ranks) -> None:
     assert ranks.run(send_beside_a_pending_recv, world=2) == [[2.0] + [6.0] * 3, [2.0] + [5.0] * 3]
 
 
@@ -176,6 +173,5 @@ def later_on_a_split(comm: Communicator) -> list[float]:
     return [float(work.result()) for work in works]
 
 
-@BACKENDS
-def test_an_asynchronous_call_keeps_its_communicator(request: pytest.FixtureRequest, backend: str) -> None:
-    assert request.getfixturevalue(backend).run(later_on_a_split, world=2) == [[1.0, 3.0, 1.0]] * 2
+def test_an_asynchronous_call_keeps_its_communicator(ranks: Ranks) -> None:
+    assert ranks.run(later_on_a_split, world=2) == [[1.0, 3.0, 1.0]] * 2

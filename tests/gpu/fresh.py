@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from torch import Tensor
+
 from commlib import native
 from commlib.bootstrap.world import World
 from commlib.collectives import nccl_calls, told
 from commlib.communicator import Communicator
+from commlib.errors import Unsupported
+from commlib.plan import Plan
 
 
 class Borrowed(World):
@@ -39,14 +43,31 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, **limits: Any) -> Com
         return Communicator._create(Borrowed(comm._world), backend="nccl", **limits)
 
 
+def leave(made: list[Communicator]) -> None:
+    """Close together: after a capture only a call in no graph tells the library that all is done."""
+    for part in made:
+        part.barrier()
+        part.close()
+
+
 @contextmanager
 def as_if_nccl_were_new() -> Iterator[None]:
     """Communicators made inside take the symmetric kernels of any NCCL for safe; the call itself refuses an old one."""
     with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
-        _forget()
+        told.rows_text.cache_clear()
         yield
-    _forget()
-
-
-def _forget() -> None:
     told.rows_text.cache_clear()
+
+
+def recognised(comm: Communicator, x: Tensor, out: Tensor | None = None) -> bool:
+    """Whether a call takes them for symmetric: an NCCL that is too old for symmetric kernels refuses it then."""
+    before = comm.plan
+    comm.use(Plan.only({"all_reduce": "nccl_symmetric"}, base=before))
+    try:
+        comm.all_reduce(x, out=out)
+        return False
+    except Unsupported as error:
+        assert "2.30.7" in str(error)
+        return True
+    finally:
+        comm.use(before)

@@ -32,6 +32,7 @@ from commlib.report import files
 from commlib.report.formats import json_text
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
+from tests.gpu.fresh import leave
 from tests.gpu.steady import Steady, capture, first, most_elements, warm_up
 from tests.limited import Limited
 
@@ -190,9 +191,7 @@ def mix(comm: Communicator, seed: int, rounds: int, path: str = "", only: Sequen
         if step % 10 == 9:
             mixture.recapture()
     mixture.plays.clear()
-    for part in mixture.comms[1:]:
-        part.barrier()
-        part.close()
+    leave(mixture.comms[1:])
     return first(found)
 
 

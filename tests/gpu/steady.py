@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import cast
@@ -132,3 +133,38 @@ def warm_up(*calls: Steady) -> None:
 def first(texts: Sequence[str]) -> str:
     """The first complaint; all ranks make all calls before anyone looks."""
     return next((text for text in texts if text), "")
+
+
+def checked(steps: int, run: Callable[[], object], *calls: Steady, begin: int = 0) -> str:
+    """Give calls values, each others, run them, and look, so many times; return the first complaint."""
+    found = []
+    for step in range(begin, begin + steps):
+        for number, call in enumerate(calls):
+            call.load(step + number)
+        run()
+        found += [call.wrong(step + number) for number, call in enumerate(calls)]
+    return first(found)
+
+
+def settled(steps: int, run: Callable[[int], object], *calls: Steady) -> str:
+    """The same where nothing else is under way when `run`, given the step, begins and ends."""
+    numbers = itertools.count()
+
+    def alone() -> None:
+        torch.cuda.synchronize()
+        run(next(numbers))
+        torch.cuda.synchronize()
+
+    return checked(steps, alone, *calls)
+
+
+def take_turns(steps: int, graphs: Sequence[torch.cuda.CUDAGraph], *calls: Steady) -> str:
+    """Have the last call, and graphs of all, go on in turns, and look at the values of each step."""
+    numbers = itertools.count()
+
+    def run() -> None:
+        step = next(numbers)
+        for turn in range(3):
+            calls[-1].run() if (step + turn) % 3 == 0 else graphs[turn % len(graphs)].replay()
+
+    return checked(steps, run, *calls)

@@ -19,19 +19,7 @@ def run_on_given(comm: Communicator, as_address: bool) -> tuple[float, float]:
     return total, float(comm.all_reduce(torch.ones(1, device=comm.device)))
 
 
-def refuse(comm: Communicator) -> str:
-    try:
-        Communicator._create(Borrowed(comm._world), backend=3.5, timeout_s=30.0)
-        return ""
-    except (ValueError, TypeError) as error:
-        return str(error)
-
-
 @pytest.mark.parametrize("as_address", [False, True], ids=["nccl4py's", "address"])
 def test_a_given_communicator_is_used_and_lives_on(nccl_ranks: Ranks, as_address: bool) -> None:
     n = nccl_ranks.size
     assert set(nccl_ranks.run(run_on_given, as_address)) == {(n * (n + 1) / 2, float(n))}
-
-
-def test_what_is_no_communicator_is_refused_by_name(nccl_ranks: Ranks) -> None:
-    assert all("not 3.5" in text for text in nccl_ranks.run(refuse))

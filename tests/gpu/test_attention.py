@@ -154,23 +154,3 @@ def test_caches_beyond_two_to_the_31_elements():
     found = decode_attention(q, k_cache, v_cache, where[None], torch.tensor([30], device=DEVICE))
     small = decode_attention(q, k, v, torch.arange(30, device=DEVICE)[None], torch.tensor([30], device=DEVICE))
     assert torch.equal(found, small)
-
-
-def test_torch_compile_takes_it_whole():
-    problem = random_problem(
-        7, 40, dtype=torch.bfloat16, queries=4, fp8=False, indexed=False, started=False, layout="NHD"
-    )
-    q, *others = (x.to(DEVICE) for x in (problem.q, problem.k_cache, problem.v_cache, problem.tables, problem.lengths))
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def doubled(q):
-        return decode_attention(q, *others) * 2
-
-    assert torch.equal(doubled(q), problem.call(DEVICE) * 2)
-
-
-def test_tensors_of_two_places_are_refused():
-    problem = random_problem(7, 40)
-    tensors = (problem.q.to(DEVICE), problem.k_cache, problem.v_cache, problem.tables, problem.lengths)
-    with pytest.raises(ValueError, match="k_cache is on cpu, but q on cuda:0; move them to one device"):
-        decode_attention(*tensors, **problem.options)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.gpu.commands import on_two_ranks
 
 
 def run(folder: Path, words: str) -> dict[str, Any]:
-    ranks = [sys.executable, "-m", "commlib", "run", "-n", "2", "--no-prefix", sys.executable]
-    command = [*ranks, *words.split(), "--device", "cuda", "-o", str(folder / "found.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_two_ranks(*words.split(), "--device", "cuda", "-o", str(folder / "found.json"), timeout_s=200)
     found: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     return found
 

@@ -10,12 +10,15 @@ import torch
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.steady import Steady, capture, first, warm_up
+from tests.gpu.conftest import GPUS
+from tests.gpu.fresh import leave
+from tests.gpu.on_ranks import on_every_rank
+from tests.gpu.steady import Steady, capture, checked, first, settled, warm_up
 
 ROUNDS = 20
 LARGE, MEDIUM = 6 << 20, 750_001  # elements: 24 MiB, and 3 MB
+OF_FOUR = pytest.mark.skipif(GPUS < 4, reason=f"needs four GPUs, found {GPUS}")
 REPLAYED = [(), (0,), (1,), (0, 1)]  # of two communicators
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def split_twice(comm: Communicator, overlapping: bool) -> list[Communicator]:
@@ -25,7 +28,10 @@ def split_twice(comm: Communicator, overlapping: bool) -> list[Communicator]:
     return [part for part in made if part is not None]
 
 
-def in_any_order(comm: Communicator, overlapping: bool, in_graphs: bool) -> str:
+@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("overlapping", [False, pytest.param(True, marks=OF_FOUR)], ids=["same ranks", "overlapping"])
+@on_every_rank
+def test_two_communicators_work_at_once_in_any_order(comm: Communicator, overlapping: bool, in_graphs: bool) -> str:
     """Ranks start the two calls in opposite orders, on two streams."""
     made = split_twice(comm, overlapping)
     calls = [Steady(made[0], "all_reduce", 33), Steady(made[1], "all_gather", 5003)]
@@ -33,66 +39,52 @@ def in_any_order(comm: Communicator, overlapping: bool, in_graphs: bool) -> str:
     warm_up(*calls)
     graphs = [capture(call) for call in calls] if in_graphs else []
     runs: list[Callable[[], None]] = [graph.replay for graph in graphs] or [call.run for call in calls]
-    found = []
-    for step in range(ROUNDS):
-        for call in calls:
-            call.load(step)
-        torch.cuda.synchronize()
+
+    def start(step: int) -> None:
         for i in (0, 1) if (comm.rank + step) % 2 else (1, 0):
             with torch.cuda.stream(streams[i]):
                 runs[i]()
-        torch.cuda.synchronize()
-        found += [call.wrong(step) for call in calls]
+
+    wrong = settled(ROUNDS, start, *calls)
     leave(made)
-    return first(found)
+    return wrong
 
 
-def without_a_pause(comm: Communicator, in_graphs: bool) -> str:
+@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
+@on_every_rank
+def test_streams_full_of_calls_do_not_hold_each_other_up(comm: Communicator, in_graphs: bool) -> str:
     """Each stream has fifty calls under way, in the order that all ranks share."""
     made = [comm, *split_twice(comm, False)]
     calls = [Steady(part, "all_reduce", count) for part, count in zip(made, (33, 5003, 1001), strict=True)]
     streams = [torch.cuda.Stream() for _ in calls]
     warm_up(*calls)
     runs: list[Callable[[], None]] = [capture(call).replay for call in calls] if in_graphs else [c.run for c in calls]
-    found = []
-    for step in range(3):
-        for call in calls:
-            call.load(step)
-        torch.cuda.synchronize()
+
+    def start(step: int) -> None:
         for _ in range(50):
             for stream, run in zip(streams, runs, strict=True):
                 with torch.cuda.stream(stream):
                     run()
-        torch.cuda.synchronize()
-        found += [call.wrong(step) for call in calls]
+
+    wrong = settled(3, start, *calls)
     leave(made[1:])
-    return first(found)
+    return wrong
 
 
-def on_branches_of_a_graph(comm: Communicator) -> str:
+@on_every_rank
+def test_one_graph_runs_two_communicators_side_by_side(comm: Communicator) -> str:
     """Calls of different communicators need no order: a graph may run them side by side."""
     made = split_twice(comm, False)
     calls = [Steady(part, "all_reduce", count) for part, count in zip(made, (33, 5003), strict=True)]
     warm_up(*calls)
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph):
-        main = torch.cuda.current_stream()
-        side.wait_stream(main)
-        calls[0].run()
-        with torch.cuda.stream(side):
-            calls[1].run()
-        main.wait_stream(side)
-    found = []
-    for step in range(ROUNDS):
-        for call in calls:
-            call.load(step)
-        graph.replay()
-        found += [call.wrong(step) for call in calls]
+    wrong = checked(ROUNDS, capture_on_branches(calls).replay, *calls)
     leave(made)
-    return first(found)
+    return wrong
 
 
-def large_calls(comm: Communicator, in_graphs: bool) -> str:
+@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
+@on_every_rank
+def test_large_calls_of_two_communicators_do_not_keep_each_other_out(comm: Communicator, in_graphs: bool) -> str:
     """Two communicators, two streams, tensors whose kernels fill the GPU: once these kept each other out for ever.
 
     Each rank's GPU comes late to another of the two, so that without an order each would start with another one.
@@ -102,11 +94,8 @@ def large_calls(comm: Communicator, in_graphs: bool) -> str:
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     warm_up(*calls)
     graph = capture_on_branches(calls, comm.rank % 2) if in_graphs else None
-    found = []
-    for step in range(3):
-        for call in calls:
-            call.load(step)
-        torch.cuda.synchronize()
+
+    def start(step: int) -> None:
         for _ in range(100):
             if graph is not None:
                 graph.replay()
@@ -115,13 +104,14 @@ def large_calls(comm: Communicator, in_graphs: bool) -> str:
                 with torch.cuda.stream(stream):
                     come_late(at == comm.rank % 2)
                     call.run()
-        torch.cuda.synchronize()
-        found += [call.wrong(step) for call in calls]
+
+    wrong = settled(3, start, *calls)
     leave(made)
-    return first(found)
+    return wrong
 
 
-def rows_beside_nccl(comm: Communicator) -> str:
+@on_every_rank
+def test_rows_in_clusters_leave_nccl_its_place_or_wait(comm: Communicator) -> str:
     """Rank 1's program orders a call of NCCL's and rows in clusters; on other ranks NCCL's call comes late.
 
     The clusters have a block on every multiprocessor, and NCCL's blocks want whole ones: without an order these would
@@ -132,11 +122,8 @@ def rows_beside_nccl(comm: Communicator) -> str:
     gather, rows = Steady(made[0], "gather", 400_000), Steady(made[1], "all_reduce_rms_norm", 43 * 32, torch.bfloat16)
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     warm_up(gather, rows)
-    found = []
-    for step in range(ROUNDS):
-        gather.load(step)
-        rows.load(step)
-        torch.cuda.synchronize()
+
+    def start(step: int) -> None:
         with torch.cuda.stream(streams[0]):
             come_late(comm.rank != 1)
             gather.run()
@@ -144,10 +131,10 @@ def rows_beside_nccl(comm: Communicator) -> str:
             streams[1].wait_stream(streams[0])
         with torch.cuda.stream(streams[1]):
             rows.run()
-        torch.cuda.synchronize()
-        found += [gather.wrong(step), rows.wrong(step)]
+
+    wrong = settled(ROUNDS, start, gather, rows)
     leave(made)
-    return first(found)
+    return wrong
 
 
 def come_late(late: bool) -> None:
@@ -155,7 +142,7 @@ def come_late(late: bool) -> None:
         torch.cuda._sleep(400_000)  # cycles: 0.2 ms
 
 
-def capture_on_branches(calls: list[Steady], late: int) -> torch.cuda.CUDAGraph:
+def capture_on_branches(calls: list[Steady], late: int | None = None) -> torch.cuda.CUDAGraph:
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph):
         main = torch.cuda.current_stream()
@@ -199,42 +186,6 @@ def side_by_side(comm: Communicator, replayed: tuple[int, ...], opposite: bool) 
         found += [own[which].wrong(step) for own, which in zip(calls, chosen, strict=True)]
     leave(made[1:])
     return first(found)
-
-
-def leave(made: list[Communicator]) -> None:
-    """Close together: after a capture only a call in no graph tells the library that all is done."""
-    for part in made:
-        part.barrier()
-        part.close()
-
-
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
-def test_two_communicators_work_at_once_in_any_order(nccl_ranks: Ranks, in_graphs: bool) -> None:
-    assert set(nccl_ranks.run(in_any_order, False, in_graphs)) == {""}
-
-
-@pytest.mark.skipif(GPUS < 4, reason=f"needs four GPUs, found {GPUS}")
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
-def test_communicators_of_overlapping_ranks_work_at_once(nccl_ranks: Ranks, in_graphs: bool) -> None:
-    assert set(nccl_ranks.run(in_any_order, True, in_graphs)) == {""}
-
-
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
-def test_streams_full_of_calls_do_not_hold_each_other_up(nccl_ranks: Ranks, in_graphs: bool) -> None:
-    assert set(nccl_ranks.run(without_a_pause, in_graphs)) == {""}
-
-
-def test_one_graph_runs_two_communicators_side_by_side(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(on_branches_of_a_graph)) == {""}
-
-
-@pytest.mark.parametrize("in_graphs", [False, True], ids=["eager", "graph"])
-def test_large_calls_of_two_communicators_do_not_keep_each_other_out(nccl_ranks: Ranks, in_graphs: bool) -> None:
-    assert set(nccl_ranks.run(large_calls, in_graphs)) == {""}
-
-
-def test_rows_in_clusters_leave_nccl_its_place_or_wait(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(rows_beside_nccl)) == {""}
 
 
 @pytest.mark.parametrize("opposite", [False, True], ids=["late GPUs", "opposite hosts"])

@@ -16,7 +16,7 @@ from commlib import fusion
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
-from tests.epilogues import INT8
+from tests.epilogues import INT8, RMS_NORM, SCALED
 from tests.fused import fused
 from tests.programs.launched import launched
 
@@ -48,6 +48,15 @@ def limited(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensor
     y, h = comm.all_reduce_rms_norm(partial * 2, None, weight, max_sms=2)
     narrow, scale = INT8(comm, y + 1, max_sms=1)
     return everyone, y, h, narrow.float(), scale
+
+
+def epilogues(comm: Communicator, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
+    """Make rows of epilogues, one of which writes where it reads."""
+    y, most = SCALED(comm, x * 2, residual=x, weight=weight, limit=x.new_full((), 3.0), eps=1e-6)
+    q, scale = INT8(comm, y + comm.rank)
+    h = torch.ones_like(x)
+    z, h = RMS_NORM(comm, y * 2, residual=h, weight=weight, eps=1e-6, weight_bias=1.0, residual_out=h)
+    return y, most, q.float() * scale, z, h
 
 
 def model(reduce: Callable[[torch.Tensor], Any], rank: int, x: torch.Tensor, weight: torch.Tensor) -> Tensors:
@@ -108,6 +117,7 @@ CASES: tuple[Any, ...] = (
     (layer, (1, 70_001), torch.bfloat16),
     (norms, (3, 4096), torch.bfloat16),
     (limited, (3, 4096), torch.bfloat16),
+    (epilogues, (3, 4096), torch.bfloat16),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,11 +14,13 @@ import commlib
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.epilogues import Epilogue
-from commlib.errors import BuildFailed, CommError
+from commlib.errors import BuildFailed
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
+from tests.gpu.faults import error_of, finish
 from tests.gpu.fresh import fresh
+from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.rows import drawn, of_ranks
 from tests.gpu.steady import pinned
 from tests.gpu.test_fused import ALGORITHMS, OP, TYPES, placed
@@ -51,7 +52,12 @@ class Case:
         return [at for at, (a, b) in enumerate(zip(found, self.wanted, strict=True)) if has_other_bits(a, b)]
 
 
-def every_epilogue(comm: Communicator, algorithm: str, dtype: torch.dtype) -> list[Any]:
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_every_epilogue_has_the_bits_of_its_reference(
+    comm: Communicator, algorithm: str, dtype: torch.dtype
+) -> list[Any]:
     found = []
     with pinned(comm, OP, algorithm):
         for epilogue, rows, width in itertools.product(EPILOGUES, (1, 3, 300), WIDTHS):
@@ -62,34 +68,9 @@ def every_epilogue(comm: Communicator, algorithm: str, dtype: torch.dtype) -> li
     return found
 
 
-@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_epilogue_has_the_bits_of_its_reference(nccl_ranks: Ranks, algorithm: str, dtype: torch.dtype) -> None:
-    assert [found for found in nccl_ranks.run(every_epilogue, algorithm, dtype) if found] == []
-
-
-def as_the_built_in(comm: Communicator, algorithm: str) -> list[Any]:
-    found = []
-    with pinned(comm, OP, algorithm):
-        for rows, width, dtype in itertools.product((1, 40), (128, 2944, 8192), TYPES):
-            for epilogue, quant in ((RMS_NORM, None), (FP8_GROUPS, "fp8_group")):
-                case = Case(comm, epilogue, rows, width, dtype)
-                outs = {"residual_out": torch.empty_like(case.x)} | ({} if quant else {"out": torch.empty_like(case.x)})
-                given = dict(case.given)
-                tensors = given.pop("residual"), given.pop("weight")
-                built = comm.all_reduce_rms_norm(case.x, *tensors, **given, quant=quant, **outs)
-                pairs = zip(case.call(), built, strict=True)
-                if not all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
-                    found.append((rows, width, dtype, quant))
-    return found
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_norm_written_as_an_epilogue_has_the_bits_of_the_built_in(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(as_the_built_in, algorithm) if found] == []
-
-
-def every_place(comm: Communicator, algorithm: str) -> list[Any]:
+@on_every_rank
+def test_tensors_may_lie_anywhere_and_outputs_take_the_place_of_inputs(comm: Communicator, algorithm: str) -> list[Any]:
     """In place of x, of the residual, strided, at odd addresses, and each rank otherwise than the one before."""
     found = []
     shifts = ((0, 0), (0, 8), (1, 0), (3, 8), (0, 5))
@@ -107,11 +88,8 @@ def every_place(comm: Communicator, algorithm: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_tensors_may_lie_anywhere_and_outputs_take_the_place_of_inputs(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(every_place, algorithm) if found] == []
-
-
-def in_a_graph(comm: Communicator, algorithm: str) -> list[Any]:
+@on_every_rank
+def test_a_graph_holds_calls_of_epilogues(comm: Communicator, algorithm: str) -> list[Any]:
     """Replays take new values, and calls stand right behind each other."""
     cases = [Case(comm, epilogue, 5, 4096, torch.bfloat16) for epilogue in EPILOGUES]
     given = [case.x.clone() for case in cases]
@@ -133,50 +111,13 @@ def in_a_graph(comm: Communicator, algorithm: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_graph_holds_calls_of_epilogues(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(in_a_graph, algorithm) if found] == []
-
-
-def program(comm: Communicator, x: Tensor) -> tuple[Tensor, ...]:
-    weight = torch.full_like(x[0], 2.0)
-    y, most = SCALED(comm, x * 2, residual=x, weight=weight, limit=x.new_tensor(3.0), eps=1e-6)
-    q, scale = INT8(comm, y + comm.rank)
-    h = torch.ones_like(x)
-    z, h = RMS_NORM(comm, y * 2, residual=h, weight=weight, eps=1e-6, weight_bias=1.0, residual_out=h)
-    return y, most, q.float() * scale, z, h
-
-
-def reduce_overhead(comm: Communicator) -> list[bool]:
-    import torch._dynamo
-
-    torch._dynamo.reset()
-    graph = torch.compile(program, fullgraph=True, mode="reduce-overhead")
-    agree = []
-    for step in range(5):
-        x = (torch.arange(3 * 4096, device=comm.device) % 7 + step + comm.rank).to(torch.bfloat16).view(3, 4096)
-        torch.compiler.cudagraph_mark_step_begin()
-        found = [value.clone() for value in graph(comm, x)]
-        agree += [torch.equal(a, b) for a, b in zip(found, program(comm, x), strict=True)]
-    torch.cuda.synchronize()
-    torch._dynamo.reset()
-    return agree
-
-
-def test_a_compiled_program_computes_what_the_eager_one_does(nccl_ranks: Ranks) -> None:
-    assert all(all(agree) for agree in nccl_ranks.run(reduce_overhead))
-
-
-def alone(comm: Communicator) -> list[Any]:
+@on_every_rank
+def test_one_rank_alone_runs_the_epilogue_on_its_own_rows(comm: Communicator) -> list[Any]:
     made = comm.split(comm.rank)
     assert made is not None
     with made:
         cases = [Case(made, epilogue, 5, 896, dtype) for epilogue in EPILOGUES for dtype in TYPES]
         return [(case.epilogue.name, said) for case in cases if (said := case.differs(case.call()))]
-
-
-def test_one_rank_alone_runs_the_epilogue_on_its_own_rows(nccl_ranks: Ranks) -> None:
-    assert [found for found in nccl_ranks.run(alone) if found] == []
 
 
 # --- mistakes
@@ -207,25 +148,17 @@ def test_a_mistake_in_the_source_is_told_by_its_line_and_nothing_has_started(ncc
 
 def refused(comm: Communicator) -> list[str]:
     x, weight = torch.ones(2, 128, device=comm.device), torch.ones(128, device=comm.device)
-    calls: list[Callable[[], object]] = [
-        partial(QK_NORM, comm, x, residual=None, weight=weight.cpu(), eps=0.0),
-        partial(QK_NORM, comm, x, residual=x, weight=weight[:64], eps=0.0),
-        partial(QK_NORM, comm, x, residual=x.double(), weight=weight, eps=0.0),
-        partial(QK_NORM, comm, x, residual=None, weight=weight, eps=0.0, out=x[:, :64]),
-    ]
-    said = []
-    for call in calls:
+    said, usual = [], {"residual": None, "weight": weight, "eps": 0.0}
+    for changed in ({"weight": weight.cpu()}, {"out": x[:, :64]}):
         with pytest.raises(ValueError) as raised:
-            call()
+            QK_NORM(comm, x, **{**usual, **changed})
         said.append(str(raised.value))
     return said
 
 
 def test_a_wrong_argument_is_refused_before_anything_is_launched(nccl_ranks: Ranks) -> None:
-    for rank, (device, width, dtype, shape) in enumerate(nccl_ranks.run(refused)):
+    for rank, (device, shape) in enumerate(nccl_ranks.run(refused)):
         assert f"weight is on the CPU, but rank {rank}'s communicator is on cuda:" in device
-        assert width == "weight has shape (64), but x has rows of 128"
-        assert dtype.startswith("residual is float64, but must be float32, float16, bfloat16, ")
         assert shape == "out has shape (2, 64), but x has (2, 128)"
 
 
@@ -245,15 +178,10 @@ def disagree(comm: Communicator, algorithm: str, how: str) -> str:
     torch.cuda.synchronize()
     odd.use(Plan.only({OP: algorithm}, base=odd.plan))
     comm.barrier()
-    try:
-        calls[how if odd.rank == odd.size - 1 else "ours"](odd)
-        torch.cuda.synchronize()
-        odd.check()
-    except CommError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        odd.close()
-    return ""
+    call = calls[how if odd.rank == odd.size - 1 else "ours"]
+    text = error_of(lambda: call(odd)) or finish(odd)
+    odd.close()
+    return text
 
 
 @pytest.mark.parametrize("how", ["epilogue", "width", "norm"])

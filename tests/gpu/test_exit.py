@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -47,28 +46,17 @@ if way == "fork":
     comm.all_reduce(x)
     comm.close()
     sys.exit(code)
-if way == "end":
-    pass
 """
-CODES = {"exception": 1, "sys.exit": 3, "os._exit": 3, "SIGTERM": -signal.SIGTERM, "SIGINT": -signal.SIGINT}
-CODES |= {"thread": 3, "fork": 3, "end": 0}
+CODES = {"exception": 1, "sys.exit": 3, "os._exit": 3, "thread": 3, "fork": 3, "end": 0}
+CODES |= {"SIGTERM": -signal.SIGTERM, "SIGINT": -signal.SIGINT}
+JOB = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29613", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize("way", CODES)
-def test_a_process_ends_with_the_exit_code_of_python(tmp_path: Path, way: str) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29613", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(program), way],
-            env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
+def test_a_process_ends_with_the_exit_code_of_python(way: str) -> None:
+    seats = [{**os.environ, **JOB, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    command = [sys.executable, "-c", PROGRAM, way]
+    for rank in [subprocess.Popen(command, env=seat, stderr=subprocess.PIPE, text=True) for seat in seats]:
         _, errors = rank.communicate(timeout=100)
         assert "terminate called" not in errors, errors
         assert rank.returncode == CODES[way], errors

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.rows import differ, drawn, expected, of_ranks
 from tests.gpu.steady import pinned
 
@@ -62,13 +62,17 @@ def said(cases: Iterator[tuple[Any, str]]) -> list[str]:
     return [f"{case}: {words}" for case, words in cases if words]
 
 
-def every_width(comm: Communicator, algorithm: str) -> list[str]:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_rows_of_every_width_and_type_have_the_bits_of_the_reference(comm: Communicator, algorithm: str) -> list[str]:
     with pinned(comm, OP, algorithm):
         cases = itertools.product((1, 3, 40), WIDTHS, TYPES)
         return said((case[:3], Case(comm, *case).wrong()) for case in cases)
 
 
-def every_form(comm: Communicator, algorithm: str) -> list[str]:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_every_form_and_quantisation_has_the_bits_of_the_reference(comm: Communicator, algorithm: str) -> list[str]:
     found = []
     with pinned(comm, OP, algorithm):
         for dtype, form in itertools.product(TYPES, FORMS):
@@ -80,7 +84,9 @@ def every_form(comm: Communicator, algorithm: str) -> list[str]:
     return said(iter(found))
 
 
-def every_batch(comm: Communicator, algorithm: str) -> list[str]:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_a_rows_bits_depend_on_that_row_alone(comm: Communicator, algorithm: str) -> list[str]:
     """A row has the bits that it has alone, whatever stands beside it."""
     found = []
     with pinned(comm, OP, algorithm):
@@ -105,7 +111,9 @@ def placed(like: Tensor, shift: int, gap: int) -> Tensor:
     return room[shift:].view(rows, width + gap)[:, :width].copy_(like)
 
 
-def every_place(comm: Communicator, algorithm: str) -> list[str]:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_tensors_may_lie_anywhere_and_differently_on_each_rank(comm: Communicator, algorithm: str) -> list[str]:
     """In place or not, strided or not, aligned or not, and each rank otherwise than the one before."""
     found = []
     shifts = ((0, 0), (0, 8), (8, 16), (1, 0), (3, 8), (0, 5))
@@ -128,7 +136,12 @@ def every_place(comm: Communicator, algorithm: str) -> list[str]:
     return said(iter(found))
 
 
-def soak(comm: Communicator, algorithm: str, rows: int, width: int) -> str:
+@pytest.mark.parametrize(("rows", "width"), [(1, 8192), (4, 4096), (64, 8192), (257, 2880)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_a_call_between_a_producer_and_a_consumer_is_right_every_time(
+    comm: Communicator, algorithm: str, rows: int, width: int
+) -> str:
     """A producer right before and a consumer right behind each call, as graphs launch them: early."""
     cases = [Case(comm, rows, width, torch.bfloat16, seed=seed) for seed in range(SOAK_STEPS)]
     x, residual = torch.empty_like(cases[0].x), torch.empty_like(cases[0].x)
@@ -151,7 +164,12 @@ def soak(comm: Communicator, algorithm: str, rows: int, width: int) -> str:
     return f"{int(bad)} values are wrong" if int(bad) else ""
 
 
-def back_to_back(comm: Communicator, algorithm: str, rows: int, width: int) -> str:
+@pytest.mark.parametrize(("rows", "width"), [(1, 8192), (16, 5120), (200, 7168)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@on_every_rank
+def test_calls_right_behind_each_other_are_right_eager_and_in_a_graph(
+    comm: Communicator, algorithm: str, rows: int, width: int
+) -> str:
     """Calls with nothing between them: each may start while the one before runs, and reads what that one writes."""
     cases = [Case(comm, rows, width, torch.bfloat16, seed=seed) for seed in range(SOAK_STEPS)]
     with pinned(comm, OP, algorithm):
@@ -164,39 +182,3 @@ def back_to_back(comm: Communicator, algorithm: str, rows: int, width: int) -> s
         torch.cuda.synchronize()
     words = (differ(found, case.wanted) for found, case in zip(results + captured, cases * 2, strict=True))
     return next((word for word in words if word), "")
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_rows_of_every_width_and_type_have_the_bits_of_the_reference(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(every_width, algorithm) if found] == []
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_form_and_quantisation_has_the_bits_of_the_reference(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(every_form, algorithm) if found] == []
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_rows_bits_depend_on_that_row_alone(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(every_batch, algorithm) if found] == []
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_tensors_may_lie_anywhere_and_differently_on_each_rank(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert [found for found in nccl_ranks.run(every_place, algorithm) if found] == []
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 8192), (4, 4096), (64, 8192), (257, 2880)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_call_between_a_producer_and_a_consumer_is_right_every_time(
-    nccl_ranks: Ranks, algorithm: str, rows: int, width: int
-) -> None:
-    assert set(nccl_ranks.run(soak, algorithm, rows, width)) == {""}
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 8192), (16, 5120), (200, 7168)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_calls_right_behind_each_other_are_right_eager_and_in_a_graph(
-    nccl_ranks: Ranks, algorithm: str, rows: int, width: int
-) -> None:
-    assert set(nccl_ranks.run(back_to_back, algorithm, rows, width)) == {""}

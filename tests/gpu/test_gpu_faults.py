@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
 
 from commlib.collectives.told import plan_text
 from commlib.communicator import Communicator
-from commlib.errors import CommError, PeerLost
+from commlib.errors import PeerLost
 from commlib.plan import Plan
 from commlib.testing import Ranks
+from tests.gpu import faults
 from tests.gpu.conftest import GPUS
+from tests.gpu.faults import NOTICE_S, PATIENCE_S, error_of, finish
 from tests.gpu.fresh import fresh
-from tests.gpu.steady import Steady, capture, pinned, warm_up
+from tests.gpu.steady import pinned
 
-NOTICE_S = 2.0  # for a death, an abort
-PATIENCE_S = 1.0  # for a rank that is late
-LATE_S = PATIENCE_S + 0.7
 CLOSED = "this communicator is closed; call commlib.init() for a new one"
 # Few blocks: the tensor goes in many rounds, and a late rank comes into the middle of them.
 BLOCKS, COUNT = 4, 1_000_001
@@ -33,32 +33,6 @@ def mortal() -> Iterator[Ranks]:
     """Ranks that tests kill; the next call starts them anew."""
     with Ranks(min(GPUS, 4), backend="nccl", timeout_s=30.0, max_bytes=1 << 20, deadline_s=30.0) as ranks:
         yield ranks
-
-
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-        return ""
-    except CommError as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def finish(comm: Communicator) -> str:
-    """Wait for the GPU, which every fault lets go, and return what check() says."""
-    torch.cuda.synchronize()
-    return error_of(comm.check)
-
-
-def over(comm: Communicator, name: str, algorithm: str, *, patience_s: float = PATIENCE_S, **params: int) -> Steady:
-    """Return a call on a communicator of its own, after one that compiled and connected everything."""
-    with pinned(comm, name, algorithm, **params):
-        warm_up(Steady(comm, name, COUNT))
-    made = fresh(comm, patience_s=patience_s)
-    made.use(Plan.only({name: algorithm}, base=made.plan, params=params))
-    call = Steady(made, name, COUNT)
-    warm_up(call)
-    comm.barrier()
-    return call
 
 
 def repeat(comm: Communicator, algorithm: str, runs_ahead: bool, times: int = 1 << 40) -> None:
@@ -73,43 +47,6 @@ def repeat(comm: Communicator, algorithm: str, runs_ahead: bool, times: int = 1 
 
 def still_works(comm: Communicator) -> float:
     return float(comm.all_reduce(torch.ones(1, device=comm.device)))
-
-
-def come_late(comm: Communicator, name: str, algorithm: str) -> tuple[list[str], str, float]:
-    """The last rank comes after the others have gone: what everyone hears, and what the output holds."""
-    call = over(comm, name, algorithm, **({} if algorithm == "nccl_direct" else {"blocks": BLOCKS}))
-    made = call.comm
-    call.load(1)
-    if made.rank == made.size - 1:
-        time.sleep(LATE_S)
-    start = time.monotonic()
-    # The late rank may have been told by now, and then makes no call at all.
-    heard = [error_of(call.run) or finish(made), error_of(made.check), error_of(call.run)]
-    spent = time.monotonic() - start
-    made.close()
-    return heard, call.wrong(1), spent
-
-
-def replay_late(comm: Communicator) -> tuple[list[str], float]:
-    """As above in a graph; a communicator that has ended lets later replays through at once."""
-    call = over(comm, "all_reduce", "lsa_ll128_oneshot", blocks=BLOCKS)
-    made = call.comm
-    graph = capture(call)
-    graph.replay()
-    torch.cuda.synchronize()
-    comm.barrier()
-    if made.rank == made.size - 1:
-        time.sleep(LATE_S)
-    graph.replay()
-    heard = [finish(made), error_of(call.run)]
-    start = time.monotonic()
-    for _ in range(5):
-        graph.replay()
-    torch.cuda.synchronize()
-    spent = time.monotonic() - start
-    del graph
-    made.close()
-    return heard, spent
 
 
 def disagree(comm: Communicator, how: str) -> str:
@@ -161,20 +98,6 @@ def by(comm: Communicator, algorithm: str, x: torch.Tensor, op: str = "sum") -> 
         plan_text(Plan.only({"all_reduce": algorithm}, base=comm.plan), comm.size, "nccl")
     )
     comm.all_reduce(x, op)
-
-
-def abort_while_others_wait(comm: Communicator, algorithm: str) -> tuple[list[str], float]:
-    call = over(comm, "all_reduce", algorithm, patience_s=6.0)
-    made, start = call.comm, time.monotonic()
-    if made.rank == 0:
-        time.sleep(0.3)
-        made.abort("rank 0 has had enough of it")
-    else:
-        call.run()
-    heard = [finish(made), error_of(call.run)]
-    spent = time.monotonic() - start
-    made.close()
-    return heard, spent
 
 
 def start_again(comm: Communicator) -> tuple[list[str], float, float, float]:
@@ -251,42 +174,29 @@ def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, algorithm: str, run
     ],
 )
 def test_a_late_rank_is_named_and_gets_no_wrong_value_unnoticed(mortal: Ranks, name: str, algorithm: str) -> None:
-    *others, late = mortal.run(come_late, name, algorithm)
-    what = f"{name} float32 {'sum ' if name == 'all_reduce' else ''}by {algorithm} of {4 * COUNT} bytes"
-    for rank, (heard, _, spent) in enumerate(others):
-        if algorithm == "nccl_direct":
-            assert "did not finish within 1 s" in heard[0], heard[0]
-        else:
-            assert heard[0].startswith(f"CommTimeout: rank {rank}: "), heard[0]
-            assert f"waited 1 s for rank {len(others)}, which did not come" in heard[0]
-        assert heard[1:] == [heard[0]] * 2
-        assert spent < 3 * PATIENCE_S
-    if algorithm != "nccl_direct":  # the first to notice says what it was in, and tells the others
-        assert any(f"{what} (call 2)" in heard[0] for heard, _, _ in others), others
-    heard, wrong, spent = late
+    params = {} if algorithm == "nccl_direct" else {"blocks": BLOCKS}
+    *others, late = mortal.run(partial(faults.come_late, **params), name, algorithm, COUNT)
+    if algorithm == "nccl_direct":
+        assert all("did not finish within 1 s" in heard[0] for heard, _, _ in others), others
+    else:
+        what = f"{name} float32 {'sum ' if name == 'all_reduce' else ''}by {algorithm} of {4 * COUNT} bytes (call 2)"
+        faults.assert_late_rank_is_named(others, what)
+    assert all(heard[1:] == [heard[0]] * 2 for heard, _, _ in others)
+    heard, wrong, _ = late
     assert heard[0].startswith("CommTimeout: ") or not wrong, (wrong, heard)
-    assert spent < 3 * PATIENCE_S
+    assert all(spent < 3 * PATIENCE_S for _, _, spent in (*others, late))
 
 
 def test_a_late_rank_is_named_in_a_replayed_graph_too(mortal: Ranks) -> None:
-    *others, _ = mortal.run(replay_late)
-    for rank, (heard, spent) in enumerate(others):
-        assert heard[0].startswith(f"CommTimeout: rank {rank}: "), heard[0]
-        assert f"waited 1 s for rank {len(others)}, which did not come" in heard[0]
-        assert heard[1] == heard[0]
-        assert spent < PATIENCE_S
+    run = partial(faults.come_late, in_graph=True, again=5, blocks=BLOCKS)
+    *others, _ = mortal.run(run, "all_reduce", "lsa_ll128_oneshot", COUNT)
     what = f"all_reduce float32 sum by lsa_ll128_oneshot of {4 * COUNT} bytes (call 3)"
-    assert any(what in heard[0] for heard, _ in others), others
+    faults.assert_late_rank_is_named(others, what)
+    assert all(heard[1:] == [heard[0]] * 2 for heard, _, _ in others)
 
 
-WITHIN_A_KERNEL = (
-    "dtype",
-    "size",
-    "large size",
-    "dtype without flags",
-    "size without flags",
-    "large size without flags",
-)
+WITHOUT_FLAGS = ("dtype without flags", "size without flags", "large size without flags")
+WITHIN_A_KERNEL = ("dtype", "size", "large size", *WITHOUT_FLAGS)
 
 
 @pytest.mark.parametrize("how", ["operation", *WITHIN_A_KERNEL, "reduction", "root", "kernel", "NCCL's", "nothing"])
@@ -304,13 +214,7 @@ def test_a_disagreement_is_an_error_that_names_both_sides(mortal: Ranks, how: st
 
 @pytest.mark.parametrize("algorithm", ["lsa_ll128_oneshot", "lsa_lamport_oneshot", "lsa_twoshot", "nccl_direct"])
 def test_an_abort_on_one_rank_ends_the_others(mortal: Ranks, algorithm: str) -> None:
-    (own, _), *others = mortal.run(abort_while_others_wait, algorithm)
-    assert own == ["CommError: rank 0 has had enough of it"] * 2
-    for heard, spent in others:
-        assert heard[0].startswith("CommError: ")
-        assert "rank 0" in heard[0]
-        assert heard[1] == heard[0]
-        assert spent < 0.3 + NOTICE_S
+    faults.assert_all_hear_of_the_abort(mortal.run(faults.abort_while_others_wait, "all_reduce", algorithm, COUNT))
 
 
 def test_after_an_error_a_new_communicator_works_in_the_same_process(mortal: Ranks) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from commlib import env
+import pytest
 
-ROOT = Path(__file__).parents[2]
+from commlib import env
+from tests.gpu.commands import on_two_ranks
+
 PLUGIN = """
 from commlib.collectives import Algorithm
 from commlib.collectives.params import PACKETS
@@ -47,12 +46,9 @@ with commlib.init(backend="nccl", timeout_s=60) as comm:
 """
 
 
-def test_a_kernel_of_a_plugin_gives_the_bits_of_commlibs_own(tmp_path: Path) -> None:
+def test_a_kernel_of_a_plugin_gives_the_bits_of_commlibs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(PLUGIN)
     plugin.with_name("lsa_ll_mine.cu").write_text(KERNEL)
-    command = [sys.executable, "-m", "commlib", "run", "-n", "2", "--", sys.executable, "-c", SAME_BITS]
-    environment = {**os.environ, env.PLUGINS.name: str(plugin)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("same bits by lsa_ll_mine") == 2
+    monkeypatch.setenv(env.PLUGINS.name, str(plugin))
+    assert on_two_ranks("-c", SAME_BITS).count("same bits by lsa_ll_mine") == 2

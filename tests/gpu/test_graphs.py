@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
+from itertools import product
 
 import pytest
 import torch
@@ -11,51 +13,38 @@ import torch
 from commlib.communicator import Communicator
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.steady import ALGORITHMS, Steady, capture, first, pinned, warm_up
+from tests.gpu.on_ranks import on_every_rank
+from tests.gpu.steady import ALGORITHMS, Steady, capture, checked, first, pinned, take_turns, warm_up
 
-REPLAYS = 20
+REPLAYS, CAPTURES = 20, 6000
+BY_THE_PLAN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 # Bytes over 4: every range of the shipped plans, and none of them at a round number.
 COUNTS = (0, 1, 1001, 9_999, 75_003, 400_001, 1_500_001, 5_000_001)
 
 
-def replay_and_check(graph: torch.cuda.CUDAGraph, calls: list[Steady], step: int) -> str:
-    for call in calls:
-        call.load(step)
-    graph.replay()
-    return first([call.wrong(step) for call in calls])
-
-
-def replay(comm: Communicator, name: str, algorithm: str) -> str:
-    with pinned(comm, name, algorithm):
-        calls = [Steady(comm, name, count) for count in (33, 70_001)]
+@pytest.mark.parametrize(("name", "algorithm"), [*ALGORITHMS, *product(BY_THE_PLAN, (None,))])
+@on_every_rank
+def test_every_replay_gives_the_values_of_its_inputs(comm: Communicator, name: str, algorithm: str | None) -> str:
+    with pinned(comm, name, algorithm) if algorithm else nullcontext():
+        calls = [Steady(comm, name, count) for count in ((33, 70_001) if algorithm else COUNTS)]
         warm_up(*calls)
         graph = capture(*calls)
-    return first([replay_and_check(graph, calls, step) for step in range(REPLAYS)])
+    return checked(REPLAYS, graph.replay, *calls)
 
 
-def replay_by_the_plan(comm: Communicator, name: str) -> str:
-    calls = [Steady(comm, name, count) for count in COUNTS]
-    warm_up(*calls)
-    graph = capture(*calls)
-    return first([replay_and_check(graph, calls, step) for step in range(REPLAYS)])
-
-
-def mix_with_calls(comm: Communicator, algorithm: str) -> str:
+@pytest.mark.parametrize(
+    "algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_oneshot", "lsa_twoshot", "nccl_direct"]
+)
+@on_every_rank
+def test_replays_and_calls_continue_each_other(comm: Communicator, algorithm: str) -> str:
     with pinned(comm, "all_reduce", algorithm):
         captured, called = Steady(comm, "all_reduce", 70_001), Steady(comm, "all_reduce", 5003)
         warm_up(captured, called)
-        graph = capture(captured)
-        found = []
-        for step in range(3 * REPLAYS):
-            captured.load(step)
-            called.load(step + 1)
-            for turn in range(3):
-                called.run() if (step + turn) % 3 else graph.replay()
-            found += [captured.wrong(step), called.wrong(step + 1)]
-    return first(found)
+        return take_turns(3 * REPLAYS, [capture(captured)], captured, called)
 
 
-def capture_after_calls_of_nccl(comm: Communicator, times: int) -> str:
+@on_every_rank
+def test_captures_survive_the_watch_over_calls_of_nccl(comm: Communicator) -> str:
     """Threads that watch deadlines look at the call of NCCL's while the same stream is captured: thousands of times."""
     with pinned(comm, "all_reduce", "nccl_direct"):
         call, y = Steady(comm, "all_reduce", 33), torch.zeros(64, device=comm.device)
@@ -64,7 +53,7 @@ def capture_after_calls_of_nccl(comm: Communicator, times: int) -> str:
         hammer = threading.Thread(target=lambda: [comm.check() for _ in iter(stop.is_set, True)])
         hammer.start()
         try:
-            for number in range(times):
+            for number in range(CAPTURES):
                 with torch.cuda.stream(stream):
                     call.run()
                     graph = torch.cuda.CUDAGraph()
@@ -82,21 +71,9 @@ def capture_after_calls_of_nccl(comm: Communicator, times: int) -> str:
     return ""
 
 
-def take_turns(comm: Communicator) -> str:
-    small, large = Steady(comm, "all_reduce", 33), Steady(comm, "all_gather", 300_007)
-    warm_up(small, large)
-    graphs = capture(small), capture(large)
-    found = []
-    for step in range(REPLAYS):
-        small.load(step)
-        large.load(step + 3)
-        for turn in range(4):
-            graphs[turn % 2].replay()
-        found += [small.wrong(step), large.wrong(step + 3)]
-    return first(found)
-
-
-def fork_and_join(comm: Communicator, algorithm: str) -> str:
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+@on_every_rank
+def test_calls_on_both_branches_of_a_capture_are_kept_in_order(comm: Communicator, algorithm: str) -> str:
     """Without an order between them, calls on both branches would take each other's packets."""
     with pinned(comm, "all_reduce", algorithm):
         calls = [Steady(comm, "all_reduce", 20_011) for _ in range(6)]
@@ -112,16 +89,11 @@ def fork_and_join(comm: Communicator, algorithm: str) -> str:
                     calls[there].run()
             main.wait_stream(side)
             calls[5].run()
-    found = []
-    for step in range(REPLAYS):
-        for i, call in enumerate(calls):
-            call.load(step + i)
-        graph.replay()
-        found += [call.wrong(step + i) for i, call in enumerate(calls)]
-    return first(found)
+    return checked(REPLAYS, graph.replay, *calls)
 
 
-def capture_asynchronous(comm: Communicator) -> str:
+@on_every_rank
+def test_asynchronous_calls_can_be_captured(comm: Communicator) -> str:
     calls = [Steady(comm, "all_reduce", count) for count in (33, 70_001)]
     warm_up(*calls)
     doubled = torch.empty_like(calls[1].out)
@@ -133,12 +105,13 @@ def capture_asynchronous(comm: Communicator) -> str:
         torch.mul(calls[1].out, 2, out=doubled)
     found = []
     for step in range(REPLAYS):
-        found.append(replay_and_check(graph, calls, step))
+        found.append(checked(1, graph.replay, *calls, begin=step))
         found.append("" if torch.equal(doubled, 2 * calls[1].out) else f"step {step}: read before it was written")
     return first(found)
 
 
-def a_thousand(comm: Communicator) -> str:
+@on_every_rank
+def test_a_thousand_calls_in_one_graph_are_all_right(comm: Communicator) -> str:
     """Eight inputs in turns, an output of its own for each call."""
     inputs = torch.empty(8, 16, device=comm.device)
     outs = torch.empty(1000, 16, device=comm.device)
@@ -164,7 +137,8 @@ def a_thousand(comm: Communicator) -> str:
     return first(found)
 
 
-def after_many_calls(comm: Communicator) -> str:
+@on_every_rank
+def test_a_graph_replays_after_any_number_of_calls(comm: Communicator) -> str:
     """Slots and numbers have moved on by any number when the graph comes again."""
     calls = [Steady(comm, "all_reduce", count) for count in (33, 20_011, 3_000_001)]
     others = [Steady(comm, name, 501) for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")]
@@ -176,7 +150,7 @@ def after_many_calls(comm: Communicator) -> str:
             call.load(step)
         for i in range(between):
             others[i % 4].run()
-        found.append(replay_and_check(graph, calls, step))
+        found.append(checked(1, graph.replay, *calls, begin=step))
     return first(found)
 
 
@@ -198,10 +172,7 @@ def by_mode(comm: Communicator) -> tuple[str, list[str]]:
     found = [call.wrong(0)]
     graph = capture(call)
     for step in range(REPLAYS):
-        found.append(replay_and_check(graph, [call], step))
-        call.load(step + 1)
-        call.run()
-        found.append(call.wrong(step + 1))
+        found += [checked(1, graph.replay, call, begin=step), checked(1, call.run, call, begin=step + 1)]
     comm.use(before)
     return first(found), chosen
 
@@ -224,44 +195,6 @@ def wait_in_a_replay(comm: Communicator, algorithm: str, delay_s: float) -> floa
     return time.monotonic() - start
 
 
-@pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS)
-def test_every_replay_gives_the_values_of_its_inputs(nccl_ranks: Ranks, name: str, algorithm: str) -> None:
-    assert set(nccl_ranks.run(replay, name, algorithm)) == {""}
-
-
-@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
-def test_one_graph_holds_calls_of_every_size(nccl_ranks: Ranks, name: str) -> None:
-    assert set(nccl_ranks.run(replay_by_the_plan, name)) == {""}
-
-
-@pytest.mark.parametrize(
-    "algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_oneshot", "lsa_twoshot", "nccl_direct"]
-)
-def test_replays_and_calls_continue_each_other(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert set(nccl_ranks.run(mix_with_calls, algorithm)) == {""}
-
-
-def test_two_graphs_take_turns(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(take_turns)) == {""}
-
-
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
-def test_calls_on_both_branches_of_a_capture_are_kept_in_order(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert set(nccl_ranks.run(fork_and_join, algorithm)) == {""}
-
-
-def test_asynchronous_calls_can_be_captured(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(capture_asynchronous)) == {""}
-
-
-def test_a_thousand_calls_in_one_graph_are_all_right(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(a_thousand)) == {""}
-
-
-def test_a_graph_replays_after_any_number_of_calls(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(after_many_calls)) == {""}
-
-
 def test_a_rule_may_be_for_graphs_alone(nccl_ranks: Ranks) -> None:
     for wrong, chosen in nccl_ranks.run(by_mode):
         assert wrong == ""
@@ -273,7 +206,3 @@ def test_a_captured_barrier_waits_when_it_is_replayed(nccl_ranks: Ranks, algorit
     first_rank, *others = nccl_ranks.run(wait_in_a_replay, algorithm, 0.3)
     assert first_rank < 0.2
     assert min(others) > 0.2
-
-
-def test_captures_survive_the_watch_over_calls_of_nccl(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(capture_after_calls_of_nccl, 6000)) == {""}

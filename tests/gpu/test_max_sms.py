@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,101 +20,45 @@ from commlib.errors import CommError
 from commlib.plan import HEAD, Plan
 from commlib.testing import Ranks
 from tests.epilogues import INT8
+from tests.gpu.commands import on_two_ranks
 from tests.gpu.fresh import fresh
-from tests.gpu.steady import KERNELS, Steady, capture, first, pinned
+from tests.gpu.on_ranks import on_every_rank
+from tests.gpu.steady import KERNELS, Steady, capture, checked, first, pinned
 from tests.limited import Limited
 
 COUNTS = (1, 5003, 1 << 20)
 
 
-def on_few(comm: Communicator, max_sms: int) -> str:
-    """Every kernel of ours, eager and in a graph."""
+@pytest.mark.parametrize(("of_all", "of_call"), [*product((1, 3, 16), (0,)), *product((0,), (1, 3, 16))])
+@on_every_rank
+def test_every_kernel_is_right_on_few_multiprocessors(comm: Communicator, of_all: int, of_call: int) -> str:
+    """Of a communicator, or of calls with a limit of their own beside others without; eager and in a graph."""
     found = []
-    with fresh(comm, max_sms=max_sms) as few:
+    with fresh(comm, max_sms=of_all) as own:
         for name, algorithm in KERNELS:
-            with pinned(few, name, algorithm):
+            with pinned(own, name, algorithm):
                 for count in COUNTS:
-                    call = Steady(few, name, count)
-                    call.load(1)
-                    call.run()
-                    found.append(call.wrong(1))
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
-                    call.run()
-                for step in range(3):
-                    call.load(step)
-                    graph.replay()
-                    found.append(call.wrong(step))
+                    few, usual = Steady(Limited(own, of_call), name, count), Steady(own, name, count)
+                    found += [checked(1, call.run, call) for call in (few, usual, few)]
+                found.append(checked(3, capture(few, usual).replay, few, usual))
     return first(found)
 
 
-@pytest.mark.parametrize("max_sms", [1, 3, 16])
-def test_every_kernel_is_right_on_few_multiprocessors(nccl_ranks: Ranks, max_sms: int) -> None:
-    assert set(nccl_ranks.run(on_few, max_sms)) == {""}
-
-
-def call_by_call(comm: Communicator, max_sms: int) -> str:
-    """Every kernel of ours, with a limit of its own for each call, eager and in a graph, beside calls without."""
-    found = []
-    for name, algorithm in KERNELS:
-        with pinned(comm, name, algorithm):
-            for count in COUNTS:
-                few, all_of_it = Steady(Limited(comm, max_sms), name, count), Steady(comm, name, count)
-                for call in (few, all_of_it, few):
-                    call.load(1)
-                    call.run()
-                    found.append(call.wrong(1))
-            graph = capture(few, all_of_it)
-            for step in range(3):
-                few.load(step)
-                all_of_it.load(step)
-                graph.replay()
-                found += [few.wrong(step), all_of_it.wrong(step)]
-    return first(found)
-
-
-@pytest.mark.parametrize("max_sms", [1, 3, 16])
-def test_every_kernel_is_right_where_calls_have_limits_of_their_own(nccl_ranks: Ranks, max_sms: int) -> None:
-    assert set(nccl_ranks.run(call_by_call, max_sms)) == {""}
-
-
-def norm_on_few(comm: Communicator, max_sms: int) -> float:
-    """The largest difference that a limit makes to a norm and an epilogue behind a sum, by each algorithm."""
+@pytest.mark.parametrize("max_sms", [1, 6])
+@on_every_rank
+def test_a_norm_and_an_epilogue_have_the_same_bits_on_few(comm: Communicator, max_sms: int) -> list[str]:
+    """Behind a sum, by each algorithm."""
     rows, weight = torch.arange(96 * 256.0, device=comm.device).view(96, 256) % 7, torch.ones(256, device=comm.device)
-    worst = 0.0
+    found = []
     for algorithm in COLLECTIVES["all_reduce_rms_norm"].rows("nccl"):
         with pinned(comm, "all_reduce_rms_norm", algorithm):
             few, usual = (
                 (*comm.all_reduce_rms_norm(rows.clone(), None, weight, max_sms=most), *INT8(comm, rows, max_sms=most))
                 for most in (max_sms, 0)
             )
-            apart = (float((a.float() - b.float()).abs().max()) for a, b in zip(few, usual, strict=True))
-            worst = max([worst, *apart])
-    return worst
-
-
-@pytest.mark.parametrize("max_sms", [1, 6])
-def test_a_norm_and_an_epilogue_on_few_multiprocessors_have_the_same_bits(nccl_ranks: Ranks, max_sms: int) -> None:
-    assert set(nccl_ranks.run(norm_on_few, max_sms)) == {0.0}
-
-
-def by_the_curve(comm: Communicator) -> str:
-    """Limited calls under a plan that has another algorithm for few multiprocessors, and a limited communicator."""
-    point = {"sms": 8, "algorithm": "lsa_ll128_oneshot", "params": {"blocks": 8}, "slower": 0.2}
-    rule = {"op": "all_reduce", "ranges": [{"algorithm": "nccl_direct", "curve": [point]}]}
-    plan, found = Plan({**HEAD, "rules": [rule]}, "made up").completed(comm.plan), []
-    for limits, max_sms in (({}, 8), ({"max_sms": 8}, 0)):
-        with fresh(comm, plan=plan, **limits) as own:
-            assert own.explain("all_reduce", 1 << 20, max_sms=max_sms).algorithm == "lsa_ll128_oneshot"
-            call = Steady(Limited(own, max_sms), "all_reduce", 5003)
-            call.load(1)
-            call.run()
-            found.append(call.wrong(1))
-    return first(found)
-
-
-def test_a_limit_chooses_by_the_curve_of_the_plan(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(by_the_curve)) == {""}
+            if any(bool((a.float() != b.float()).any()) for a, b in zip(few, usual, strict=True)):
+                found.append(algorithm)
+    return found
 
 
 def last_algorithm(comm: Communicator) -> str:
@@ -126,7 +69,7 @@ def last_algorithm(comm: Communicator) -> str:
 
 
 def next_to_others(comm: Communicator) -> list[str]:
-    """What is wrong with asynchronous calls, eager and in a graph: values, what ran, and what explain says of it."""
+    """What is wrong with calls on a curve, eager and in a graph: values, what ran, and what explain says of it."""
     curve = [
         {"sms": 8, "algorithm": "lsa_oneshot", "params": {"blocks": 8}, "slower": 0.2},
         {"sms": 24, "algorithm": "lsa_ll128_twoshot", "params": {"blocks": 24}, "slower": 0.1},
@@ -140,6 +83,8 @@ def next_to_others(comm: Communicator) -> list[str]:
         (0, 1000, True, "lsa_twoshot"),
         (0, 0, False, "lsa_twoshot"),
         (8, 0, True, "lsa_oneshot"),
+        (0, 8, False, "lsa_oneshot"),
+        (8, 0, False, "lsa_oneshot"),
     ):
         with fresh(comm, plan=plan, max_sms=of_all) as own:
             call, graph = Steady(own, "all_reduce", 1 << 20), torch.cuda.CUDAGraph()
@@ -164,7 +109,7 @@ def next_to_others(comm: Communicator) -> list[str]:
     return [text for text in found if text]
 
 
-def test_an_asynchronous_call_takes_the_knee_of_its_curve_unless_a_limit_decides(nccl_ranks: Ranks) -> None:
+def test_a_limit_or_else_the_knee_for_an_asynchronous_call_decides_on_the_curve(nccl_ranks: Ranks) -> None:
     assert nccl_ranks.run(next_to_others, world=2) == [[], []]
 
 
@@ -241,11 +186,8 @@ def test_a_large_call_has_no_more_blocks(
 ) -> None:
     monkeypatch.setenv(env.MAX_SMS.name, "5")
     trace = tmp_path / "trace.json"
-    words = ["profile", "comm", "all_reduce", "--backend", "nccl", "--algorithm", algorithm, "--bytes", size]
-    ranks = [sys.executable, "-m", "commlib", "run", "-n", "2", "--no-prefix", sys.executable, "-m", "commlib"]
-    command = [*ranks, *words, "--time", "1", "--trace", str(trace)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = f"profile comm all_reduce --backend nccl --algorithm {algorithm} --bytes {size} --time 1 --trace"
+    on_two_ranks("-m", "commlib", *words.split(), str(trace))
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {name for name in threads if name.startswith("block ")} == {f"block {at}" for at in range(5)}

@@ -149,21 +149,6 @@ def test_rows_that_copy_engines_move_are_those_of_a_layer_computed_at_once(
             assert (rows - at_once).norm() / at_once.norm() < CAN_DIFFER[dtype]
 
 
-@torch.no_grad()
-def measured(comm: Communicator) -> dict[int, int]:
-    pipeline = Pipeline(comm, max_sms=8, multiple=32)
-    model = Llama(comm, CONFIG, max_tokens=256, pipeline=pipeline)
-    model.load(SOURCE)
-    return pipeline.tune(model.between, [16, 256], chunks=(2, 4), seconds=0.2)
-
-
-def test_a_rule_is_measured_and_the_same_on_all_ranks(nccl_ranks: Ranks) -> None:
-    first, second = nccl_ranks.run(measured, world=2)
-    assert first == second
-    assert first[16] == 1, "16 tokens are no two chunks of 32"
-    assert first[256] in {1, 2, 4}
-
-
 def product_beside(comm: Communicator) -> tuple[list[int], bool]:
     """What cuBLAS plans for, around and inside of a pipeline of 8 multiprocessors, and whether products stay right."""
     handle, found = ctypes.c_void_p(torch.cuda.current_blas_handle()), ctypes.c_int()

@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
-from commlib.errors import CommError
 from commlib.plan import Plan
 from commlib.testing import Ranks
-from tests.gpu.fresh import fresh
-from tests.gpu.steady import Steady, capture, first, pinned, warm_up
+from tests.gpu.faults import assert_late_rank_is_named, come_late, error_of, finish, impatient
+from tests.gpu.fresh import fresh, leave
+from tests.gpu.on_ranks import on_every_rank
+from tests.gpu.steady import Steady, capture, first, pinned, settled, take_turns, warm_up
 
 PIPES = {name: row for name, spec in COLLECTIVES.items() for row in spec.rows("nccl") if row.startswith("lsa_pipe_")}
 WAITING = ("all_gather", "all_to_all", "all_reduce", "reduce_scatter")  # every rank waits for every other one
-PATIENCE_S, LATE_S = 1.0, 1.7
 REPLAYS = 30
 
 
-def replay_and_call(comm: Communicator, name: str) -> str:
+@pytest.mark.parametrize("name", [name for name in PIPES if name != "send_recv"])
+@on_every_rank
+def test_replays_and_calls_take_turns(comm: Communicator, name: str) -> str:
     """Graphs of two sizes and a call of a third take turns, among them more than all slots hold."""
     with pinned(comm, name, PIPES[name]):
         calls = [Steady(comm, name, count, shifts=(count % 4, 0)) for count in (33, 70_001, 5_000_008)]
         warm_up(*calls)
         graphs = capture(calls[0], calls[1], calls[2]), capture(calls[1], calls[0], calls[1])
-        found = []
-        for step in range(REPLAYS):
-            for call in calls:
-                call.load(step)
-            for turn in range(3):
-                calls[2].run() if (step + turn) % 3 == 0 else graphs[turn % 2].replay()
-            found += [call.wrong(step) for call in calls]
-    return first(found)
+        return take_turns(REPLAYS, graphs, *calls)
 
 
-def side_by_side(comm: Communicator) -> str:
+@on_every_rank
+def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(comm: Communicator) -> str:
     """Two communicators replay their large calls at once, in no order."""
     made = [fresh(comm, max_bytes=1 << 20) for _ in range(2)]
     streams = [torch.cuda.Stream() for _ in made]
@@ -49,22 +45,17 @@ def side_by_side(comm: Communicator) -> str:
         calls.append(Steady(part, name, 3_000_008))
     warm_up(*calls)
     graphs = [capture(call) for call in calls]
-    found = []
-    for step in range(REPLAYS):
-        for call in calls:
-            call.load(step)
-        torch.cuda.synchronize()
+
+    def start(step: int) -> None:
         for turn in range(2):  # on every second rank the other way round
             number = (turn + comm.rank) % 2
             with torch.cuda.stream(streams[number]):
                 graphs[number].replay()
-        torch.cuda.synchronize()
-        found += [call.wrong(step) for call in calls]
-    del graphs
-    for part in made:
-        part.barrier()
-        part.close()
-    return first(found)
+
+    wrong = settled(REPLAYS, start, *calls)
+    graphs.clear()
+    leave(made)
+    return wrong
 
 
 def message(source: int, target: int, number: int, device: torch.device) -> torch.Tensor:
@@ -74,7 +65,9 @@ def message(source: int, target: int, number: int, device: torch.device) -> torc
     return values.to(torch.uint8)[number % 3 :]
 
 
-def talk(comm: Communicator, seed: int) -> str:
+@pytest.mark.parametrize("seed", range(3))
+@on_every_rank
+def test_messages_of_pairs_come_in_order_whatever_ranks_do_between(comm: Communicator, seed: int) -> str:
     """Everyone sends all its messages, then takes those for it: pairs keep their order, and ranks keep none."""
     draw, peers, each = random.Random(seed + comm.rank), [r for r in range(comm.size) if r != comm.rank], 3
     found = []
@@ -99,7 +92,8 @@ def talk(comm: Communicator, seed: int) -> str:
     return first(found) if any(found) else ""
 
 
-def pass_on(comm: Communicator) -> str:
+@on_every_rank
+def test_a_message_longer_than_all_slots_waits_for_a_late_rank(comm: Communicator) -> str:
     """Both directions in one call, longer than all slots, of different lengths, to a rank that comes late."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     lengths = [(40 << 20) + 4099 * rank for rank in range(comm.size)]
@@ -114,44 +108,8 @@ def pass_on(comm: Communicator) -> str:
     return "" if bool((out == left + 1).all()) else f"rank {comm.rank}: what rank {left} sent has changed"
 
 
-def error_of(call: Callable[[], object]) -> str:
-    try:
-        call()
-        return ""
-    except CommError as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def finish(comm: Communicator) -> str:
-    torch.cuda.synchronize()
-    return error_of(comm.check)
-
-
-def impatient(comm: Communicator, name: str) -> Communicator:
-    made = fresh(comm, patience_s=PATIENCE_S)
-    made.use(Plan.only({name: PIPES[name]}, base=made.plan))
-    return made
-
-
-def come_late(comm: Communicator, name: str, in_graph: bool) -> tuple[str, float]:
-    made = impatient(comm, name)
-    call = Steady(made, name, 3_000_008)
-    warm_up(call)
-    graph = capture(call) if in_graph else None
-    torch.cuda.synchronize()
-    comm.barrier()
-    if made.rank == made.size - 1:
-        time.sleep(LATE_S)
-    start = time.monotonic()
-    heard = error_of(graph.replay if graph else call.run) or finish(made)
-    spent = time.monotonic() - start
-    del graph
-    made.close()
-    return heard, spent
-
-
 def disagree(comm: Communicator, name: str) -> str:
-    made = impatient(comm, name)
+    made = impatient(comm, name, PIPES[name])
     warm_up(Steady(made, name, 1000))
     call = Steady(made, name, 100_000 + 16 * (made.rank == made.size - 1))
     comm.barrier()
@@ -162,7 +120,7 @@ def disagree(comm: Communicator, name: str) -> str:
 
 def misunderstand(comm: Communicator) -> str:
     """Rank 0 sends more than rank 1 expects."""
-    made = impatient(comm, "send_recv")
+    made = impatient(comm, "send_recv", PIPES["send_recv"])
     x = torch.zeros(4096, dtype=torch.uint8, device=made.device)
     if made.rank == 0:
         made.send(x, 1)
@@ -174,33 +132,11 @@ def misunderstand(comm: Communicator) -> str:
     return text
 
 
-@pytest.mark.parametrize("name", [name for name in PIPES if name != "send_recv"])
-def test_replays_and_calls_take_turns(nccl_ranks: Ranks, name: str) -> None:
-    assert set(nccl_ranks.run(replay_and_call, name)) == {""}
-
-
-def test_large_calls_of_two_communicators_run_side_by_side_in_no_order(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(side_by_side)) == {""}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_messages_of_pairs_come_in_order_whatever_ranks_do_between(nccl_ranks: Ranks, seed: int) -> None:
-    assert set(nccl_ranks.run(talk, seed)) == {""}
-
-
-def test_a_message_longer_than_all_slots_waits_for_a_late_rank(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(pass_on)) == {""}
-
-
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("name", WAITING)
 def test_a_late_rank_is_named(nccl_ranks: Ranks, name: str, in_graph: bool) -> None:
-    *others, _ = nccl_ranks.run(come_late, name, in_graph)
-    for rank, (heard, spent) in enumerate(others):
-        assert heard.startswith(f"CommTimeout: rank {rank}: "), heard
-        assert f"waited 1 s for rank {len(others)}, which did not come" in heard
-        assert spent < 3 * PATIENCE_S
-    assert any(f" by {PIPES[name]} of " in heard for heard, _ in others), others
+    *others, _ = nccl_ranks.run(partial(come_late, in_graph=in_graph), name, PIPES[name], 3_000_008)
+    assert_late_rank_is_named(others, f" by {PIPES[name]} of ")
 
 
 @pytest.mark.parametrize("name", WAITING)

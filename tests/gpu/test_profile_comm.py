@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.gpu.commands import on_two_ranks
 
 IN_KERNEL = {"publish", "wait", "copy", "idle"}  # of every kernel; "start" may be too short to be seen
 ON_HOST = {"python", "native", "plan", "launch"}
@@ -18,11 +18,7 @@ ON_HOST = {"python", "native", "plan", "launch"}
 def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
     output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
     files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    command = [sys.executable, "-m", "commlib", "profile", "comm", *words, "--backend", "nccl", "--time", "1", *files]
-    # Not by -n, which wants a GPU for each rank.
-    ranks = [sys.executable, "-m", "commlib", "run", "-n", "2", "--no-prefix", *command]
-    done = subprocess.run(ranks, capture_output=True, text=True, timeout=110, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    on_two_ranks("-m", "commlib", "profile", "comm", *words, "--backend", "nccl", "--time", "1", *files)
     assert picture.stat().st_size > 0
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     found["events"] = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -44,8 +40,7 @@ def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, 
     found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16")
     assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert phases(found, "host") == ON_HOST
-    in_kernel = IN_KERNEL | {"reduce", "gap"}
-    assert phases(found, "gpu") - {"start"} == in_kernel
+    assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"reduce", "gap"}
     threads = {event["args"]["name"] for event in found["events"] if event["name"] == "thread_name"}
     assert {"host", "block 0"} <= threads
     by_bulk = algorithm == "lsa_twoshot" and torch.cuda.get_device_capability() >= (9, 0)
@@ -71,13 +66,13 @@ def test_other_collectives_are_marked_too(tmp_path: Path, op: str) -> None:
     assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"gap"} | reduces
 
 
-def test_of_a_call_by_copy_engines_the_gpu_has_one_phase(tmp_path: Path) -> None:
-    found = profiled(tmp_path, "all_gather", "--algorithm", "engine_pull", "--bytes", "4M")
-    assert (found["choice"]["algorithm"], found["wrong"]) == ("engine_pull", 0)
-    assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})
-
-
-@pytest.mark.parametrize("algorithm", ["nccl_direct"])  # in its name, so that ranks of one GPU leave it out
-def test_of_a_call_that_is_nccl_s_the_gpu_has_one_phase(tmp_path: Path, algorithm: str) -> None:
-    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", "64K")
+# In the name of a test, for ranks of one GPU leave NCCL's out.
+@pytest.mark.parametrize(
+    ("op", "algorithm", "size"), [("all_gather", "engine_pull", "4M"), ("all_reduce", "nccl_direct", "64K")]
+)
+def test_of_a_call_without_a_kernel_of_ours_the_gpu_has_one_phase(
+    tmp_path: Path, op: str, algorithm: str, size: str
+) -> None:
+    found = profiled(tmp_path, op, "--algorithm", algorithm, "--bytes", size)
+    assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})

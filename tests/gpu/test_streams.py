@@ -12,7 +12,8 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from tests.gpu.fresh import fresh
-from tests.gpu.steady import Steady, first, pinned, warm_up
+from tests.gpu.on_ranks import on_every_rank
+from tests.gpu.steady import Steady, first, pinned, settled, warm_up
 
 SLEEP_CYCLES = 400_000_000  # 0.2 s and more
 PAUSE_CYCLES = 2_000_000
@@ -24,25 +25,29 @@ def doze(comm: Communicator, cycles: int = SLEEP_CYCLES, rank: int = 0) -> None:
         torch.cuda._sleep(cycles)
 
 
-def change_streams(comm: Communicator, algorithm: str) -> str:
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_twoshot", "nccl_direct"])
+@on_every_rank
+def test_calls_keep_their_order_over_streams(comm: Communicator, algorithm: str) -> str:
     """Another stream for every call and nothing between them; the ranks' streams lag differently."""
     with pinned(comm, "all_reduce", algorithm):
         calls = [Steady(comm, "all_reduce", 20_011) for _ in range(30)]
         warm_up(*calls)
-        for step, call in enumerate(calls):
-            call.load(step)
-        torch.cuda.synchronize()
-        comm.barrier()
         streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
-        for step, call in enumerate(calls):
-            with torch.cuda.stream(streams[step % 3]):
-                doze(comm, PAUSE_CYCLES, rank=step % comm.size)
-                call.run()
-        torch.cuda.synchronize()
-    return first([call.wrong(step) for step, call in enumerate(calls)])
+
+        def start(_: int) -> None:
+            comm.barrier()
+            for number, call in enumerate(calls):
+                with torch.cuda.stream(streams[number % 3]):
+                    doze(comm, PAUSE_CYCLES, rank=number % comm.size)
+                    call.run()
+
+        return settled(1, start, *calls)
 
 
-def produce_and_consume(comm: Communicator, algorithm: str, where: str) -> str:
+@pytest.mark.parametrize("where", ["default", "side"])
+@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
+@on_every_rank
+def test_a_call_reads_and_writes_in_the_order_of_its_stream(comm: Communicator, algorithm: str, where: str) -> str:
     """The input is written right before and the output read right after, on the same stream."""
     stream = torch.cuda.default_stream() if where == "default" else torch.cuda.Stream()
     found = []
@@ -59,7 +64,8 @@ def produce_and_consume(comm: Communicator, algorithm: str, where: str) -> str:
     return first(found)
 
 
-def capture_in_between(comm: Communicator) -> str:
+@on_every_rank
+def test_calls_keep_their_order_around_a_capture(comm: Communicator) -> str:
     """A capture lies between two calls on two streams: they keep their order all the same."""
     made = fresh(comm, patience_s=2.0)
     with pinned(made, "all_reduce", "lsa_ll_oneshot"):
@@ -87,7 +93,8 @@ def capture_in_between(comm: Communicator) -> str:
     return first(found)
 
 
-def later(comm: Communicator) -> list[str]:
+@on_every_rank
+def test_work_tells_and_orders_what_torchs_does(comm: Communicator) -> list[str]:
     """What a Work tells while its call waits for rank 0, and after it."""
     call = Steady(comm, "all_reduce", 70_001)
     warm_up(call)
@@ -113,7 +120,8 @@ def later(comm: Communicator) -> list[str]:
     return [claim for claim, true in claims.items() if not true] + ([call.wrong(3)] if call.wrong(3) else [])
 
 
-def all_kinds_later(comm: Communicator) -> str:
+@on_every_rank
+def test_asynchronous_calls_of_all_kinds_are_right_once_waited_for(comm: Communicator) -> str:
     """Seven calls under way, waited for in another order."""
     calls = {
         name: Steady(comm, name, 5003)
@@ -141,7 +149,8 @@ def all_kinds_later(comm: Communicator) -> str:
     return first(found)
 
 
-def after_a_later_one(comm: Communicator) -> str:
+@on_every_rank
+def test_a_call_follows_the_asynchronous_one_before_it(comm: Communicator) -> str:
     """A synchronous call follows the asynchronous one before it, though nobody waited."""
     before, after = Steady(comm, "all_reduce", 20_011), Steady(comm, "all_reduce", 20_011)
     warm_up(before, after)
@@ -160,7 +169,8 @@ def after_a_later_one(comm: Communicator) -> str:
     return first(found)
 
 
-def forget_the_input(comm: Communicator) -> bool:
+@on_every_rank
+def test_a_call_under_way_keeps_its_tensors(comm: Communicator) -> bool:
     """The caller drops its input at once; its memory must not serve others before the call has read it."""
     count = 1 << 20
     out = torch.empty(comm.size * count, device=comm.device)
@@ -179,21 +189,6 @@ def forget_the_input(comm: Communicator) -> bool:
     return good
 
 
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_lamport_twoshot", "lsa_twoshot", "nccl_direct"])
-def test_calls_keep_their_order_over_streams(nccl_ranks: Ranks, algorithm: str) -> None:
-    assert set(nccl_ranks.run(change_streams, algorithm)) == {""}
-
-
-@pytest.mark.parametrize("where", ["default", "side"])
-@pytest.mark.parametrize("algorithm", ["lsa_ll_oneshot", "lsa_ll128_oneshot", "lsa_twoshot", "nccl_direct"])
-def test_a_call_reads_and_writes_in_the_order_of_its_stream(nccl_ranks: Ranks, algorithm: str, where: str) -> None:
-    assert set(nccl_ranks.run(produce_and_consume, algorithm, where)) == {""}
-
-
-def test_calls_keep_their_order_around_a_capture(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(capture_in_between)) == {""}
-
-
 def let_go(comm: Communicator) -> list[bool]:
     """Whether calls still hold their tensors after a wait of another stream, and after one of the caller's."""
     x, found = torch.ones(5003, device=comm.device), []
@@ -208,19 +203,3 @@ def let_go(comm: Communicator) -> list[bool]:
 
 def test_a_call_lets_go_of_its_tensors_once_the_stream_that_it_was_made_from_has_waited(nccl_ranks: Ranks) -> None:
     assert nccl_ranks.run(let_go, world=2) == [[True, False]] * 2
-
-
-def test_work_tells_and_orders_what_torchs_does(nccl_ranks: Ranks) -> None:
-    assert [claims for claims in nccl_ranks.run(later) if claims] == []
-
-
-def test_asynchronous_calls_of_all_kinds_are_right_once_waited_for(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(all_kinds_later)) == {""}
-
-
-def test_a_call_follows_the_asynchronous_one_before_it(nccl_ranks: Ranks) -> None:
-    assert set(nccl_ranks.run(after_a_later_one)) == {""}
-
-
-def test_a_call_under_way_keeps_its_tensors(nccl_ranks: Ranks) -> None:
-    assert all(nccl_ranks.run(forget_the_input))

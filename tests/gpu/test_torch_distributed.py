@@ -15,10 +15,10 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
+from tests.gpu.conftest import GPUS
 from tests.torch_backend.cases import CASES, run_case
 from tests.torch_backend.mixtures import mix
 
-GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 LARGE = 8 << 20  # elements: NCCL holds up a send of so many until they are received
 SLEEP_CYCLES = 200_000_000
 
@@ -149,27 +149,6 @@ def captured(comm: Communicator, count: int) -> None:
 @pytest.mark.parametrize("count", [1000, 1 << 20, 1 << 22])
 def test_a_captured_graph_replays_the_calls(ranks: Ranks, count: int) -> None:
     ranks.run(captured, count)
-
-
-def trained(comm: Communicator) -> None:
-    torch.manual_seed(0)
-    plain = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    model = torch.nn.parallel.DistributedDataParallel(plain, bucket_cap_mb=0.05)
-    alone = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
-    alone.load_state_dict(plain.state_dict())
-    data = torch.randn(comm.size, 16, 64)
-    for net, part in ((model, data[comm.rank]), (alone, data.flatten(0, 1))):
-        optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        for _ in range(5):
-            optimizer.zero_grad()
-            net(part).square().mean().backward()
-            optimizer.step()
-    for mine, wanted in zip(plain.parameters(), alone.parameters(), strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_ddp_trains_as_one_process_does(ranks: Ranks) -> None:
-    ranks.run(trained)
 
 
 def split(comm: Communicator) -> None:

@@ -21,7 +21,7 @@ def near(problem, found):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("fp8", [False, True])
 def test_it_is_the_softmax_over_the_keys_of_the_pages(dtype, layout, fp8):
-    for seed in range(5):
+    for seed in range(7):
         problem = random_problem(seed, 70, dtype=dtype, layout=layout, fp8=fp8)
         near(problem, problem.call())
 
@@ -32,13 +32,6 @@ def test_it_is_the_softmax_over_the_keys_of_the_pages(dtype, layout, fp8):
 def test_k_or_v_alone_may_have_a_scale_in_a_cache_of_any_type(dtype, scales, fp8):
     problem = random_problem(6, 70, dtype=dtype, fp8=fp8, layout="NHD")
     problem.options = {name: x for name, x in problem.options.items() if name not in ("k_scale", "v_scale")} | scales
-    near(problem, problem.call())
-
-
-@pytest.mark.parametrize("page", [1, 16, 64])
-@pytest.mark.parametrize("group", [1, 8, 16])
-def test_any_page_and_any_group_of_heads(page, group):
-    problem = random_problem(page + group, 130, layout="NHD", page=page, group=group)
     near(problem, problem.call())
 
 
@@ -81,17 +74,6 @@ def test_it_reads_what_store_and_metadata_write():
         whole = (x[request, :sees].repeat_interleave(2, 1).transpose(0, 1) for x in (k, v))
         expected = torch.nn.functional.scaled_dot_product_attention(q[query, :, None], *whole)[:, 0]
         torch.testing.assert_close(found[query], expected)
-
-
-def test_flat_indices_are_pages_of_one_token():
-    lengths = torch.tensor([5, 0, 3])
-    starts, slots = torch.tensor([0, 5, 5]), torch.tensor([9, 2, 30, 4, 5, 1, 0, 7])
-    k_cache, v_cache = torch.randn(2, 31, 2, 8)
-    q = torch.randn(3, 2, 8)
-    tables = torch.full((3, 5), -1)
-    tables[0], tables[2, :3] = slots[:5], slots[5:]
-    flat = decode_attention(q, k_cache, v_cache, slots, lengths, starts=starts)
-    assert torch.equal(flat, decode_attention(q, k_cache, v_cache, tables, lengths))
 
 
 def test_a_row_depends_neither_on_the_batch_nor_on_the_width_of_the_tables():

@@ -1,6 +1,4 @@
-// Fuzzes the radix tree: bytes become calls, and after each the invariants must hold. Built alone
-// it makes the bytes itself; with -DCOMMLIB_LIBFUZZER and clang's -fsanitize=fuzzer they are
-// libFuzzer's.
+// Fuzzes the radix tree: random bytes become calls, and after each the invariants must hold.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -163,17 +161,6 @@ class Fuzz {
 
 }  // namespace
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  try {
-    Fuzz({data, size}).run();
-  } catch (const Failure& failure) {
-    std::fprintf(stderr, "fuzz_radix: %s\n", failure.what());
-    std::abort();
-  }
-  return 0;
-}
-
-#ifndef COMMLIB_LIBFUZZER
 int main(int argc, char** argv) {
   const double seconds = argc == 3 && !std::strcmp(argv[1], "--seconds") ? std::atof(argv[2]) : 10;
   const auto start = std::chrono::steady_clock::now();
@@ -185,8 +172,12 @@ int main(int argc, char** argv) {
   for (; elapsed() < seconds; ++runs) {
     std::vector<uint8_t> bytes(16 + random() % 1500);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    LLVMFuzzerTestOneInput(bytes.data(), bytes.size());
+    try {
+      Fuzz({bytes.data(), bytes.size()}).run();
+    } catch (const Failure& failure) {
+      std::fprintf(stderr, "fuzz_radix: %s\n", failure.what());
+      std::abort();
+    }
   }
   std::printf("fuzz_radix: %ld inputs, no failure\n", runs);
 }
-#endif

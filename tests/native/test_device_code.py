@@ -74,10 +74,8 @@ ROWS_FOR_MORE += row_kernels(8, COMMON, [PLAIN, WIDEST])
 HALF_ON_EIGHT = [row for row in row_kernels(8, ["float16"], NORMS) if "lsa_twoshot" in row[1] and row[1].endswith("2>")]
 ROWS_FOR_MORE += HALF_ON_EIGHT
 # What the gate compiles: one of each algorithm of all_reduce, with its marks, and of rows; and what has changed.
-OF_ALL_REDUCE = [kernel for kernel in kernels([2], ["bfloat16"], ["sum"]) if "/all_reduce/" in kernel[0]]
-SOON = [
-    jit.Request(*kernel, HERE, marked=marked) for kernel in dict.fromkeys(OF_ALL_REDUCE) for marked in (False, True)
-]
+OF_ALL_REDUCE = [each for each in dict.fromkeys(kernels([2], ["bfloat16"], ["sum"])) if "/all_reduce/" in each[0]]
+SOON = [jit.Request(*kernel, HERE, marked=marked) for kernel in OF_ALL_REDUCE for marked in (False, True)]
 SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, ["bfloat16"], [PLAIN]) if kernel[1].endswith("2>")]
 SOON += [jit.Request(*kernel, HERE) for kernel in ALONE_COMMON[::8]]
 MARKED = [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([2], ["bfloat16"], ["sum"])]
@@ -139,10 +137,8 @@ pytestmark = pytest.mark.timeout(5400)  # of the first test, in which all are co
 
 
 def name_of(request):
-    folder = request.source.split("/")[1]
-    return f"{folder}/{request.expression}-{request.arch}{'-marked' * request.marked}".replace("commlib::", "").replace(
-        " ", ""
-    )
+    folder, expression = request.source.split("/")[1], request.expression.replace("commlib::", "").replace(" ", "")
+    return f"{folder}/{expression}-{request.arch}{'-marked' * request.marked}"
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +151,14 @@ def compiled(request):
         return dict(jit.compile_many(wanted, len(os.sched_getaffinity(0))))
 
 
-def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
-    result = compiled[kernel]
+def stays_in_registers(result):
     assert isinstance(result, jit.Kernel), str(result)
     assert "warning" not in result.log, result.log
     assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"
+
+
+def test_a_kernel_compiles_and_stays_in_registers(compiled, kernel):
+    stays_in_registers(compiled[kernel])
 
 
 # Slots of shared memory that a block gets at its launch, by the variable that says so (csrc/cuda/module.cc).
@@ -192,20 +191,8 @@ def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
     begin = lines.index("//   struct Scaled {")
     example = [line.removeprefix("//") for line in lines[begin : lines.index("//   };", begin) + 1]]
     source = tmp_path / "scaled.cu"
-    source.write_text(
-        "\n".join(
-            [
-                '#include "collectives/all_reduce_rms_norm/nccl_composed.cu"',
-                "namespace commlib {",
-                *example,
-                "}  // namespace",
-                "",
-            ]
-        )
-    )
+    head = ['#include "collectives/all_reduce_rms_norm/nccl_composed.cu"', "namespace commlib {"]
+    source.write_text("\n".join([*head, *example, "}  // namespace", ""]))
     for pairs in (1, 2, 4):
-        result = jit.compile_kernel(
-            source, f"commlib::nccl_composed<commlib::bfloat16, commlib::Scaled, 1, {pairs}>", HERE
-        )
-        assert "warning" not in result.log, result.log
-        assert (result.spill_bytes, result.stack_bytes) == (0, 0), result.log
+        expression = f"commlib::nccl_composed<commlib::bfloat16, commlib::Scaled, 1, {pairs}>"
+        stays_in_registers(jit.compile_kernel(source, expression, HERE))

@@ -117,7 +117,7 @@ def others(rank: int, world: int) -> list[int]:
     return [r for r in range(world) if r != rank]
 
 
-def calls_in_a_row(world: int, draw: random.Random, kinds: str = "exchange two_phases moves rows") -> list[list[Op]]:
+def calls_in_a_row(world: int, draw: random.Random, kinds: str) -> list[list[Op]]:
     """Return what each rank does in some calls, one after the other."""
     programs: list[list[Op]] = [[] for _ in range(world)]
     base = 0
@@ -156,7 +156,7 @@ def free_at(program: list[Op], looks_back: int) -> dict[tuple[int, int], int]:
     return known
 
 
-def unsafe(programs: list[list[Op]], slots: int, looks_back: int = 0) -> str | None:
+def unsafe(programs: list[list[Op]], slots: int, looks_back: int) -> str | None:
     """Return a send into a slot that may not be free: no message tells the sender of it."""
     world = len(programs)
     free = [free_at(program, looks_back) for program in programs]
@@ -183,24 +183,22 @@ def unsafe(programs: list[list[Op]], slots: int, looks_back: int = 0) -> str | N
     return None
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_no_packet_is_written_over_before_it_was_read(world):
-    draw = random.Random(world)
-    for _ in range(DRAWS):
-        assert unsafe(calls_in_a_row(world, draw), SLOTS) is None
+WITHOUT_MOVES = "exchange two_phases rows"
+# With a flag in each packet, and without: there a slot must be empty before it is written again.
+FLAGS, LAMPORT = (SLOTS, 0), (LAMPORT_SLOTS, LOOKS_BACK)
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_a_slot_without_a_flag_is_empty_before_it_is_written_again(world):
+@pytest.mark.parametrize(("rule", "kinds"), [(FLAGS, f"{WITHOUT_MOVES} moves"), (LAMPORT, WITHOUT_MOVES)])
+def test_no_packet_is_written_over_before_it_was_read(rule, kinds, world):
     draw = random.Random(world)
     for _ in range(DRAWS):
-        programs = calls_in_a_row(world, draw, "exchange two_phases rows")
-        assert unsafe(programs, LAMPORT_SLOTS, LOOKS_BACK) is None
+        assert unsafe(calls_in_a_row(world, draw, kinds), *rule) is None
 
 
-@pytest.mark.parametrize(("slots", "looks_back"), [(SLOTS, 0), (LAMPORT_SLOTS, LOOKS_BACK)])
+@pytest.mark.parametrize(("slots", "looks_back"), [FLAGS, LAMPORT])
 def test_one_slot_less_would_not_do(slots, looks_back):
     draw = random.Random(0)
-    found = [unsafe(calls_in_a_row(2, draw, "exchange two_phases rows"), slots - 1, looks_back) for _ in range(DRAWS)]
+    found = [unsafe(calls_in_a_row(2, draw, WITHOUT_MOVES), slots - 1, looks_back) for _ in range(DRAWS)]
     assert any(found)
     assert "all ranks wait" not in found

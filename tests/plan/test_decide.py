@@ -13,35 +13,11 @@ from commlib.plan.rules import Point, Range
 from tests.plan.documents import HEAD, plan_of
 
 
-def test_a_range_covers_sizes_up_to_its_own() -> None:
-    ranges = [{"max_bytes": 100, "algorithm": "a"}, {"max_bytes": 200, "algorithm": "b"}, {"algorithm": "a"}]
-    plan = plan_of({"op": "all_reduce", "ranges": ranges})
-    chosen = [plan.explain("all_reduce", n, world=2).algorithm for n in (0, 100, 101, 200, 201, 1 << 40)]
-    assert chosen == ["a", "a", "b", "b", "a", "a"]
-    said = plan.explain("all_reduce", 150, world=2)
-    assert (said.low_bytes, said.high_bytes) == (101, 200)
-
-
-def test_the_first_rule_that_covers_decides() -> None:
-    plan = plan_of(
-        {"op": "reduce", "dtype": "bfloat16", "ranges": [{"algorithm": "for_bf16"}]},
-        {"op": "reduce", "redop": "max", "ranges": [{"algorithm": "for_max"}]},
-        {"op": "reduce", "world": [3, None], "ranges": [{"algorithm": "for_many"}]},
-        {"op": "reduce", "ranges": [{"algorithm": "rest"}]},
-    )
-    assert plan.explain("reduce", 1, "bfloat16", "max", world=4).algorithm == "for_bf16"
-    assert plan.explain("reduce", 1, "float32", "max", world=4).algorithm == "for_max"
-    assert plan.explain("reduce", 1, world=3).algorithm == "for_many"
-    assert plan.explain("reduce", 1, world=2).algorithm == "rest"
-
-
 def test_an_explanation_tells_crossovers_with_intervals_gain_rule_file_and_match() -> None:
     small = {"max_bytes": 8192, "algorithm": "slow", "ci_bytes": [6144, 12288]}
-    middle = {
-        **{"max_bytes": 65536, "algorithm": "fast", "params": {"blocks": 8}, "ci_bytes": [49152, 81920]},
-        **{"gain": 0.31, "runner_up": "slow", "confidence": 0.99},
-    }
-    rule = {"op": "all_reduce", "ranges": [small, middle, {"algorithm": "slow"}]}
+    middle = {"max_bytes": 65536, "algorithm": "fast", "params": {"blocks": 8}, "ci_bytes": [49152, 81920]}
+    measured = {"gain": 0.31, "runner_up": "slow", "confidence": 0.99}
+    rule = {"op": "all_reduce", "ranges": [small, middle | measured, {"algorithm": "slow"}]}
     document = {**HEAD, "fingerprint": {"backend": "nccl", "device": "H", "nccl": "2.28.9"}, "rules": [rule]}
     plan = Plan(document, "p.json").fitted({"backend": "nccl", "device": "H", "nccl": "2.30.7"})
     assert str(plan.explain("all_reduce", 1 << 14, world=2)).splitlines() == [
@@ -66,20 +42,16 @@ def test_a_match_counts_the_keys_that_the_plan_has() -> None:
     assert Match.of({"cpu": "x", "torch": None, "commlib": "0"}, {"cpu": "x", "torch": "2"}) == Match(1, 1)
 
 
-def facts_of(refused: dict[str, str], plain: str = "") -> Facts:
-    """Algorithms that refuse a type each, and those that are for ordinary tensors."""
-    return Facts(
-        lambda query, name: f"cannot reduce {query.dtype}" if refused.get(name) == query.dtype else None,
-        lambda op, name: name not in plain.split(),
-    )
+def facts_of(refused: dict[str, str]) -> Facts:
+    """Algorithms that refuse a type each."""
+    return Facts(lambda query, name: f"cannot reduce {query.dtype}" if refused.get(name) == query.dtype else None)
 
 
 def test_what_cannot_serve_a_call_is_passed_over_for_the_fallback_then_for_the_next_rule() -> None:
-    first = {
-        **{"op": "reduce", "ranges": [{"max_bytes": 64, "algorithm": "small"}, {"algorithm": "vendor"}]},
-        **{"fallback": [{"algorithm": "small", "params": {"blocks": 4}}, {"algorithm": "any"}]},
-    }
-    plan = plan_of(first, {"op": "reduce", "ranges": [{"algorithm": "last"}]})
+    ranges = [{"max_bytes": 64, "algorithm": "small"}, {"algorithm": "vendor"}]
+    fallback = [{"algorithm": "small", "params": {"blocks": 4}}, {"algorithm": "any"}]
+    first, last = {"op": "reduce", "ranges": ranges, "fallback": fallback}, {"algorithm": "last"}
+    plan = plan_of(first, {"op": "reduce", "ranges": [last]})
     none, one, two, all_three = {}, {"vendor": "bool"}, {"vendor": "bool", "small": "bool"}, {"any": "bool"}
     for refused, expected in (
         (none, ("vendor", "rules[0][1]", 0)),
@@ -97,46 +69,6 @@ def test_what_cannot_serve_a_call_is_passed_over_for_the_fallback_then_for_the_n
         plan.explain("reduce", 100, "bool", world=2, facts=facts_of({**two, **all_three, "last": "bool"}))
 
 
-def test_sizes_that_a_rule_leaves_out_are_the_next_rules() -> None:
-    plan = plan_of(
-        {"op": "reduce", "ranges": [{"max_bytes": 64, "algorithm": "a"}]},
-        {"op": "reduce", "ranges": [{"algorithm": "b"}]},
-    )
-    assert [plan.explain("reduce", n, world=2).algorithm for n in (64, 65)] == ["a", "b"]
-
-
-def test_an_entry_for_aligned_calls_is_passed_over_for_others() -> None:
-    ranges = [{"algorithm": "lines", "align": 16}]
-    plan = plan_of({"op": "reduce", "ranges": ranges, "fallback": [{"algorithm": "packets"}]})
-    assert [plan.explain("reduce", n, world=2).algorithm for n in (32, 36)] == ["lines", "packets"]
-    assert plan.explain("reduce", 36, world=2).passed == ("lines: 36 B is no multiple of 16",)
-
-
-def test_a_symmetric_rule_leaves_to_the_plain_ones_what_it_gives_to_an_algorithm_of_theirs() -> None:
-    ranges = [{"max_bytes": 64, "algorithm": "plain_one"}, {"algorithm": "zero_copy"}]
-    plan = plan_of(
-        {"op": "x", "placement": "symmetric", "ranges": ranges},
-        {"op": "x", "placement": "symmetric", "ranges": [{"algorithm": "other"}]},
-        {"op": "x", "ranges": [{"algorithm": "plain_one", "params": {"hot": 1}}]},
-    )
-    facts = facts_of({"zero_copy": "bool"}, plain="plain_one")
-
-    def said(num_bytes: int, dtype: str = "float32") -> tuple[str, str]:
-        why = plan.explain("x", num_bytes, dtype, world=2, placement="symmetric", facts=facts)
-        return why.algorithm, why.rule
-
-    assert said(64) == ("plain_one", "rules[2][0]")
-    assert said(65) == ("zero_copy", "rules[0][1]")
-    assert said(65, "bool") == ("other", "rules[1][0]")
-
-
-def test_threshold_is_the_classic_pair() -> None:
-    plan = Plan.threshold(8 << 20, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm"))
-    chosen = [plan.explain("all_reduce", n, world=2).algorithm for n in (8 << 20, (8 << 20) + 1)]
-    assert chosen == ["shm_oneshot", "shm_twoshot"]
-    assert plan.explain("barrier", 0, world=2).source == "plans/shm.json"
-
-
 def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
     plan = Plan.only({"all_reduce": "shm_symmetric"}, base=shipped_plan("shm"))
     assert plan.explain("all_reduce", 8, world=2, placement="symmetric", facts=FACTS).algorithm == "shm_symmetric"
@@ -145,12 +77,8 @@ def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
 
 def test_explain_says_what_takes_no_multiprocessors() -> None:
     plan = Plan.only({"all_gather": "engine_pull"}, base=shipped_plan("nccl"))
-    said = [
-        str(plan.explain("all_gather", 1 << 26, world=2, placement=placement, facts=FACTS))
-        for placement in ("symmetric", "plain")
-    ]
-    assert "  takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)\n" in said[0]
-    assert "\n  takes up to 128 multiprocessors; time on so many: 8 +" in said[1]
+    for placement, said in (("symmetric", "takes no multiprocessors"), ("plain", "takes up to 128 multiprocessors")):
+        assert f"  {said}" in str(plan.explain("all_gather", 1 << 26, world=2, placement=placement, facts=FACTS))
 
 
 def test_explain_says_what_an_asynchronous_call_takes_and_why() -> None:
@@ -160,15 +88,12 @@ def test_explain_says_what_an_asynchronous_call_takes_and_why() -> None:
         told = str(plan.explain(op, num_bytes, **call, **more)).splitlines()
         return next((each for each in told if "asynchronous" in each), "").strip()
 
-    knee = "asynchronous: the knee of its curve, 24 of 132 multiprocessors, measured 15% slower than on all"
-    assert line("all_reduce", 1 << 26) == knee
-    few = "asynchronous: the knee of its curve, 16 of 132 multiprocessors, measured 44% slower than on 128"
-    assert line("all_gather", 1 << 26, placement="symmetric") == few
-    own = "asynchronous: runs as a synchronous call, "
-    assert line("all_reduce", 4096) == own + "as it was not measured on fewer multiprocessors"
+    assert "the knee of its curve, 24 of 132 multiprocessors" in line("all_reduce", 1 << 26)
+    assert "measured 44% slower than on 128" in line("all_gather", 1 << 26, placement="symmetric")
+    assert "as a synchronous call, as it was not measured on fewer" in line("all_reduce", 4096)
     curve = [{"sms": 8, "algorithm": "lsa_oneshot", "params": {"blocks": 8}, "slower": 0.1}]
     plan = plan_of({"op": "all_gather", "ranges": [{"algorithm": "lsa_oneshot", "curve": curve}]})
-    assert line("all_gather", 1 << 26) == own + "which is the knee of its curve"
+    assert "as a synchronous call, which is the knee of its curve" in line("all_gather", 1 << 26)
     assert line("all_gather", 1 << 26, max_sms=8) == "", "a limit decides"
     plan = shipped_plan("shm")
     assert line("all_reduce", 1 << 26) == "", "CPUs have no multiprocessors"
@@ -215,28 +140,14 @@ def test_the_digest_follows_the_content_not_the_spelling() -> None:
     plan = plan_of(rule)
     digest = plan.digest  # kept from now on
     assert plan.completed(plan_of({**rule, "dtype": "float32"})).digest != digest
-    marked = [
-        Plan({**HEAD, "fingerprint": {"backend": "shm", "device": name}, "rules": [rule]}, "here") for name in "ab"
-    ]
-    assert len({plan.digest for plan in (plan_of(rule), *marked)}) == 3
+    prints = [{"fingerprint": {"backend": "shm", "device": name}} for name in "ab"]
+    assert len({Plan({**HEAD, **more, "rules": [rule]}, "here").digest for more in ({}, *prints)}) == 3
 
 
 def test_on_fewer_multiprocessors_the_curve_is_relative_to_what_runs_there() -> None:
     curve = tuple(Point(sms=sms, algorithm="a", slower=slower) for sms, slower in ((4, 3.0), (8, 1.0), (16, 0.5)))
     few = Range(algorithm="b", curve=curve).on(curve[1])
     assert [(point.sms, point.slower) for point in few.curve] == [(4, 1.0)]  # 4 times as long, of twice
-
-
-def test_differences_are_by_call_and_size() -> None:
-    one, other = (
-        shipped_plan("shm"),
-        Plan.threshold(64 << 10, below="shm_oneshot", above="shm_twoshot", base=shipped_plan("shm")),
-    )
-    assert differences(one, one) == []
-    found = differences(one, other)
-    assert {(d.call.op, d.call.placement) for d in found} == {("all_reduce", "plain")}
-    of_two = next(str(d) for d in found if d.world == (1, 2))
-    assert "  above 8K, up to 64K: shm_twoshot chunk_bytes=262144 → shm_oneshot" in of_two.splitlines()
 
 
 def test_a_type_that_differs_alone_is_named_and_modes_that_agree_are_one() -> None:

@@ -37,9 +37,9 @@ BAD = {
 }
 BAD_RULES: dict[str, tuple[Rule, str]] = {
     "no op": ({}, r'line 2: rules\[0\] needs "op"'),
-    "an unknown key of a fallback": (
-        {"op": "x", "ranges": [{"algorithm": "a"}], "fallback": [{"algorithm": "a", "max_bytes": 8}]},
-        r"rules\[0\].fallback\[0\].max_bytes is not known here; known: algorithm, params",
+    "a key of a fallback": (
+        {"op": "x", "ranges": [{"algorithm": "a"}], "fallback": [{"x": 8}]},
+        r"fallback\[0\].x is not",
     ),
     "no ranges": ({"op": "x"}, r'rules\[0\] needs "ranges"'),
     "empty ranges": ({"op": "x", "ranges": []}, r"ranges is \[\], expected a list of at least one range"),
@@ -60,18 +60,17 @@ BAD_RANGES: dict[str, tuple[list[Rule], str]] = {
 }
 BAD_ORDER: dict[str, tuple[list[Rule], str]] = {
     "sizes that do not rise": (
-        [{"max_bytes": 9, "algorithm": "a"}, {"max_bytes": 9, "algorithm": "b"}],
-        r"rules\[0\].ranges\[1\]: max_bytes 9 is not a number above 9",
+        [{"max_bytes": 9, "algorithm": "a"}] * 2,
+        r"ranges\[1\]: max_bytes 9 is not a number above 9",
     ),
-    "a rest before the end": (
-        [{"algorithm": "a"}, {"algorithm": "b"}],
-        r"rules\[0\].ranges\[0\]: only the last range may have no max_bytes",
-    ),
+    "a rest before the end": ([{"algorithm": "a"}] * 2, r"ranges\[0\]: only the last range may have no max_bytes"),
     "a size with a point": ([{"algorithm": "a", "max_bytes": 8.0}], "written with a point where .* a whole one"),
+    "a curve that falls": (
+        [{"algorithm": "a", "curve": [{"sms": sms, "algorithm": "a", "slower": 0.1} for sms in (16, 8)]}],
+        r"ranges\[0\]: the sms of its curve do not rise",
+    ),
     "an interval backwards": ([{"algorithm": "a", "ci_bytes": [2, 1]}], r"ci_bytes ends below its start"),
 }
-
-
 BACKWARDS: Rule = {"op": "x", "world": [4, 2], "ranges": [{"algorithm": "a"}]}
 
 

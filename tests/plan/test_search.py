@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from commlib.timing import fingerprint
 from commlib.timing.machine import driver_of
 from tests.plan.documents import HEAD, tuned
 
+Patch = pytest.MonkeyPatch
+
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mine(tmp_path: Path, monkeypatch: Patch) -> Path:
     """Where the plan of this user for this machine and two ranks on shm is looked for."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.delenv("COMMLIB_PLAN", raising=False)
@@ -35,32 +38,22 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 64])
 def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world: int) -> None:
     plan, known = shipped_plan(backend).completed(unplanned(backend)), algorithm_names(backend)
-    for op in COLLECTIVES:
-        for placement in ("plain", "symmetric"):
-            for num_bytes in (0, 1, 8192, 8193, 1 << 20, 1 << 40):
-                chosen = plan.explain(op, num_bytes, world=world, placement=placement, facts=FACTS).algorithm
-                assert chosen in known[op]
+    sizes = (0, 1, 8192, 8193, 1 << 20, 1 << 40)
+    for op, placement, num_bytes in product(COLLECTIVES, ("plain", "symmetric"), sizes):
+        assert plan.explain(op, num_bytes, world=world, placement=placement, facts=FACTS).algorithm in known[op]
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
 @pytest.mark.parametrize("name", ["nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"])
-def test_calls_of_two_ranks_on_few_multiprocessors_run_copy_engines_where_tensors_are_symmetric(
-    name: str, op: str
-) -> None:
-    plan = shipped_plan(name)
-
-    def chosen(num_bytes: int, placement: str, max_sms: int) -> str:
-        query: dict[str, Any] = {"world": 2, "mode": "graph", "placement": placement, "max_sms": max_sms}
-        return plan.explain(op, num_bytes, "bfloat16", facts=FACTS, **query).algorithm
-
+def test_on_few_multiprocessors_symmetric_tensors_of_two_ranks_run_copy_engines(name: str, op: str) -> None:
+    plan, query = shipped_plan(name), {"world": 2, "mode": "graph", "facts": FACTS}
     for num_bytes in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
-        assert chosen(num_bytes, "symmetric", 2) == "engine_pull"
-        assert "engine_pull" not in {chosen(num_bytes, "plain", 2), chosen(num_bytes, "symmetric", 0)}
+        for placement, max_sms, engine in (("symmetric", 2, True), ("plain", 2, False), ("symmetric", 0, False)):
+            said = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
+            assert (said.algorithm == "engine_pull") == engine
 
 
-def test_a_collective_without_a_rule_runs_the_first_row_of_its_table(
-    mine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_rule_a_collective_runs_the_first_row_of_its_table(mine: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(COLLECTIVES._tables, "another", replace(COLLECTIVES["broadcast"], name="another"))
     plans = {backend: find_plan(backend, "auto", 2) for backend in ("shm", "torch", "nccl_direct")}
     names = {backend: plan.explain("another", 8, world=2).algorithm for backend, plan in plans.items()}
@@ -78,9 +71,7 @@ def test_a_plan_of_the_users_is_found_by_backend_device_and_world(mine: Path) ->
     assert find_plan("shm", "auto", 3).source == "plans/shm.json"
 
 
-def test_the_order_is_argument_variable_user_shipped(
-    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_order_is_argument_variable_user_shipped(mine: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     mine.write_text(tuned())
     named, passed = tmp_path / "named.json", tmp_path / "passed.json"
     for path in (named, passed):
@@ -103,10 +94,11 @@ UNFIT: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "reason"), UNFIT.values(), ids=UNFIT)
+@pytest.mark.parametrize("case", UNFIT)
 def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_asked_for(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: Any, reason: str
+    mine: Path, monkeypatch: Patch, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
+    text, reason = UNFIT[case]
     mine.write_text(text())
     with caplog.at_level(logging.INFO, "commlib"):
         assert [find_plan("shm", "auto", 2).source for _ in range(2)] == ["plans/shm.json"] * 2
@@ -121,8 +113,8 @@ def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_as
 
 
 @pytest.mark.parametrize("said", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
-def test_of_two_backends_of_a_program_a_plan_is_for_the_one_that_has_its_algorithms(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+def test_of_two_backends_a_plan_is_for_the_one_that_has_its_algorithms(
+    mine: Path, monkeypatch: Patch, said: Any
 ) -> None:
     rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
     path = mine.with_name("of_gpus.json")
@@ -161,8 +153,7 @@ def test_a_variant_of_a_backend_takes_no_plan_of_the_backend(mine: Path) -> None
 
 
 def test_the_device_is_the_gpu_where_the_backend_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"is_available": True, "get_device_name": "NVIDIA H200", "device_count": 8}
-    for name, answer in answers.items():
+    for name, answer in {"is_available": True, "get_device_name": "NVIDIA H200", "device_count": 8}.items():
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 9))
@@ -189,19 +180,16 @@ def test_shipped_plans_name_what_there_is(name: str) -> None:
         assert plan_text(plan, world, of)  # each parameter is one of its row's, within its bounds
 
 
-@pytest.mark.parametrize(
-    ("pins", "reason"),
-    [
+def test_a_wrong_pin_is_refused_with_the_valid_names(monkeypatch: Patch) -> None:
+    for pins, reason in (
         ("all_reduce", "expected collective:algorithm"),
         ("all_reduce:a,all_reduce:b", "named twice"),
         ("all_reduse:shm_oneshot", "no collective 'all_reduse'; there are all_reduce"),
         ("all_reduce:lsa_oneshot", "all_reduce has no algorithm 'lsa_oneshot' on shm; it has shm_oneshot"),
-    ],
-)
-def test_a_wrong_pin_is_refused_with_the_valid_names(monkeypatch: pytest.MonkeyPatch, pins: str, reason: str) -> None:
-    monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
-    with pytest.raises(ValueError, match=reason):
-        override(shipped_plan("shm"), "shm")
+    ):
+        monkeypatch.setenv("COMMLIB_ALGORITHM", pins)
+        with pytest.raises(ValueError, match=reason):
+            override(shipped_plan("shm"), "shm")
 
 
 def test_a_plan_of_a_device_serves_numbers_of_ranks_that_were_not_tuned() -> None:

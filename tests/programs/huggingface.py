@@ -15,23 +15,19 @@ from tests.fused import fused
 TOKENS = [[3, 14, 15, 92, 65, 35, 89, 79], [32, 38, 46, 26, 43, 38, 32, 79]]
 
 
-def llama_of_one(comm: Communicator, folder: str) -> Any:
-    """Write a model to `folder`, and return what it computes in one process."""
+def small_llama(**options: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=128,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        tie_word_embeddings=False,
-        pad_token_id=0,
-        eos_token_id=None,
-    )
-    model = LlamaForCausalLM(config).to(comm.device).eval()
+    shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 8, "num_key_value_heads": 4}
+    rest = {"tie_word_embeddings": False, "pad_token_id": 0, "eos_token_id": None}
+    return LlamaForCausalLM(LlamaConfig(**{**shape, **rest, **options})).eval()
+
+
+def llama_of_one(comm: Communicator, folder: str) -> Any:
+    """Write a model to `folder`, and return what it computes in one process."""
+    model = small_llama().to(comm.device)
     if comm.rank == 0:
         model.save_pretrained(folder)
     return computed(model)

@@ -118,9 +118,8 @@ class Model:
                 freed = self.evict(over)
                 end.locks -= 1
             hits = int(len(ids) > counted)
-            end.children.append(
-                Node(end, namespace, ids[length:], slots[length : len(ids)], self.clock, self.clock, hits, priority)
-            )
+            rest = ids[length:], slots[length : len(ids)]
+            end.children.append(Node(end, namespace, *rest, self.clock, self.clock, hits, priority))
             end = end.children[-1]
         return length, (end, end.version), freed
 

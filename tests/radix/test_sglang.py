@@ -14,9 +14,8 @@ from tests.radix.pools import Allocator, Rows, request, row_of
 
 def made(size=64, page_size=1, **options):
     allocator = Allocator(size, page_size)
-    return SGLangRadixCache(
-        CacheInitParams(req_to_token_pool=Rows(), token_to_kv_pool_allocator=allocator, page_size=page_size, **options)
-    ), allocator
+    pools = dict(req_to_token_pool=Rows(), token_to_kv_pool_allocator=allocator)
+    return SGLangRadixCache(CacheInitParams(**pools, page_size=page_size, **options)), allocator
 
 
 def match(cache, *tokens, **key):
@@ -54,9 +53,8 @@ def test_extra_key_and_salt_are_namespaces_and_a_limit_cuts_the_key():
     keys = [{}, {"extra_key": "a"}, {"extra_key": ""}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "b"}]
     for at, key in enumerate(keys):
         assert insert(cache, [1, 2], 2 * at, RadixKey([1, 2], **key)).prefix_len == 0
-    assert [match(cache, 1, 2, **key).device_indices.tolist() for key in keys] == [
-        [2 * at, 2 * at + 1] for at in range(5)
-    ]
+    for at, key in enumerate(keys):
+        assert match(cache, 1, 2, **key).device_indices.tolist() == [2 * at, 2 * at + 1]
     assert [match(cache, 1, 2, **key).device_prefix_len for key in ({"extra_key": "b"}, {"limit": 1})] == [0, 1]
     insert(cache, [7, 8, 9], 20, RadixKey([7, 8, 9], limit=1))
     assert cache.total_size() == 11
@@ -133,17 +131,9 @@ def test_what_it_cannot_do_is_refused():
 
 
 def test_objects_of_another_package_with_the_same_names_will_do():
-    cache = SGLangRadixCache(
-        SimpleNamespace(
-            disable=False,
-            req_to_token_pool=None,
-            token_to_kv_pool_allocator=None,
-            page_size=1,
-            is_eagle=False,
-            eviction_policy="lru",
-            enable_kv_cache_events=False,
-        )
-    )
+    pools = dict.fromkeys(("req_to_token_pool", "token_to_kv_pool_allocator"))
+    switches = dict.fromkeys(("disable", "is_eagle", "enable_kv_cache_events"), False)
+    cache = SGLangRadixCache(SimpleNamespace(**pools, **switches, page_size=1, eviction_policy="lru"))
     key = SimpleNamespace(token_ids=[1, 2], extra_key=None)
     assert cache.insert(SimpleNamespace(key=key, value=torch.tensor([3, 4]), priority=0)).prefix_len == 0
     assert cache.match_prefix(SimpleNamespace(key=key)).device_indices.tolist() == [3, 4]

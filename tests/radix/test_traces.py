@@ -21,12 +21,10 @@ class Trace:
         self.pair = Pair(page_size=page_size, capacity=capacity, **options)
 
     def prompt(self):
-        pages = [
-            [self.random.randrange(2)] * (self.page - 1) + [self.random.randrange(3)]
-            for _ in range(self.random.randrange(9))
-        ]
-        tail = [1] * self.random.randrange(self.page)
-        return [token for page in pages for token in page] + tail
+        tokens = []
+        for _ in range(self.random.randrange(9)):
+            tokens += [self.random.randrange(2)] * (self.page - 1) + [self.random.randrange(3)]
+        return tokens + [1] * self.random.randrange(self.page)
 
     def namespace(self):
         return self.random.choice(NAMESPACES) if self.random.random() < 0.3 else None

@@ -1,30 +1,36 @@
-"""What commands share: files that are whole or untouched, a line for a row, faults and their place, how a run ends."""
-
-from __future__ import annotations
+"""What commands share: whole files, faults and their place, how a run ends, pages, and the results that are kept."""
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
-from commlib.bench.rows import KIND
+from commlib.bench.rows import KIND, measured, median_us, rivals
 from commlib.cli.bench.show import show
 from commlib.cli.bench.view import BenchView
+from commlib.cli.report.folder import Folder
+from commlib.cli.report.pages import PAGE, write_pages
 from commlib.debug import metrics
 from commlib.errors import CommError
 from commlib.report import files
-from commlib.report.document import Report
-from commlib.report.formats import csv_text
+from commlib.report.document import Report, Row
+from commlib.report.formats import escaped
+from commlib.report.html import html
 from commlib.report.packed import packed, unpacked
+from commlib.report.page import Code, Grid, Picture, Points, Section, Text, markdown
+from commlib.report.plot import Line, Panel
 from commlib.report.run import Output, until_it_ends
+from commlib.report.svg import svg
 from commlib.report.table import Column
 from commlib.report.view import View
 from tests.cli.bench_documents import document
@@ -43,9 +49,7 @@ def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("write", [files.write, metrics._replace])
-def test_a_link_that_lies_in_wait_is_not_followed(
-    tmp_path: Path, write: Callable[[Path, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_lies_in_wait_is_not_followed(tmp_path, write, monkeypatch) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
     monkeypatch.setattr("secrets.token_hex", lambda nbytes: str(os.getpid()))
@@ -71,12 +75,9 @@ def test_what_is_no_regular_file_is_written_into_and_stays(tmp_path: Path) -> No
 def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
     assert "there is no folder" in files.unwritable(tmp_path / "gone" / "x.json")
     assert files.unwritable(tmp_path / "x.json") == ""
-    with pytest.raises(ValueError, match="cannot write"):
-        files.write(tmp_path, "a folder")
-
-
-def test_csv_reads_parts_of_a_row() -> None:
-    assert csv_text(ROWS, {"op": "op", "us": "time.p50"}).splitlines() == ["op,us", "all_reduce,1.25", "barrier,"]
+    for path in (tmp_path, tmp_path / "gone" / "x.json"):
+        with pytest.raises(ValueError, match="cannot write"):
+            files.write(path, "x")
 
 
 class Plain(View):
@@ -121,9 +122,7 @@ def run(output: Output, *rows: dict[str, Any], ends: BaseException | None = None
     return until_it_ends(measure, output.finish)
 
 
-def test_a_run_prints_as_it_goes_what_the_whole_document_gives(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_run_prints_as_it_goes_what_the_whole_document_gives(capsys, tmp_path) -> None:
     path = tmp_path / "x.json"
     assert run(Output(Plain, path=path), *ROWS) == 0
     printed = capsys.readouterr().out
@@ -131,55 +130,46 @@ def test_a_run_prints_as_it_goes_what_the_whole_document_gives(
     assert Plain(json.loads(path.read_text()), 80).table() + "\n" == printed
 
 
-def test_ctrl_c_keeps_what_was_measured_and_a_second_one_waits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closing = Plain.closing
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_what_was_measured_and_a_second_one_waits(asked, capsys, monkeypatch, tmp_path) -> None:
+    closing, path, report = Plain.closing, tmp_path / "x.json", Sizes()
+    output = Output(Plain, path=path)
 
     def impatient(self: Plain) -> list[str]:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         return closing(self)
 
-    monkeypatch.setattr(Plain, "closing", impatient)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    assert run(Output(Plain), ROWS[0], ends=KeyboardInterrupt()) == 130
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert capsys.readouterr().out.endswith("8\n# interrupted\n")
-
-
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_keep_what_was_measured_in_the_file(asked: signal.Signals, tmp_path: Path) -> None:
-    path, report = tmp_path / "x.json", Sizes()
-    output = Output(Plain, path=path)
-
     def measure() -> None:
         output.open(report, len(ROWS))
         report.rows.append(ROWS[0])
         os.kill(os.getpid(), asked)
 
+    monkeypatch.setattr(Plain, "closing", impatient)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert until_it_ends(measure, output.finish) == 128 + asked
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     kept = json.loads(path.read_text())
     assert (kept["rows"], kept["ended"]) == (ROWS[:1], "interrupted")
+    assert capsys.readouterr().out.endswith("# interrupted\n")
 
 
-def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whether_anything_was(
-    tmp_path: Path,
-) -> None:
-    script = (
-        "import sys, pathlib\n"
-        "from tests.report.test_report import ROWS, Output, Plain, run\n"
-        "path = pathlib.Path(sys.argv[1]) if sys.argv[1:] else None\n"
-        "output = Output(Plain, path=path)\n"
-        "assert run(output, *ROWS) == 0\n"
-        "sys.exit(0 if output.wanted else UNREAD)\n"
-    ).replace("UNREAD", "141")
+UNREAD = """
+import sys, pathlib
+from tests.report.test_report import ROWS, Output, Plain, run
+output = Output(Plain, path=pathlib.Path(sys.argv[1]) if sys.argv[1:] else None)
+assert run(output, *ROWS) == 0
+sys.exit(0 if output.wanted else 141)
+"""
+
+
+def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whether_anything_was(tmp_path) -> None:
     path = tmp_path / "x.json"
     for words, code in (([str(path)], 0), ([], 141)):
         reader, writer = os.pipe()
         os.close(reader)
         result = subprocess.run(
-            [sys.executable, "-c", script, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+            [sys.executable, "-c", UNREAD, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
         )
         os.close(writer)
         assert (result.returncode, result.stderr) == (code, "")
@@ -203,9 +193,7 @@ def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: sign
     assert (result.returncode, result.stdout) == (128 + asked, "interrupted\n")
 
 
-def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_error_is_raised_after_the_report_and_nothing_measured_is_no_report(capsys) -> None:
     with pytest.raises(CommError, match="rank 1 died"):
         run(Output(Plain), ROWS[0], ends=CommError("rank 1 died"))
     assert capsys.readouterr().out.endswith("# rank 1 died\n")
@@ -247,3 +235,98 @@ def test_a_file_of_several_runs_is_shown_whole_or_in_part(tmp_path: Path) -> Non
         assert CliRunner().invoke(show, [str(path), *words]).exit_code == 2
     with pytest.raises(ValueError, match="has 2 runs"):
         KIND.read(path)
+
+
+EVIL = "<script>alert(1)</script>|`*_[a](javascript:b)"
+
+
+@pytest.mark.parametrize("text", ["``<b>`", "`<b>``", "`a\n<b>`", "\\<b>", "`` `<b>"])
+def test_backticks_that_are_no_pair_hide_nothing(text: str) -> None:
+    assert re.search(r"(?<!\\)(?:\\\\)*\\<b>", escaped(text))
+
+
+def test_markdown_has_every_block_but_what_is_shown_on_demand() -> None:
+    columns = [Column("a", str), Column("b", lambda item: EVIL)]
+    blocks = [
+        Text("A *text* with `code_of it`."),
+        Points(["one", "two"], "Told"),
+        Code(["commlib doctor"]),
+        Grid("Table", columns, [1, 2]),
+        Grid("Folded", columns, [1], folded=True),
+        Picture("Drawn", []),
+    ]
+    text = markdown(Section("name", "Title_of", blocks))
+    assert text.startswith("# Title\\_of\n\nA \\*text\\* with `code_of it`.\n\n**Told**\n\n- one\n- two\n\n```text\n")
+    assert "| 1 | \\<script>" in text and "Folded" not in text
+    assert "<details><summary>Folded" in html("t", "", [Section("name", "Title", blocks)])
+
+
+@pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [0.001, 900.0]])
+def test_axes_of_few_or_equal_values_are_drawn(values: list[float]) -> None:
+    panel = Panel("", lines=[Line(None, [1, 2], values)], y_range=(0, None))
+    assert "nan" not in svg(panel, "p") and ElementTree.fromstring(svg(panel, "p")) is not None
+
+
+ROOT = Path(__file__).resolve().parents[2]
+REPORTS = sorted((ROOT / "docs/reports").iterdir())
+RESULTS = sorted((ROOT / "benchmarks/results").iterdir())
+UNITS = {"KiB": 10, "MiB": 20}
+# Which part of the file a pair of columns is, and the labels that its names of libraries stand for.
+PARTS = {"2": 2, "4": -1}
+LABELS = {"NCCL windows": "nccl_symmetric", "torch symmetric": "symm_", "FlashInfer": "flashinfer", "SGLang": "sglang"}
+
+
+def test_a_file_has_documents_with_rows_and_a_line_for_each_and_right_values() -> None:
+    for path in RESULTS:
+        text = path.read_text(encoding="utf-8")
+        documents = unpacked(json.loads(text))
+        assert all(document["rows"] for document in documents), path
+        assert text.count("\n   [") == sum(len(document["rows"]) for document in documents), path
+        if documents[0]["schema"] == KIND.name:
+            tables = [BenchView(document, 120).table() for document in KIND.read_all(path)]
+            assert all("# Out of bounds values : 0 OK" in table for table in tables), path
+
+
+@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
+def test_a_report_is_small_and_whole_and_made_again_from_its_documents(path: Path, tmp_path: Path) -> None:
+    assert sum(file.stat().st_size for file in path.iterdir()) <= 400_000
+    made = Folder(Path(shutil.copytree(path, tmp_path / path.name)))
+    assert made.stages and all(map(made.has, made.stages))
+    before = {file.name for file in made.path.iterdir()}
+    (made.path / PAGE).unlink()
+    write_pages(made)
+    assert {file.name for file in made.path.iterdir()} == before
+
+
+def cells() -> list[tuple[str, str, str, str, str]]:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    table = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    head, *rows = [row for row in table if len(row) == 7]
+    gpus = [re.match(r"(\d) × H100", head[at])[1] for at in (1, 4)]
+    return [(size, gpus[half], *rest[3 * half : 3 * half + 3]) for size, *rest in rows for half in (0, 1)]
+
+
+def rows_of(gpus: str, size: str) -> list[Row]:
+    documents = unpacked(json.loads((ROOT / "benchmarks/results/bench_h100.json").read_text(encoding="utf-8")))
+    document = documents[PARTS[gpus]]
+    assert document["config"]["ranks"] == int(gpus)
+    number, unit = size.split()
+    wanted = int(number) << UNITS[unit]
+    return [row for row in measured(document["rows"]) if (row["op"], row["size"]) == ("all_reduce", wanted)]
+
+
+def about(value: float, text: str) -> bool:
+    return abs(value - float(text)) <= 0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9
+
+
+@pytest.mark.parametrize(("size", "gpus", "ours", "other", "ratio"), cells())
+def test_a_line_of_the_table_is_of_the_results(size: str, gpus: str, ours: str, other: str, ratio: str) -> None:
+    rows = rows_of(gpus, size)
+    chosen = [row for row in rows if row["ours"] and row["chosen"] and row["placement"] == "plain"]
+    plan = median_us(min(chosen, key=lambda row: row["in_place"]))  # out of place, where it was measured
+    best = min(rivals(rows), key=median_us)
+    name, _, time = other.rpartition(" ")
+    assert about(plan, ours.split(maxsplit=1)[0])
+    assert about(median_us(best), time)
+    assert best["algorithm"].startswith(LABELS.get(name, name.lower()))
+    assert about(median_us(best) / plan, ratio)

@@ -41,9 +41,9 @@ def ranks(live: Ranks, tmp_path: Path) -> Ranks:
     return live
 
 
-def start(comm: Communicator, path: str) -> None:
+def start(comm: Communicator, path: str, timeout_s: float = 60.0) -> None:
     if not dist.is_initialized():
-        timeout, store = datetime.timedelta(seconds=60), dist.FileStore(path, comm.size)
+        timeout, store = datetime.timedelta(seconds=timeout_s), dist.FileStore(path, comm.size)
         dist.init_process_group("commlib", store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
 
 
@@ -214,13 +214,7 @@ def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks, how: str)
 
 
 def goes_on(comm: Communicator, path: str, how: str) -> str:
-    dist.init_process_group(
-        "commlib",
-        store=dist.FileStore(path, comm.size),
-        rank=comm.rank,
-        world_size=comm.size,
-        timeout=datetime.timedelta(seconds=1 if how == "late" else 60),
-    )
+    start(comm, path, 1.0 if how == "late" else 60.0)
     x, group = torch.ones(4), dist.group.WORLD._get_backend(torch.device("cpu"))
     if how == "late in a part":
         group = group.split_group([0, 1, 2], timeout=datetime.timedelta(seconds=1), group_name="part")

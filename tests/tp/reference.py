@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from commlib.tp import LlamaConfig, Source
+from commlib.communicator import Communicator
+from commlib.tp import Llama, LlamaConfig, RandomWeights, Source
 from commlib.tp.config import frequencies
 
 CONFIG = LlamaConfig(
@@ -18,6 +21,14 @@ CONFIG = LlamaConfig(
     num_key_value_heads=2,
     head_dim=8,
 )
+SOURCE = RandomWeights(1)
+
+
+def model_of(comm: Communicator, config: LlamaConfig = CONFIG, **options: Any) -> Llama:
+    """Return the model to compare, with the weights of SOURCE."""
+    model = Llama(comm, config, **options)
+    model.load(SOURCE)
+    return model
 
 
 def logits(config: LlamaConfig, source: Source, tokens: list[int]) -> Tensor:

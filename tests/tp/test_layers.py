@@ -26,6 +26,12 @@ def rows(count, width, seed=0):
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
 
 
+def linear(name, outputs, x, bias=True):
+    """Return what an undivided layer does."""
+    weight, added = SOURCE.read(f"{name}.weight", (outputs, x.shape[1])), SOURCE.read(f"{name}.bias", (outputs,))
+    return F.linear(x, weight, added * bias)
+
+
 def column(comm, bias):
     layer = ColumnParallelLinear(comm, 12, 13, bias=bias)
     layer.load(SOURCE, "layer")
@@ -35,7 +41,7 @@ def column(comm, bias):
 @WORLDS
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_parts_of_a_column_parallel_layer_are_the_outputs_of_the_whole(shm_ranks, world, bias):
-    whole = F.linear(rows(5, 12), SOURCE.read("layer.weight", (13, 12)), SOURCE.read("layer.bias", (13,)) * bias)
+    whole = linear("layer", 13, rows(5, 12), bias)
     torch.testing.assert_close(torch.cat(shm_ranks.run(column, bias, world=world), 1), whole)
 
 
@@ -50,10 +56,7 @@ def merged(comm):
 
 @WORLDS
 def test_a_merged_layer_has_the_heads_of_its_rank_and_kv_heads_are_copied_where_they_are_few(shm_ranks, world):
-    q, k, v = (
-        F.linear(rows(5, 12), SOURCE.read(f"{name}.weight", (8 * count, 12)), SOURCE.read(f"{name}.bias", (8 * count,)))
-        for name, count in (("q", 4), ("k", 1), ("v", 1))
-    )
+    q, k, v = (linear(name, outputs, rows(5, 12)) for name, outputs in (("q", 32), ("k", 8), ("v", 8)))
     parts = shm_ranks.run(merged, world=world)
     torch.testing.assert_close(torch.cat([part[0] for part in parts], 1), q)
     for own, whole in ((1, k), (2, v)):
@@ -75,7 +78,7 @@ def row(comm, bias):
 @WORLDS
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_row_parallel_layer_gives_the_whole_output_with_the_bias_once(shm_ranks, world, bias):
-    whole = F.linear(rows(5, 13), SOURCE.read("layer.weight", (6, 13)), SOURCE.read("layer.bias", (6,)) * bias)
+    whole = linear("layer", 6, rows(5, 13), bias)
     for in_place, new in shm_ranks.run(row, bias, world=world):
         torch.testing.assert_close(in_place, whole)
         assert torch.equal(new[:, 0], in_place)
@@ -91,8 +94,7 @@ def few_features(comm):
 
 
 def test_a_rank_may_have_none_of_a_layer_s_features(shm_ranks):
-    middle = F.linear(rows(8, 12), SOURCE.read("up.weight", (3, 12)), SOURCE.read("up.bias", (3,)))
-    whole = F.linear(middle, SOURCE.read("down.weight", (6, 3)), SOURCE.read("down.bias", (6,)))
+    whole = linear("down", 6, linear("up", 3, rows(8, 12)))
     found = shm_ranks.run(few_features, world=4)
     torch.testing.assert_close([y for y, _ in found], [whole] * 4)
     torch.testing.assert_close(torch.cat([own for _, own in found]), whole)

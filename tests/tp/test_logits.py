@@ -75,13 +75,9 @@ def test_a_row_s_draw_does_not_depend_on_its_batch_and_temperature_0_takes_the_b
     assert together[4] == whole[4].argmax()
 
 
-def frequencies(shm_ranks, sampling, count):
-    row = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5])
-    (ids, *_) = shm_ranks.run(drawn, row.repeat(count, 1), sampling, world=2)
-    return row, torch.bincount(ids, minlength=6) / count
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_have_the_frequencies_of_the_softmax(shm_ranks, temperature):
-    row, found = frequencies(shm_ranks, how(40_000, temperature), 40_000)
+    row, count = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5]), 40_000
+    (ids, *_) = shm_ranks.run(drawn, row.repeat(count, 1), how(count, temperature), world=2)
+    found = torch.bincount(ids, minlength=6) / count
     torch.testing.assert_close(found, (row / temperature).softmax(0), atol=0.012, rtol=0)  # 4.8 standard deviations

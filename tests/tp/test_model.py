@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import random
+import argparse
+import contextlib
+import io
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -17,20 +19,18 @@ from commlib.tp import (
     KVCache,
     Llama,
     LlamaConfig,
-    RandomWeights,
-    Request,
     communicator,
     extend_batch,
     gather_logits,
 )
 from commlib.tp.scheduler import GREEDY
 from tests.pairs import pairwise as pairwise_of
+from tests.programs import huggingface
 from tests.programs.launched import launched, needs
 from tests.tp import reference
-from tests.tp.reference import CONFIG
+from tests.tp.reference import CONFIG, SOURCE, model_of
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
-SOURCE = RandomWeights(1)
 STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]
 PROMPTS = [STEM, [*STEM, 99, 3], [1], [130] * 20, [*STEM[:6], 2, 2], STEM]
 SHAPES = {
@@ -43,12 +43,6 @@ SHAPES = {
     "wide heads": replace(CONFIG, head_dim=16, rms_norm_eps=1e-5),
     "stretched": replace(CONFIG, rope={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}),
 }
-
-
-def model_of(comm, config=CONFIG, **options):
-    model = Llama(comm, config, **options)
-    model.load(SOURCE)
-    return model
 
 
 ONE_TOKEN = {"max_tokens": 1, "max_batch": 1}  # of a prompt, too, in every step
@@ -96,18 +90,13 @@ def test_sequence_parallel_has_the_same_logits(shm_ranks, world, cuts):
 @needs("transformers")
 @pytest.mark.parametrize("rope", [None, "llama3", "linear"])
 def test_logits_are_those_of_transformers(shm_ranks, tmp_path, rope):
-    from transformers import LlamaConfig as Theirs
-    from transformers import LlamaForCausalLM
-
     scaling = {"rope_type": rope or "default", "rope_theta": 5e5}
     if rope:
         scaling["factor"] = 8.0
     if rope == "llama3":
         scaling |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-    torch.manual_seed(0)
     shape = {name: getattr(CONFIG, name) for name in ("vocab_size", "hidden_size", "intermediate_size", "head_dim")}
-    shape |= {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    model = LlamaForCausalLM(Theirs(**shape, rope_parameters=scaling)).eval()
+    model = huggingface.small_llama(**shape, num_key_value_heads=2, rope_parameters=scaling)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     with torch.no_grad():
         expected = model(torch.tensor([PIECES])).logits[0, [0, 5, 14]]
@@ -151,32 +140,6 @@ def test_drawn_tokens_are_the_same_on_any_ranks_in_any_batch_and_with_or_without
     assert found[0] != alone()
 
 
-def arrivals(comm, seed):
-    """Let requests come at random steps, and return each with its prompt."""
-    chance = random.Random(seed)
-    engine = Engine(model_of(comm, max_tokens=chance.randrange(4, 17)), pages=20, page_size=4, max_batch=4)
-    requests = []
-    for _ in range(30):
-        if chance.random() < 0.4:
-            prompt = PROMPTS[chance.randrange(len(PROMPTS))]
-            requests.append(Request(prompt, chance.randrange(1, 7)))
-            engine.scheduler.add(requests[-1])
-        engine.step()
-    while engine.step():
-        pass
-    engine.scheduler.check()
-    return [(request.prompt, request.new_tokens, request.reused) for request in requests]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_requests_that_come_at_any_step_get_what_each_gets_alone(shm_ranks, seed):
-    first, second = shm_ranks.run(arrivals, seed, world=2)
-    assert first == second
-    assert sum(reused for _, _, reused in first) > 0
-    for prompt, tokens, _ in first:
-        assert tokens == alone()[PROMPTS.index(prompt)][: len(tokens)]
-
-
 def stopped(comm, eos):
     engine = Engine(model_of(comm, replace(CONFIG, eos=(eos,))), pages=24, page_size=4)
     return [one.tokens for one in engine.generate(PROMPTS[:2], 6)]
@@ -205,12 +168,6 @@ def on_group(device):
 def test_a_process_group_gives_the_communicator_that_the_model_runs_on(shm_ranks, backend):
     for used, tokens in shm_ranks.run(launched, on_group, backend, world=2):
         assert (used, tokens) == ("shm", alone())
-
-
-@pytest.mark.slow
-def test_over_torch_the_tokens_are_the_same(torch_ranks):
-    for tokens, _ in torch_ranks.run(generate, PROMPTS, {}, world=2):
-        assert tokens == alone()
 
 
 def refused(comm):
@@ -265,3 +222,47 @@ def test_an_older_config_means_what_it_says():
     config = LlamaConfig.of(OLD)
     assert (config.num_key_value_heads, config.head_dim, config.eos) == (4, 8, (2, 3))
     assert config.rope == {"rope_theta": 1000.0, "rope_type": "default"}
+
+
+# --- examples/generate.py ---------------------------------------------------------------------------------------------
+
+TEXT = "ranks that add the same requests and are told the same tokens stay equal: nothing here depends on a clock"
+
+
+def save(folder):
+    """Write a small model and a tokenizer, and return what transformers generates."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = sorted(set(TEXT.split()))
+    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=words[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    model = huggingface.small_llama(vocab_size=len(words), initializer_range=0.2)
+    model.save_pretrained(folder)
+    ids = tokenizer.encode(TEXT).ids
+    with torch.no_grad():
+        for _ in range(8):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tokenizer.decode(ids[-8:])
+
+
+def printed(comm, args):
+    from examples.generate import generate as example
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        example(comm, args)
+    return said.getvalue()
+
+
+@pytest.mark.slow
+@needs("transformers")
+def test_the_example_says_of_a_folder_what_transformers_does(shm_ranks, tmp_path):
+    expected = save(tmp_path)
+    numbers = {"max_new_tokens": 8, "temperature": 0.0, "top_k": 0, "seed": 0}
+    args = argparse.Namespace(model=str(tmp_path), dtype=torch.float32, prompts=[TEXT, TEXT + " equal"], **numbers)
+    first, second = shm_ranks.run(printed, args, world=2)
+    count = len(TEXT.split())
+    lines = [f"{TEXT!r}: {count} tokens, 0 of them reused", f"  {expected!r}"]
+    assert first.splitlines()[:2] == lines
+    assert f"{count + 1} tokens, {count // 16 * 16} of them reused" in first
+    assert second == ""

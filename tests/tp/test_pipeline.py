@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,21 +15,20 @@ from commlib.tp import (
     ColumnParallelLinear,
     Engine,
     KVCache,
-    Llama,
     Pipeline,
-    RandomWeights,
     RowParallelLinear,
     extend_batch,
     gather_logits,
     gather_rows,
+    multiprocessors,
     shard,
 )
+from commlib.tp.multiprocessors import leaving
 from commlib.tp.norm import add_and_normalise
 from tests.pairs import pairwise
 from tests.tp import reference
-from tests.tp.reference import CONFIG
+from tests.tp.reference import CONFIG, SOURCE, model_of
 
-SOURCE = RandomWeights(1)
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [1], [130] * 20, [5, 6, 7, 2, 2]]
 # --- which chunks -----------------------------------------------------------------------------------------------------
 
@@ -92,19 +92,23 @@ def test_sequence_parallel_layers_in_chunks_give_what_they_give_at_once(shm_rank
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def model_of(comm, pipeline, max_tokens=64):
-    model = Llama(comm, CONFIG, max_tokens=max_tokens, pipeline=pipeline)
-    model.load(SOURCE)
-    return model
-
-
 @torch.no_grad()
 def logits_of(comm, rule, multiple, prompt, max_tokens, engines=False):
-    model = model_of(comm, Pipeline(comm, rule, max_sms=8, multiple=multiple, engines=engines), max_tokens)
+    pipeline = Pipeline(comm, rule, max_sms=8, multiple=multiple, engines=engines)
+    model = model_of(comm, max_tokens=max_tokens, pipeline=pipeline)
     model.buffer.fill_(torch.nan)  # what nobody writes must count nowhere
     pages, table = KVCache(model, 16, 4), torch.arange(16, dtype=torch.int32)[None]
     local = model(extend_batch([prompt], [0], table, 4), pages)
     return gather_logits(comm, local, CONFIG.vocab_size)
+
+
+def same_logits(ranks, world, room, chunks, engines=False):
+    """Compare what ranks compute in so many chunks of a multiple of rows with what an undivided Llama does."""
+    (tokens, max_tokens), (count, multiple) = room, chunks
+    prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
+    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
+    for found in ranks.run(logits_of, {0: count}, multiple, prompt, max_tokens, engines, world=world):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -112,20 +116,12 @@ def logits_of(comm, rule, multiple, prompt, max_tokens, engines=False):
     pairwise([(1, 64), (13, 13), (13, 14), (13, 64), (48, 48)], [(2, 4), (3, 3), (8, 1), (60, 1)], [1, 2, 4]),
 )
 def test_logits_of_a_prompt_in_chunks_are_those_of_an_undivided_llama(shm_ranks, world, chunks, room):
-    (tokens, max_tokens), (count, multiple) = room, chunks
-    prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
-    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
-    for found in shm_ranks.run(logits_of, {0: count}, multiple, prompt, max_tokens, world=world):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    same_logits(shm_ranks, world, room, chunks)
 
 
 @pytest.mark.parametrize(("world", "room", "count"), pairwise([1, 2, 4], [(1, 64), (13, 13), (48, 48)], [2, 8]))
 def test_with_copy_engines_logits_of_a_prompt_in_chunks_are_the_same(shm_ranks, world, room, count):
-    tokens, max_tokens = room
-    prompt = [(37 * at) % CONFIG.vocab_size for at in range(tokens)]
-    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
-    for found in shm_ranks.run(logits_of, {0: count}, 4, prompt, max_tokens, True, world=world):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    same_logits(shm_ranks, world, room, (count, 4), engines=True)
 
 
 @torch.no_grad()
@@ -151,16 +147,14 @@ def test_parts_of_any_number_of_ranks_are_added_up_with_the_residual_and_normali
 
 @pytest.mark.slow
 def test_over_torch_logits_of_a_prompt_in_chunks_are_the_same(torch_ranks):
-    prompt = [(37 * at) % CONFIG.vocab_size for at in range(13)]
-    expected = reference.logits(CONFIG, SOURCE, prompt)[-1:]
-    for found in torch_ranks.run(logits_of, {0: 3}, 4, prompt, 64, world=2):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    same_logits(torch_ranks, 2, (13, 64), (3, 4))
 
 
 def generate(comm, rule):
     before = threading.active_count()
     with comm.split(0) as made:
-        engine = Engine(model_of(comm, Pipeline(made, rule, multiple=4)), pages=24, page_size=4)
+        model = model_of(comm, max_tokens=64, pipeline=Pipeline(made, rule, multiple=4))
+        engine = Engine(model, pages=24, page_size=4)
         tokens = [one.tokens for one in engine.generate(PROMPTS, 6)]
         beside = made._lanes.used
     waited = time.monotonic() + 10
@@ -197,3 +191,46 @@ def tuned(comm):
 
 def test_a_measured_rule_has_chunks_where_they_are_faster_and_one_where_they_are_not(shm_ranks):
     assert shm_ranks.run(tuned, world=2) == [{3: 1, 100: 1, 200: (1, 2, 1)}] * 2
+
+
+# --- multiprocessors that products leave, by cuBLAS's target and torch's carve-out ------------------------------------
+
+
+@pytest.fixture
+def targets(monkeypatch):
+    """Stand in for a GPU; return what cuBLAS was told, and the status that it answers with."""
+    told = SimpleNamespace(values=[], status=0)
+
+    def set_target(handle, value):
+        assert handle.value == 77
+        told.values.append(value.value)
+        return told.status
+
+    monkeypatch.setattr(multiprocessors, "_cublas", lambda: SimpleNamespace(cublasSetSmCountTarget=set_target))
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 77)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=132))
+    return told
+
+
+def test_products_are_planned_for_the_rest_and_for_all_again_also_after_an_error(targets):
+    with pytest.raises(ZeroDivisionError), leaving(8):
+        assert targets.values == [124]
+        assert torch._C._get_sm_carveout_experimental() == 8
+        1 / 0  # noqa: B018
+    assert targets.values == [124, 0]
+    assert torch._C._get_sm_carveout_experimental() is None
+
+
+@pytest.mark.parametrize(
+    ("device", "limit", "left"), [("cuda", 8, [124, 0]), ("cuda", 0, []), ("cuda", 132, []), ("cpu", 8, [])]
+)
+def test_a_pipeline_leaves_what_its_calls_take_on_gpus(targets, device, limit, left):
+    ran = []
+
+    def program():
+        ran.append(list(targets.values))
+        yield
+
+    Pipeline(SimpleNamespace(device=torch.device(device)), max_sms=limit).run([program()])
+    assert ran == [left[:1]]
+    assert targets.values == left

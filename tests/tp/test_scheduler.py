@@ -91,17 +91,6 @@ def test_a_prefix_that_came_at_the_same_time_is_computed_once():
     assert model.computed == 21 + 1 + 1
 
 
-def test_pages_of_prefixes_that_nobody_reads_make_room():
-    scheduler = Scheduler(8, PAGE)
-    model = Pages(scheduler)
-    for stem in range(5):
-        scheduler.add(Request([stem] * 20, 4))
-        while model.step():
-            pass
-    assert scheduler.unused_pages == 8
-    scheduler.check()
-
-
 def test_a_request_waits_until_there_are_pages_and_those_behind_it_do_too():
     scheduler = Scheduler(8, PAGE, max_batch=4)
     model = Pages(scheduler)

@@ -1,13 +1,15 @@
-"""The sizes that a table is measured at."""
+"""The sizes that a table is measured at, and the file of samples that `commlib tune` fills meanwhile."""
 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 import torch
 
 from commlib.tuner.case import Case
+from commlib.tuner.samples import Store
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
@@ -26,3 +28,9 @@ def test_sizes_are_a_grid_of_which_large_ones_divide_as_tensors_of_models_do(op,
 def test_the_smallest_sample_has_16_bytes_for_each_rank() -> None:
     counts = Case("all_gather", torch.bfloat16, "graph", "plain").counts(4, 1, 128)
     assert counts == {64: 8, 128: 16}
+
+
+def test_a_file_of_samples_that_cannot_be_written_is_named_with_the_option_for_another() -> None:
+    store = Store(Path("/proc/none/samples.jsonl"), {}, resume=False)
+    with pytest.raises(ValueError, match=r"cannot write /proc/none/samples\.jsonl: .*; -o FILE names another place"):
+        store.add("all_reduce", 8, {})

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from commlib.collectives.facts import FACTS
-from commlib.plan import Plan, Point, Query, Rule
+from commlib.plan import Plan, Query, Rule
 from commlib.tuner.case import PLAIN, Case, Option
 from commlib.tuner.choose import Settings
 from commlib.tuner.knee import curve
@@ -19,6 +16,8 @@ from commlib.tuner.rules import Table, plan_of
 from commlib.tuner.samples import Samples
 from commlib.tuner.tables import Tables
 from commlib.tuner.words import changes
+from tests.tuner import test_choose
+from tests.tuner.test_choose import Cost
 
 CASE = Case("all_gather", torch.bfloat16, "graph", "plain")
 SIZES = [1 << shift for shift in range(16, 28)]
@@ -31,25 +30,21 @@ def tiles(blocks: int) -> Option:
     return Option.of("lsa_oneshot", {"blocks": blocks, "threads": 384, "grain_bytes": 16, "tile_bytes": 16384})
 
 
-def filled(blocks: int, full: float) -> Callable[[int], float]:
+def filled(blocks: int, full: float) -> Cost:
     """Time of tiles on so many multiprocessors, of which `full` fill the link; more cost a little."""
     return lambda size: 3e-6 + size / (350e9 * min(1.0, blocks / full)) * (1 + 1e-4 * blocks)
 
 
-def samples(costs: dict[Option, Callable[[int], float]], noise: float = 0.005, seed: int = 0) -> Samples:
-    generator = np.random.default_rng(seed)
-
-    def blocks(seconds: float) -> tuple[float, ...]:
-        return tuple(float(seconds * math.exp(noise * generator.standard_normal())) for _ in range(20))
-
-    times = {size: {option: blocks(cost(size)) for option, cost in costs.items()} for size in SIZES}
-    for size in SIZES:
-        if size < 128 << 10:
-            times[size] = {option: found for option, found in times[size].items() if option.algorithm != "lsa_oneshot"}
-    return Samples(times)
+def samples(costs: dict[Option, Cost], noise: float = 0.005, seed: int = 0) -> Samples:
+    """Of which tiles have no small sizes."""
+    found = test_choose.samples(costs, noise, 20, seed, SIZES)
+    for size in (size for size in SIZES if size < 128 << 10):
+        others = [option for option in costs if option.algorithm != "lsa_oneshot"]
+        found.times[size] = {option: found.times[size][option] for option in others}
+    return found
 
 
-def costs(full: float) -> dict[Option, Callable[[int], float]]:
+def costs(full: float) -> dict[Option, Cost]:
     made = {tiles(blocks): filled(blocks, full) for blocks in (8, 16, 32, 64, 132)}
     return {SMALL: lambda size: 2e-6 + size / 150e9, NCCL: lambda size: 12e-6 + size / 300e9, **made}
 
@@ -64,10 +59,8 @@ def tuned(found: Samples, base: Plan = BASE, **settings: float) -> tuple[Table, 
 
 def blocks_at(plan: Plan, size: int, max_sms: int = 0) -> tuple[str, int | None]:
     entry = plan.decide(Query("all_gather", size, "bfloat16", "sum", 2, mode="graph"), FACTS, max_sms).entry
-    return (
-        entry.algorithm,
-        64 if entry.algorithm == "lsa_oneshot" and "blocks" not in entry.params else entry.params.get("blocks"),
-    )
+    usual = 64 if entry.algorithm == "lsa_oneshot" else None
+    return entry.algorithm, entry.params.get("blocks", usual)
 
 
 @pytest.mark.parametrize(("full", "blocks"), [(7, 8), (16, 16), (31, 32), (60, 64)])
@@ -95,8 +88,10 @@ def test_a_vendors_call_gives_way_to_a_kernel_that_is_as_good_on_fewer() -> None
     assert blocks_at(tuned(samples(near, 0.001))[1], 1 << 26) == ("lsa_oneshot", 8)
 
 
-def symmetric_rule(found: Samples) -> Rule:
-    """Return the rule for symmetric tensors that such samples make."""
+def symmetric_rule(engine: Cost, plain: dict[int, Option]) -> Rule:
+    """Return the rule for symmetric tensors that copy engines make beside what plain tensors run."""
+    found = samples({PLAIN: filled(16, 16), Option("engine_pull"): engine}, 0.001)
+    found.plain = plain
     tables, case = Tables(BASE, 2, Settings(resamples=40), True), replace(CASE, placement="symmetric")
     tables.add(case, found)
     (table,) = tables.of([case])
@@ -106,33 +101,26 @@ def symmetric_rule(found: Samples) -> Rule:
 
 @pytest.mark.parametrize(("slower", "chosen"), [(1.02, "engine_pull"), (1.10, "lsa_oneshot")])
 def test_copy_engines_that_take_little_longer_than_tiles_are_chosen(slower: float, chosen: str) -> None:
-    engine, time = Option("engine_pull"), filled(16, 16)
-    found = samples({PLAIN: time, engine: lambda size: slower * time(size) if size >= 512 << 10 else 1.0}, 0.001)
-    found.plain = dict.fromkeys(SIZES, tiles(16))
-    rule = symmetric_rule(found)
+    time, plain = filled(16, 16), dict.fromkeys(SIZES, tiles(16))
+    rule = symmetric_rule(lambda size: slower * time(size) if size >= 512 << 10 else 1.0, plain)
     assert rule.ranges[rule.at(1 << 26) or 0].algorithm == chosen
 
 
 def test_copy_engines_are_kept_for_limited_calls_where_plain_tensors_are_faster() -> None:
-    engine, time = Option("engine_pull"), filled(16, 16)
-    found = samples({PLAIN: time, engine: lambda size: (1.3 if size > 1 << 24 else 9.0) * time(size)}, 0.001)
-    found.plain = {size: tiles(32) if size > 1 << 24 else tiles(16) for size in SIZES}
-    rule = symmetric_rule(found)
+    time, plain = filled(16, 16), {size: tiles(32) if size > 1 << 24 else tiles(16) for size in SIZES}
+    rule = symmetric_rule(lambda size: (1.3 if size > 1 << 24 else 9.0) * time(size), plain)
     assert [entry.algorithm for entry in rule.ranges] == ["lsa_oneshot"] * len(rule.ranges)
     for size, slower in ((1 << 24, 8.0), (1 << 26, 0.3)):
         entry = rule.ranges[rule.at(size) or 0]
         (point,) = entry.curve
         assert (point.sms, point.algorithm) == (0, "engine_pull")
         assert abs(point.slower - slower) < 0.05 * (1 + slower)
-        assert entry.gain is not None
         assert abs(entry.gain - slower) < 0.05 * (1 + slower), "the gain is that of the part"
 
 
 def test_beside_packets_copy_engines_are_kept_too_and_a_range_has_sizes_of_about_one_time() -> None:
-    engine, time = Option("engine_pull"), filled(16, 16)
-    found = samples({PLAIN: time, engine: lambda size: time(size) * (1 + 2e7 / size)}, 0.001)
-    found.plain = dict.fromkeys(SIZES, SMALL)
-    rule = symmetric_rule(found)
+    time = filled(16, 16)
+    rule = symmetric_rule(lambda size: time(size) * (1 + 2e7 / size), dict.fromkeys(SIZES, SMALL))
     for size in (1 << 20, 1 << 22, 1 << 24, 1 << 26):
         entry = rule.ranges[rule.at(size) or 0]
         (point,) = entry.curve
@@ -193,12 +181,3 @@ def test_a_curve_has_only_what_saves_time_and_the_best_of_those_with_more() -> N
     assert [point.sms for point in points] == [8, 16, 132]
     assert curve(CASE, found, PLAIN, (1 << 25,)) == ()
     assert curve(CASE, replace(found, sms={}), tiles(32), (1 << 25,)) == ()
-
-
-def test_a_curve_without_order_is_refused_and_a_plan_without_curves_is_read() -> None:
-    points = [vars(Point(sms=sms, algorithm="lsa_oneshot", slower=0.1)) for sms in (16, 8)]
-    rule = {"op": "all_gather", "ranges": [{"algorithm": "lsa_oneshot", "curve": points}]}
-    with pytest.raises(ValueError, match=r"rules\[0\]\.ranges\[0\]: the sms of its curve do not rise"):
-        Plan({**BASE.head, "rules": [rule]}, "made up")
-    rule["ranges"] = [{"algorithm": "lsa_oneshot"}]
-    assert Plan({**BASE.head, "rules": [rule]}, "made up").rules[0].ranges[0].curve == ()

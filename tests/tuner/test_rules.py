@@ -18,23 +18,17 @@ from commlib.tuner.choose import Choice, Settings, Stretch
 from commlib.tuner.judge import Verdict
 from commlib.tuner.rules import Table, plan_of
 from commlib.tuner.samples import Samples
+from tests.plan import documents
 
 CASE = Case("all_reduce", torch.float32, "eager", "plain")
 ONESHOT, TWOSHOT = Option("shm_oneshot"), Option("shm_twoshot", (("chunk_bytes", 65536),))
 CHOICE = Choice((Stretch(ONESHOT, (8, 16), 2048, (1024, 4096), 0.97, 0.2, "shm_twoshot"), Stretch(TWOSHOT, (4096,))))
 SAMPLES = Samples({size: {ONESHOT: (1e-6,), TWOSHOT: (2e-6,)} for size in (8, 16, 4096)})
 TABLE = Table(CASE, "*", "*", SAMPLES, CHOICE, Verdict(0.001, 0.01, 0.1))
-BASE = Plan(
-    {
-        "schema": "commlib.plan",
-        "version": 2,
-        "rules": [
-            {"op": "all_reduce", "dtype": "bool", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},
-            {"op": "all_reduce", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]},
-            {"op": "broadcast", "ranges": [{"max_bytes": None, "algorithm": "shm_oneshot"}]},
-        ],
-    },
-    "base",
+BASE = documents.plan_of(
+    {"op": "all_reduce", "dtype": "bool", "ranges": [{"algorithm": "shm_twoshot"}]},
+    {"op": "all_reduce", "ranges": [{"algorithm": "shm_twoshot"}]},
+    {"op": "broadcast", "ranges": [{"algorithm": "shm_oneshot"}]},
 )
 
 
@@ -106,9 +100,8 @@ def test_a_type_that_needs_its_own_rule_no_more_loses_it() -> None:
         second = made(replace(TABLE, serves=((serves, "eager"),)), base=first)
         assert chosen(second, 8, "bfloat16") == expected
     assert chosen(second, 8, "bool") == "shm_twoshot"  # a rule for all worlds is nobody's here
-    assert chosen(made(TABLE, own, base=made(replace(TABLE, serves=(("*", "eager"),)), base=first)), 8, "bfloat16") == (
-        "shm_twoshot"
-    )
+    again = made(TABLE, own, base=made(replace(TABLE, serves=(("*", "eager"),)), base=first))
+    assert chosen(again, 8, "bfloat16") == "shm_twoshot"
 
 
 def test_with_a_rule_goes_what_it_was_chosen_from() -> None:
@@ -133,9 +126,8 @@ def test_a_fallback_for_what_an_algorithm_refuses_goes_with_its_rule() -> None:
     ours, other, vendor = Option("lsa_ll_oneshot"), Option("lsa_oneshot", (("blocks", 132),)), Option("nccl_direct")
     found = Samples({size: {vendor: (1e-6,), ours: (4e-6,), other: (2e-6,)} for size in (8, 16)})
     case = replace(CASE, dtype=torch.bfloat16, mode="graph")
-    old = Table(
-        case, "*", "graph", found, Choice((Stretch(ours, (8,), 8), Stretch(vendor, (16,)))), Verdict(0.0, 0.0, None)
-    )
+    choice = Choice((Stretch(ours, (8,), 8), Stretch(vendor, (16,))))
+    old = Table(case, "*", "graph", found, choice, Verdict(0.0, 0.0, None))
     first = made(old)
     (rule,) = [rule for rule in first.document["rules"] if "fallback" in rule]
     assert rule["fallback"] == [{"algorithm": "lsa_oneshot", "params": {"blocks": 132}}]  # the best of those that can
@@ -161,16 +153,13 @@ def test_beyond_the_measured_sizes_runs_what_was_best_at_the_largest() -> None:
     assert (chosen(plan, 4096), chosen(plan, 4097), chosen(plan, 1 << 40)) == ("shm_twoshot",) * 3
 
 
-@pytest.mark.parametrize("num_bytes", [8, 4096])
-def test_a_symmetric_table_leaves_to_the_plain_one_what_it_does_best(num_bytes: int) -> None:
-    zero_copy = Option("shm_symmetric")
-    found = Samples(
-        {size: {PLAIN: (1e-6,), zero_copy: (2e-6,)} for size in (8, 4096)}, plain={8: ONESHOT, 4096: TWOSHOT}
-    )
+def test_a_symmetric_table_leaves_to_the_plain_one_what_it_does_best() -> None:
+    zero_copy, plain = Option("shm_symmetric"), {8: ONESHOT, 4096: TWOSHOT}
+    found = Samples({size: {PLAIN: (1e-6,), zero_copy: (2e-6,)} for size in plain}, plain=plain)
     choice = Choice((Stretch(PLAIN, (8,), 64), Stretch(zero_copy, (4096,))))
     symmetric = Table(replace(CASE, placement="symmetric"), "*", "*", found, choice, Verdict(0.0, 0.0, None))
-    expected = {8: "shm_oneshot", 4096: "shm_symmetric"}[num_bytes]
-    assert chosen(made(TABLE, symmetric), num_bytes, placement="symmetric") == expected
+    for num_bytes, expected in ((8, "shm_oneshot"), (4096, "shm_symmetric")):
+        assert chosen(made(TABLE, symmetric), num_bytes, placement="symmetric") == expected
 
 
 @pytest.mark.parametrize(("dtype", "redop"), [("int16", "sum"), ("bool", "max"), ("int32", "bxor"), ("float32", "sum")])

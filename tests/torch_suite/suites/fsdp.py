@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import ShardingStrategy, fully_shard
 from torch.testing._internal.common_distributed import skip_if_lt_x_gpu
 from torch.testing._internal.common_fsdp import DEVICEInitMode, FSDPInitMode, FSDPTest, TransformerWithSharedParams
 
@@ -84,32 +84,6 @@ class Fsdp(ForkedRanks, FSDPTest):
         mesh = init_device_mesh(DEVICE, (RANKS // 2, 2), mesh_dim_names=("replicate", "shard"))
         self.same(*self.both(mesh=mesh), rtol=1e-4, atol=1e-5)
 
-    def test_mixed_precision_computes_in_bfloat16_and_reduces_in_float32(self):
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-        shared = sharded(model(), mp_policy=policy)
-        seen = []
-        shared[0].register_forward_hook(lambda _, __, out: seen.append(out.dtype))
-        losses = self.train(shared, 6, torch.optim.AdamW(shared.parameters(), lr=0.01), [0])
-        self.assertEqual(set(seen), {torch.bfloat16})
-        self.assertLess(losses[-1], losses[0])
-        self.assertEqual({p.grad.dtype for p in shared.parameters()}, {torch.float32})
-
-    def test_gradients_accumulate_before_they_are_reduced(self):
-        alone, shared = model(), sharded(model())
-        for step in range(3):
-            shared.set_requires_gradient_sync(step == 2)
-            shared(batch(step, self.rank)).square().mean().backward()
-            alone(torch.cat([batch(step, rank) for rank in range(RANKS)])).square().mean().backward()
-        for p, q in zip(alone.parameters(), shared.parameters(), strict=True):
-            self.assertEqual(q.grad.full_tensor(), p.grad, rtol=1e-4, atol=1e-5)
-
-    def test_the_norm_that_clips_is_that_of_all_shards(self):
-        alone, shared = model(), sharded(model())
-        shared(batch(0, self.rank)).square().mean().backward()
-        alone(torch.cat([batch(0, rank) for rank in range(RANKS)])).square().mean().backward()
-        norms = [nn.utils.clip_grad_norm_(each.parameters(), 0.01) for each in (alone, shared)]
-        self.assertEqual(norms[1].full_tensor(), norms[0], rtol=1e-4, atol=1e-6)
-
     def test_a_checkpoint_of_shards_resumes_in_a_new_model(self):
         folder = [tempfile.mkdtemp()] if self.rank == 0 else [None]
         dist.broadcast_object_list(folder, src=0, device=torch.device(DEVICE))
@@ -121,13 +95,6 @@ class Fsdp(ForkedRanks, FSDPTest):
         checkpoint.load(state, checkpoint_id=folder[0])
         set_model_state_dict(fresh, state)
         self.same(alone, fresh, rtol=1e-4, atol=1e-5)
-
-    def test_a_whole_state_dict_is_sent_to_all_shards(self):
-        source = model()
-        shared = sharded(model().apply(lambda m: [nn.init.ones_(p) for p in m.parameters(False)]))
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(shared, source.state_dict() if self.rank == 0 else {}, options=options)
-        self.same(source, shared, rtol=0, atol=0)
 
     @skip_if_lt_x_gpu(2)
     def test_fsdp_of_the_first_kind_trains_as_ddp_does(self):

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, on `MultiThreadedTestCase`, beside PyTorch's own group of threads."""
+"""Ranks that are threads of one process, on `MultiThreadedTestCase`."""
 
 import sys
 import unittest
@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.testing._internal.common_distributed import MultiThreadedTestCase, spawn_threads_and_init_comms
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
 
 from tests.torch_suite.setting import BACKEND, DEVICE, RANKS
 
@@ -45,13 +45,3 @@ class Threads(MultiThreadedTestCase):
         x = torch.arange(12.0, device=DEVICE).reshape(4, 3)
         for before, after in ((Shard(0), Shard(1)), (Shard(1), Replicate())):
             self.assertEqual(distribute_tensor(x, mesh, [before]).redistribute(placements=[after]).full_tensor(), x)
-
-
-class OwnThreads(MultiThreadedTestCase):
-    world_size = RANKS
-
-    @spawn_threads_and_init_comms(world_size=RANKS)
-    def test_pytorch_s_group_of_threads_works_beside(self):
-        x = torch.ones(3)
-        dist.all_reduce(x)
-        self.assertEqual(x, torch.full((3,), float(RANKS)))
