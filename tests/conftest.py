@@ -1,7 +1,5 @@
 """Live ranks, started once and shared by all tests of a session."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import signal

@@ -1,7 +1,5 @@
 """Epilogues that tests share. Their references have the order of csrc/device/row.cuh, and so its bits, on a CPU."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -5,8 +5,6 @@ sys.executable, sends its arguments, environment, folder and open files to the s
 server forks, and the fork runs what Python would have run.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """What tests of compiled programs share: inputs, a norm, and programs compiled with and without `commlib.fuse`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that count as on several hosts: shared memory inside each, messages over loopback between them."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A communicator as code that limits each call sees it: collectives with max_sms=."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

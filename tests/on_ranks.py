@@ -1,7 +1,5 @@
 """Tests that run on live ranks: each rank makes the calls and asserts what it sees."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable
@@ -9,15 +7,22 @@ from importlib import import_module
 from typing import Any
 
 Test = Callable[..., Any]
+NOTHING_WRONG = (None, "", [], True)
 
 
 def on_ranks(world: int | None = None, fixture: str = "shm_ranks") -> Callable[[Test], Test]:
-    """Have a test run on every rank of a fixture, or the first `world`, each with its `comm`."""
+    """Have a test run on every rank of a fixture, or the first `world`, each with its `comm`.
+
+    It may return what is wrong, "" or [] if nothing is; or whether all is right.
+    """
 
     def decorate(test: Test) -> Test:
         @functools.wraps(test)
-        def run(**given: Any) -> None:
-            given.pop(fixture).run(on_this_rank, test.__module__, test.__name__, given, world=world)
+        def run(**arguments: Any) -> None:
+            ranks = arguments.pop(fixture)
+            answers = ranks.run(on_this_rank, test.__module__, test.__name__, arguments, world=world)
+            wrong = [answer for answer in answers if answer not in NOTHING_WRONG]
+            assert not wrong, wrong
 
         comm, *others = inspect.signature(test).parameters.values()
         run.__signature__ = inspect.Signature([comm.replace(name=fixture), *others])  # type: ignore[attr-defined]
@@ -26,5 +31,5 @@ def on_ranks(world: int | None = None, fixture: str = "shm_ranks") -> Callable[[
     return decorate
 
 
-def on_this_rank(comm: Any, module: str, name: str, given: dict[str, Any]) -> None:
-    getattr(import_module(module), name).__wrapped__(comm, **given)
+def on_this_rank(comm: Any, module: str, name: str, arguments: dict[str, Any]) -> Any:
+    return getattr(import_module(module), name).__wrapped__(comm, **arguments)

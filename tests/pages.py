@@ -1,7 +1,5 @@
 """The pages of the project and their fenced blocks."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

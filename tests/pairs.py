@@ -1,7 +1,5 @@
 """Cases in which every two values of two parameters meet, where their full product would prove no more."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """What ranks settle: one plan for all, rank 0's, and COMMLIB_ALGORITHM on top of any."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -15,7 +13,7 @@ from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.testing import RankError, Ranks
 from commlib.timing import fingerprint
-from tests.told import said
+from tests.errors_and_logs import message_of
 
 SMALL = 1 << 20
 
@@ -116,7 +114,7 @@ def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
         assert part is not None
         with part:
             found = few._options.max_sms, part._options.max_sms
-    return *found, said(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch)
+    return *found, message_of(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch)
 
 
 def test_a_split_may_have_another_limit_of_multiprocessors_the_same_on_all_ranks() -> None:

@@ -1,7 +1,5 @@
 """Wrong arguments of init() and of the public calls: the error names them, what came and what is wanted."""
 
-from __future__ import annotations
-
 import errno
 import re
 from itertools import product

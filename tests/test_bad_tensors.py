@@ -1,7 +1,5 @@
 """Tensors that are not what their bytes are, or have none, and sizes that no tensor has: refused in every call."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

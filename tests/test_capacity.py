@@ -1,7 +1,5 @@
 """How many ranks fit: what is refused before anything starts, with the number that fits; and what runs out later."""
 
-from __future__ import annotations
-
 import re
 import resource
 import threading
@@ -14,8 +12,8 @@ from commlib import capacity
 from commlib.cli import main
 from commlib.communicator import Communicator
 from commlib.native import library
+from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
-from tests.told import said
 
 MIB = 1 << 20
 
@@ -103,7 +101,7 @@ def test_what_runs_out_is_named_with_its_limit(comm: Communicator) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3 if late else soft, hard))
     try:
-        text = said(lambda: comm.split(0, comm.rank))
+        text = message_of(lambda: comm.split(0, comm.rank))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "rank 1" in text
@@ -111,7 +109,7 @@ def test_what_runs_out_is_named_with_its_limit(comm: Communicator) -> None:
     with comm.split(0, comm.rank) as part:  # type: ignore[union-attr]  # not None for a color
         if late:
             with mock.patch.object(threading.Thread, "start", no_thread):
-                text = said(lambda: part.barrier(async_op=True))
+                text = message_of(lambda: part.barrier(async_op=True))
             assert "barrier" in text
             assert "ulimit -u" in text
         part.barrier(async_op=True).wait()

@@ -5,8 +5,6 @@ all of a page in one shell. A word on its fence says why it does not: `gpu`, `sl
 (another machine, a package index, a diff that is not applied). Its files, options and targets must exist even so.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

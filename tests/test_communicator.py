@@ -1,7 +1,5 @@
 """The communicator's calls as a user makes them: messages, asynchronous calls, splits, objects, memory, errors."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from typing import Any
@@ -14,8 +12,8 @@ from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
 from commlib.testing import Ranks
+from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
-from tests.told import said
 
 SIZES = (0, 1, 8, 9, 5000, 70_001, 400_000)
 
@@ -88,7 +86,7 @@ def wrong_size(comm: Communicator) -> str:
         comm.send(torch.ones(3), 1) if comm.rank == 0 else comm.recv(torch.ones(4), 0)
         comm.barrier()
 
-    return said(call, ValueError, CommError)
+    return message_of(call, ValueError, CommError)
 
 
 def test_a_message_of_another_size_is_an_error_on_both_sides() -> None:
@@ -114,7 +112,7 @@ def test_asynchronous_calls_run_in_order_and_before_later_ones(comm: Communicato
 @on_ranks()
 def test_an_asynchronous_error_comes_with_wait(comm: Communicator) -> None:
     work = comm.broadcast(torch.ones(3), 99, async_op=True)
-    assert said(work.wait, ValueError) == "src=99 is not a rank of this communicator: 0 to 3"
+    assert message_of(work.wait, ValueError) == "src=99 is not a rank of this communicator: 0 to 3"
     assert isinstance(work.exception(), ValueError)
 
 
@@ -171,10 +169,10 @@ def test_empty_gives_symmetric_memory_and_says_when_it_is_full(comm: Communicato
     freed = y.data_ptr()
     del y
     assert comm.empty(2, 3).data_ptr() == freed
-    full = said(lambda: comm.empty(1 << 40))
+    full = message_of(lambda: comm.empty(1 << 40))
     assert "largest free block" in full
     assert "COMMLIB_MAX_BYTES" in full
-    assert "comm.empty" in said(comm.symmetric, Unsupported)
+    assert "comm.empty" in message_of(comm.symmetric, Unsupported)
 
 
 @on_ranks()

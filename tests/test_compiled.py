@@ -1,7 +1,5 @@
 """torch.compile(fullgraph=True) takes collectives: each is an operator, and the values are those of eager calls."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Epilogues of the user's: what runs without a GPU, what is refused, and what torch.compile makes of a call."""
 
-from __future__ import annotations
-
 import copy
 import pathlib
 import re
@@ -24,10 +22,10 @@ from commlib.epilogues import Epilogue
 from commlib.errors import BuildFailed
 from commlib.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
+from tests.errors_and_logs import message_of
 from tests.fused import compiled_agrees, drawn
 from tests.on_ranks import on_ranks
 from tests.pages import blocks_of
-from tests.told import said
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 WIDTH = 256
@@ -114,7 +112,7 @@ def other(comm: Communicator, how: str) -> str:
         call = partial(comm.all_reduce_rms_norm, x, None, torch.ones(64))
     elif comm.rank and how == "all_reduce":
         call = partial(comm.all_reduce, x)
-    return said(call)
+    return message_of(call)
 
 
 @pytest.mark.parametrize("how", ["epilogue", "width", "a type of an input", "norm", "all_reduce"])

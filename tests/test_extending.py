@@ -1,7 +1,5 @@
 """docs/extending.md: its diffs, all of them together in a copy of the sources, build, and what they add works."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -45,10 +43,11 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def said(command: Sequence[str], folder: Path, *, given: str | None = None, more: dict[str, str] | None = None) -> str:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # a worker's
     result = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, **(more or {})},
+        env={**inherited, **(more or {})},
         input=given,
         capture_output=True,
         text=True,

@@ -1,7 +1,5 @@
 """commlib.fuse in whole models, in groups that others serve, and in Inductor."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -12,10 +10,10 @@ import torch.nn.functional as F
 
 import commlib
 from commlib import fusion, tp
+from tests.errors_and_logs import logged
 from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.on_ranks import on_ranks
 from tests.programs.launched import launched
-from tests.told import listening
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +84,7 @@ def test_inductor_fuses_for_one_batch_and_then_for_any_and_says_how_many(comm):
         return x, residual
 
     compiled = torch.compile(program, fullgraph=True, backend=commlib.inductor, mode="reduce-overhead")
-    with listening(logging.INFO) as log:
+    with logged(logging.INFO) as log:
         for rows in (3, 5, 7):
             args = drawn(comm.rank, rows, WIDTH), drawn(9, rows, WIDTH)
             torch.testing.assert_close(compiled(*args), program(*args), rtol=1e-4, atol=1e-4)

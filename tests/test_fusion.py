@@ -1,7 +1,5 @@
 """commlib.fuse: all_reduce, + residual, RMSNorm in a compiled model become one operator, where that is the same."""
 
-from __future__ import annotations
-
 import operator
 
 import pytest

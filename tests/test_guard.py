@@ -1,7 +1,5 @@
 """COMMLIB_GUARD names the first call with NaN, or with results that differ, on every rank; healthy calls pass."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -16,8 +14,8 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
+from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
-from tests.told import said
 
 WORLD = 3
 NAN = float("nan")
@@ -58,7 +56,7 @@ def test_nan_in_an_input_is_told_on_every_rank(comm: Communicator) -> None:
         x = torch.zeros(4 * WORLD)
         if comm.rank == 1:
             x[5] = NAN
-        text = said(partial(call, x))
+        text = message_of(partial(call, x))
         assert text.startswith(f"{'all_reduce' if name == 'async' else name} #")
         assert "x of rank 1 holds NaN at element 5 (COMMLIB_GUARD=nan)" in text
         assert "test_guard.py:" in text
@@ -68,7 +66,7 @@ def test_nan_in_an_input_is_told_on_every_rank(comm: Communicator) -> None:
 @on_ranks(fixture="nan_ranks")
 def test_nan_that_the_call_makes_is_told_as_such(comm: Communicator) -> None:
     infinite = torch.tensor([0.0, float("inf") if comm.rank == 0 else -float("inf")])
-    text = said(lambda: comm.all_reduce(infinite))
+    text = message_of(lambda: comm.all_reduce(infinite))
     assert "the result x of rank 0 holds NaN at element 1, and no rank's input did" in text
 
 
@@ -76,9 +74,9 @@ def test_nan_that_the_call_makes_is_told_as_such(comm: Communicator) -> None:
 def test_messages_are_looked_at_where_they_are(comm: Communicator) -> None:
     x = torch.tensor([0.0, NAN])
     if comm.rank == 0:
-        assert "x of rank 0 holds NaN at element 1" in said(lambda: comm.send(x, 1))
+        assert "x of rank 0 holds NaN at element 1" in message_of(lambda: comm.send(x, 1))
     if comm.rank == 1:
-        assert "the result x of rank 1 holds NaN at element 1" in said(lambda: comm.recv(x, 0))
+        assert "the result x of rank 1 holds NaN at element 1" in message_of(lambda: comm.recv(x, 0))
 
 
 def every_call(comm: Communicator) -> None:
@@ -131,9 +129,9 @@ def test_results_that_differ_are_told_with_their_checksums(comm: Communicator, n
     x, outs = torch.ones(2, 8), {"out": torch.empty(2, 8), "residual_out": torch.empty(2, 8)}
     with mock.patch.object(comm._calls, "_calls", Broken()):
         if norm:
-            text = said(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
+            text = message_of(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
         else:
-            text = said(lambda: comm.all_reduce(torch.ones(4)))
+            text = message_of(lambda: comm.all_reduce(torch.ones(4)))
     comm.all_reduce(torch.ones(4))
     assert "the ranks' results differ; their checksums: rank 0 " in text
     assert "test_guard.py:" in text

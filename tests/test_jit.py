@@ -1,7 +1,5 @@
 """Device code at run time: what the cache keeps, what it notices, and what a failure says. No GPU needed."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

@@ -1,7 +1,5 @@
 """COMMLIB_LOG shows what init() decided and which algorithm runs; variables that nothing reads are named."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -13,8 +11,8 @@ import torch
 import commlib
 from commlib import env, log
 from tests.epilogues import INT8
+from tests.errors_and_logs import logged
 from tests.on_ranks import on_ranks
-from tests.told import listening
 
 PROGRAM = """
 import logging, sys, torch
@@ -99,7 +97,7 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
 
 @on_ranks(2)
 def test_the_first_calls_are_told_by_size_type_reduction_and_placement(comm):
-    with listening(logging.DEBUG) as told, comm.split(0, comm.rank) as part:
+    with logged(logging.DEBUG) as told, comm.split(0, comm.rank) as part:
         told.clear()
         x, arena = torch.ones(1000), part.empty(1000)
         for _ in range(2):

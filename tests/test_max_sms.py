@@ -1,7 +1,5 @@
 """max_sms= of a call: every collective takes it, and CPUs, which have no multiprocessors, do as without."""
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

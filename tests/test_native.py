@@ -1,7 +1,5 @@
 """commlib._native: its stub is true, and functions take Python objects as they are."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """launch/setup.sh installs, compiles and removes what it should; its tools here only write down how they are called."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

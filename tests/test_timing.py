@@ -1,7 +1,5 @@
 """The timing protocol: what it counts, what ranks agree on, in which order it measures; never how long things took."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Who is called how often without ranks, and what is made of measured times: intervals, fits, limits, settings."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Phases of calls: what is made of stamps of the host, and of the marks of a kernel's blocks."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

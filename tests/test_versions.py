@@ -1,7 +1,5 @@
 """Autograd: a call that writes a tensor raises its version, so a backward that needs its old value is refused."""
 
-from __future__ import annotations
-
 import datetime
 import subprocess
 import sys

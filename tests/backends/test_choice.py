@@ -1,7 +1,5 @@
 """Which backend "auto" takes, by what the ranks say of their GPUs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The compiled plan decides as its rules say: by size, else a fallback, else the next rule."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

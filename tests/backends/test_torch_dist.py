@@ -1,7 +1,5 @@
 """Which engine the torch backend takes, where no process group is given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

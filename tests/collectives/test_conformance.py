@@ -1,7 +1,5 @@
 """Every algorithm of every table, on 1 to 4 live ranks, over types, reductions, ragged sizes and placements."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

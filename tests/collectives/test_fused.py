@@ -1,7 +1,5 @@
 """all_reduce_rms_norm on live ranks: every backend, type, form of the norm and quantisation against float64."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any

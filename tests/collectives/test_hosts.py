@@ -1,7 +1,5 @@
 """The hier_* algorithms: hosts that are alike, of different sizes, and whose ranks are not in order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

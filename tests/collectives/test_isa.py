@@ -1,7 +1,5 @@
 """The reduce kernels give the same bits at every x86-64 level, for any bit pattern."""
 
-from __future__ import annotations
-
 import platform
 import zlib
 from itertools import product

@@ -1,7 +1,5 @@
 """Algorithms from outside the tree: their rows join the tables, their native halves are compiled, ranks compare."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

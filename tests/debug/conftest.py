@@ -1,7 +1,5 @@
 """Live ranks that tests of `commlib debug` look at, stop and kill."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """commlib debug: a live job says which rank keeps it, in which call, and what that rank does instead."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

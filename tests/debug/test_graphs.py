@@ -1,7 +1,5 @@
 """What is said of ranks whose GPUs replay graphs, from records as ranks with GPUs keep them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from commlib.debug import Finding, findings_of

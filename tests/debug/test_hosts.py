@@ -1,7 +1,5 @@
 """commlib debug: a job on several hosts is looked at from one of them."""
 
-from __future__ import annotations
-
 import hmac
 import json
 import os

@@ -1,7 +1,5 @@
 """COMMLIB_METRICS: each rank writes what it did in the text format of Prometheus, whole at any time."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What `commlib debug` says where a process has no record of its own, or a record has no room for all communicators."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Stacks: a thread answers as a whole or not at all, and what the program does with the signal or descriptors stays."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """commlib debug: calls that torch's process groups make are in the record, and who has not come to one is named."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import time

@@ -1,7 +1,5 @@
 """Damage: what a rank announces of its memory is checked before it is read."""
 
-from __future__ import annotations
-
 import struct
 import time
 from pathlib import Path

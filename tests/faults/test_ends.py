@@ -1,7 +1,5 @@
 """However a process ends, its exit code is Python's, nothing aborts, and its peer hears of it at once."""
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

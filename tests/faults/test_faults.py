@@ -1,7 +1,5 @@
 """Faults: a rank that dies, is late, disagrees or is interrupted never hangs the others, and the error names it."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

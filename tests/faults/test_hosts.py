@@ -1,7 +1,5 @@
 """Faults of ranks on several hosts: every rank names the rank that is to blame, by its number among all ranks."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

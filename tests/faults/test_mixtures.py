@@ -1,7 +1,5 @@
 """Mixtures that nobody planned: calls now and later, two communicators, messages, objects and splits, from a seed."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Asynchronous and synchronous calls mixed, messages beside splits, and what is open when a communicator ends."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """commlib's commands and programs of ranks, as a user starts them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

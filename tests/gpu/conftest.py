@@ -1,7 +1,5 @@
 """Live ranks with a GPU each, shared by the GPU tests; skipped where there are not the GPUs that a module needs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """A rank that comes late, or aborts: what every rank hears, and how long it takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any

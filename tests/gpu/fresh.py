@@ -1,7 +1,5 @@
 """Communicators that a test may break: over the world of the live ranks, which go on with their own afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

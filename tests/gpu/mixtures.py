@@ -7,8 +7,6 @@ mixture. `--collectives all_reduce,all_reduce_rms_norm` has these alone, so more
 10 s, it prints once what `commlib debug` says.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

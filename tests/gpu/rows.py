@@ -1,7 +1,5 @@
 """What a fused norm of rows must be on a GPU, to the bit: the order of every sum is that of csrc/device/row.cuh."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A call with tensors that stay where they are, as graphs need them; its values follow from a step's number."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A communicator of NCCL's that the program has already: commlib runs on it and leaves its end to the program."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

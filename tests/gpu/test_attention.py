@@ -1,7 +1,5 @@
 """decode_attention on a GPU gives what a loop in float64 says: eagerly, in graphs, in any batch."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

@@ -3,8 +3,6 @@
 What else is refused, and is so on every backend, is in tests/test_arguments.py and tests/test_communicator.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

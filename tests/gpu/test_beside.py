@@ -1,7 +1,5 @@
 """The benchmarks of communication beside products run to their end, with right values, on small tensors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

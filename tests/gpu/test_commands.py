@@ -1,7 +1,5 @@
 """The commands on a machine with GPUs, as a newcomer types them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

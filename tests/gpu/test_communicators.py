@@ -1,7 +1,5 @@
 """Several communicators on the same GPUs: each keeps its own order, none waits for another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """torch.compile(mode="reduce-overhead"): collectives in the CUDA graphs that Inductor captures by itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """commlib debug on GPUs: a rank that does not launch, or replay, is named with the call, while the others wait."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

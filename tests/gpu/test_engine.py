@@ -1,7 +1,5 @@
 """engine_pull: copy engines read the peers' tensors, in graphs and eager; errors name the rank."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Epilogues of the user's on GPUs: every algorithm against the references, to the bit; places, graphs, mistakes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

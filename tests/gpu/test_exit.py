@@ -1,7 +1,5 @@
 """A process that ends with an open communicator has the exit code that Python gives it, whatever ends it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

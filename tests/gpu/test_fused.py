@@ -1,7 +1,5 @@
 """all_reduce_rms_norm on GPUs, to the bit: every algorithm, form, batch and place; under graphs and early launches."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

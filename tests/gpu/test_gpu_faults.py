@@ -3,8 +3,6 @@
 Calls only start here, so a fault shows after they end: in check() and in every later call.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """commlib.kernels on a GPU gives what it gives on the CPU, bit by bit: eagerly, in graphs, on any stream."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

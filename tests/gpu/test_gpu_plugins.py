@@ -1,7 +1,5 @@
 """A kernel from outside the tree runs on GPUs, to the bits of commlib's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """CUDA graphs: a replayed call does what the call does, in any mixture of replays and calls."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """max_sms: no kernel of a call has more blocks than that, and every value is right with as few as one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

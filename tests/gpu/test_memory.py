@@ -1,7 +1,5 @@
 """Memory: tensors of any place, size and alignment; the arena's own; and nothing left behind by communicators."""
 
-from __future__ import annotations
-
 import gc
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calls of all kinds on several communicators, mixed at random."""
 
-from __future__ import annotations
-
 import pytest
 
 from commlib.testing import Ranks

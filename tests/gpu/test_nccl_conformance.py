@@ -1,7 +1,5 @@
 """Every algorithm of the nccl backend, on 2 and 4 GPUs, over types, reductions, ragged sizes and placements."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Chunks with communication beside the products give what layers give at once: eager, replayed, and in the model."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

@@ -1,7 +1,5 @@
 """lsa_pipe_*: large data through few blocks, beside graphs and other communicators; messages; errors name the rank."""
 
-from __future__ import annotations
-
 import random
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """`commlib profile comm` on GPUs: phases by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

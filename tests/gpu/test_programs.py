@@ -1,7 +1,5 @@
 """Programs that nobody here wrote compute with backend "commlib" on two GPUs what they do with NCCL."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

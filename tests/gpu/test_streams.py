@@ -1,7 +1,5 @@
 """Streams: calls are ordered by the library on whichever streams they are made, and Work orders the caller's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

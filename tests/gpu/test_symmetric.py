@@ -1,7 +1,5 @@
 """symmetric(): torch's own allocations in the arena, for as long as the block lasts."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

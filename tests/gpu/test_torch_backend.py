@@ -1,7 +1,5 @@
 """The torch backend over NCCL: the conformance suite on tensors of GPUs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from typing import Any

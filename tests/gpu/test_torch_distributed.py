@@ -1,7 +1,5 @@
 """init_process_group("commlib") on GPUs: torch's results and rules of streams, graphs, batches, other backends."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The model on GPUs: the same tokens eager and in graphs as on the CPU in float32."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random problems of decode attention, and their answers by a loop in float64."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

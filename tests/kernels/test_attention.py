@@ -1,7 +1,5 @@
 """decode_attention on the CPU, and how it divides its work on a GPU, against a loop in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every GPU kernel of the tables compiles, for each generation of GPUs, and keeps its values in registers."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Which kernels of several communicators may run side by side (csrc/nccl/footprint.h); no GPU is needed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

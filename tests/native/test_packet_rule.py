@@ -4,8 +4,6 @@ A model of the order in which kernels send and take (csrc/device: oneshot, scatt
 need ranks that are far apart, and may never show on a machine.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What native code chooses for calls on GPUs, with and without a limit of multiprocessors; no GPU is needed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The native stress program, without Python or torch in the way; `make sanitize` runs it under ASan, UBSan and TSan."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

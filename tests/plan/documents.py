@@ -1,7 +1,5 @@
 """Plan documents for tests: the head, a plan of some rules, one with this machine's fingerprint."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a plan decides: ranges, rules, fallbacks, pins, thresholds, and where two plans differ."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

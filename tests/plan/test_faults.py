@@ -1,7 +1,5 @@
 """Faulty plans: each fault is named with its file and line, and the schema agrees with what reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

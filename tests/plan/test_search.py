@@ -1,7 +1,5 @@
 """Which plan is taken, what ships, and what the environment pins."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

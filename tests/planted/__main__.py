@@ -8,8 +8,6 @@ A row of faults.json is [name, file, old text, new text, tests]; the old text st
 is build/planted; it stays, so that the next run compiles what changed. The checkout itself is only read.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Live ranks without a GPU on which programs of torch.distributed run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -3,8 +3,6 @@
 torchrun --nproc-per-node 2 tests/programs/groups.py commlib 10000
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

@@ -1,7 +1,5 @@
 """Programs of Hugging Face's libraries; the models are small, and their weights random."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

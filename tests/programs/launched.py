@@ -1,7 +1,5 @@
 """Start a program on live ranks as torchrun would: its rank and the address of the others are in the environment."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

@@ -1,7 +1,5 @@
 """Programs of plain torch: each runs in the process group that its launcher made, and returns what it computed."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

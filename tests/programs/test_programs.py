@@ -1,7 +1,5 @@
 """Programs that nobody here wrote run with backend "commlib" as they do with gloo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

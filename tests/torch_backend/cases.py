@@ -3,8 +3,6 @@
 They make their tensors on torch's default device, so they serve CPUs and GPUs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

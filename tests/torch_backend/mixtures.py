@@ -3,8 +3,6 @@
 All ranks draw the same program. Tensors are on torch's default device, so it serves CPUs and GPUs.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which calls of torch's group spare a GPU: all ranks decide alike. No GPU is needed."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

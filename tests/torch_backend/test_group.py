@@ -1,7 +1,5 @@
 """init_process_group("commlib"): torch's calls give torch's results."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import signal

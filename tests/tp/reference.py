@@ -1,7 +1,5 @@
 """A Llama in plain torch, undivided and without a cache, on the weights that a Source gives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

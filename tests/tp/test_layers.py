@@ -1,7 +1,5 @@
 """Each layer gives what its undivided equivalent in torch gives, on 1, 2 and 4 ranks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """The next token from a divided vocabulary is that of the gathered logits, however it is divided."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The model computes what an undivided Llama does, and generates the same tokens however it is run."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

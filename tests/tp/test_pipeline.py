@@ -1,7 +1,5 @@
 """What is computed in chunks, with communication beside the products, is what is computed one after the other."""
 
-from __future__ import annotations
-
 import threading
 import time
 from itertools import product

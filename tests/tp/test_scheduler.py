@@ -1,7 +1,5 @@
 """The scheduler alone: what a step may read was computed for the same tokens, and no page is lost."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

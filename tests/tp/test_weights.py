@@ -1,7 +1,5 @@
 """Weights come from safetensors files as they were saved, each rank's part alone."""
 
-from __future__ import annotations
-
 import json
 import re
 import struct

@@ -1,7 +1,5 @@
 """The sizes that a table is measured at, and the file of samples that `commlib tune` fills meanwhile."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

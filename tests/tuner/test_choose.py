@@ -1,7 +1,5 @@
 """Choosing and judging, on made-up samples: who wins is known, noise is drawn with a fixed seed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

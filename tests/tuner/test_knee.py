@@ -1,7 +1,5 @@
 """Multiprocessors as a dimension of the plan, on made-up times: the knee, the curve, and what a limit chooses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The plan that comes out of tuning: where its rules stand, and that the rest stays."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

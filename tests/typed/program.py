@@ -1,7 +1,5 @@
 """A user's program, for the type checkers: what calls return; what is marked `error:` is an error to them."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from typing_extensions import assert_type

@@ -1,7 +1,5 @@
 """What type checkers and help() see of the public names."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import json

@@ -1,6 +1,4 @@
-"""What calls that must fail say, and what is logged."""
-
-from __future__ import annotations
+"""The message of a call that must fail, and what commlib logs."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -11,15 +9,15 @@ import pytest
 from commlib.errors import CommError
 
 
-def said(call: Callable[[], object], *kinds: type[Exception]) -> str:
-    """Return the message of what a call raises: a CommError, or one of these kinds."""
+def message_of(call: Callable[[], object], *kinds: type[Exception]) -> str:
+    """Return the message of the error that a call raises: a CommError, or one of `kinds`."""
     with pytest.raises(kinds or CommError) as raised:
         call()
     return str(raised.value)
 
 
 @contextmanager
-def listening(level: int) -> Iterator[list[str]]:
+def logged(level: int) -> Iterator[list[str]]:
     """Have commlib log at a level, and keep its messages."""
     messages: list[str] = []
     logger, handler = logging.getLogger("commlib"), logging.Handler()
