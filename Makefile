@@ -9,7 +9,7 @@ bin := .venv/bin
 pytest = $(bin)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 native := $(shell find csrc tests/native -name '*.h' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
 .DEFAULT_GOAL := help
-.PHONY: help setup build bench test test-all test-one-gpu test-torch hangs sanitize lint format docs clean
+.PHONY: help setup build bench test test-all test-one-gpu test-torch test-engines hangs sanitize lint format docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most
 
 test-torch: setup ## run PyTorch's own distributed tests on this backend and on gloo: ARGS="--device cuda" beside NCCL
 	$(bin)/python -m tests.torch_suite -n $(strip $(N)) $(ARGS)
+
+test-engines: ## install vLLM 0.32 for CPUs into .venv-engines and run its tests: minutes, once it is installed
+	@launch/engines.sh
+	.venv-engines/bin/python -m pytest -q -m "slow or not slow" tests/engines $(ARGS)
 
 hangs: setup ## break 200 jobs at random: does `commlib debug` name the rank and the call? (about 9 minutes)
 	cd benchmarks && ../$(bin)/python hangs.py --faults 200 $(ARGS)

@@ -110,6 +110,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.replace(":", ",").split(",") if name.strip()))
 
 
+def _engines(text: str) -> tuple[str, ...]:
+    names = _names(text.lower())
+    if not {*names} <= {"vllm", "sglang"}:
+        raise ValueError("expected vllm, sglang or both")
+    return names
+
+
 def parse_bytes(text: str) -> int:
     """Read '4096', '64K', '8M' or '1G' (binary units, as nccl-tests reads them)."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -171,6 +178,12 @@ PLUGINS: Variable[tuple[str, ...]] = Variable(
     _names,
     (),
     "plugins: Python files (.py) or modules with algorithms of your own, separated by commas; docs/extending.md",
+)
+ENGINES: Variable[tuple[str, ...]] = Variable(
+    "COMMLIB_ENGINES",
+    _engines,
+    (),
+    "engines whose communicators come from commlib: vllm, sglang, or both separated by a comma; docs/vllm.md",
 )
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
 MAX_SMS = Variable(

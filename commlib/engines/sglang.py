@@ -1,0 +1,56 @@
+"""SGLang: its custom all-reduce and the norm after it on commlib; `sglang.srt.plugins` calls register()."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from commlib.engines.custom_all_reduce import CustomAllReduce
+
+_LOG = logging.getLogger("commlib")
+TESTED = ("0.5.23",)
+DISPATCH = "sglang.srt.distributed.device_communicators.custom_all_reduce.dispatch_custom_allreduce"
+NORM = "sglang.srt.layers.flashinfer_comm_fusion.flashinfer_allreduce_residual_rmsnorm"
+
+
+def register() -> None:
+    """Hook the two functions of SGLang that commlib replaces; SGLang calls this once in each of its processes."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.version import __version__
+
+    if not __version__.startswith(TESTED):
+        _LOG.warning("SGLang %s was not tested with commlib, only %s", __version__, ", ".join(TESTED))
+    HookRegistry.register(DISPATCH, choose_class, HookType.AROUND)
+    HookRegistry.register(NORM, all_reduce_norm, HookType.AROUND)
+
+
+def choose_class(original: Callable[..., Any], group: Any, device: torch.device) -> Any:
+    """Return what makes the custom all-reduce of a group: ours, or where we cannot serve it, SGLang's own."""
+    calls = CustomAllReduce(group, device, name="SGLang")
+    return original(group=group, device=device) if calls.disabled else lambda group, device: calls
+
+
+def all_reduce_norm(
+    original: Callable[..., Any],
+    input_tensor: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    **options: Any,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return (norm, residual) by our kernel; a call that it does not serve goes SGLang's way."""
+    from sglang.srt.layers import flashinfer_comm_fusion
+
+    across_attention = options.get("use_attn_tp_group", True)
+    _, _, coordinator = flashinfer_comm_fusion.resolve_fusion_group(use_attn_tp_group=across_attention)
+    calls = getattr(coordinator, "ca_comm", None)
+    if isinstance(calls, CustomAllReduce):
+        fused = calls.fused_allreduce_rmsnorm(input_tensor, residual, weight, eps)
+        if fused is not None:
+            return fused
+    both: tuple[Tensor | None, Tensor | None] = original(input_tensor, residual, weight, eps, **options)
+    return both

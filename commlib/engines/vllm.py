@@ -1,0 +1,62 @@
+"""vLLM: its CPU communicator and its custom all-reduce on commlib; `vllm.general_plugins` calls register()."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from commlib import env
+
+_LOG = logging.getLogger("commlib")
+TESTED = ("0.32",)
+FLASHINFER = "VLLM_ALLREDUCE_USE_FLASHINFER"  # it comes before the custom all-reduce where it is not 0
+
+
+def register() -> None:
+    """Make the worker processes of this vLLM call commlib; vLLM calls this once in each of its processes."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    if not vllm.__version__.startswith(TESTED):
+        _LOG.warning("vLLM %s was not tested with commlib, only %s", vllm.__version__, ", ".join(TESTED))
+    if current_platform.is_cpu():
+        _replace_cpu_communicator(current_platform)
+    elif current_platform.is_cuda():
+        _replace_custom_all_reduce()
+    else:
+        _LOG.warning("vLLM on %s stays on its own path: commlib serves CPUs and NVIDIA GPUs", current_platform)
+
+
+def _replace_cpu_communicator(platform: Any) -> None:
+    target = "commlib.engines.vllm_communicators.CpuCommunicator"
+    type(platform).get_device_communicator_cls = classmethod(lambda cls: target)
+    _LOG.info("vLLM: communicators of CPU groups come from %s", target)
+
+
+def _replace_custom_all_reduce() -> None:
+    """Put our class where CudaCommunicator imports its own from, and our norm where it looks for FlashInfer's."""
+    from vllm import envs
+    from vllm.compilation.passes import pass_manager
+    from vllm.distributed.device_communicators import custom_all_reduce
+
+    from commlib.engines import vllm_fusion
+    from commlib.engines.custom_all_reduce import CustomAllReduce
+
+    original = custom_all_reduce.CustomAllreduce
+
+    def choose(group: Any, device: Any, *limits: Any, **options: Any) -> Any:
+        """Return our calls of a group, or where we cannot serve it, vLLM's own."""
+        calls = CustomAllReduce(group, device, name="vLLM")
+        return original(group, device, *limits, **options) if calls.disabled else calls
+
+    custom_all_reduce.CustomAllreduce = choose
+    asked = env.foreign(FLASHINFER)
+    if not asked:
+        envs.environment_variables[FLASHINFER] = lambda: False
+    elif asked != "0":
+        _LOG.warning("%s=%s: FlashInfer takes all-reduces before commlib sees them", FLASHINFER, asked)
+    if hasattr(pass_manager, "AllReduceFusionPass"):
+        pass_manager.AllReduceFusionPass = vllm_fusion.AllReduceNormPass
+    else:
+        _LOG.warning("this vLLM has no AllReduceFusionPass: norms after an all_reduce are not fused")
+    _LOG.info("vLLM: custom all-reduce and the norm after it come from commlib")

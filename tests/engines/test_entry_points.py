@@ -1,0 +1,32 @@
+"""Entry points: nothing happens unless COMMLIB_ENGINES names the engine."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+from commlib import env
+
+GROUPS = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_engine_that_loads_the_plugin_changes_nothing_without_the_variable(group: str) -> None:
+    (entry,) = (entry for entry in entry_points(group=group) if entry.name == "commlib")
+    code = f"""
+import sys
+from importlib.metadata import EntryPoint
+EntryPoint({entry.name!r}, {entry.value!r}, {group!r}).load()()
+ours = [name for name in sys.modules if name.startswith("commlib.engines")]
+assert not ours and "torch" not in sys.modules, ours
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMLIB_ENGINES", "vLLM, sglang")
+    assert env.ENGINES.get() == ("vllm", "sglang")
+    monkeypatch.setenv("COMMLIB_ENGINES", "vllm,trtllm")
+    with pytest.raises(ValueError, match=r"COMMLIB_ENGINES.*vllm, sglang"):
+        env.ENGINES.get()

@@ -1,0 +1,81 @@
+"""vLLM on commlib, where vLLM is installed (`make test-engines`): the same tokens, and a fused norm in its graphs."""
+
+import json
+import operator
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from tests.engines import vllm_model
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make test-engines")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+
+
+def generate(folder: Path, ranks: int, engines: str) -> tuple[list[list[int]], str]:
+    more = {
+        "COMMLIB_ENGINES": engines,
+        "COMMLIB_LOG": "info",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(["0", "1"][:ranks]),
+    }
+    command = [sys.executable, vllm_model.__file__, str(folder), str(ranks)]
+    done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("tokens "))
+    return json.loads(line.removeprefix("tokens ")), done.stdout + done.stderr
+
+
+def test_two_ranks_generate_the_same_tokens_with_and_without_commlib(tmp_path: Path) -> None:
+    vllm_model.write_model(tmp_path)
+    plain, text = generate(tmp_path, 2, "")
+    assert "commlib" not in text
+    ours, text = generate(tmp_path, 2, "vllm")
+    assert ours == plain
+    assert "vLLM tp:0: 2 ranks on commlib, backend shm" in text
+    assert "10 of 10 all_reduce calls on commlib" in text
+
+
+def norm_graph(has_residual: bool) -> fx.Graph:
+    """Return a graph as vLLM hands it to its passes: an all_reduce, then a norm of its sum."""
+    from vllm.distributed import parallel_state  # noqa: F401 - defines torch.ops.vllm.all_reduce
+
+    graph = fx.Graph()
+    x, residual, weight = (graph.placeholder(name) for name in ("x", "residual", "weight"))
+    total = graph.call_function(torch.ops.vllm.all_reduce.default, (x, "tp:0"))
+    if has_residual:
+        norm = graph.call_function(torch.ops.vllm_ir.fused_add_rms_norm.default, (total, residual, weight, 1e-5))
+        result = tuple(graph.call_function(torch.ops.aten.clone.default, (item,)) for item in both_results(graph, norm))
+    else:
+        norm = graph.call_function(torch.ops.vllm_ir.rms_norm.default, (total, weight, 1e-5))
+        result = (norm, graph.call_function(torch.ops.aten.add.Tensor, (total, residual)))
+    rows, columns = torch.empty(4, 16, device="meta"), torch.empty(16, device="meta")
+    for node in graph.nodes:
+        node.meta["val"] = columns if node is weight else rows
+    norm.meta["val"] = (rows, rows) if has_residual else rows
+    graph.output(result)
+    return graph
+
+
+def both_results(graph: fx.Graph, both: fx.Node) -> list[fx.Node]:
+    return [graph.call_function(operator.getitem, (both, index)) for index in range(2)]
+
+
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_an_all_reduce_and_the_norm_after_it_become_one_call(has_residual: bool) -> None:
+    import vllm.ir.ops  # noqa: F401 - defines torch.ops.vllm_ir
+
+    from commlib.engines import vllm_fusion
+
+    graph = norm_graph(has_residual)
+    norms = [node for node in graph.nodes if "norm" in str(node.target)]
+    assert vllm_fusion._fuse(graph, norms[0], has_residual=has_residual)
+    graph.lint()
+    targets = [str(node.target) for node in graph.nodes]
+    assert sum("vllm_all_reduce_rms_norm" in target for target in targets) == 1
+    assert not any("vllm.all_reduce" in target or "vllm_ir" in target for target in targets)

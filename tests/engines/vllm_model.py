@@ -1,0 +1,48 @@
+"""A two-layer Llama of random weights in a folder, and a program that generates with it: vllm_model.py FOLDER RANKS."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+PROMPTS = [[5, 7, 11, 13], [2, 3], list(range(100, 140))]
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "enforce_eager": True,
+    "max_model_len": 128,
+    "seed": 7,
+}
+
+
+def write_model(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+
+
+def main(folder: str, ranks: str) -> None:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(folder, tensor_parallel_size=int(ranks), **OPTIONS)
+    greedy = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+    results = llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], greedy, use_tqdm=False)
+    print("tokens", json.dumps([list(result.outputs[0].token_ids) for result in results]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
