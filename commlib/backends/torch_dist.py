@@ -141,6 +141,22 @@ class TorchBackend(Backend):
         if done is False:
             raise CommTimeout(f"rank {self.rank}: {what} did not finish within {self._timeout_s} s")
 
+    def at_once(self, messages: Sequence[tuple[Callable[[], Any], str]]) -> None:
+        """Start messages together and wait for them; NCCL runs others in order, so ranks that all send first hang."""
+        if self.device.type == "cpu":
+            started = [(start(), what) for start, what in messages]
+        else:
+            place = [self.device] if isinstance(self.group, dist.ProcessGroup) else []  # torch's engine takes none
+            self.group._start_coalescing(*place)
+            try:
+                for start, _ in messages:
+                    start()
+            finally:
+                work = self.group._end_coalescing(*place)
+            started = [(work, " and ".join(what for _, what in messages))]
+        for work, what in started:
+            self.wait(work, what)
+
     def begin(self, what: str, sends: Messages, recvs: Messages) -> Callable[[], None]:
         """Start messages between hosts, and return what waits for them; the tensors are contiguous."""
         self._raise_if_ended()

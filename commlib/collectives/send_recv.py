@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -21,13 +23,12 @@ Message: TypeAlias = "torch.Tensor | None"
 
 def torch_direct(backend: TorchBackend, x: Message, dst: int, out: Message, src: int) -> None:
     """Call the process group's send, its recv, or both at once; None: not that one."""
-    started = []
+    messages: list[tuple[Callable[[], Any], str]] = []
     if x is not None:
-        started.append((backend.group.send([as_bytes(x)], dst, 0), f"send to rank {dst}"))
+        messages.append((partial(backend.group.send, [as_bytes(x)], dst, 0), f"send to rank {dst}"))
     if out is not None:
-        started.append((backend.group.recv([as_bytes(out)], src, 0), f"recv from rank {src}"))
-    for work, what in started:
-        backend.wait(work, what)
+        messages.append((partial(backend.group.recv, [as_bytes(out)], src, 0), f"recv from rank {src}"))
+    backend.at_once(messages)
 
 
 def _pass_on(comm: Communicator, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
