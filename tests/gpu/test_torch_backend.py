@@ -46,7 +46,7 @@ def ranks_apart() -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("ranks", ["gpu_ranks", "ranks_apart"])
-@pytest.mark.parametrize("name", list(COLLECTIVES))
+@pytest.mark.parametrize("name", [name for name, each in COLLECTIVES.items() if "torch_direct" in each.rows("torch")])
 def test_torch_direct_over_nccl_gives_the_reference(request: pytest.FixtureRequest, name: str, ranks: str) -> None:
     few = Scope((0, 1, 33), (torch.float32, torch.bfloat16, torch.int32, torch.uint8), ("sum", "max", "avg"))
     for scope in (few, EVERY_SIZE):

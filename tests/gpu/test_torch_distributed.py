@@ -199,7 +199,7 @@ def is_over_after_wait(comm: Communicator, path: str, blocking: str, count: int)
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = blocking
     start(comm, path, "commlib", False)
     x = torch.ones(count)
-    dist.all_reduce(x)
+    dist.all_reduce(x, async_op=True).wait()  # a kernel's first call may wait for all that runs
     torch.cuda.synchronize()
     dist.barrier()
     torch.cuda._sleep(SLEEP_CYCLES)
