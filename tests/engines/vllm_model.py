@@ -35,6 +35,16 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG))
 
 
+def variables(ranks: int, engines: str) -> dict[str, str]:
+    """Return the environment of vLLM on as many cores as ranks."""
+    return {
+        "COMMLIB_ENGINES": engines,
+        "COMMLIB_LOG": "info",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join(["0", "1"][:ranks]),
+    }
+
+
 def main(folder: str, ranks: str) -> None:
     from vllm import LLM, SamplingParams
 
