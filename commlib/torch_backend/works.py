@@ -88,7 +88,9 @@ class OnStream(Done):
 
     def _marked(self) -> torch.cuda.Event:
         if self._event is None:
-            self._event = torch.cuda.ExternalStream(self._stream, self._device).record_event()
+            default = torch.cuda.default_stream(self._device)  # its address is 0, of which torch makes a new stream
+            stream = torch.cuda.ExternalStream(self._stream, self._device) if self._stream else default
+            self._event = stream.record_event()
         return self._event
 
 

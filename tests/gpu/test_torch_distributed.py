@@ -195,6 +195,25 @@ def test_a_mixture_of_calls_gives_every_value(ranks: Ranks, seed: int) -> None:
     ranks.run(mix, seed, True)
 
 
+def waits_on_another_stream(comm: Communicator) -> None:
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream):
+            x = torch.zeros(64)
+            dist.all_reduce(x, async_op=True).wait()
+            torch.cuda.synchronize()
+            torch.cuda._sleep(SLEEP_CYCLES)
+            work = dist.all_reduce(x.fill_(1), async_op=True)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            work.wait()
+            copied = x.clone()
+        torch.cuda.synchronize()
+        assert copied.eq(comm.size).all()
+
+
+def test_a_stream_that_waits_for_a_small_call_comes_behind_it(ranks: Ranks) -> None:
+    ranks.run(waits_on_another_stream)
+
+
 def is_over_after_wait(comm: Communicator, path: str, blocking: str, count: int) -> bool:
     os.environ["TORCH_NCCL_BLOCKING_WAIT"] = blocking
     start(comm, path, "commlib", False)
