@@ -69,7 +69,7 @@ def _fuse(graph: fx.Graph, norm: Any, *, has_residual: bool) -> bool:
         return False
     x, group = total.args[0], total.args[1] if len(total.args) > 1 else total.kwargs["group_name"]
     with graph.inserting_before(norm):
-        both = graph.call_function(_NORM, (x, residual, weight, eps, group))
+        both = graph.call_function(_NORM.default, (x, residual, weight, eps, group))
         y = both if has_residual else graph.call_function(operator.getitem, (both, 0))
         summed = total if has_residual else graph.call_function(operator.getitem, (both, 1))
     both.meta["val"] = norm.meta["val"] if has_residual else (norm.meta["val"], total.meta["val"])
