@@ -119,11 +119,7 @@ FP8_GROUPS = commlib.epilogue(
     store(out, y * map(found, [](float each) { return each > 0.f ? 1.f / each : 0.f; }));
     """,
     inputs={"residual": "row", "weight": "columns"},
-    outputs={
-        "out": ("row", torch.float8_e4m3fn),
-        "residual_out": ("row", None),
-        "scale": ("groups", torch.float32),
-    },
+    outputs={"out": ("row", torch.float8_e4m3fn), "residual_out": ("row", None), "scale": ("groups", torch.float32)},
     numbers=("eps", "weight_bias"),
     reference=_grouped,
     name="fp8_groups",

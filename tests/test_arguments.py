@@ -96,6 +96,7 @@ OTHERS = [
     (lambda c: c.all_to_all_single(X.clone(), X, [-4]), ValueError, "out_splits[0] is -4"),
     (lambda c: c.all_to_all_single(X, X, [4]), ValueError, "cannot run in place; pass another out"),
     (lambda c: c.send_recv(X, 0, X, 0), ValueError, "send_recv cannot run in place; pass another out"),
+    (lambda c: c.send_recv(X[:2], 0, X[1:3], 0), ValueError, "overlap in part"),
     (lambda c: c.send_recv(X, 0, torch.ones(1), 1), ValueError, "src=1 is not a rank of this communicator: 0 to 0"),
     (lambda c: c.all_reduce(torch.ones(2), out=torch.ones(2).half()), ValueError, "out is float16, but x is float32"),
     (lambda c: c.scatter(None, 0), ValueError, "scatter: rank 0 is the source and needs x"),

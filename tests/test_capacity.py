@@ -19,8 +19,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("words", "n"),
-    [("bench all_reduce", 100_000), ("tune all_reduce", 1000), ("test", 1000), ("run", 1_000_000)],
+    ("words", "n"), [("bench all_reduce", 100_000), ("tune all_reduce", 1000), ("test", 1000), ("run", 1_000_000)]
 )
 def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, n: int

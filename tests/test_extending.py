@@ -45,13 +45,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def said(command: Sequence[str], folder: Path, *, given: str | None = None, more: dict[str, str] | None = None) -> str:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}  # a worker's
     result = subprocess.run(
-        command,
-        cwd=folder,
-        env={**inherited, **(more or {})},
-        input=given,
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=folder, env={**inherited, **(more or {})}, input=given, capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, (command, result.stdout[-4000:] + result.stderr[-4000:])
     return result.stdout

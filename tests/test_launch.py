@@ -51,11 +51,7 @@ def launcher(n, *command, program=LAUNCHER, stderr=None):
     """A launcher in a process of its own, with the pids its ranks print."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(n), *command],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        text=True,
+        [sys.executable, "-c", program, str(n), *command], env=environ, stdout=subprocess.PIPE, stderr=stderr, text=True
     )
     try:
         yield process
@@ -78,6 +74,11 @@ def test_lines_stay_whole_and_a_last_line_without_end_is_kept():
         "import sys, time\nfor part in ('a', 'b\\n', 'c'): sys.stdout.write(part); sys.stdout.flush(); time.sleep(.02)"
     )
     assert run(script)[1] == ["[0] ab", "[0] c", "[1] ab", "[1] c"]
+
+
+def test_all_that_a_larger_pipe_holds_at_the_end_is_passed_on():
+    script = "import fcntl, os; fcntl.fcntl(1, 1031, 1 << 20); os.write(1, (b'x' * 99 + b'\\n') * 8000); os._exit(0)"
+    assert len(run(script)[1]) == 2 * 8000
 
 
 def test_without_prefix_the_output_is_the_ranks_own(tmp_path):

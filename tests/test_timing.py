@@ -159,8 +159,7 @@ def raising(comm: Communicator) -> Prepare:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
-    [(half, "rank 1 has no such engine"), (raising, "RuntimeError: this library has no such call")],
+    ("make", "why"), [(half, "rank 1 has no such engine"), (raising, "RuntimeError: this library has no such call")]
 )
 @on_ranks(2)
 def test_what_one_rank_cannot_run_and_what_raises_is_skipped_on_all(

@@ -52,12 +52,7 @@ def call(clock, ns, *, wait=10):
 def test_stamps_are_cut_at_the_calls_and_what_is_outside_is_left_out():
     stamps = stamps_of((5, "native"), (8, "python"), (12, "native"), (14, "plan"), (17, "python"), (25, "native"))
     first, second = host_spans(stamps, [10, 20, 30])
-    assert first == [
-        Span("python", 10, 12),
-        Span("native", 12, 14),
-        Span("plan", 14, 17),
-        Span("python", 17, 20),
-    ]
+    assert first == [Span("python", 10, 12), Span("native", 12, 14), Span("plan", 14, 17), Span("python", 17, 20)]
     assert durations(second) == {"python": 5, "native": 5}
 
 

@@ -1,15 +1,18 @@
 """Which bootstrap a process has: by a launcher's variables, by name, or by rank, size and address."""
 
+import json
 import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import commlib
 from commlib.bootstrap import connect, find, slurm
 from commlib.bootstrap.given import Given, given
+from commlib.bootstrap.neighbours import hosts_of
 from tests.bootstrap.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -106,6 +109,13 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
     for error, wrong in ((ValueError, "torchrum"), (TypeError, 3)):
         with pytest.raises(error):
             connect(wrong)
+
+
+def test_a_host_is_one_kernel_namespace_user_and_given_name():
+    for differs in (0, 2, 3, 4):  # not its name alone: containers have their own
+        cards = [[str(at == differs and rank == 1) for at in range(6)] for rank in range(3)]
+        world = SimpleNamespace(all_gather=lambda data, timeout_s: [json.dumps(card) for card in cards])  # noqa: B023
+        assert hosts_of(world, 1.0) == [[0, 2], [1]]
 
 
 def test_every_task_finds_the_same_address_and_every_step_its_own():

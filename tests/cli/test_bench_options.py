@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from commlib.bench import overlap
 from commlib.bench.foreign import THEIRS
 from commlib.bench.job import Job, rounded
 from commlib.bench.overlap import Overlapped
@@ -22,6 +23,7 @@ from commlib.cli.bench.options import read_job
 from commlib.cli.bench.view import BenchView
 from commlib.collectives import Call
 from commlib.collectives.reference import ordered
+from commlib.timing import Candidate, Measurement, Protocol
 from commlib.timing.truth import Truth
 from tests.cli.calls import Run, refuses
 
@@ -159,6 +161,14 @@ def test_the_overlap_is_the_part_of_the_call_that_did_not_make_computing_longer(
     for both_us, share in [(10.0, 1.0), (15.0, 0.5), (20.0, 0.0), (40.0, 0.0), (8.0, 1.0)]:
         found = Overlapped("x", False, times_s=[10e-6], compute_s=10e-6, both_s=both_us * 1e-6)
         assert found.figures()["overlap"]["share"] == pytest.approx(share)
+
+
+def test_values_that_are_wrong_beside_computing_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = iter([[None], [0, None, 3]])  # wrong elements: the call before; then the call, the work, both
+    of_run = lambda wrong: Measurement("x", False, times_s=[1e-6], wrong=wrong)  # noqa: E731
+    monkeypatch.setattr(overlap, "measure", lambda *given: list(map(of_run, next(runs))))
+    given: Any = None, (None, None), [Candidate("x", lambda *given: None)], Protocol(), SimpleNamespace(lasting=print)
+    assert [found.wrong for found in overlap.measure_overlap(*given)] == [3]
 
 
 def test_sizes_that_cannot_be_are_refused_before_a_rank_starts() -> None:

@@ -11,6 +11,7 @@ from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.errors import CommError
+from commlib.fusion import _place
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.timing import differing
@@ -220,3 +221,11 @@ def rows_that_differ(comm: Communicator) -> list[str]:
 @pytest.mark.parametrize("world", [3, *(pytest.param(world, marks=pytest.mark.slow) for world in (2, 4))])
 def test_a_rows_bits_depend_on_that_row_alone_by_every_algorithm(shm_ranks: Ranks, world: int) -> None:
     assert shm_ranks.run(rows_that_differ, world=world) == [[]] * world
+
+
+def test_a_call_is_not_fused_over_another_collective() -> None:
+    for op, fits in ((torch.ops.aten.neg.default, True), (torch.ops._c10d_functional.all_reduce.default, False)):
+        graph = torch.fx.Graph()
+        x = graph.placeholder("x")
+        call, _, residual = (graph.call_function(each, (x,)) for each in (op, op, torch.ops.aten.neg.default))
+        assert _place(list(graph.nodes), call, [x, residual], x) is (residual if fits else None)

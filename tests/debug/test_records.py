@@ -29,6 +29,15 @@ def test_communicators_beyond_the_record_are_told(shm_ranks: Ranks) -> None:
         assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == said
 
 
+def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_again() -> None:
+    for timeout_s in (*range(1, 41), 99):
+        with commlib.init(backend="shm", bootstrap="single", max_bytes=0, timeout_s=timeout_s):
+            (record,) = records_of(os.getpid())
+            found = [slot.timeout_s for slot in record.slots()]
+            record.close()
+    assert found == [40, 99]
+
+
 def fork_for_a_while(comm: Communicator) -> int:
     if (child := os.fork()) == 0:
         time.sleep(30.0)

@@ -130,6 +130,8 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: R
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
     assert late.program > max(one.program for one in found.ranks if one is not late)
+    (rate,) = [op.rate for op in found.ops if op.count == LARGE]
+    assert rate is not None and rate.moving_s < rate.late_s
 
 
 @pytest.mark.parametrize("count", [8, LARGE])

@@ -154,6 +154,8 @@ def leave(comm: Communicator, who: int) -> str:
     if comm.rank == who:
         comm.close()
         return "closed"
+    time.sleep(0.5 * (comm.rank == 0))  # the other one waits meanwhile, for this rank alone
+    comm.send_recv(torch.ones(1), 2 - comm.rank, torch.ones(1), 2 - comm.rank)
     comm.all_reduce(torch.ones(1))
     return "done"
 
@@ -292,6 +294,7 @@ def test_after_an_error_close_returns_and_says_what_to_do(mortal: Ranks) -> None
 def test_a_rank_that_closes_is_named(mortal: Ranks) -> None:
     handle = mortal.start(leave, 1)
     assert handle.result(1) == "closed"
+    mortal.kill(1)  # which after that is nothing to ranks that do not wait for it
     for rank in (0, 2):
         with pytest.raises(PeerLost, match="rank 1 closed its communicator"):
             handle.result(rank)

@@ -123,10 +123,7 @@ def test_one_rank_alone_runs_the_epilogue_on_its_own_rows(comm: Communicator) ->
 
 def mistaken(comm: Communicator, algorithm: str) -> tuple[str, bool, list[int]]:
     wrong = commlib.epilogue(
-        "const Row h = x;\nstore(out, h * wieght);",
-        outputs={"out": ("row", None)},
-        reference=lambda x: x,
-        name="wrong",
+        "const Row h = x;\nstore(out, h * wieght);", outputs={"out": ("row", None)}, reference=lambda x: x, name="wrong"
     )
     case = Case(comm, INT8, 3, 128, torch.float32)
     kept = case.x.clone()

@@ -149,6 +149,7 @@ BAD = {
     "out with steps": (out_with(expanded=POOL[:10:2]), "expanded must be int32, contiguous"),
     "in each other": (out_with(positions=POOL[:5], expanded=POOL[4:9]), "overlaps expanded; pass"),
     "in the lengths": (dict(seq_lens=POOL[:2], **out_with(total=POOL[1:2])), "total overlaps seq_lens"),
+    "in new lengths": (dict(extend_lens=POOL[:2], **out_with(total=POOL[1:2])), "total overlaps extend_lens"),
 }
 
 

@@ -86,6 +86,8 @@ def make_environment() -> None:
     for path in (theirs / site).iterdir():
         if path.name != "commlib" and not path.name.startswith("_editable"):
             (COPY / ".venv" / site / path.name).symlink_to(path)
+    for path in theirs.glob("lib/[!p]*"):  # of packages that are no Python: MPI
+        (COPY / ".venv/lib" / path.name).symlink_to(path)
     (COPY / ".venv" / site / "commlib.pth").write_text(f"{COPY}\n", encoding="utf-8")
     for path in (theirs / "bin").iterdir():
         mine = COPY / ".venv/bin" / path.name

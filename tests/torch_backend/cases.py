@@ -206,13 +206,13 @@ def ended_while_calls_are_under_way(rank: int) -> Any:
 
 def received_in_another_order_of_memory(rank: int) -> Any:
     peer, other = (rank + 1) % size(), (rank - 1) % size()
-    works = [dist.isend(transposed(block(rank, 2, 3)), peer, tag=tag) for tag in (1, 2)]
-    plain, across = torch.empty(2, 3), transposed(torch.empty(2, 3))
-    dist.recv(across, other, tag=2)
-    dist.recv(plain, other, tag=1)
+    works = [dist.isend(transposed(block(rank, 2, 3)) + at, peer, tag=tag) for at, tag in enumerate((1, 1, 2))]
+    plain, second, across = torch.empty(2, 3), torch.empty(2, 3), transposed(torch.empty(2, 3))
+    for out, tag in ((across, 2), (plain, 1), (second, 1)):
+        dist.recv(out, other, tag=tag)
     for work in works:
         work.wait()
-    return torch.stack([plain, across]), torch.stack([block(other, 2, 3)] * 2)
+    return torch.stack([plain, second, across]), torch.stack([block(other, 2, 3) + at for at in range(3)])
 
 
 def moved_in_inference_mode(rank: int) -> Any:

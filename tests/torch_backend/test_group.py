@@ -19,6 +19,7 @@ from commlib.errors import CommError, CommTimeout
 from commlib.plan import Plan
 from commlib.testing import Ranks
 from commlib.torch_backend import communicator
+from commlib.torch_backend.barrier import monitored_barrier
 from commlib.torch_backend.group import Options
 from tests.torch_backend.cases import CASES, ON_CPUS, run_case
 from tests.torch_backend.mixtures import mix
@@ -109,6 +110,12 @@ def test_a_monitored_barrier_names_who_is_missing(ranks: Ranks) -> None:
     assert said[0].startswith("Rank 0 timed out in monitoredBarrier after 0.3 s: Rank 2 ")
     assert said[1].startswith("Rank 1 successfully reached monitoredBarrier")
     ranks.run(all_come)
+
+
+def test_a_monitored_barrier_names_the_first_or_all() -> None:
+    for wait_all_ranks, said in ((False, "Rank 1 failed"), (True, "Ranks 1, 2 failed")):
+        with pytest.raises(CommTimeout, match=said):
+            monitored_barrier(dist.HashStore(), 0, SIZE, datetime.timedelta(seconds=0.01), wait_all_ranks)
 
 
 def all_come(comm: Communicator) -> None:

@@ -11,16 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlib.tp import (
-    Draw,
-    Engine,
-    KVCache,
-    Llama,
-    LlamaConfig,
-    communicator,
-    extend_batch,
-    gather_logits,
-)
+from commlib.tp import Draw, Engine, KVCache, Llama, LlamaConfig, communicator, extend_batch, gather_logits
 from commlib.tp.scheduler import GREEDY
 from tests.pairs import pairwise as pairwise_of
 from tests.programs import huggingface
