@@ -146,6 +146,10 @@ class Engine:
         run = _between(outs, tensors, lambda calls, into, given: calls.gather(into, given, root))
         return self._run("gather", opts, outs, run, tensors)
 
+    def gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
+        """Put every rank's tensor into one of the root; `out` of the others is an empty tensor."""
+        return self.gather([[out]], [x], opts)
+
     def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Give each rank its tensor of the root's list."""
         _one("scatter", outs)

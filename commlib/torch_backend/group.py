@@ -24,9 +24,10 @@ _C10D: Any = dist.distributed_c10d  # declares little of what it has
 _grad_enabled = torch.is_grad_enabled
 _profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 MESSAGES = ("send", "recv", "recv_anysource")
-# What torch before 2.13 calls them.
+# Names of torch before 2.13, and those that later versions have as well.
 OLD_NAMES = {
     "_allgather_base": "all_gather_single",
+    "gather_into_tensor": "gather_single",
     "_reduce_scatter_base": "reduce_scatter_single",
     "alltoall_base": "all_to_all_single",
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
@@ -61,6 +62,7 @@ class CommlibGroup(dist.ProcessGroup):
     supports_shrinking = False
     supports_time_estimate = False
     supports_tensor_alloc = False
+    supports_reconfigure = supports_window = False  # torch 2.14 asks these two
 
     def __init__(self, place: Place, kinds: Mapping[str, str], options: Options | None = None) -> None:
         # Of the two constructors the one that calls Python's methods from C++.
@@ -129,6 +131,8 @@ class CommlibGroup(dist.ProcessGroup):
         if device.index is not None and self.bound_device_id is None:
             self.bound_device_id = device  # init_process_group(device_id=…) says it to its backend alone
         return self
+
+    get_backend = _get_backend  # torch 2.14's name
 
     def communicator(self, device: torch.device) -> Communicator:
         """Return the communicator that serves a device, made if need be."""
@@ -236,7 +240,7 @@ class CommlibGroup(dist.ProcessGroup):
         self,
         ranks: Sequence[int],
         timeout: datetime.timedelta | None = None,
-        opts: Options | None = None,
+        opts: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
@@ -250,15 +254,15 @@ class CommlibGroup(dist.ProcessGroup):
         kept = {torch.device(device).type for device in device_types or self._device_types}
         kinds = {kind: name for kind, name in self._engines.kinds.items() if kind in kept}
         where = Place(store, list(ranks).index(place.rank), len(ranks), timeout or place.timeout)
-        made = CommlibGroup(where, kinds, opts or self.options)
+        # Before 2.14 torch passes a copy of the options of what serves the GPU, which may be its own NCCL.
+        made = CommlibGroup(where, kinds, opts if isinstance(opts, Options) else self.options)
         made._name, made._desc = group_name or "", group_desc or ""
         return made
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Refuse: communicators keep the deadline they were made with."""
-        raise NotImplementedError(
-            f'a group of backend "commlib" keeps its timeout of {self._place.timeout}; make another'
-        )
+        """Warn, as torch does for backends with one timeout: trainers change it after the first step."""
+        unchanged = f'the timeout of a "commlib" group stays {self._place.timeout}; new_group(timeout=…) sets another'
+        warnings.warn(unchanged, stacklevel=3)
 
     # --- its end --------------------------------------------------------------------------------------------------
 

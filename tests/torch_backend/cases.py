@@ -256,6 +256,16 @@ def without_options(rank: int) -> Any:
     return found, torch.cat(wanted)
 
 
+def gathered_into_one_tensor_of_the_root(rank: int) -> Any:
+    """As dist.gather_single of torch 2.14 calls a group."""
+    group, opts, found, wanted = dist.group.WORLD, dist.GatherOptions(), torch.empty(0), torch.empty(0)
+    opts.rootRank = 1
+    if rank == 1:
+        found, wanted = torch.empty(size(), 4), torch.stack([block(r, 4) for r in range(size())])
+    group.gather_single(found, block(rank, 4), opts).wait()
+    return found, wanted
+
+
 def functional(rank: int) -> Any:
     import torch.distributed._functional_collectives as functional
 
@@ -274,6 +284,7 @@ CASES: tuple[Callable[[int], Any], ...] = (
     *(reduced_by_every_kind, premultiplied, exchanged, asynchronous, coalesced),
     *(moved_to_another_order_of_memory, moved_into_parameters, changed_in_memory_with_gaps),
     *(scattered_and_reduced_from_a_list_of_different_sizes, without_options, functional),
+    gathered_into_one_tensor_of_the_root,
 )
 # What GPUs cannot do, nor NCCL's group: tags, any source, and waits of the host.
 ON_CPUS: tuple[Callable[[int], Any], ...] = (
