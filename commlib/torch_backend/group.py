@@ -236,7 +236,7 @@ class CommlibGroup(dist.ProcessGroup):
         """Return how many groups were split from this one."""
         return self._splits
 
-    def split_group(  # type: ignore[override]  # options are ours
+    def split_group(
         self,
         ranks: Sequence[int],
         timeout: datetime.timedelta | None = None,
@@ -250,7 +250,8 @@ class CommlibGroup(dist.ProcessGroup):
         place = self._place
         if place.rank not in ranks:
             return None
-        store = _C10D.PrefixStore(f"split/{group_name}", place.store)
+        # Not the name, which torch before 2.14 makes from a count that ranks outside of a group do not share.
+        store = _C10D.PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", place.store)
         kept = {torch.device(device).type for device in device_types or self._device_types}
         kinds = {kind: name for kind, name in self._engines.kinds.items() if kind in kept}
         where = Place(store, list(ranks).index(place.rank), len(ranks), timeout or place.timeout)
@@ -288,15 +289,27 @@ def _collective(name: str) -> Callable[..., Any]:
             arguments = with_options(name, arguments, named)
         self._sequence += 1
         engine = self._engine_of(arguments)
-        run = getattr(engine, name)
-        if type(engine) is not Engine:
+        if type(engine) is Engine:
+            run = getattr(engine, name)
+        else:
             self._engines.enter(_first_tensor(arguments).device, name, arguments)
+            run = _method_of_torchs(engine, name)
         work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
         if _grad_enabled():
             _warn_in_backward(label, arguments[0])
         return work if self._coalescing is None else self._kept(work)
 
     return call
+
+
+def _method_of_torchs(engine: Any, name: str) -> Callable[..., Any]:
+    """Return a method of an engine of torch's, which before 2.14 has old names, and none for several tensors."""
+    old = next((old for old, new in OLD_NAMES.items() if new == name), name)
+    found = [getattr(engine, each) for each in (name, old) if hasattr(engine, each)]
+    if not found and name.endswith("_coalesced"):
+        single = _method_of_torchs(engine, name.removesuffix("_coalesced"))
+        return lambda outs, xs, opts: Works([single(out, x, opts) for out, x in zip(outs, xs, strict=True)])
+    return found[0] if found else getattr(engine, name)  # type: ignore[no-any-return]
 
 
 def _warn_in_backward(label: str, written: Any) -> None:

@@ -84,9 +84,12 @@ def changed_in_memory_with_gaps(rank: int) -> Any:
 
 
 def premultiplied(rank: int) -> Any:
-    x = block(rank, 4)
-    dist.all_reduce(x, dist._make_nccl_premul_sum(2.0 + rank))
-    return x, sum(block(r, 4) * (2.0 + r) for r in range(size()))
+    """FSDP's gradients are such sums where a program sets what divides them; the input stays as it is."""
+    x, part, kept, op = block(rank, 4), torch.empty(4), block(rank, 4), dist._make_nccl_premul_sum(2.0 + rank)
+    dist.all_reduce(x, op)
+    dist.reduce_scatter(part, [kept] * size(), op)
+    total = sum(block(r, 4) * (2.0 + r) for r in range(size()))
+    return torch.stack([x, part, kept]), torch.stack([total, total, block(rank, 4)])
 
 
 def scattered_and_reduced_from_a_list_of_different_sizes(rank: int) -> Any:

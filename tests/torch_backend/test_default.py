@@ -17,6 +17,7 @@ from commlib import torch_backend
 from commlib.communicator import Communicator
 from commlib.testing import Ranks
 from commlib.torch_backend.group import CommlibGroup
+from tests.torch_backend.cases import run_case
 
 OURS = {"cpu": "commlib", "cuda": "commlib"}
 
@@ -98,9 +99,11 @@ def test_a_trainer_that_asks_torch_for_its_default_trains(tmp_path: Path, string
         made.run(trains_as_torchtitan_does, str(tmp_path / "store"), string)
 
 
-def splits(comm: Communicator, path: str, backend: str, kind: str) -> None:
+def calls_and_splits(comm: Communicator, path: str, backend: str, kind: str) -> None:
     """torch splits groups of GPUs only; here it takes this machine for one that has some."""
     begin(comm, path, backend)
+    for case in ("coalesced", "functional"):
+        run_case(comm, case)
     dist.group.WORLD.bound_device_id = torch.device(kind, 0)
     accelerator = {"is_available": lambda: True, "current_accelerator": lambda *_, **__: torch.device(kind)}
     with mock.patch.multiple(torch.accelerator, **accelerator):
@@ -119,7 +122,8 @@ def splits(comm: Communicator, path: str, backend: str, kind: str) -> None:
 MIXTURES = [("commlib", "cuda"), ("cpu:gloo,cuda:commlib", "cuda"), ("cpu:commlib,cuda:nccl", "cpu")]
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize(("backend", "kind"), MIXTURES)
-def test_groups_are_split_from_every_mixture(tmp_path: Path, backend: str, kind: str) -> None:
+def test_every_mixture_serves_its_calls_and_is_split(tmp_path: Path, backend: str, kind: str) -> None:
     with Ranks(3, backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
-        made.run(splits, str(tmp_path / "store"), backend, kind)
+        made.run(calls_and_splits, str(tmp_path / "store"), backend, kind)
