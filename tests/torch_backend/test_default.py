@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import timedelta
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -72,6 +73,12 @@ def test_torch_finds_the_backend_in_both_groups() -> None:
         assert entry.load() is torch_backend.register
 
 
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3, backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
+        yield made
+
+
 def begin(comm: Communicator, path: str, backend: str) -> None:
     timeout, store = timedelta(seconds=60), dist.FileStore(path, comm.size)
     dist.init_process_group(backend, store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
@@ -94,9 +101,8 @@ def trains_as_torchtitan_does(comm: Communicator, path: str, string: str) -> Non
 
 
 @pytest.mark.parametrize("string", ["{cpu}", "cuda:{cuda},cpu:gloo"])
-def test_a_trainer_that_asks_torch_for_its_default_trains(tmp_path: Path, string: str) -> None:
-    with Ranks(2, backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
-        made.run(trains_as_torchtitan_does, str(tmp_path / "store"), string)
+def test_a_trainer_that_asks_torch_for_its_default_trains(ranks: Ranks, tmp_path: Path, string: str) -> None:
+    ranks.run(trains_as_torchtitan_does, str(tmp_path / "store"), string)
 
 
 def calls_and_splits(comm: Communicator, path: str, backend: str, kind: str) -> None:
@@ -124,6 +130,5 @@ MIXTURES = [("commlib", "cuda"), ("cpu:gloo,cuda:commlib", "cuda"), ("cpu:commli
 
 @pytest.mark.filterwarnings("ignore:.*deprecated.*")
 @pytest.mark.parametrize(("backend", "kind"), MIXTURES)
-def test_every_mixture_serves_its_calls_and_is_split(tmp_path: Path, backend: str, kind: str) -> None:
-    with Ranks(3, backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
-        made.run(calls_and_splits, str(tmp_path / "store"), backend, kind)
+def test_every_mixture_serves_its_calls_and_is_split(ranks: Ranks, tmp_path: Path, backend: str, kind: str) -> None:
+    ranks.run(calls_and_splits, str(tmp_path / "store"), backend, kind)
