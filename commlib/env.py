@@ -185,6 +185,12 @@ ENGINES: Variable[tuple[str, ...]] = Variable(
     (),
     "engines whose communicators come from commlib: vllm, sglang, or both separated by a comma; docs/vllm.md",
 )
+TORCH_DEFAULT = Variable(
+    "COMMLIB_TORCH_DEFAULT",
+    _flag,
+    False,
+    "1: commlib is the default backend of torch.distributed for the devices it serves; docs/torch_distributed.md",
+)
 MAX_BYTES = Variable("COMMLIB_MAX_BYTES", _memory, 1 << 28, "size of each rank's symmetric arena (K, M, G allowed)")
 MAX_SMS = Variable(
     "COMMLIB_MAX_SMS", _multiprocessors, 0, "multiprocessors of its GPU that a call takes at most; 0: no limit"

@@ -1,15 +1,20 @@
 """torch.distributed.init_process_group("commlib"): torch's own calls, run by commlib's communicators.
 
 `import torch` loads this module through the entry point `torch.backends`, so the backend is known wherever commlib is
-installed; nothing is made before a group is.
+installed; nothing is made before a group is. Where that is switched off, torch from 2.14 on finds the backend in
+`torch.distributed.backends` when a program names it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
+from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from commlib import env
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -17,14 +22,39 @@ if TYPE_CHECKING:
 
 NAME = "commlib"
 DEVICES = ("cpu", "cuda")
+TORCHS = {"cpu": "gloo", "cuda": "nccl"}  # torch's defaults
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed; twice is fine."""
+    """Make the backend known to torch.distributed, and its default if COMMLIB_TORCH_DEFAULT says so; twice is fine."""
     import torch.distributed as dist
 
-    if dist.is_available() and NAME.upper() not in dist.Backend._plugins:
+    if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
+        _become_default(dist.Backend.default_device_backend_map)
+
+
+def _become_default(defaults: dict[str, str]) -> None:
+    """Put the backend into torch's table. `import torch` calls this, so a mistake is a warning and never an error."""
+    import torch
+
+    log = logging.getLogger(NAME)
+    try:
+        devices = TORCHS if env.TORCH_DEFAULT.get() else {}
+    except ValueError as error:
+        stays = ", ".join(f"{device}:{defaults.get(device)}" for device in DEVICES)
+        log.warning("torch.distributed keeps its default backends, %s: %s", stays, error)
+        return
+    for device, torchs in devices.items():
+        if defaults.get(device, torchs) != torchs:
+            reason = f"{defaults[device]!r}, which another package has made its default"
+        elif device == "cuda" and find_spec("nccl") is None:
+            reason = f"{torchs!r}, as commlib needs nccl4py there: pip install commlib-collectives[gpu]"
+        else:
+            defaults[device] = NAME
+            continue
+        if device == "cpu" or torch.version.cuda:
+            log.warning("COMMLIB_TORCH_DEFAULT=1: the default backend of %s stays %s", device, reason)
 
 
 def communicator(group: Any = None, device: str = "cpu") -> Communicator:

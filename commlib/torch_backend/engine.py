@@ -72,7 +72,8 @@ class Engine:
         """Reduce a tensor in place."""
         x, op = _one("all_reduce", tensors), OPS.get(hash(opts.reduceOp))
         if op is None:
-            op = _scale("all_reduce", opts, x.mul_)
+            op, factor = _premultiplied("all_reduce", opts)
+            x.mul_(factor)
         later, row = opts.asyncOp, x.is_contiguous()
         if not row and x.layout is torch.sparse_coo and op == "sum":
             sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
@@ -99,18 +100,17 @@ class Engine:
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Reduce, and keep this rank's block."""
-        return self._run("reduce_scatter", opts, [out], _scatters([out], [x], _op("reduce_scatter", opts)))
+        return self._run("reduce_scatter", opts, [out], _scatters([out], [x], opts))
 
     def reduce_scatter_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
         """Do as reduce_scatter_single with several tensors."""
-        op = _op("reduce_scatter", opts)
-        runs = [_scatters([out], [x], op) for out, x in zip(outs, xs, strict=True)]
+        runs = [_scatters([out], [x], opts) for out, x in zip(outs, xs, strict=True)]
         return self._run("reduce_scatter", opts, outs, _each(runs))
 
     def reduce_scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Reduce a list of blocks, one for each rank; blocks may differ in size."""
-        out, blocks, op = _one("reduce_scatter", outs), lists[0], _op("reduce_scatter", opts)
-        return self._run("reduce_scatter", opts, outs, _scatters([out], blocks, op), blocks)
+        out, blocks = _one("reduce_scatter", outs), lists[0]
+        return self._run("reduce_scatter", opts, outs, _scatters([out], blocks, opts), blocks)
 
     # --- moves ----------------------------------------------------------------------------------------------------
 
@@ -145,6 +145,10 @@ class Engine:
         outs = lists[0] if self.comm.rank == root else []
         run = _between(outs, tensors, lambda calls, into, given: calls.gather(into, given, root))
         return self._run("gather", opts, outs, run, tensors)
+
+    def gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
+        """Put every rank's tensor into one of the root; `out` of the others is an empty tensor."""
+        return self.gather([[out]], [x], opts)
 
     def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
         """Give each rank its tensor of the root's list."""
@@ -209,11 +213,18 @@ def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Calls], None]:
     return _between(outs, [x], lambda calls, into, given: calls.all_gatherv(into, given.view(-1), sizes))
 
 
-def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], op: Any) -> Callable[[Calls], None]:
+def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> Callable[[Calls], None]:
+    op, factor = _premultiplied("reduce_scatter", opts)
     sizes = [x.numel() for x in blocks]
-    if len(set(sizes)) == 1:
-        return _between(outs, blocks, lambda calls, into, given: calls.reduce_scatter(into, given, op))
-    return _between(outs, blocks, lambda calls, into, given: calls.reduce_scatterv(into, given, sizes, op))
+
+    def run(calls: Calls, into: Any, given: Any) -> None:
+        parts = given if factor is None else given * factor
+        if len(set(sizes)) == 1:
+            calls.reduce_scatter(into, parts, op)
+        else:
+            calls.reduce_scatterv(into, parts, sizes, op)
+
+    return _between(outs, blocks, run)
 
 
 def _each(runs: Sequence[Callable[[Calls], None]]) -> Callable[[Calls], None]:
@@ -233,16 +244,17 @@ def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:
 def _op(call: str, opts: Any) -> Any:
     """Return a reduction of torch's options as commlib knows it."""
     op = OPS.get(hash(opts.reduceOp))
-    return _scale(call, opts, None) if op is None else op
+    if op is None:
+        kind = opts.reduceOp.op
+        raise NotImplementedError(f'{call} of backend "commlib" has no reduction {kind}; use one of {_names()}')
+    return op
 
 
-def _scale(call: str, opts: Any, multiply: Callable[[Any], object] | None) -> Any:
-    """Take torch's PREMUL_SUM apart: a factor for each rank, then the sum."""
-    reduction = opts.reduceOp
-    if reduction.op != dist.ReduceOp.PREMUL_SUM or multiply is None:
-        raise NotImplementedError(f'{call} of backend "commlib" has no reduction {reduction.op}; use one of {_names()}')
-    multiply(reduction.__getstate__()[1])
-    return "sum"
+def _premultiplied(call: str, opts: Any) -> tuple[Any, Any]:
+    """Take torch's PREMUL_SUM apart: the sum, and the factor of this rank's part; the factor of others is None."""
+    if opts.reduceOp.op == dist.ReduceOp.PREMUL_SUM:
+        return "sum", opts.reduceOp.__getstate__()[1]
+    return _op(call, opts), None
 
 
 def _names() -> str:

@@ -33,6 +33,7 @@ FORMS: dict[str, Form] = {
     "reduce_scatter_single": Form("reduce_scatter", _C10D.ReduceScatterOptions, (0, 0)),
     "reduce_scatter_single_coalesced": Form("reduce_scatter", _C10D.ReduceScatterOptions, (1, 1)),
     "gather": Form("gather", _C10D.GatherOptions, (2, 1), ("root",)),
+    "gather_single": Form("gather", _C10D.GatherOptions, (0, 0), ("root",)),  # torch 2.14
     "scatter": Form("scatter", _C10D.ScatterOptions, (1, 2), ("root",)),
     "alltoall": Form("all_to_all", _C10D.AllToAllOptions, (1, 1)),
     "all_to_all_single": Form("all_to_all", _C10D.AllToAllOptions, (0, 0, 1, 1)),  # the last two are splits

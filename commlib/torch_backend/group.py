@@ -24,9 +24,10 @@ _C10D: Any = dist.distributed_c10d  # declares little of what it has
 _grad_enabled = torch.is_grad_enabled
 _profiling: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 MESSAGES = ("send", "recv", "recv_anysource")
-# What torch before 2.13 calls them.
+# Names of torch before 2.13, and those that later versions have as well.
 OLD_NAMES = {
     "_allgather_base": "all_gather_single",
+    "gather_into_tensor": "gather_single",
     "_reduce_scatter_base": "reduce_scatter_single",
     "alltoall_base": "all_to_all_single",
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
@@ -61,6 +62,7 @@ class CommlibGroup(dist.ProcessGroup):
     supports_shrinking = False
     supports_time_estimate = False
     supports_tensor_alloc = False
+    supports_reconfigure = supports_window = False  # torch 2.14 asks these two
 
     def __init__(self, place: Place, kinds: Mapping[str, str], options: Options | None = None) -> None:
         # Of the two constructors the one that calls Python's methods from C++.
@@ -129,6 +131,8 @@ class CommlibGroup(dist.ProcessGroup):
         if device.index is not None and self.bound_device_id is None:
             self.bound_device_id = device  # init_process_group(device_id=…) says it to its backend alone
         return self
+
+    get_backend = _get_backend  # torch 2.14's name
 
     def communicator(self, device: torch.device) -> Communicator:
         """Return the communicator that serves a device, made if need be."""
@@ -232,11 +236,11 @@ class CommlibGroup(dist.ProcessGroup):
         """Return how many groups were split from this one."""
         return self._splits
 
-    def split_group(  # type: ignore[override]  # options are ours
+    def split_group(
         self,
         ranks: Sequence[int],
         timeout: datetime.timedelta | None = None,
-        opts: Options | None = None,
+        opts: Any = None,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
@@ -246,19 +250,20 @@ class CommlibGroup(dist.ProcessGroup):
         place = self._place
         if place.rank not in ranks:
             return None
-        store = _C10D.PrefixStore(f"split/{group_name}", place.store)
+        # Not the name, which torch before 2.14 makes from a count that ranks outside of a group do not share.
+        store = _C10D.PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", place.store)
         kept = {torch.device(device).type for device in device_types or self._device_types}
         kinds = {kind: name for kind, name in self._engines.kinds.items() if kind in kept}
         where = Place(store, list(ranks).index(place.rank), len(ranks), timeout or place.timeout)
-        made = CommlibGroup(where, kinds, opts or self.options)
+        # Before 2.14 torch passes a copy of the options of what serves the GPU, which may be its own NCCL.
+        made = CommlibGroup(where, kinds, opts if isinstance(opts, Options) else self.options)
         made._name, made._desc = group_name or "", group_desc or ""
         return made
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Refuse: communicators keep the deadline they were made with."""
-        raise NotImplementedError(
-            f'a group of backend "commlib" keeps its timeout of {self._place.timeout}; make another'
-        )
+        """Warn, as torch does for backends with one timeout: trainers change it after the first step."""
+        unchanged = f'the timeout of a "commlib" group stays {self._place.timeout}; new_group(timeout=…) sets another'
+        warnings.warn(unchanged, stacklevel=3)
 
     # --- its end --------------------------------------------------------------------------------------------------
 
@@ -284,15 +289,27 @@ def _collective(name: str) -> Callable[..., Any]:
             arguments = with_options(name, arguments, named)
         self._sequence += 1
         engine = self._engine_of(arguments)
-        run = getattr(engine, name)
-        if type(engine) is not Engine:
+        if type(engine) is Engine:
+            run = getattr(engine, name)
+        else:
             self._engines.enter(_first_tensor(arguments).device, name, arguments)
+            run = _method_of_torchs(engine, name)
         work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
         if _grad_enabled():
             _warn_in_backward(label, arguments[0])
         return work if self._coalescing is None else self._kept(work)
 
     return call
+
+
+def _method_of_torchs(engine: Any, name: str) -> Callable[..., Any]:
+    """Return a method of an engine of torch's, which before 2.14 has old names, and none for several tensors."""
+    old = next((old for old, new in OLD_NAMES.items() if new == name), name)
+    found = [getattr(engine, each) for each in (name, old) if hasattr(engine, each)]
+    if not found and name.endswith("_coalesced"):
+        single = _method_of_torchs(engine, name.removesuffix("_coalesced"))
+        return lambda outs, xs, opts: Works([single(out, x, opts) for out, x in zip(outs, xs, strict=True)])
+    return found[0] if found else getattr(engine, name)  # type: ignore[no-any-return]
 
 
 def _warn_in_backward(label: str, written: Any) -> None:

@@ -84,9 +84,12 @@ def changed_in_memory_with_gaps(rank: int) -> Any:
 
 
 def premultiplied(rank: int) -> Any:
-    x = block(rank, 4)
-    dist.all_reduce(x, dist._make_nccl_premul_sum(2.0 + rank))
-    return x, sum(block(r, 4) * (2.0 + r) for r in range(size()))
+    """FSDP's gradients are such sums where a program sets what divides them; the input stays as it is."""
+    x, part, kept, op = block(rank, 4), torch.empty(4), block(rank, 4), dist._make_nccl_premul_sum(2.0 + rank)
+    dist.all_reduce(x, op)
+    dist.reduce_scatter(part, [kept] * size(), op)
+    total = sum(block(r, 4) * (2.0 + r) for r in range(size()))
+    return torch.stack([x, part, kept]), torch.stack([total, total, block(rank, 4)])
 
 
 def scattered_and_reduced_from_a_list_of_different_sizes(rank: int) -> Any:
@@ -256,6 +259,16 @@ def without_options(rank: int) -> Any:
     return found, torch.cat(wanted)
 
 
+def gathered_into_one_tensor_of_the_root(rank: int) -> Any:
+    """As dist.gather_single of torch 2.14 calls a group."""
+    group, opts, found, wanted = dist.group.WORLD, dist.GatherOptions(), torch.empty(0), torch.empty(0)
+    opts.rootRank = 1
+    if rank == 1:
+        found, wanted = torch.empty(size(), 4), torch.stack([block(r, 4) for r in range(size())])
+    group.gather_single(found, block(rank, 4), opts).wait()
+    return found, wanted
+
+
 def functional(rank: int) -> Any:
     import torch.distributed._functional_collectives as functional
 
@@ -274,6 +287,7 @@ CASES: tuple[Callable[[int], Any], ...] = (
     *(reduced_by_every_kind, premultiplied, exchanged, asynchronous, coalesced),
     *(moved_to_another_order_of_memory, moved_into_parameters, changed_in_memory_with_gaps),
     *(scattered_and_reduced_from_a_list_of_different_sizes, without_options, functional),
+    gathered_into_one_tensor_of_the_root,
 )
 # What GPUs cannot do, nor NCCL's group: tags, any source, and waits of the host.
 ON_CPUS: tuple[Callable[[int], Any], ...] = (

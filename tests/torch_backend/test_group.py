@@ -286,10 +286,10 @@ def test_a_barrier_has_a_timeout_of_its_own(tmp_path: Path) -> None:
 def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
     program = (
         "import sys, torch, torch.distributed as d; print('COMMLIB' in d.Backend._plugins, d.Backend.backend_capability"
-        "['commlib'], sorted(m for m in sys.modules if m.startswith('commlib')))"
+        "['commlib'], sorted(m for m in sys.modules if m.startswith('commlib.')))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True ['cpu', 'cuda'] ['commlib', 'commlib.errors', 'commlib.torch_backend']"
+    assert done.stdout.strip() == "True ['cpu', 'cuda'] ['commlib.env', 'commlib.errors', 'commlib.torch_backend']"
 
 
 @pytest.mark.parametrize("seed", range(2))
