@@ -19,7 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarn
 
 def generate(folder: Path, ranks: int, engines: str) -> tuple[list[list[int]], str]:
     command = [sys.executable, vllm_model.__file__, str(folder), str(ranks)]
-    done = subprocess.run(command, env=os.environ | vllm_model.variables(ranks, engines), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=os.environ | vllm_model.variables(ranks, engines), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("tokens "))
     return json.loads(line.removeprefix("tokens ")), done.stdout + done.stderr
