@@ -305,11 +305,11 @@ def _collective(name: str) -> Callable[..., Any]:
 def _method_of_torchs(engine: Any, name: str) -> Callable[..., Any]:
     """Return a method of an engine of torch's, which before 2.14 has old names, and none for several tensors."""
     old = next((old for old, new in OLD_NAMES.items() if new == name), name)
-    found = [getattr(engine, each) for each in (name, old) if hasattr(engine, each)]
-    if not found and name.endswith("_coalesced"):
+    methods = [getattr(engine, each) for each in (name, old) if hasattr(engine, each)]
+    if not methods and name.endswith("_coalesced"):
         single = _method_of_torchs(engine, name.removesuffix("_coalesced"))
         return lambda outs, xs, opts: Works([single(out, x, opts) for out, x in zip(outs, xs, strict=True)])
-    return found[0] if found else getattr(engine, name)  # type: ignore[no-any-return]
+    return methods[0] if methods else getattr(engine, name)  # type: ignore[no-any-return]
 
 
 def _warn_in_backward(label: str, written: Any) -> None:

@@ -7,8 +7,20 @@ from torch._subclasses import FakeTensorMode
 from commlib.kernels import index, out_of_range_count
 from tests.kernels.elements import random_of, same_bits
 
-NAMES = "uint8 bool float8_e4m3fn bfloat16 float16 int16 float32 int32 float64 int64 complex64 complex128"
-DTYPES = [getattr(torch, name) for name in NAMES.split()]
+DTYPES = (
+    torch.uint8,
+    torch.bool,
+    torch.float8_e4m3fn,
+    torch.bfloat16,
+    torch.float16,
+    torch.int16,
+    torch.float32,
+    torch.int32,
+    torch.float64,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+)
 ROWS = 37
 EXTREMES = (-(2**63), -(2**63) + 1, -1, ROWS, 2**31, 2**63 - 1)
 

@@ -153,14 +153,13 @@ def planted(fault: Fault) -> Iterator[None]:
 def try_one(fault: Fault, options: argparse.Namespace) -> str:
     """Return "killed", "survived" or "error", and print a line of the table."""
     tests = ["tests"] if options.folders == "all" else fault.tests
+    chosen = "not slow" if options.folders == "gate" else "slow or not slow"
+    pytest = [COPY / ".venv/bin/python", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", chosen]
     with planted(fault):
         begun = time.monotonic()
         wrong = build(options.jobs)
         built = time.monotonic()
-        chosen = "not slow" if options.folders == "gate" else "slow or not slow"
-        quick = ["-x", "-q", "-p", "no:cacheprovider", "-m", chosen]
-        python = COPY / ".venv/bin/python"
-        code, output = (0, wrong) if wrong else run([python, "-m", "pytest", *quick, *tests], options.seconds)
+        code, output = (0, wrong) if wrong else run([*pytest, *tests], options.seconds)
     spent, found = time.monotonic() - built, FOUND.search(output)
     if wrong or code in NO_TESTS:
         result, by = "error", output.strip()[-600:]
@@ -170,6 +169,9 @@ def try_one(fault: Fault, options: argparse.Namespace) -> str:
         result, by = "survived", " ".join(tests)
     else:
         result, by = "killed", found[1] if found and code in FAILED else f"exit code {code} in {' '.join(tests)}"
+        wrong = build(options.jobs)
+        if wrong or run([*pytest, *([found[1]] if found else tests)], options.seconds)[0] != 0:
+            result, by = "error", f"without the fault, too: {by}"
     print(f"{fault.name:28} {result:9} {spent:6.1f} s  {by}  (built in {built - begun:.1f} s)", flush=True)
     if options.verbose:
         print(output)
