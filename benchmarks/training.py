@@ -8,6 +8,7 @@ communication. With either backend a model trains from the same weights, and mus
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import tempfile
@@ -157,8 +158,10 @@ def turns(comm: Communicator, folder: str, names: list[str]) -> list[dict[str, A
             steps[name] = MODELS[model](group, comm.device, batch, width)
         calls, losses, times = 3, {}, {name: [] for name in names}
         for turn in range(-1, TURNS):  # the first is the warm-up, and says how many steps make a block
+            torch.use_deterministic_algorithms(turn < 0, warn_only=True)  # for the losses, which are compared
             for name, step in steps.items():
-                seconds, losses[name] = _block(comm, step, calls)
+                seconds, loss = _block(comm, step, calls)
+                losses |= {name: loss} if turn < 0 else {}
                 times[name] += [seconds] if turn >= 0 else []
             calls = max(3, int(BLOCK_S / seconds)) if turn < 0 else calls
             calls = comm.broadcast_object(calls, 0)
@@ -186,6 +189,7 @@ def main() -> int:
     parser = command_line(__doc__)
     options = parser.parse_args()
     gpu = torch.cuda.device_count() >= 2
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic then
     own, theirs = ("nccl", "nccl") if gpu else ("shm", "gloo")
     settings = {"backend": own, "timeout_s": 60.0, "max_bytes": 1 << 20}
     with Ranks(2, deadline_s=900.0, **settings) as ranks, tempfile.TemporaryDirectory() as folder:

@@ -276,8 +276,8 @@ class StreamWork(Work):
 
     def get_future(self) -> TorchFuture[Any]:
         """Return a torch future of the result, which orders streams as wait() does."""
-        target: TorchFuture[Any] = TorchFuture(devices=[torch.cuda.current_device()])
-        with torch.cuda.stream(torch.cuda.Stream()):
+        target: TorchFuture[Any] = TorchFuture(devices=[self._lanes.device])
+        with torch.cuda.stream(torch.cuda.Stream(self._lanes.device)):
             self.wait()
             target.set_result(self._result)
         return target
@@ -298,7 +298,7 @@ class StreamLanes:
     """Asynchronous calls on a stream beside the caller's; the backend keeps calls in order over streams itself."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.current = device, CurrentStream(device)
+        self.device, self.current = device, CurrentStream(device)
         self._side: torch.cuda.Stream | None = None
         self._lock = threading.Lock()  # of the event behind which a call begins
         self.blocks = blocking()
@@ -310,7 +310,7 @@ class StreamLanes:
         _refuse_tracing(what)
         if self._side is None:
             # High priority: where products of the caller's fill the GPU, few blocks need not wait for all of theirs.
-            self._side, self._begun = torch.cuda.Stream(self._device, priority=-1), torch.cuda.Event()
+            self._side, self._begun = torch.cuda.Stream(self.device, priority=-1), torch.cuda.Event()
         side, caller, captured = self._side, self.current.get(), torch.cuda.is_current_stream_capturing()
         with self._lock:
             begun = torch.cuda.Event() if captured else self._begun
@@ -322,7 +322,7 @@ class StreamLanes:
             result = call()
         finally:
             torch.cuda.set_stream(caller)
-            if device != self._device.index:
+            if device != self.device.index:
                 torch.cuda.set_device(device)
         event = side.record_event()
         held: list[object] = [call]

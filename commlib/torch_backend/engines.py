@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,7 +105,8 @@ class Engines:
 
     def _make(self, kind: str, index: int | None) -> Any:
         if self.kinds[kind] == OURS:
-            return self._ours(kind, index)
+            with torch.cuda.device(index) if kind == "cuda" else nullcontext():  # afterwards the program's is current
+                return self._ours(kind)
         world = self._world(kind, None)
         try:
             return self._recorded(world, self.kinds[kind], kind)
@@ -131,11 +133,9 @@ class Engines:
         engine = self.of(device)
         return Mail(engine.comm) if isinstance(engine, Engine) else engine
 
-    def _ours(self, kind: str, index: int | None) -> Any:
+    def _ours(self, kind: str) -> Any:
         """Make a communicator over the group's store; the world behind it has done its part then."""
         timeout_s = self._place.timeout.total_seconds()
-        if kind == "cuda":
-            torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
         world = self._world(kind, torch.cuda.current_device() if kind == "cuda" else None)
         settings = {"timeout_s": timeout_s, **self._settings}
         if _C10D.get_debug_level() == _C10D.DebugLevel.DETAIL:

@@ -54,7 +54,7 @@ class NcclTarget final : public Target {
   // the kernel's, or the watch's for NCCL's own.
   void finish_barrier() override {
     constexpr double kSliceS = 0.01;  // between two, Python sees signals
-    if (nccl::capture_of(stream()) != 0) return;
+    if (group->captures(stream())) return;
     while (!came(kSliceS)) {
       if (PyErr_CheckSignals() != 0) throw python::Raised();
     }

@@ -199,11 +199,14 @@ inline CUdeviceptr device_pointer(const void* pointer) {
   return reinterpret_cast<CUdeviceptr>(pointer);
 }
 
-// Makes a context current for a scope: a thread that torch did not make has none.
+// Makes a context current for a scope: a thread may have none, or another GPU's. Does nothing once
+// the driver has shut down.
 class ContextGuard {
  public:
   explicit ContextGuard(CUcontext context) {
-    check(cuda().cuCtxGetCurrent(&before_), "cuCtxGetCurrent");
+    const CUresult state = cuda().cuCtxGetCurrent(&before_);
+    if (state == kCudaErrorDeinitialized) return;
+    check(state, "cuCtxGetCurrent");
     changed_ = before_ != context;
     if (changed_) check(cuda().cuCtxSetCurrent(context), "cuCtxSetCurrent");
   }
@@ -215,7 +218,7 @@ class ContextGuard {
 
  private:
   CUcontext before_ = nullptr;
-  bool changed_;
+  bool changed_ = false;
 };
 
 // For a scope: calls that are no part of a capture under way are allowed beside it.

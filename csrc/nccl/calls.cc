@@ -28,6 +28,7 @@ struct Elements {
 }  // namespace
 
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream) {
+  const ContextGuard guard(context_);
   const During planning(stamps_, Phase::plan);
   fault_.alive();
   // Ranks of an all_to_allv know their own sizes alone, and all count the call.

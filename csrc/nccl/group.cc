@@ -134,7 +134,13 @@ void Group::tick() {
   deadline_.revoke();
 }
 
+bool Group::captures(CUstream stream) const {
+  const ContextGuard guard(context_);
+  return capture_of(stream) != 0;
+}
+
 bool Group::wait(CUstream stream, double wait_s) {
+  const ContextGuard guard(context_);
   const timespec nap = {0, 20'000};
   const double start = seconds();
   CUresult state = kCudaErrorNotReady;
@@ -148,6 +154,7 @@ bool Group::wait(CUstream stream, double wait_s) {
 }
 
 void Group::inspect() {
+  const ContextGuard guard(context_);
   fault_.alive();
   if (has_arena()) {
     const Relaxed relaxed;
@@ -173,6 +180,7 @@ void Group::abort(const std::string& why) {
 
 void Group::tell_peers(Ending why) {
   if (!has_arena()) return;
+  const ContextGuard guard(context_);
   const Relaxed relaxed;
   const u64 ended = ended_by(static_cast<u64>(rank_), why, kNobody);
   for (int r = 0; r < world_; ++r) {
@@ -202,6 +210,7 @@ void Group::record_progress() {
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.
 bool Group::close(double wait_s) {
+  const ContextGuard guard(context_);
   if (record_) record_->close();
   // Ends by the deadlines of the kernels under way; the watch keeps those of NCCL's.
   bool together = !fault_.over() && cuda().cuCtxSynchronize() == kCudaSuccess && !fault_.over();

@@ -65,9 +65,12 @@ class Group {
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { inner_ = inner; }
 
+  // Calls come from any thread, whatever GPU is current there, or none.
   void run(const Call& call, size_t plan_bytes, bool symmetric, CUstream stream);
   // send_recv as the plan has it; `sends` or receives.
   void message(const Call& call, int peer, bool sends, CUstream stream);
+  // Whether a graph is being captured there.
+  bool captures(CUstream stream) const;
   // Whether the stream has come this far, after `wait_s` at most; raises if the communicator has
   // ended.
   bool wait(CUstream stream, double wait_s);

@@ -3,6 +3,7 @@
 import datetime
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,37 @@ def waits_on_another_stream(comm: Communicator) -> None:
 
 def test_a_stream_that_waits_for_a_small_call_comes_behind_it(ranks: Ranks) -> None:
     ranks.run(waits_on_another_stream)
+
+
+def sums_on(comm: Communicator, device: torch.device, current: int | None) -> None:
+    if current is not None:
+        torch.cuda.set_device(current)
+    for count, later in ((64, False), (3 << 20, False), (64, True), (3 << 20, True)):
+        with torch.cuda.device(device):
+            torch.cuda._sleep(SLEEP_CYCLES // 10)
+            x = torch.ones(count, device=device)
+        work = dist.all_reduce(x, async_op=later)
+        if later:
+            work.wait()
+            work.get_future().wait()
+        assert x.eq(comm.size).all(), (count, later, current)
+        assert current is None or torch.cuda.current_device() == current
+
+
+def sums_whatever_gpu_is_current(comm: Communicator, path: str) -> None:
+    mine, other = torch.device("cuda", comm.rank), (comm.rank + 1) % comm.size
+    start(comm, path, "commlib", False)
+    sums_on(comm, mine, other)  # the group's first call, too
+    for current in (None, other, comm.rank):  # in a thread that has no context yet
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(sums_on, comm, mine, current).result()
+    end(comm)
+    assert torch.cuda.current_device() == other
+
+
+def test_any_gpu_may_be_current_or_none(tmp_path: Path) -> None:
+    with Ranks(min(GPUS, 4), backend="shm", timeout_s=60.0, deadline_s=120.0) as made:
+        made.run(sums_whatever_gpu_is_current, str(tmp_path / "store"))
 
 
 def is_over_after_wait(comm: Communicator, path: str, blocking: str, count: int) -> bool:
