@@ -8,7 +8,7 @@ from typing import Any
 from commlib import env
 
 _LOG = logging.getLogger("commlib")
-TESTED = ("0.32",)
+TESTED = ("0.32", "0.33")
 FLASHINFER = "VLLM_ALLREDUCE_USE_FLASHINFER"  # it comes before the custom all-reduce where it is not 0
 
 

@@ -193,7 +193,7 @@ def test_a_wrong_pin_is_refused_with_the_valid_names(monkeypatch: Patch) -> None
 def test_a_plan_of_a_device_serves_numbers_of_ranks_that_were_not_tuned() -> None:
     plan = shipped_plan("nccl-nvidia-h200")
     for world, source in ((2, "plans/nccl-nvidia-h200.json"), (8, "plans/nccl.json")):
-        assert plan.explain("all_gather", 4096, world=world).source == source
+        assert plan.explain("all_gather", 4096, world=world, mode="graph").source == source
     assert plan.explain("barrier", 0, world=2).source == "plans/nccl.json"
     largest = plan.explain("all_gather", 1 << 40, "bfloat16", world=2, mode="graph").algorithm
     assert largest.startswith("lsa_")  # beyond what was measured, too
