@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from commlib import torch_backend
 from commlib.communicator import Communicator
@@ -86,6 +85,8 @@ def begin(comm: Communicator, path: str, backend: str) -> None:
 
 def trains_as_torchtitan_does(comm: Communicator, path: str, string: str) -> None:
     """torchtitan/distributed: init_distributed, ParallelDims.build_mesh, clip_grad_norm_, set_pg_timeouts."""
+    from torch.distributed.fsdp import fully_shard  # here, as it takes a second
+
     with mock.patch.dict(dist.Backend.default_device_backend_map, OURS) as defaults:
         begin(comm, path, string.format(**defaults))
         mesh = init_device_mesh("cpu", (1, comm.size), mesh_dim_names=("pp", "fsdp"), backend_override={"pp": "fake"})
