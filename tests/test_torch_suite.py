@@ -29,8 +29,6 @@ PARTS = {
         reduce_max scatter_object_list send_recv_any_source static_graph_api_cpu
     """,
     "continuous": "",
-    "dtensor": "every_placement_becomes_every_other a_tensor_parallel_mlp_agrees_with_one_process",
-    "fsdp": "fully_shard_trains_as_one_process_does a_checkpoint_of_shards_resumes_in_a_new_model",
     "threads": "",
 }
 
