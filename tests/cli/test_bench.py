@@ -24,7 +24,7 @@ from commlib.peers import PEERS, CallTable, load
 from commlib.peers.peer import Peer
 from commlib.testing import Ranks
 from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich
-from tests.cli.calls import Run, exit_code, interrupted
+from tests.cli.calls import Run, exit_code
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 
@@ -153,16 +153,6 @@ def test_without_matplotlib_the_rest_is_done(monkeypatch, call) -> None:
     assert (code, "no curves.png: " in errors, "pip install matplotlib" in errors) == (0, True, True)
     assert not Path("curves.png").exists()
     assert Path("report.csv").read_text().startswith("op,size,")
-
-
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    words = ("bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path), "-f", "2", "--time", "60")
-    interrupted(words, lambda output: output.readline().split()[:1] == ["8"])
-    document = KIND.read(path)
-    assert (document["complete"], document["ended"], document["rows"] != []) == (False, "interrupted", True)
-    assert [other.name for other in tmp_path.glob(".*")] == []
 
 
 @pytest.fixture

@@ -178,15 +178,8 @@ def mortal(live: Ranks) -> Iterator[Ranks]:
     live.restart()
 
 
-SOON = (
-    "all_reduce",
-    "all_gatherv",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "send_recv",
-    "barrier",
-)  # each way to wait
+# Of each way to wait.
+SOON = "all_reduce all_gatherv reduce_scatter all_to_all broadcast send_recv barrier".split()
 
 
 @pytest.mark.parametrize(
