@@ -32,8 +32,8 @@ LONG_S = 20.0
 
 def stay_away(comm: Communicator, seconds: float = LONG_S, rank: int = 2) -> None:
     comm.all_reduce(torch.ones(8))
-    if comm.rank == rank:
-        with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
+        if comm.rank == rank:
             time.sleep(seconds)
     comm.all_reduce(torch.ones(14336, dtype=torch.bfloat16))
 
