@@ -1,4 +1,9 @@
-"""Live ranks, started once and shared by all tests of a session."""
+"""Live ranks, started once and shared by all tests of a session.
+
+The process that only hands out tests loads this, too: what takes seconds, torch, is imported where it is used.
+"""
+
+from __future__ import annotations
 
 import multiprocessing
 import re
@@ -6,16 +11,15 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 import commlib
-from commlib.communicator import Communicator
-from commlib.testing import Ranks
-from commlib.testing.ranks import PRELOAD
-from tests import forked
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+    from commlib.testing import Ranks
 
 ARENA_BYTES = 64 << 20
 
@@ -32,6 +36,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave out what the gate would read for nothing: modules that are slow as a whole, or need GPUs."""
     if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
         return None
+    import torch
+
     needs_gpus = "gpu" in collection_path.relative_to(Path(__file__).parent).parts and not torch.cuda.is_available()
     return needs_gpus or "\npytestmark = pytest.mark.slow" in collection_path.read_text(encoding="utf-8") or None
 
@@ -71,12 +77,16 @@ def no_plans_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="session")
 def shm_ranks() -> Iterator[Ranks]:
+    from commlib.testing import Ranks
+
     with Ranks(4, backend="shm", timeout_s=60.0, max_bytes=ARENA_BYTES, deadline_s=120.0) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def torch_ranks() -> Iterator[Ranks]:
+    from commlib.testing import Ranks
+
     with Ranks(4, backend="torch", timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
 
@@ -98,6 +108,9 @@ def comm() -> Iterator[Communicator]:
 @pytest.fixture(scope="session")
 def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A `python`, with a `commlib` beside it, whose processes have imported torch already: see forked.py."""
+    from commlib.testing.ranks import PRELOAD
+    from tests import forked
+
     folder = tmp_path_factory.mktemp("bin")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOAD, "pytest"])

@@ -104,6 +104,7 @@ def test_the_commands_of_a_page_run_as_printed(page: str, checkout: Path) -> Non
         assert [line for line in expected if not said(line, output)] == [], f"$ {command}\n{output}"
 
 
+@pytest.mark.slow
 def test_the_readme_s_program_runs_in_the_environment_itself(tmp_path: Path) -> None:
     prefix = Path(sys.executable).parent.parent
     if not (prefix / "bin/activate").exists():

@@ -295,11 +295,6 @@ def test_a_file_or_a_module_of_python_is_run_by_this_python(monkeypatch, words, 
     assert calls == [started]
 
 
-def test_an_option_that_run_does_not_have_is_refused():
-    result = CliRunner().invoke(run_command, ["-n", "2", "--nodes", "3", "true"])
-    assert result.exit_code == 2 and "--nodes" in result.output
-
-
 def test_what_stands_beside_this_python_comes_first_on_a_rank_s_path(monkeypatch):
     beside = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", f"/usr/bin:{beside}:/bin")

@@ -14,8 +14,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from commlib.bootstrap import connect
 from commlib.errors import CommTimeout
 
@@ -23,6 +21,8 @@ TIMEOUT_S = 30.0
 
 
 def with_commlib(folder, dies, **options):
+    import torch
+
     import commlib
 
     with commlib.init(timeout_s=TIMEOUT_S, max_bytes="1M", **options) as comm:
@@ -34,6 +34,7 @@ def with_commlib(folder, dies, **options):
 
 
 def with_torch(folder, dies, **where):
+    import torch
     import torch.distributed as dist
 
     dist.init_process_group("commlib", timeout=timedelta(seconds=TIMEOUT_S), **where)
@@ -49,8 +50,6 @@ def with_torch(folder, dies, **where):
 
 def with_world(folder, dies, bootstrap="auto"):
     """Exchange bytes over two worlds, which must not meet; in one round rank 1 is late, and then torch starts."""
-    import torch.distributed as dist
-
     world, second = (connect(bootstrap, timeout_s=TIMEOUT_S) for _ in range(2))
     for turn in range(30):
         for number, each in enumerate((world, second)):
@@ -68,6 +67,8 @@ def with_world(folder, dies, bootstrap="auto"):
         seen["late"] = str(error)
     assert world.all_gather(b"again", TIMEOUT_S) == [b"again"] * world.size
     if bootstrap == "auto" and world.name == "torchrun":
+        import torch.distributed as dist
+
         dist.init_process_group("gloo")
         dist.barrier()
         dist.destroy_process_group()

@@ -144,5 +144,5 @@ def test_an_uncaught_exception_on_one_rank_ends_the_job(launch, mpi):
 def test_a_launcher_of_another_mpi_is_recognised(launch, mpi):
     """Open MPI's variables, but the library is MPICH and sees one rank: every rank says so."""
     environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
-    output = launch([], "commlib", environ=environ, fails=True)
+    output = launch([], "world", environ=environ, fails=True)
     assert "mpiexec started 2 ranks, but the MPI that mpi4py loaded sees 1" in output

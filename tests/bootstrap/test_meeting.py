@@ -67,7 +67,7 @@ def where(request, place):
 @pytest.mark.parametrize("late", range(3))
 def test_ranks_meet_in_whatever_order_they_start(where, late):
     for _ in range(2):  # the second time, in a later world of theirs
-        assert in_threads(*((join, where, rank, 3, 10.0, 0.4 * (rank == late)) for rank in range(3))) == [0, 1, 2]
+        assert in_threads(*((join, where, rank, 3, 10.0, 0.2 * (rank == late)) for rank in range(3))) == [0, 1, 2]
     assert not isinstance(where, Place) or doors(where) == []
 
 
@@ -179,17 +179,16 @@ def attack(place, how, seconds):
     return times, answers
 
 
-@pytest.mark.parametrize("how", ["hold", "garbage"])
-def test_connections_that_say_nothing_or_nonsense_do_not_stall_the_ranks(place, start, how):
-    attacker = start(attack, place, how, 1.5)
+def test_connections_that_say_nothing_or_nonsense_do_not_stall_the_ranks(place, start):
+    attackers = [start(attack, place, how, 1.2) for how in ("hold", "garbage")]
     assert in_threads(*((join, place, rank, 3, 10.0, 0.5 * (rank == 2)) for rank in range(3))) == [0, 1, 2]
-    assert attacker.result()[0] > 5
+    assert all(attacker.result()[0] > 5 for attacker in attackers)
 
 
 @needs_root
-@pytest.mark.parametrize("how", ["hold", "flood", "garbage", "join"])
-def test_another_user_cannot_join_or_stall_a_job_and_is_not_read(place, start, how):
-    attackers = [start(attack, place, how, 1.5, user=NOBODY) for _ in range(2)]
+@pytest.mark.parametrize("hows", [("hold", "flood"), ("garbage", "join")], ids=" ".join)
+def test_another_user_cannot_join_or_stall_a_job_and_is_not_read(place, start, hows):
+    attackers = [start(attack, place, how, 1.2, user=NOBODY) for how in hows]
     assert in_threads(*((join, place, rank, 3, 10.0, 0.5 * (rank == 2)) for rank in range(3))) == [0, 1, 2]
     for attacker in attackers:
         times, answers = attacker.result()
@@ -224,13 +223,13 @@ def test_ranks_of_two_users_are_told_that_they_must_be_of_one(place, start):
         join(place, 1, 2, 0.5)
 
 
-def test_a_hundred_meetings_leave_nothing_behind(place):
+def test_thirty_meetings_leave_nothing_behind(place):
     def held():
         return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
     in_threads((join, place, 0, 2), (join, place, 1, 2))
     before = held()
-    for _ in range(100):
+    for _ in range(30):
         assert in_threads((join, place, 0, 2), (join, place, 1, 2)) == [0, 1]
     assert held() <= before
 

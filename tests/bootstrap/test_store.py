@@ -14,7 +14,7 @@ from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.tcp import connect_store, served
 from commlib.errors import CommError
-from tests.bootstrap.processes import in_threads
+from tests.bootstrap.processes import in_threads, wait_until
 from tests.bootstrap.test_meeting import join, store_at
 
 HTTP = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
@@ -92,8 +92,9 @@ def store():
 
 def test_two_jobs_that_start_at_one_store_say_so_on_every_rank(start):
     store = store_at(0, serves=True)
+    before = store.num_keys()
     first = start(join, store.port, 0, 2)
-    time.sleep(0.5)
+    wait_until(lambda: store.num_keys() == before + 4, 15)  # it waits for its rank 1
     rest = [start(join, store.port, rank, 2) for rank in (0, 1)]
     results = {process.result() for process in (*rest, first)}
     assert all("rank 0" in result and "of its own" in result for result in results), results

@@ -1,7 +1,6 @@
 """`commlib bench` and its peers: what is measured and written, what is marked and skipped, exit codes; never a time."""
 
 import csv
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from commlib.peers import PEERS, CallTable, load
 from commlib.peers.peer import Peer
 from commlib.testing import Ranks
 from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich
-from tests.cli.calls import Run, exit_code, interrupted
+from tests.cli.calls import Run, exit_code
 
 QUICK = ("-b", "8", "-e", "4K", "-f", "512", "--time", "0.1", "--iters", "2")
 
@@ -156,16 +155,6 @@ def test_without_matplotlib_the_rest_is_done(monkeypatch, call) -> None:
     assert Path("report.csv").read_text().startswith("op,size,")
 
 
-@pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    words = ("bench", "all_reduce", "-n", "2", "--peers", "none", "-o", str(path), "-f", "2", "--time", "60")
-    interrupted(words, lambda output: output.readline().split()[:1] == ["8"])
-    document = KIND.read(path)
-    assert (document["complete"], document["ended"], document["rows"] != []) == (False, "interrupted", True)
-    assert [other.name for other in tmp_path.glob(".*")] == []
-
-
 @pytest.fixture
 def mpich() -> Iterator[None]:
     pytest.importorskip("mpi4py", reason="`pip install mpi4py mpich` to test MPI")
@@ -279,40 +268,6 @@ def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: p
     assert mpi.trial() == "MPICH starts only under its own mpirun"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert mpi.trial() == "mpi4py is not here; `pip install mpi4py mpich`"
-
-
-NCCL = """
-int ncclGetVersion(int* version) {{ *version = {version}; return 0; }}
-int {name}(int* version) {{ return ncclGetVersion(version); }}
-"""
-TWO = """
-import ctypes, sys
-from newer_nccl import Newer, version
-first = ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # as torch's may be
-peer = Newer()
-second = peer.opened()
-inside = ctypes.c_int()
-second.inside(ctypes.byref(inside))
-print(version(first), version(second), inside.value, peer.title)
-"""
-
-
-@pytest.mark.slow
-def test_a_newer_nccl_calls_itself_and_not_the_one_that_the_process_has(tmp_path: Path) -> None:
-    libraries = []
-    for name, number in (("outside", 22809), ("inside", 23203)):
-        (tmp_path / name).mkdir()
-        library = tmp_path / name / "libnccl.so.2"
-        source = library.with_suffix(".c")
-        source.write_text(NCCL.format(name=name, version=number))
-        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname={library.name}", str(source), "-o", str(library)]
-        subprocess.run(command, check=True)
-        libraries.append(str(library))
-    first, second = libraries
-    settings = {**os.environ, "NEWER_NCCL": second, "PYTHONPATH": str(FOLDER)}
-    command = [sys.executable, "-c", TWO, first]
-    result = subprocess.run(command, env=settings, capture_output=True, text=True, check=False)
-    assert result.stdout == "2.28.9 2.32.3 23203 NCCL 2.32.3\n", result.stderr
 
 
 def test_what_cannot_work_in_place_is_not_measured_there() -> None:

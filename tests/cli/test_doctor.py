@@ -14,13 +14,16 @@ from commlib.cli.doctor.probes import Probe
 from tests.cli.calls import tells, written
 
 
-def test_a_good_machine_passes(call):
+@pytest.mark.parametrize("groups", [{}, pytest.param(GROUPS, marks=pytest.mark.slow)], ids=["quick", "all"])
+def test_a_good_machine_passes(call, monkeypatch, groups):
+    """At the gate, the README's command makes all checks."""
+    monkeypatch.setattr(probes, "GROUPS", groups)
     code, out, _ = call("doctor", "--json")
     document = written(out, "cli/doctor/schema.json")
     findings = [from_json(entry) for entry in document["findings"]]
     assert [found for found in findings if found.fails] == []
     assert (code, document["runs"]) == (0, True)
-    checks = [*QUICK, *(check for group in GROUPS.values() for check in group)]
+    checks = [*QUICK, *(check for group in groups.values() for check in group)]
     made = {check.topic for check in checks if check.job != "nccl" or document["job"] == "nccl"}
     assert {found.topic for found in findings} == made
 

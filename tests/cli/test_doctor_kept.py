@@ -108,50 +108,8 @@ def test_a_file_that_is_none_of_ours_is_no_failure():
         assert failure.last() is None
 
 
-PYTHON = sys.executable  # another one while a box is in place
-MPICH = "MPICH Version:      5.0.2"
-HYDRA, OPEN_RUN = "HYDRA build details:\n    Version: 5.0.2", "mpirun (Open MPI) 5.0.11"
-SEEN = "Hello, World! I am process 0 of 2 on here.\nHello, World! I am process 1 of 2 on here."
-
-
-@pytest.fixture
-def box(monkeypatch, tmp_path):
-    """Return what puts an mpi4py that loads `library`, and an mpirun of a version that prints `says`, in place."""
-
-    def make(library=MPICH, version=HYDRA, says=SEEN):
-        fake = tmp_path / "site" / "mpi4py"
-        fake.mkdir(parents=True, exist_ok=True)
-        (fake / "__init__.py").touch()
-        loads = f"def Get_library_version(): return {library!r}\n"
-        (fake / "MPI.py").write_text(loads if library else "raise RuntimeError('cannot load MPI library\\nlibmpi.so')")
-        if version is not None:
-            script = f'#!/bin/sh\n[ "$1" = --version ] && echo "{version}" && exit 0\necho "{says}"\n'
-            put(tmp_path / "mpirun", script)
-        settings = f"PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={tmp_path}/site"
-        put(tmp_path / "python", f'#!/bin/sh\n{settings} exec {PYTHON} "$@"\n')
-        monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
-        monkeypatch.setenv("PATH", "/usr/bin-without-mpi:/bin-without-mpi")
-        monkeypatch.setattr(mpi.importlib.util, "find_spec", lambda name: object())
-        return mpi.launcher_and_library()
-
-    def put(path, text):
-        path.write_text(text.replace("#!/bin/sh", "#!/bin/sh\nPATH=/usr/bin:/bin"))
-        path.chmod(0o755)
-
-    return make
-
-
-@pytest.mark.slow
-def test_an_mpi_is_ok_mismatched_or_broken_and_the_remedy_is_told(box):
-    assert box().state == "ok"
-    use = "use the mpirun of the MPI that mpi4py loads"
-    for words, state, said, remedy in (
-        ({"version": OPEN_RUN}, "broken", "mismatched: mpirun is Open MPI's", "put the mpirun of MPICH first on PATH"),
-        ({"library": ""}, "broken", "cannot load an MPI library", "mpi4py"),
-        ({"says": "Hello, World! I am process 0 of 1."}, "broken", "started 2 ranks that do not see each other", use),
-    ):
-        tells(box(**words), state, said, remedy)
-
-
-def test_a_missing_mpirun_says_what_to_install_and_who_needs_it(box):
-    tells(box(version=None), "missing", "no mpirun on PATH; needed only to start", "pip install mpi4py mpich")
+def test_a_missing_mpirun_says_what_to_install_and_who_needs_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(mpi.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = mpi.launcher_and_library()
+    tells(found, "missing", "no mpirun on PATH; needed only to start", "pip install mpi4py mpich")

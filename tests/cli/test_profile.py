@@ -70,16 +70,6 @@ def test_wrong_values_fail_the_run_and_are_marked(monkeypatch, call):
 
 
 @pytest.mark.slow
-def test_what_ours_raises_is_said_and_fails_the_run(monkeypatch, call):
-    def broken(*args, **options):
-        raise RuntimeError("out of\norder")
-
-    monkeypatch.setattr("commlib.peers.kernels.index.index", broken)
-    code, text, _ = call("profile", "index", "-n", "3", *QUICK)
-    assert (code, "# skipped commlib: RuntimeError: out of order" in text) == (1, True)
-
-
-@pytest.mark.slow
 def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat():
     cpu = torch.device("cpu")
     assert rows_of("sequential", 3, 4, 10, cpu).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
@@ -109,16 +99,6 @@ def test_decoding_is_measured_beside_who_is_here(call):
     assert max(row["of_ceiling"] for row in rows.values() if row["role"] == "floor" and row["of_ceiling"]) == 1
     assert "# skipped flash-attn: flash_attn is not installed (2 cases)" in text
     assert "# Values too far off : 0 OK" in text
-
-
-@pytest.mark.slow
-def test_prefill_is_measured_beside_what_the_model_does(call):
-    assert call(*ATTENTION, "--phase", "prefill", "--compare", "-b", "2", "-l", "40", "--dtype", "fp32")[0] == 0
-    rows = {row["candidate"]: row for row in written(REPORT, ATTENTION_SCHEMA)["rows"]}
-    timed = {name for name, row in rows.items() if row["time_us"]}
-    assert timed == {"matmul", "commlib.tp", "torch", "torch flash", "torch math"}
-    assert all(row["error"] < 1e-5 for row in rows.values() if row["error"] is not None)
-    assert rows["commlib.tp"]["flops"] == 4 * 8 * 32 * 2 * 800
 
 
 def test_a_wrong_value_of_attention_fails_the_run(monkeypatch, call):

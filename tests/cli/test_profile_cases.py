@@ -27,49 +27,11 @@ from tests.cli.calls import exit_code, written
 SCHEMA = "cli/profile/schema.json"
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 BF16, INT32 = torch.bfloat16, torch.int32
-CASES = [
-    Case("index", 9, 40, BF16),
-    Case("index", 1, 40, torch.float32, "zipf"),
-    Case("index", 9, 40, BF16, "sequential", "masked"),
-    Case("index", 1, 40, BF16, variant="masked"),
-    Case("store", 9, 40, BF16, "zipf"),
-    Case("store", 9, 40, torch.float16, variant="fp8"),
-    Case("metadata", 1, 8, INT32),
-    Case("metadata", 19, 8, INT32),
-]
 
 
 @pytest.fixture(autouse=True)
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets_module, "CPU_SHARED_BYTES", 1 << 16)
-
-
-@pytest.fixture
-def eagerly_compiled(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    """Compile nothing: what would be compiled is called as it is."""
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    return Compiler()
-
-
-@pytest.mark.slow
-def test_every_candidate_is_right_on_every_set_and_poison_is_wrong(eagerly_compiled: Compiler) -> None:
-    for case in CASES:
-        kernel = load(case.kernel)
-        candidates = kernel.candidates(case, eagerly_compiled)
-        ours = ["commlib", "commlib unique"] if case.kernel == "store" else ["commlib"]
-        assert [each.label for each in candidates if each.role == OURS] == ours
-        assert "torch.compile" in {each.label for each in candidates if each.prepare is not None}
-        assert all(candidate.reason for candidate in candidates if candidate.prepare is None)
-        for inputs in kernel.inputs(case, 3, CPU):
-            for candidate in candidates:
-                inputs.poison()
-                assert inputs.wrong(None) > 0
-                returned = candidate.prepare and candidate.prepare(inputs)()
-                assert candidate.role == FLOOR or not candidate.prepare or inputs.wrong(returned) == 0, candidate.label
-            assert inputs.source.nbytes == inputs.target.nbytes
-            # Half is read, half is written; a row more or less where halves are no whole elements.
-            assert 2 * inputs.source.nbytes == pytest.approx(kernel.num_bytes(case), abs=2 * inputs.source.itemsize)
-            assert inputs.source.data_ptr() != inputs.target.data_ptr()
 
 
 def test_bytes_are_those_read_and_those_written() -> None:
@@ -201,19 +163,6 @@ def test_the_document_holds_the_schema_and_csv_and_markdown_say_the_same(report:
     assert "### index, dim 4096, bfloat16, random, cold, CUDA graph" in lines
     (ours,) = (each for each in lines if "commlib*" in each)
     assert ours.split(" | ")[4:8] == ["12.00", "1.37", "83", "7.00"]
-
-
-@pytest.mark.slow
-def test_a_terminal_shows_who_wins_what_is_skipped_and_what_is_not_cold(report: ProfileReport) -> None:
-    report.add(group(1, line("theirs", PEER, 8.0, 9.0), line("commlib unique", OURS, 9.0, 9.0)))
-    report.notes = ["torch.compile: 3 shapes compiled in 4.0 s"]
-    text = ProfileView(report.document(), 80).table()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "# theirs is faster than ours: 0.67 at n 1, dim 4096, random, cold" in text
-    assert "# skipped torch.compile: not asked for" in text
-    assert f"# {report.notes[0]}" in text
-    assert "# n 1: with short rows, all sets together fit into the cache" in text
-    assert "3 FAILED" in text
 
 
 TYPED = [

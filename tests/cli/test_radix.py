@@ -58,13 +58,6 @@ def test_so_much_of_a_public_trace_is_imported_and_one_that_is_none_leaves_no_fi
     assert [path.name for path in Path().iterdir()] == ["bad.json"]
 
 
-@pytest.mark.slow
-def test_the_same_seed_makes_the_same_trace(run):
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        run("generate", "multi-turn", "-o", name, "--requests", 40, "--seed", seed)
-    assert Path("a").read_text() == Path("b").read_text() != Path("c").read_text()
-
-
 def test_hits_and_evictions_are_those_of_a_count_by_hand():
     simulation = Simulation("lru", 8)
     for tokens in ((1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 9, 9), (5, 6, 7, 8), (1, 2, 3, 4)):

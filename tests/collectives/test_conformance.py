@@ -34,11 +34,17 @@ def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> 
         assert agree(verdicts), "ranks hold different bits"
 
 
-@pytest.mark.parametrize("scope", [EVERY_TYPE, EVERY_SIZE], ids=["every type and reduction", "every size"])
+SHORTER, LONGER = Scope((2048, 300_007)), Scope((65_537, 1_100_003), (torch.bfloat16,))  # of every size and type
+SCOPES = {"every type": [EVERY_TYPE], "sizes": [SHORTER, LONGER], "every size of both types": [EVERY_SIZE]}
+SCOPES_OF_TESTS = [*list(SCOPES)[:2], pytest.param(list(SCOPES)[2], marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("scope", SCOPES_OF_TESTS)
 @pytest.mark.parametrize(("name", "algorithm"), algorithms("shm"))
 @pytest.mark.parametrize("world", WORLDS)
-def test_shm_gives_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int, scope: Scope) -> None:
-    check(shm_ranks, world, name, algorithm, scope)
+def test_shm_gives_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int, scope: str) -> None:
+    for each in SCOPES[scope]:
+        check(shm_ranks, world, name, algorithm, each)
 
 
 def check_pulled(comm: Communicator, name: str, algorithm: str, scope: Scope) -> Verdict:

@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,18 +23,25 @@ from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
-from commlib.testing import Ranks
+from commlib.testing import Handle, Ranks
 
 ROOT = Path(__file__).parents[2]
 QUICK_S = 0.05  # a wait that counts here
 LONG_S = 20.0
 
 
-def stay_away(comm: Communicator, seconds: float, rank: int = 2) -> None:
+def stay_away(comm: Communicator, seconds: float = LONG_S, rank: int = 2) -> None:
     comm.all_reduce(torch.ones(8))
-    if comm.rank == rank:
-        time.sleep(seconds)
+    with suppress(KeyboardInterrupt):
+        if comm.rank == rank:
+            time.sleep(seconds)
     comm.all_reduce(torch.ones(14336, dtype=torch.bfloat16))
+
+
+def come(ranks: Ranks, handle: Handle, rank: int = 2) -> None:
+    """Have the rank that stays away come, and all return."""
+    os.kill(ranks.pids[rank], signal.SIGINT)
+    handle.join()
 
 
 def wait_for(ranks: Ranks, kind: str, said: str = "") -> Finding:
@@ -46,14 +55,14 @@ def wait_for(ranks: Ranks, kind: str, said: str = "") -> Finding:
 
 
 def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three: Ranks) -> None:
-    handle = three.start(stay_away, 1.5)
+    handle = three.start(stay_away)
     found = wait_for(three, "missing", "ranks 0 and 1 wait for it")
     assert found.ranks == (2,)
     assert "rank 2 has not made all_reduce #2 (bfloat16, 14336 elements, sum)" in found.text
     (stack,) = ask({three.pids[2]: ()})[three.pids[2]]
     assert "test_debug.py" in str(stack)
     assert "in stay_away" in str(stack)
-    handle.join()
+    come(three, handle)
 
 
 def test_a_record_of_another_version_is_told(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +92,7 @@ def test_of_a_call_that_differs_the_odd_rank_is_named(three: Ranks) -> None:
 def late(comm: Communicator) -> str:
     comm.barrier()
     if comm.rank == 1:
-        time.sleep(3.0)
+        time.sleep(2.0)
     with pytest.raises(CommTimeout) as raised:
         comm.all_reduce(torch.ones(3))
     return str(raised.value)
@@ -178,7 +187,7 @@ def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypa
 
 
 def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:
-    handle = three.start(stay_away, 4.0)
+    handle = three.start(stay_away)
     wait_for(three, "missing")
     time.sleep(1.0)  # from there on the command takes a wait seriously
     shown = CliRunner().invoke(debug, [str(three.pids[0]), "--dump", str(tmp_path)], standalone_mode=False)
@@ -190,7 +199,7 @@ def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_pat
     data = json.loads(CliRunner().invoke(debug, [number, "--json"], standalone_mode=False).output)
     assert (data["schema"], data["findings"][0]["ranks"]) == ("commlib.debug", [2])
     assert [rank["number"] for rank in data["ranks"]] == [0, 1, 2]
-    handle.join()
+    come(three, handle)
 
 
 def test_a_rank_that_waits_in_init_is_shown() -> None:

@@ -20,7 +20,7 @@ from commlib.debug.card import HOSTS, Card
 from commlib.debug.record import descriptors
 from commlib.testing import Ranks
 from tests import hosts
-from tests.debug.test_debug import stay_away
+from tests.debug.test_debug import come, stay_away
 
 LONG_S = 30.0
 
@@ -47,9 +47,9 @@ def said_of(ranks: Ranks, *options: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("rank", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_who_has_not_come_is_named_on_whatever_host_it_is(on_a: Ranks, rank: int) -> None:
-    handle = on_a.start(stay_away, 4.5, rank)
+    handle = on_a.start(stay_away, LONG_S, rank)
     time.sleep(1.5)
-    end, text, code = time.monotonic() + 2.5, "", None
+    end, text, code = time.monotonic() + LONG_S / 2, "", None
     while "4 of 4 ranks" not in text and time.monotonic() < end:  # a loaded host answers late
         code, text = said_of(on_a)
     assert code == 3
@@ -57,8 +57,8 @@ def test_who_has_not_come_is_named_on_whatever_host_it_is(on_a: Ranks, rank: int
     assert f"rank {rank} has not made all_reduce #" in text
     assert "(bfloat16, 14336 elements, sum) of communicator 1" in text
     place = str(on_a.pids[rank]) if rank < 2 else f"b:{on_a.pids[rank]}"
-    assert f"rank {rank}: process {place} is in test_debug.py:{stay_away.__code__.co_firstlineno + 3} in stay" in text
-    handle.join()
+    assert f"rank {rank}: process {place} is in test_debug.py:{stay_away.__code__.co_firstlineno + 4} in stay" in text
+    come(on_a, handle, rank)
 
 
 def test_a_host_of_which_one_rank_is_stopped_answers_and_one_without_any_is_named(on_a: Ranks) -> None:

@@ -20,7 +20,7 @@ from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
 from commlib.debug.flight import flights
-from commlib.debug.jobs import Job, jobs_here, look
+from commlib.debug.jobs import Job, look
 from commlib.debug.record import records_of
 from commlib.debug.sample import Watched, watch, whereabouts
 from commlib.debug.slow import Kept, RankTime, Slowness, _late, slowness
@@ -83,36 +83,24 @@ def test_a_rank_that_waits_as_long_as_others_for_it_is_not_late(waits: float, la
     assert [one.rank for one in _late(ranks, looks)] == late
 
 
-SCRIPT = """
-import os, sys, torch, commlib
-comm = commlib.init(backend="shm", max_bytes=1 << 20)
-more = torch.ones(1)
-while more.item():
-    more.fill_(os.path.exists(sys.argv[1]))
-    comm.all_reduce(more, "min")
-    comm.all_reduce(torch.ones(1 << 16))
-"""
-
-
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_job_may_end_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
-    script, go = tmp_path / "job.py", tmp_path / "go"
-    script.write_text(SCRIPT, encoding="utf-8")
+def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool) -> None:
+    go = tmp_path / "go"
     go.touch()
-    with subprocess.Popen([sys.executable, "-m", "commlib", "run", "-n", "2", str(script), str(go)]) as job:
-        while not jobs_here(job.pid):
-            time.sleep(0.05)
+    three.run(nap)
+    handle = three.start(work, str(go), -1, LARGE)
 
-        def end(seconds: float) -> None:
-            go.unlink(missing_ok=True)
-            job.wait()
+    def end(seconds: float = 0.0) -> None:
+        go.unlink(missing_ok=True)
+        handle.join()
+        three.close()
 
-        if slow:
-            threading.Timer(1.5, go.unlink).start()
-        else:  # between the two looks
-            monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=end, monotonic_ns=time.monotonic_ns))
-        options = ["--slow", "--seconds", "60"] if slow else []
-        shown = CliRunner().invoke(debug, [str(job.pid), *options], standalone_mode=False)
+    if slow:
+        threading.Timer(1.5, end).start()
+    else:  # between the two looks
+        monkeypatch.setattr(jobs, "time", SimpleNamespace(sleep=end, monotonic_ns=time.monotonic_ns))
+    options = ["--slow", "--seconds", "60"] if slow else []
+    shown = CliRunner().invoke(debug, [str(three.pids[0]), *options], standalone_mode=False)
     late = slow and "no rank is late: " not in shown.output  # on few cores one may be
     assert shown.return_value == 3 * late
     assert ("until the job ended\n" if slow else "the job ended meanwhile") in shown.output

@@ -1,9 +1,9 @@
 """Stacks: a thread answers as a whole or not at all, and what the program does with the signal or descriptors stays."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -59,32 +59,31 @@ second.close()
 
 
 @contextmanager
-def program(text: str) -> Iterator[int]:
+def program(python: Path, text: str) -> Iterator[int]:
     """Run a program, which then sleeps."""
-    command = [sys.executable, "-c", f"{text}\nprint('there', flush=True)\ntime.sleep({WAIT_S})"]
+    command = [str(python), "-c", f"{text}\nprint(os.getpid(), flush=True)\ntime.sleep({WAIT_S})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == "there\n"
-            yield process.pid
+            yield int(process.stdout.readline())
         finally:
             process.kill()
 
 
-def test_an_answer_that_takes_long_is_read_as_a_whole() -> None:
-    with program(TAKES_LONG) as pid:
+def test_an_answer_that_takes_long_is_read_as_a_whole(quick_python: Path) -> None:
+    with program(quick_python, TAKES_LONG) as pid:
         whole = Stack(pid, (Frame("a.py", "1", "inner"), Frame("a.py", "2", "outer")))
         assert ask({pid: ()}) == {pid: [whole]}
 
 
 @pytest.mark.parametrize("text", [READS_NO_MEMORY, USES_THE_SIGNAL], ids=["reads no memory", "uses the signal"])
-def test_a_program_that_cannot_answer_goes_on_as_it_was(text: str) -> None:
-    with program(text) as pid:
+def test_a_program_that_cannot_answer_goes_on_as_it_was(quick_python: Path, text: str) -> None:
+    with program(quick_python, text) as pid:
         assert ask({pid: ()}) == {}
 
 
 @pytest.mark.parametrize("fork", ["0", "os.fork()"], ids=["here", "in a forked child"])
-def test_files_that_a_program_opens_after_it_has_closed_everything_stay_as_they_are(fork: str) -> None:
-    command = [sys.executable, "-c", CLOSES_DESCRIPTORS.format(fork=fork)]
+def test_files_that_a_program_opens_after_it_has_closed_everything_stay(quick_python: Path, fork: str) -> None:
+    command = [str(quick_python), "-c", CLOSES_DESCRIPTORS.format(fork=fork)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -4,7 +4,6 @@ import functools
 import json
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,25 +27,35 @@ CODES = {
 }
 
 
-TORCH_WAYS = ("exception", "daemon_in_a_collective", "pending_recv_and_exception", "forked_child")
+# What others of these prove, too, waits for `make test-all`: an interpreter's end takes a second.
+LATER = ("system_exit", "daemon_in_a_collective", "daemon_and_exception", "pending_collectives")
+SOON = tuple(way for way in CODES if way not in LATER)
+OF_TORCH = ("exception", "daemon_in_a_collective", "pending_recv_and_exception", "forked_child")
 
 
 @functools.cache
-def ends_of(backend: str) -> dict[str, tuple[list[int], list[str]]]:
-    """Run all ways of one backend at once: most of the time goes into the interpreter's end."""
-    ways = CODES if backend == "shm" else TORCH_WAYS
+def ends_of(backend: str, ways: tuple[str, ...]) -> dict[str, tuple[list[int], list[str]]]:
+    """Run several ways at once: most of the time goes into the interpreter's end."""
     command = [sys.executable, str(PROGRAM), backend, *ways]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110, cwd=PROGRAM.parents[2])
     assert done.returncode == 0, done.stderr
     return dict(zip(ways, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
+def ends(backend: str, ways: tuple[str, ...], *marks: pytest.MarkDecorator) -> list[object]:
+    return [pytest.param(backend, ways, way, id=f"{backend}-{way}", marks=marks) for way in ways]
+
+
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
-    ("backend", "way"),
-    [*product(["shm"], CODES), *(pytest.param("torch", way, marks=pytest.mark.slow) for way in TORCH_WAYS)],
+    ("backend", "ways", "way"), ends("shm", SOON) + ends("shm", LATER, SLOW) + ends("torch", OF_TORCH, SLOW)
 )
-def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(backend: str, way: str) -> None:
-    codes, said = ends_of(backend)[way]
+def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(
+    backend: str, ways: tuple[str, ...], way: str
+) -> None:
+    codes, said = ends_of(backend, ways)[way]
     assert codes == [CODES[way], 0], said
     assert "terminate called" not in said[0]
     began = float(said[0].split("\n", 1)[0])

@@ -178,7 +178,13 @@ def mortal(live: Ranks) -> Iterator[Ranks]:
     live.restart()
 
 
-@pytest.mark.parametrize("name", list(COLLECTIVES))
+# Of each way to wait.
+SOON = "all_reduce all_gatherv reduce_scatter all_to_all broadcast send_recv barrier".split()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in SOON)) for name in COLLECTIVES]
+)
 def test_a_killed_rank_is_named_by_all_others(mortal: Ranks, name: str) -> None:
     victim = random.Random(name).randrange(3)
     handle = mortal.start(repeat, name, 1 + 70_001 * (victim % 2))

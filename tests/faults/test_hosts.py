@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import tempfile
-import time
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ def repeat(comm: Communicator, algorithm: str, victim: int, fault: str) -> None:
     comm.all_reduce(x)
     if comm.rank == victim:
         if fault == "late":
-            time.sleep(4 * LATE_S)
+            return
         elif fault == "abort":
             comm.abort("the model has diverged")
         else:

@@ -13,7 +13,6 @@ GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() 
 MOST_RANKS = 8 if one_gpu.RANKS else 4
 # Of modules whose ranks may share a GPU; there, what is NCCL's own is left out.
 SHARING = (
-    "beside",
     "compiled_graphs",
     "debug",
     "engine",

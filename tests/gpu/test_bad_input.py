@@ -1,100 +1,34 @@
-"""Bad input: refused on the rank that gives it, before anything is launched, with both sides in the message.
+"""Tensors that are not on a rank's GPU, and mistakes of asynchronous calls: refused, and nothing breaks.
 
-What else is refused, and is so on every backend, is in tests/test_arguments.py and tests/test_communicator.py.
+What every backend refuses alike is in tests/test_arguments.py and tests/test_communicator.py.
 """
-
-import re
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
-
-Made = Callable[..., torch.Tensor]
-Case = Callable[[Communicator, Made], object]
-# What the call is, given a communicator and a maker of its tensors; and what the error says.
-CASES: dict[str, tuple[Case, str]] = {
-    "a tensor of the CPU": (
-        lambda c, t: c.all_reduce(torch.ones(4)),
-        r"x is on the CPU, but rank {r}'s communicator is on {device} .*move it with \.to\(comm\.device\)",
-    ),
-    "an output on the CPU": (
-        lambda c, t: c.all_reduce(t(4), out=torch.ones(4)),
-        "out is on the CPU, but rank {r}'s communicator is on {device}",
-    ),
-    "a tensor of another GPU": (
-        lambda c, t: c.all_reduce(torch.ones(4, device=another_gpu(c))),
-        "x is on {other}, but rank {r}'s communicator is on {device}",
-    ),
-    "a count, reduce_scatter": (
-        lambda c, t: c.reduce_scatter_tensor(t(4), t(5)),
-        "has 5 elements, but needs {four_each}",
-    ),
-    "a count, all_to_all": (lambda c, t: c.all_to_all_single(t(4), t(8)), "out has 4 elements, but needs 8"),
-    "a count that ranks cannot share": (
-        lambda c, t: c.all_to_all_single(t(8 * c.size + 1), t(8 * c.size + 1)),
-        r"x has \d+ elements, which {n} ranks cannot share equally; give splits",
-    ),
-    "a count, gather": (lambda c, t: c.gather(t(4), c.rank, out=t(3)), "out has 3 elements, but needs {four_each}"),
-    "a count, scatter": (lambda c, t: c.scatter(t(5), c.rank, out=t(4)), "x has 5 elements, but needs"),
-    "a scatter into nothing": (lambda c, t: c.scatter(None, 0), "rank {r} receives from rank 0 and needs out="),
-    "bits of floats, reduce": (lambda c, t: c.reduce(t(4).bfloat16(), 0, "band"), "no reduction 'band' for bfloat16"),
-    "a maximum of complex numbers": (lambda c, t: c.all_reduce(t(4).cfloat(), "max"), "no reduction 'max' for complex"),
-    "an average of bools": (lambda c, t: c.all_reduce(t(4).bool(), "avg"), "no reduction 'avg' for bool"),
-    "a broadcast for later": (lambda c, t: c.broadcast(t(4), 99, async_op=True).wait(), "src=99 is not a rank"),
-    "a gather for later": (lambda c, t: c.all_gather_into_tensor(t(4), t(4), async_op=True).wait(), "out has 4 elem"),
-    "an all_reduce for later": (lambda c, t: c.all_reduce(t(4), "median", async_op=True).wait(), "unknown reduction"),
-}
-OVERLAPS: dict[str, Case] = {
-    "an overlap, all_gather": lambda c, t: c.all_gather_into_tensor(x := t(4 * c.size), x[2:6]),
-    "another rank's block, all_gather": lambda c, t: c.all_gather_into_tensor(x := t(4 * c.size), x[:4]),  # rank 0's
-    "an overlap, reduce_scatter": lambda c, t: c.reduce_scatter_tensor((x := t(4 * c.size))[1:5], x),
-    "an overlap, all_to_all": lambda c, t: c.all_to_all_single((x := t(16))[:8], x[4:12]),
-}
-OF_ANOTHER_DTYPE: dict[str, Case] = {
-    "another dtype, all_gather": lambda c, t: c.all_gather_into_tensor(t(4 * c.size).int(), t(4)),
-    "another dtype, reduce_scatter": lambda c, t: c.reduce_scatter_tensor(t(4).half(), t(4 * c.size)),
-    "another dtype, all_to_all": lambda c, t: c.all_to_all_single(t(8).half(), t(8)),
-}
-CASES |= {name: (case, "x and out overlap in part; pass the same memory for") for name, case in OVERLAPS.items()}
-CASES |= {name: (case, r"out is (int32|float16), but x is float32") for name, case in OF_ANOTHER_DTYPE.items()}
+from tests.gpu.on_ranks import on_every_rank
 
 
-def another_gpu(comm: Communicator) -> torch.device:
-    return torch.device("cuda", (comm.device.index + 1) % torch.cuda.device_count())
-
-
-def refuse(comm: Communicator, case: str) -> tuple[str, dict[str, object], bool]:
-    """Only the last rank makes the bad call; then all make a good one, in two sizes, and meet."""
-    text = "it made no bad call"
-    if comm.rank == comm.size - 1:
-
-        def tensor(*shape: int) -> torch.Tensor:
-            return torch.ones(shape, device=comm.device)
-
-        try:
-            CASES[case][0](comm, tensor)
-            text = "no error"
-        except (ValueError, TypeError) as error:
-            text = str(error)
-    good = True
-    for count in (100, 70_001):
-        x = torch.full((count,), comm.rank + 1.0, device=comm.device)
-        for found in (comm.all_reduce(x.clone(), async_op=True).result(), comm.all_reduce(x)):
-            good &= bool((found == comm.size * (comm.size + 1) / 2).all())
-    comm.barrier()
-    comm.check()
-    other = another_gpu(comm) if comm.device.type == "cuda" else ""
-    names = {"r": comm.rank, "n": comm.size, "device": comm.device, "other": other, "four_each": 4 * comm.size}
-    return text, {name: str(value) for name, value in names.items()}, good
-
-
-@pytest.mark.parametrize("case", list(CASES))
-def test_bad_input_is_refused_with_both_sides_and_nothing_breaks(nccl_ranks: Ranks, case: str) -> None:
-    answers = nccl_ranks.run(refuse, case)
-    text, names, _ = answers[-1]
-    pattern = re.sub(r"\{(\w+)\}", lambda found: re.escape(str(names[found[1]])), CASES[case][1])
-    assert re.search(pattern, text), text
-    assert all(good for _, _, good in answers)
+@on_every_rank
+def test_bad_input_is_refused_with_both_sides_and_nothing_breaks(comm: Communicator) -> None:
+    """Only the last rank makes bad calls; behind each, all make good ones in two sizes, and meet."""
+    other = torch.device("cuda", (comm.device.index + 1) % torch.cuda.device_count())
+    here, x = f"but rank {comm.rank}'s communicator is on {comm.device}", torch.ones(4, device=comm.device)
+    for call, said in (
+        (lambda: comm.all_reduce(torch.ones(4)), rf"x is on the CPU, {here} .*move it with \.to\(comm\.device\)"),
+        (lambda: comm.all_reduce(x, out=torch.ones(4)), f"out is on the CPU, {here}"),
+        (lambda: comm.all_reduce(torch.ones(4, device=other)), f"x is on {other}, {here}"),
+        (lambda: comm.broadcast(x, 99, async_op=True).wait(), "src=99 is not a rank"),
+        (lambda: comm.all_gather_into_tensor(x, x, async_op=True).wait(), "out has 4 elem"),
+        (lambda: comm.all_reduce(x, "median", async_op=True).wait(), "unknown reduction"),
+    ):
+        if comm.rank == comm.size - 1:
+            with pytest.raises((ValueError, TypeError), match=said):
+                call()
+        for count in (100, 70_001):
+            good = torch.full((count,), comm.rank + 1.0, device=comm.device)
+            for total in (comm.all_reduce(good.clone(), async_op=True).result(), comm.all_reduce(good)):
+                assert (total == comm.size * (comm.size + 1) / 2).all()
+        comm.barrier()
+        comm.check()

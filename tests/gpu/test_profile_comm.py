@@ -56,14 +56,6 @@ def test_the_phases_of_a_replayed_call_add_up_to_the_time_between_events(
         assert rank["sum_us"] == pytest.approx(rank["stamped_us"], rel=0.05)
 
 
-@pytest.mark.parametrize("op", ["all_gather", "all_to_all", "reduce_scatter"])
-def test_other_collectives_are_marked_too(tmp_path: Path, op: str) -> None:
-    algorithm = "lsa_ll128_exchange" if op == "all_to_all" else "lsa_ll128_oneshot"
-    found = profiled(tmp_path, op, "--algorithm", algorithm, "--bytes", "64K", "-d", "bf16")
-    reduces = {"reduce"} if op == "reduce_scatter" else set()
-    assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"gap"} | reduces
-
-
 # In the name of a test, for ranks of one GPU leave NCCL's out.
 @pytest.mark.parametrize(
     ("op", "algorithm", "size"), [("all_gather", "engine_pull", "4M"), ("all_reduce", "nccl_direct", "64K")]

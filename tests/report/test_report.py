@@ -163,13 +163,13 @@ sys.exit(0 if output.wanted else 141)
 """
 
 
-def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_whether_anything_was(tmp_path) -> None:
+def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_it(quick_python, tmp_path) -> None:
     path = tmp_path / "x.json"
     for words, code in (([str(path)], 0), ([], 141)):
         reader, writer = os.pipe()
         os.close(reader)
         result = subprocess.run(
-            [sys.executable, "-c", UNREAD, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
+            [str(quick_python), "-c", UNREAD, *words], stdout=writer, stderr=subprocess.PIPE, text=True, check=False
         )
         os.close(writer)
         assert (result.returncode, result.stderr) == (code, "")

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from commlib import torch_backend
 from commlib.communicator import Communicator
@@ -47,13 +46,17 @@ def test_the_variable_decides_and_a_mistake_is_a_warning(monkeypatch, caplog, va
 
 
 PROGRAM = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
+print('COMMLIB' in dist.Backend._plugins, dist.Backend.backend_capability['commlib'])
+print(*sorted(name for name in sys.modules if name.startswith('commlib.')))
 dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
 x = torch.ones(2)
 dist.all_reduce(x)
 for name in ("all_gather_single", "reduce_scatter_single"):
     getattr(dist, name, lambda *_: None)(x, x + 1)
 print(dist.get_backend_config())
+import commlib.kernels
+print('commlib.kernels.device' in sys.modules)  # else native code lacks the compiler, which shows only on GPUs
 dist.destroy_process_group()
 """
 
@@ -61,9 +64,11 @@ dist.destroy_process_group()
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the program's tensors are on the CPU")
 @pytest.mark.parametrize(("value", "backend"), [("", "cpu:gloo"), ("1", "cpu:commlib")])
 def test_a_program_without_a_backend_runs_unchanged_and_without_a_warning(value: str, backend: str) -> None:
+    """And importing torch registers the backend and loads nothing more."""
     command = ["env", f"COMMLIB_TORCH_DEFAULT={value}", sys.executable, "-W", "error", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == backend
+    registered = ["True ['cpu', 'cuda']", "commlib.env commlib.errors commlib.torch_backend"]
+    assert done.stdout.splitlines() == [*registered, backend, "True"]
     assert value or not done.stderr  # with it, a torch for CUDA may miss nccl4py
 
 
@@ -86,6 +91,8 @@ def begin(comm: Communicator, path: str, backend: str) -> None:
 
 def trains_as_torchtitan_does(comm: Communicator, path: str, string: str) -> None:
     """torchtitan/distributed: init_distributed, ParallelDims.build_mesh, clip_grad_norm_, set_pg_timeouts."""
+    from torch.distributed.fsdp import fully_shard  # here, as it takes a second
+
     with mock.patch.dict(dist.Backend.default_device_backend_map, OURS) as defaults:
         begin(comm, path, string.format(**defaults))
         mesh = init_device_mesh("cpu", (1, comm.size), mesh_dim_names=("pp", "fsdp"), backend_override={"pp": "fake"})

@@ -3,8 +3,6 @@
 import datetime
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,6 +216,9 @@ def test_checked_ranks_that_disagree_are_told_both_sides(ranks: Ranks, how: str)
         assert "4 elements" in said
 
 
+LEFT: list[Any] = []  # alive, and nobody calls it
+
+
 def goes_on(comm: Communicator, path: str, how: str) -> str:
     start(comm, path, 1.0 if how == "late" else 60.0)
     x, group = torch.ones(4), dist.group.WORLD._get_backend(torch.device("cpu"))
@@ -227,7 +228,7 @@ def goes_on(comm: Communicator, path: str, how: str) -> str:
     if comm.rank == 2:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(3)
+        LEFT.append(group)
         return ""
     with pytest.raises(CommError) as ended:
         group.allreduce(x).wait()
@@ -281,15 +282,6 @@ def test_a_barrier_has_a_timeout_of_its_own(tmp_path: Path) -> None:
     with Ranks(SIZE, backend="shm", timeout_s=60.0, deadline_s=60.0) as mortal:
         said = mortal.run(a_barrier_with_a_timeout, str(tmp_path / "store"))
         assert said[:2] == ["barrier is not done after 0.2 s; it continues in the background"] * 2
-
-
-def test_importing_torch_registers_the_backend_and_loads_nothing_more() -> None:
-    program = (
-        "import sys, torch, torch.distributed as d; print('COMMLIB' in d.Backend._plugins, d.Backend.backend_capability"
-        "['commlib'], sorted(m for m in sys.modules if m.startswith('commlib.')))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True ['cpu', 'cuda'] ['commlib.env', 'commlib.errors', 'commlib.torch_backend']"
 
 
 @pytest.mark.parametrize("seed", range(2))

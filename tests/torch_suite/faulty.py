@@ -3,11 +3,9 @@
 import os
 import time
 
-import torch
-import torch.distributed as dist
-from torch.testing._internal.common_distributed import MultiProcContinuousTest, MultiProcessTestCase
+from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-from tests.torch_suite.forked_ranks import ForkedRanks, LiveRanks
+from tests.torch_suite.forked_ranks import ForkedRanks
 from tests.torch_suite.setting import RANKS
 
 
@@ -34,13 +32,3 @@ class Forked(ForkedRanks, MultiProcessTestCase):
 
     def test_forked_5_passes(self):
         self.assertLess(self.rank, RANKS)
-
-
-class Live(LiveRanks, MultiProcContinuousTest):
-    def test_live_1_fails_on_one_rank(self):
-        self.assertEqual(self.rank, 0)
-
-    def test_live_2_passes(self):
-        x = torch.ones(3)
-        dist.all_reduce(x)
-        self.assertEqual(x, torch.full((3,), float(RANKS)))

@@ -3,13 +3,12 @@
 import multiprocessing
 import os
 import unittest
-from datetime import timedelta
 
 import torch
-from torch.testing._internal.common_distributed import TEST_SKIPS, TIMEOUT_OVERRIDE, MultiProcContinuousTest
+from torch.testing._internal.common_distributed import TEST_SKIPS, TIMEOUT_OVERRIDE
 
 import commlib.torch_backend.group  # noqa: F401  # or every rank would import it
-from tests.torch_suite.setting import BACKEND, DEADLINE_S, DEVICE, RANKS
+from tests.torch_suite.setting import DEVICE
 
 TIMEOUT_OVERRIDE.clear()  # one deadline for all tests
 
@@ -60,34 +59,6 @@ class ForkedRanks:
             process.kill()
             process.join()
         super().tearDown()
-
-
-class LiveRanks:
-    """Put it before a MultiProcContinuousTest: ranks live across tests, and a failure costs the others no run."""
-
-    world_size = RANKS
-    timeout = timedelta(seconds=DEADLINE_S)
-
-    @classmethod
-    def backend_str(cls):
-        return BACKEND
-
-    @classmethod
-    def device_type(cls):
-        return DEVICE
-
-    @classmethod
-    def _init_pg(cls, rank, world_size, rdvz_file):
-        take_device(rank)
-        MultiProcContinuousTest._init_pg.__func__(cls, rank, world_size, rdvz_file)
-
-    def setUp(self):
-        if self.poison_pill:
-            for process in self.processes:
-                process.kill()
-                process.join()
-            type(self)._processes_spawned = type(self).poison_pill = False
-        super().setUp()
 
 
 def take_device(rank):

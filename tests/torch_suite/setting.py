@@ -1,15 +1,12 @@
 """What a run is told through its environment: every process of it, forked or not, imports this."""
 
 import os
-import unittest
 
 BACKEND = os.environ["TORCH_SUITE_BACKEND"]  # the name that init_process_group gets
 GATE = os.environ["TORCH_SUITE_GATE"]  # the backend whose name decides which tests run
 DEVICE = os.environ["TORCH_SUITE_DEVICE"]  # "cpu" or "cuda"
 RANKS = int(os.environ["WORLD_SIZE"])
 DEADLINE_S = int(os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"])  # PyTorch's own variable
-
-even = unittest.skipIf(RANKS % 2, "an even number of ranks makes the mesh")
 
 
 def touch_device() -> None:

@@ -1,8 +1,5 @@
 """The model computes what an undivided Llama does, and generates the same tokens however it is run."""
 
-import argparse
-import contextlib
-import io
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -211,47 +208,3 @@ def test_an_older_config_means_what_it_says():
     config = LlamaConfig.of(OLD)
     assert (config.num_key_value_heads, config.head_dim, config.eos) == (4, 8, (2, 3))
     assert config.rope == {"rope_theta": 1000.0, "rope_type": "default"}
-
-
-# --- examples/generate.py ---------------------------------------------------------------------------------------------
-
-TEXT = "ranks that add the same requests and are told the same tokens stay equal: nothing here depends on a clock"
-
-
-def save(folder):
-    """Write a small model and a tokenizer, and return what transformers generates."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = sorted(set(TEXT.split()))
-    tokenizer = Tokenizer(models.WordLevel({word: at for at, word in enumerate(words)}, unk_token=words[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    model = huggingface.small_llama(vocab_size=len(words), initializer_range=0.2)
-    model.save_pretrained(folder)
-    ids = tokenizer.encode(TEXT).ids
-    with torch.no_grad():
-        for _ in range(8):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return tokenizer.decode(ids[-8:])
-
-
-def printed(comm, args):
-    from examples.generate import generate as example
-
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        example(comm, args)
-    return said.getvalue()
-
-
-@pytest.mark.slow
-@needs("transformers")
-def test_the_example_says_of_a_folder_what_transformers_does(shm_ranks, tmp_path):
-    expected = save(tmp_path)
-    numbers = {"max_new_tokens": 8, "temperature": 0.0, "top_k": 0, "seed": 0}
-    args = argparse.Namespace(model=str(tmp_path), dtype=torch.float32, prompts=[TEXT, TEXT + " equal"], **numbers)
-    first, second = shm_ranks.run(printed, args, world=2)
-    count = len(TEXT.split())
-    lines = [f"{TEXT!r}: {count} tokens, 0 of them reused", f"  {expected!r}"]
-    assert first.splitlines()[:2] == lines
-    assert f"{count + 1} tokens, {count // 16 * 16} of them reused" in first
-    assert second == ""
