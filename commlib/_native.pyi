@@ -20,6 +20,9 @@ RedOp: TypeAlias = Any
 def connect(tensor: type[Tensor], parameter: type[torch.nn.Parameter], /) -> None:
     """csrc/binding/module.cc: connect"""
 
+def add_ffi_algorithm(backend: str, op: str, name: str, function: int, /) -> None:
+    """csrc/binding/ffi.cc: add_ffi_algorithm"""
+
 def library_path() -> str:
     """csrc/binding/nccl_pool.cc: library_path"""
 
@@ -118,6 +121,8 @@ class Calls:
         """csrc/collectives/barrier/entry.cc: enqueue_barrier"""
     def keep_versions(self) -> None:
         """csrc/binding/calls.cc: keep_versions"""
+    def handle(self) -> int:
+        """csrc/binding/ffi.cc: handle"""
 
 def open_checks(rank: int, world: int, gpu: int, record: Recorder | None, reducing: str, rooted: str, /) -> Calls:
     """csrc/binding/checks.cc: open_checks"""

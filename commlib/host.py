@@ -17,7 +17,7 @@ from commlib.errors import BuildFailed
 from commlib.native import library
 
 OPTIONS = ("-std=gnu++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall")
-_COMPILER_S = 300.0  # a file takes seconds
+COMPILER_S = 300.0  # a file takes seconds
 _CHECKSUM_BYTES = 32
 
 
@@ -38,7 +38,7 @@ def load(source: Path) -> None:
 
 def _entry(source: Path) -> Path | None:
     _, version = compiler()
-    return jit.entry(jit.key(source, _headers(), [version, __version__, *OPTIONS]), "so")
+    return jit.entry(jit.key(source, headers(), [version, __version__, *OPTIONS]), "so")
 
 
 def _load_kept(entry: Path, source: Path) -> bool:
@@ -76,18 +76,18 @@ def compiler() -> tuple[tuple[str, ...], str]:
 
 def _compile(source: Path, target: Path) -> None:
     words, version = compiler()
-    root = _headers()
+    root = headers()
     includes = [f"-I{folder}" for folder in jit.include_folders(root)]
     command = [*words, *OPTIONS, *includes, "-o", str(target), str(source)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_COMPILER_S)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILER_S)
     except subprocess.TimeoutExpired:
-        raise BuildFailed(f"{version} did not compile {source} within {_COMPILER_S:g} s") from None
+        raise BuildFailed(f"{version} did not compile {source} within {COMPILER_S:g} s") from None
     if done.returncode:
         raise BuildFailed(f"{version} cannot compile {source}:\n{(done.stderr + done.stdout).strip()}")
 
 
-def _headers() -> Path:
+def headers() -> Path:
     """Return the headers that the library was built from: those that were installed with it, where they are."""
     beside = Path(library.library_path()).parent / "csrc"
     return beside if (beside / "shm" / "group.h").is_file() else jit.csrc()

@@ -9,7 +9,16 @@ from typing import Any
 CONTENTS = {
     "Start": ("quickstart", "operations", "troubleshooting"),
     "Collectives": ("plans", "tuning", "hosts", "torch_distributed", "from_torch_and_vllm"),
-    "Inference": ("vllm", "sglang", "minisgl", "tensor_parallel", "kernels", "radix", "from_sglang_radix_cache"),
+    "Inference": (
+        "vllm",
+        "sglang",
+        "minisgl",
+        "tvm_ffi",
+        "tensor_parallel",
+        "kernels",
+        "radix",
+        "from_sglang_radix_cache",
+    ),
     "Measure": ("report", "benchmarks", "profiling", "from_nccl_tests_and_osu"),
     "Inside": ("architecture", "shm", "gpu", "extending", "../CONTRIBUTING"),
     "Look up": ("cli", "environment", "files", "../CHANGELOG"),

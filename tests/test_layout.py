@@ -29,6 +29,7 @@ IMPORTERS = {
     "jsonschema": "commlib/schema.py",
     "rich": "commlib/cli/*.py",
     "safetensors": "commlib/tp/weights.py",
+    "tvm_ffi": "commlib/ffi.py",
 }
 # Who reads variables that others set (launchers) or makes the environment of a child process.
 ENVIRONMENT_READERS = (

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from commlib.bootstrap.world import World
 
 GROUP = "commlib.plugins"
+FFI_OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")  # csrc/ffi/kernel.cc knows their sizes
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Plugin:
     @cached_property
     def said(self) -> str:
         """Which rows it has and a digest of its files: equal on two ranks where the plugins are."""
-        natives = {file for rows in self.rows.values() for row in rows if (file := native_file(row)) is not None}
+        natives = {file for rows in self.rows.values() for row in rows for file in native_files(row)}
         digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in (self.path, *sorted(natives))))
         rows = " ".join(f"{op}:{row.name}" for op, of_op in self.rows.items() for row in of_op)
         return f"{self.path.name} with {rows or 'no algorithm'}, digest {digest.hexdigest()[:8]}"
@@ -143,12 +144,12 @@ def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) ->
             raise ValueError(f"{path}: {op} has an algorithm {row.name!r} already; give yours another name")
         taken.add(row.name)
         placed = replace(row, folder=str(path.parent))
-        if fault := _fault(placed):
+        if fault := _fault(op, placed):
             raise ValueError(f"{path}: {op} by {row.name!r}: {fault}")
         yield placed
 
 
-def _fault(row: Algorithm) -> str | None:
+def _fault(op: str, row: Algorithm) -> str | None:
     """Say why a plugin cannot have such a row, or None."""
     if row.backend not in ("nccl", "shm", "torch"):
         return f"there is no backend {row.backend!r}; there are nccl, shm and torch"
@@ -156,39 +157,60 @@ def _fault(row: Algorithm) -> str | None:
         return "the name must be one of C++: letters, digits and _"
     if row.backend == "torch":
         return None if row.run is not None else "a row of torch needs run="
+    if row.function is not None:
+        return None if op in FFI_OPS else f"functions of tvm-ffi can do {', '.join(FFI_OPS)}"
+    return _fault_of_source(row)
+
+
+def _fault_of_source(row: Algorithm) -> str | None:
     if row.backend == "nccl" and not row.kernel:
-        return "a row of nccl needs kernel=, and its device code beside the Python file"
-    file = native_file(row)
-    if file is None or not file.is_file():
+        return "a row of nccl needs kernel=, and its device code beside the Python file; or function="
+    (file,) = native_files(row)
+    if not file.is_file():
         return f"there is no {file}"
     return "native code cannot be told a path with spaces; move the plugin" if " " in str(file) else None
 
 
-def native_file(row: Algorithm) -> Path | None:
-    """Return the native half of a plugin's row."""
+def native_files(row: Algorithm) -> list[Path]:
+    """Return the native half of a plugin's row; of a function of tvm-ffi, what lies there under the row's name."""
+    if row.function is not None:
+        return sorted(Path(row.folder).glob(f"{row.name}.*"))
     endings = {"shm": ".cc", "nccl": ".cu"}
-    return Path(row.folder, row.name + endings[row.backend]) if row.folder and row.backend in endings else None
+    return [Path(row.folder, row.name + endings[row.backend])] if row.folder and row.backend in endings else []
 
 
 def load_natives(collectives: Tables, backend: str, world: World, timeout_s: float) -> None:
-    """Compile and load the C++ halves of a backend's plugins: rank 0 fills the cache; all ranks fail together."""
-    rows = [row for spec in collectives.values() for row in spec.rows(backend).values() if row.folder]
-    files = list(dict.fromkeys(file for row in rows if (file := native_file(row)) and file.suffix == ".cc"))
-    if not files:
+    """Compile and load the native halves of a backend's plugins: rank 0 fills the cache; all ranks fail together."""
+    rows = [(op, row) for op, spec in collectives.items() for row in spec.rows(backend).values() if row.folder]
+    rows = [(op, row) for op, row in rows if row.function is not None or backend == "shm"]
+    if not rows:
         return
-    failure = _load(files) if world.rank == 0 else ""
-    failure = world.broadcast(failure.encode(), 0, timeout_s).decode()
+    failure = _load(rows) if world.rank == 0 else ""
+    failure = world.broadcast(failure.encode(), 0, max(timeout_s, host.COMPILER_S)).decode()
     if not failure and world.rank != 0:
-        failure = _load(files)
+        failure = _load(rows)
     for rank, said in enumerate(world.all_gather(failure.encode(), timeout_s)):
         if said:
             raise BuildFailed(f"rank {rank}: {said.decode()}")
 
 
-def _load(files: Iterable[Path]) -> str:
+def _load(rows: Iterable[tuple[str, Algorithm]]) -> str:
     try:
-        for file in files:
-            host.load(file)
+        for op, row in rows:
+            if row.function is not None:
+                _load_function(row.backend, op, row.name, row.function)
+            else:
+                host.load(*native_files(row))
     except BuildFailed as error:
         return str(error)
     return ""
+
+
+@cache
+def _load_function(backend: str, op: str, name: str, make: Callable[[], Any]) -> None:
+    try:
+        from commlib import ffi  # where tvm-ffi is installed
+
+        ffi.add_algorithm(backend, op, name, make())
+    except Exception as error:  # whatever a stranger's function, or a compiler, raises
+        raise BuildFailed(f"{op} by {name}: there is no function of tvm-ffi: {error}") from error

@@ -61,7 +61,8 @@ class Algorithm:
     are worth measuring at a size, none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with
     its device code; `folder` is where a plugin's native half lies, which its loader fills in. It takes `sms`
     multiprocessors at most, where it has no `blocks`. `link(hosts, num_bytes)` says what goes between hosts with the
-    same number of ranks.
+    same number of ranks. A plugin's `function()` returns a function of tvm-ffi, its native half, which works in
+    `room_bytes` of each rank (csrc/include/commlib/ffi.h).
     """
 
     name: str
@@ -80,6 +81,8 @@ class Algorithm:
     variants: Callable[[int], Variants] = lambda num_bytes: ({},)
     folder: str = ""
     sms: int = NCCL_SMS
+    function: Callable[[], Any] | None = None
+    room_bytes: int = 0
     link: Callable[[int, int], Link] | None = None
 
     def most_sms(self, params: Mapping[str, int]) -> int:
@@ -97,7 +100,12 @@ class Algorithm:
     @property
     def needs_arena(self) -> bool:
         """Whether it can only run where there is symmetric memory."""
-        return self.arena or (bool(self.kernel) and not self.composed) or self.placement == "symmetric"
+        return (
+            self.arena
+            or self.function is not None
+            or (bool(self.kernel) and not self.composed)
+            or self.placement == "symmetric"
+        )
 
     @property
     def source(self) -> str:

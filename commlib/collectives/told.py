@@ -35,7 +35,7 @@ def _lines_of_row(collective: Collective, algorithm: Algorithm, size: int) -> It
     told = " ".join(f"{name}={'yes' if fact else 'no'}" for name, fact in facts.items())
     yield (
         f"algorithm op={collective.name} name={algorithm.name} placement={algorithm.placement} "
-        f"kernel={algorithm.source} sms={algorithm.sms} {told}"
+        f"kernel={algorithm.source} room={algorithm.room_bytes} sms={algorithm.sms} {told}"
     )
     for dtype, redop in _reductions(collective, algorithm, size):
         yield f"serves dtype={dtype} redop={redop}"

@@ -16,6 +16,7 @@ class Array {
   enum Access { kRead, kWrite };
 
   Array(python::Object* object, const python::Argument& argument, Access access = kRead);
+  Array(const Tensor& tensor, const python::Argument& argument);  // on the CPU
   ~Array() {
     if (view_.owner) PyBuffer_Release(&view_);
   }

@@ -38,7 +38,7 @@ bool may_name_redop(Object* object) {
 
 // From now on, and for every holder of these calls.
 void keep_versions(Target& target) { target.keeps_versions = true; }
-COMMLIB_CALL(keep_versions, "");
+COMMLIB_METHOD_OF_CALLS(call_of, keep_versions, "");
 
 // The names of a Phase's codes, one word each.
 std::string phases() {

@@ -6,7 +6,8 @@
 //   COMMLIB_COLLECTIVE(broadcast, "x, src");
 //
 // A collective may be given one argument more: the multiprocessors that the call takes at most, or
-// -1 for a call that spares the GPU (kSparing).
+// -1 for a call that spares the GPU (kSparing). tvm-ffi finds them, too, with a communicator's
+// handle ahead of the arguments (binding/ffi.h).
 #pragma once
 
 #include <optional>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "binding/arguments.h"
+#include "binding/ffi.h"
 #include "binding/method.h"
 #include "binding/target.h"
 #include "record/record.h"
@@ -31,6 +33,7 @@ template <>
 struct From<RedOp> {
   static std::string name() { return "object"; }
   static RedOp take(Object* object, const Argument&);
+  static RedOp take(const Any& value, const Argument& argument);
 };
 
 // Keeps where in the program this thread's call is made, if a reader of the record wants that.
@@ -88,11 +91,14 @@ PyMethodDef collective_of(Function target) {
 struct RegisteredCall {
   explicit RegisteredCall(PyMethodDef method);
 };
-#define COMMLIB_CALL(function, argument_names)                     \
+#define COMMLIB_METHOD_OF_CALLS(maker, function, argument_names)   \
   static const ::commlib::binding::RegisteredCall call_##function( \
-      COMMLIB_ENTRY(call_of, #function, function, argument_names))
-#define COMMLIB_COLLECTIVE(function, argument_names)               \
-  static const ::commlib::binding::RegisteredCall call_##function( \
-      COMMLIB_ENTRY(collective_of, #function, function, argument_names ", max_sms"))
+      COMMLIB_ENTRY(maker, #function, function, argument_names))
+#define COMMLIB_CALL(function, argument_names)     \
+  COMMLIB_FFI_COLLECTIVE(function, argument_names) \
+  COMMLIB_METHOD_OF_CALLS(call_of, function, argument_names)
+#define COMMLIB_COLLECTIVE(function, argument_names) \
+  COMMLIB_FFI_COLLECTIVE(function, argument_names)   \
+  COMMLIB_METHOD_OF_CALLS(collective_of, function, argument_names ", max_sms")
 
 }  // namespace commlib::binding

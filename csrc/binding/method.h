@@ -20,6 +20,7 @@
 #include "binding/array.h"
 #include "binding/python.h"
 #include "binding/tensor.h"
+#include "ffi/abi.h"
 
 namespace commlib::binding {
 
@@ -27,9 +28,13 @@ using python::Argument;
 using python::Object;
 using python::Size;
 
-// `take` makes the C++ value of a Python object or throws; `name` is what Python calls the type.
+// `take` makes the C++ value of a Python object or throws, or that of a value of tvm-ffi's
+// (binding/ffi.h); `name` is what Python calls the type.
 template <class T>
 struct From;
+
+using ffi::Any;
+[[noreturn]] void refuse(const Any& value, const Argument& argument, const char* wanted);
 
 template <>
 struct From<Object*> {
@@ -40,11 +45,20 @@ template <>
 struct From<Tensor> {
   static std::string name() { return "Tensor"; }
   static Tensor take(Object* object, const Argument& argument) { return {object, argument}; }
+  static Tensor take(const Any& value, const Argument& argument) {
+    if (value.type == ffi::kTensorView)
+      return {*static_cast<const TensorFields*>(value.pointer), argument};
+    if (value.type == ffi::kTensor) return {ffi::content<TensorFields>(value.pointer), argument};
+    refuse(value, argument, "a tensor");
+  }
 };
 template <>
 struct From<Array> {
   static std::string name() { return "Integers"; }
   static Array take(Object* object, const Argument& argument) { return Array(object, argument); }
+  static Array take(const Any& value, const Argument& argument) {
+    return Array(From<Tensor>::take(value, argument), argument);
+  }
 };
 template <>
 struct From<int64_t> {
@@ -52,11 +66,19 @@ struct From<int64_t> {
   static int64_t take(Object* object, const Argument& argument) {
     return python::integer(object, argument);
   }
+  static int64_t take(const Any& value, const Argument& argument) {
+    if (value.type != ffi::kInt && value.type != ffi::kBool) refuse(value, argument, "an int");
+    return value.integer;
+  }
 };
 template <>
 struct From<double> {
   static std::string name() { return "float"; }
   static double take(Object* object, const Argument& argument);
+  static double take(const Any& value, const Argument& argument) {
+    return value.type == ffi::kFloat ? value.number
+                                     : static_cast<double>(From<int64_t>::take(value, argument));
+  }
 };
 template <>
 struct From<bool> {
@@ -67,11 +89,15 @@ struct From<bool> {
     if (value < 0) throw python::Raised();
     return value != 0;
   }
+  static bool take(const Any& value, const Argument& argument) {
+    return value.type != ffi::kNone && From<int64_t>::take(value, argument) != 0;
+  }
 };
 template <>
 struct From<std::string> {
   static std::string name() { return "str"; }
   static std::string take(Object* object, const Argument& argument);
+  static std::string take(const Any& value, const Argument& argument);
 };
 template <>
 struct From<std::string_view> {  // borrowed
@@ -85,11 +111,16 @@ struct From<std::optional<T>> {
     if (python::is_none(object)) return std::nullopt;
     return std::optional<T>(From<T>::take(object, argument));
   }
+  static std::optional<T> take(const Any& value, const Argument& argument) {
+    if (value.type == ffi::kNone) return std::nullopt;
+    return std::optional<T>(From<T>::take(value, argument));
+  }
 };
 template <>
 struct From<std::vector<int64_t>> {
   static std::string name() { return "Sequence[int]"; }
   static std::vector<int64_t> take(Object* object, const Argument& argument);
+  static std::vector<int64_t> take(const Any& value, const Argument& argument);
 };
 
 // An object of a class of the module.
@@ -162,7 +193,8 @@ inline Argument after(Argument which) {
 // The arguments in their order, so that of two bad ones the first is named.
 template <class... Args>
 struct Taken {
-  Taken(Object* const*, Argument) {}
+  template <class Source>
+  Taken(const Source*, Argument) {}
   template <class Use, class... Before>
   decltype(auto) into(const Use& use, Before&... before) {
     return use(before...);
@@ -172,7 +204,8 @@ template <class First, class... Rest>
 struct Taken<First, Rest...> {
   First first;
   Taken<Rest...> rest;
-  Taken(Object* const* given, Argument which)
+  template <class Source>
+  Taken(const Source* given, Argument which)
       : first(From<First>::take(*given, which)), rest(given + 1, after(which)) {}
   template <class Use, class... Before>
   decltype(auto) into(const Use& use, Before&... before) {

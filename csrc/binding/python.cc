@@ -25,18 +25,6 @@ void raise(const Failure& failure) {
   PyErr_SetString(PyExc_RuntimeError, text(failure.kind(), ": ", failure.what()).c_str());
 }
 
-// The interpreter's lock, whether this thread has it already or not.
-class Held {
- public:
-  Held() : state_(PyGILState_Ensure()) {}
-  ~Held() { PyGILState_Release(state_); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
- private:
-  int state_;
-};
-
 std::string words_of(Object* string) {
   Size size = 0;
   const char* words = PyUnicode_AsUTF8AndSize(string, &size);

@@ -108,6 +108,18 @@ namespace commlib::binding::python {
 using Object = PyObject;
 using Size = ptrdiff_t;
 
+// The interpreter's lock, whether this thread has it already or not.
+class Held {
+ public:
+  Held() : state_(PyGILState_Ensure()) {}
+  ~Held() { PyGILState_Release(state_); }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  int state_;
+};
+
 // The Python error is set already.
 class Raised : public std::exception {};
 

@@ -26,7 +26,7 @@ inline std::string name_of(const Device& device) {
   return device.type == kCuda ? text("cuda:", device.index) : "another kind of device";
 }
 
-class Target {
+class Target : public std::enable_shared_from_this<Target> {
  public:
   virtual ~Target() = default;
 

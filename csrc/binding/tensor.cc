@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "ffi/abi.h"
+
 namespace commlib::binding {
 
 using python::Argument;
@@ -98,6 +100,7 @@ int64_t Torch::bytes_from(Object* tensor, int64_t item_bytes) const {
 }
 
 void Torch::raise_version(Object* tensor) const {
+  if (!tensor) return;
   if (handle_ > 0 && is_inference_ && bump_version_) {
     const void* handle = reinterpret_cast<const char*>(tensor) + handle_;
     if (!is_inference_(handle)) bump_version_(handle);
@@ -185,7 +188,10 @@ Object* tensor_over(void* data, int64_t count, ElementType type, Device device,
   return static_cast<Object*>(made);
 }
 
+thread_local bool on_stream_of_ffi = false;
+
 void* current_stream(Device device) {
+  if (__builtin_expect(on_stream_of_ffi, 0)) return ffi::stream_of(device.type, device.index);
   void* stream = nullptr;
   if (torch.exchange->current_stream(device.type, device.index, &stream) != 0)
     throw python::Raised();
@@ -197,6 +203,13 @@ Words words_on(Device device, int64_t count) {
   const auto refuse = [](void* message, const char*, const char* words) {
     *static_cast<std::string*>(message) = words;
   };
+  // Torch gives the memory away again in the order of its own stream.
+  void* torchs = nullptr;
+  if (on_stream_of_ffi && torch.exchange->current_stream(device.type, device.index, &torchs) != 0)
+    throw python::Raised();
+  if (on_stream_of_ffi && torchs != current_stream(device))
+    fail("Unsupported", "this call needs memory of torch's, whose current stream is not that of ",
+         "tvm-ffi's environment; make it inside torch.cuda.stream() of the same stream");
   std::string message;
   ManagedTensor* made = nullptr;
   if (torch.exchange->allocate(&like, &made, &message, refuse) != 0)

@@ -53,8 +53,14 @@ class Tensor {
     if (may_be_lazy() && is_lazy()) refuse_lazy(argument.name());
     if (numel() > 0 && !has_memory()) refuse_memory(argument.name());
   }
+  // One that came through DLPack, from a framework of which nothing is known.
+  Tensor(const TensorFields& fields, const python::Argument& argument)
+      : object_(nullptr), fields_(fields) {
+    if (numel() > 0 && (!fields.data || !fields.strides))
+      fail("ValueError", argument.name(), " has no memory, or no strides");
+  }
 
-  python::Object* object() const { return object_; }
+  python::Object* object() const { return object_; }  // null: not of Python
   int ndim() const { return fields_.ndim; }
   const int64_t* shape() const { return fields_.shape; }
   const int64_t* strides() const { return fields_.strides; }
@@ -114,8 +120,11 @@ class Tensor {
 python::Object* tensor_over(void* data, int64_t count, ElementType type, Device device,
                             std::function<void()> release);
 
-// Torch's current stream on a device.
+// Torch's current stream on a device; while a call of tvm-ffi's is under way on this thread, that
+// of its environment.
 void* current_stream(Device device);
+extern thread_local bool on_stream_of_ffi
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 // Words of 32 bits from torch's allocator: dropped when the launches that use them are on the
 // stream, since whoever gets the memory next is behind them.

@@ -153,6 +153,7 @@ void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const v
 
 void Group::vendor(const Call& call, int id, CUstream stream, uint64_t capture) {
   const Algorithm& chosen = *natives_[static_cast<size_t>(id)].vendor;
+  if (natives_[static_cast<size_t>(id)].ffi) return run_ffi(call, id, stream, capture);
   Call given = call;
   if (has_arena() && !plan_.row(id).symmetric) {
     given.in = arena_->as_plain(call.in);

@@ -23,6 +23,7 @@ Report* Fault::open() {
         "cuMemHostAlloc");
   report_ = static_cast<Report*>(host);
   std::memset(host, 0, sizeof(Report));
+  report_->timeout_ns = static_cast<u64>(timeout_s_ * 1e9);
   CUdeviceptr device = 0;
   check(cuda().cuMemHostGetDevicePointer(&device, host, 0), "cuMemHostGetDevicePointer");
   return reinterpret_cast<Report*>(device);

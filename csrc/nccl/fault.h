@@ -34,6 +34,10 @@ class Fault {
   bool over() const { return ended_.load(std::memory_order_acquire) || reported(); }
   // Ends it, unless it has ended; kernels that wait leave. Callable from any thread.
   void end(const char* kind, const std::string& text);
+  // The peer for which a kernel of another compiler waited in vain; -1: none.
+  int missed() const {
+    return report_ ? static_cast<int>(static_cast<volatile Report*>(report_)->gave_up) - 1 : -1;
+  }
   // Says for readers of the record what has ended it, if a kernel has.
   void tell();
   // A peer's process is gone.

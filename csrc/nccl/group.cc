@@ -96,7 +96,8 @@ void Group::learn(const std::string& rows) {
     if (row.kernel.empty() == (vendor == nullptr))
       fail("CommError", name_of(row.op), " has no native ", row.name, " on nccl");
     const int kernel = vendor ? -1 : kernels_.add({row.op, row.kernel, row.name, row.reduces});
-    natives_.push_back({vendor, kernel});
+    const bool is_ffi = vendor && vendor->ffi && has_arena() && world_ > 1;
+    natives_.push_back({vendor, kernel, is_ffi ? make_ffi(row, vendor->ffi) : nullptr});
     names_.push_back(record::Record::name(row.name));
   }
 }
@@ -124,6 +125,7 @@ void Group::tick() {
     record_progress();
     fetch_progress();
   }
+  look_at_ffi();
   if (fault_.over()) {
     fault_.tell();
     if (deadline_.owes_peers()) tell_peers(Ending::timeout);
@@ -162,6 +164,7 @@ void Group::inspect() {
     check(cuda().cuStreamSynchronize(own_stream_), "cuStreamSynchronize");
     fault_.look_at_copy();
   }
+  look_at_ffi();
   ncclResult_t async = ncclSuccess;
   if (nccl().ncclCommGetAsyncError(comm_, &async) == ncclSuccess && async != ncclSuccess &&
       async != ncclInProgress) {

@@ -23,6 +23,10 @@
 #include "plan/table.h"
 #include "record/record.h"
 
+namespace commlib::ffi {
+class Kernel;
+}
+
 namespace commlib::nccl {
 
 class Group {
@@ -102,6 +106,7 @@ class Group {
   struct Native {
     const Algorithm* vendor;
     int kernel;
+    std::shared_ptr<ffi::Kernel> ffi;  // null: it is ours
   };
   void fail_unlimited(const Call& call, const Choice* usual) const;
   [[noreturn]] void fail_unplanned(const Call& call, size_t plan_bytes) const;
@@ -128,6 +133,9 @@ class Group {
                    int64_t stride_bytes, CUstream stream);
   static void copy_rows(unsigned char* to, const Call& call, CUstream stream);
   void vendor(const Call& call, int algorithm, CUstream stream, uint64_t capture);
+  std::shared_ptr<ffi::Kernel> make_ffi(const Row& row, void* function);
+  void run_ffi(const Call& call, int algorithm, CUstream stream, uint64_t capture);
+  void look_at_ffi();
   void tick();
   void stop_watching();
   // Writes into every peer's memory that this rank has ended it, and why.

@@ -13,6 +13,7 @@ struct Native {
   Op op;
   const char* name;
   Run run;
+  void* ffi = nullptr;  // a function of tvm-ffi's: what `run` calls then
 
   // A function's static: the files that register run their initialisers in any order.
   static std::deque<Native>& all() {

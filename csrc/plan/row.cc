@@ -53,6 +53,7 @@ std::vector<Row> read_rows(const std::string& text, const ParamNames& params) {
                       words.is("rooted"),
                       words.is("composed"),
                       words.is("engine"),
+                      number_in(words["room"]),
                       static_cast<uint32_t>(number_in(words["sms"])),
                       {},
                       {}});

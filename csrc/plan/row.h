@@ -30,7 +30,8 @@ struct Row {
   bool rooted;         // the collective has a root
   bool composed;       // of another call, and its device code behind that
   bool engine;         // copy engines move its data: its device code only says when
-  uint32_t sms;        // multiprocessors that it takes at most, where it has no parameter "blocks"
+  uint64_t room_bytes;  // of a function of tvm-ffi's, for each rank
+  uint32_t sms;         // multiprocessors that it takes at most, where it has no parameter "blocks"
   std::bitset<kReductions> serves;  // which types and reductions it runs
   Params defaults{};
 };

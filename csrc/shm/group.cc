@@ -70,6 +70,7 @@ void Group::learn(const std::string& rows) {
       }
     }
     algorithms_.push_back(native);
+    if (native->ffi && world_ > 1) add_ffi(row, native->ffi);
     recorded_.push_back(record::Record::name(row.name));
   }
 }
@@ -152,7 +153,7 @@ void Group::begin(const Call& call) {
   mine_ = descriptor(call);
   history_ = (history_ ^ raw(mine_)) * kMix;
   bytes_ = call.bytes();
-  waiter_.record().enter(seq_, raw(mine_), bytes_, running_);
+  waiter_.record().enter(seq_, raw(mine_), bytes_, recorded_[running_]);
   in_ = call.in;
   in_offset_ = call.in_offset;
   out_offset_ = call.out_offset;

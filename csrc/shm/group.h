@@ -63,6 +63,12 @@ class COMMLIB_API Group {
     return line;
   }
 
+  // Waits until rank `r` has made this operation, and set a word in it.
+  void await_signal(int r, const Counter& word, uint64_t value) {
+    await_line(r);
+    waiter_.await(word, {Awaited::posted, r, seq_, value, mine_});
+  }
+
   // Reserves room for `steps` chunks in every rank's staging ring. Positions are bytes since the
   // start and the same on all ranks; a chunk's room is a power of two, so that none wraps around
   // the ring's end.
@@ -134,6 +140,8 @@ class COMMLIB_API Group {
     return chunk_bytes_;
   }
   bool late() const { return late_; }
+  // The algorithm under way, which is a function of tvm-ffi's.
+  void run_ffi(const Call& call);
 
  private:
   Line& own_line() { return me_->ring[seq_ % kRing]; }
@@ -153,13 +161,16 @@ class COMMLIB_API Group {
   std::string calls_of(uint64_t seq) const;
   [[noreturn]] void mismatch(int r);
   void check_agreement(const Call& call);
+  struct Ffi;
+  // All ranks add the same ones, before anything else lies in their arenas.
+  void add_ffi(const Row& row, void* function);
   const Choice& plain_choice(const Call& call) const;
   Descriptor descriptor(const Call& call) const;
   void run_alone(const Call& call);
   void run_planned(const Call& call, size_t plan_bytes, bool symmetric);
   const Algorithm& algorithm(const Choice& choice) {
-    running_ = recorded_[static_cast<size_t>(choice.algorithm)];
-    return *algorithms_[static_cast<size_t>(choice.algorithm)];
+    running_ = static_cast<size_t>(choice.algorithm);
+    return *algorithms_[running_];
   }
 
   std::shared_ptr<Segment> segment_;
@@ -172,7 +183,8 @@ class COMMLIB_API Group {
   PlanTable plan_;
   std::vector<const Algorithm*> algorithms_;  // the native halves of the plan's rows
   std::vector<uint16_t> recorded_;            // their names' places in the record
-  uint16_t running_ = 0;                      // the one under way, there
+  std::shared_ptr<Ffi> ffi_;                  // null: none
+  size_t running_ = 0;                        // the one under way
   RankControl* me_;
 
   uint64_t seq_ = 0;             // the operation under way, or the last one

@@ -35,7 +35,7 @@ def told(serves: Serves) -> str:
     for name in NAMES:
         placement = "symmetric" if name == "shm_symmetric" else "plain"
         lines.append(
-            f"algorithm op=all_reduce name={name} placement={placement} kernel= sms=0 "
+            f"algorithm op=all_reduce name={name} placement={placement} kernel= room=0 sms=0 "
             "arena=no reduces=yes rooted=no composed=no engine=no"
         )
         lines += [f"serves dtype={dtype} redop={redop}" for dtype, redop in serves[name]]

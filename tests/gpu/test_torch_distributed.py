@@ -221,12 +221,12 @@ def sums_on(comm: Communicator, device: torch.device, current: int | None) -> No
     for count, later in ((64, False), (3 << 20, False), (64, True), (3 << 20, True)):
         with torch.cuda.device(device):
             torch.cuda._sleep(SLEEP_CYCLES // 10)
-            x = torch.ones(count, device=device)
+            x = torch.full((count,), comm.rank + 1.0, device=device)
         work = dist.all_reduce(x, async_op=later)
         if later:
             work.wait()
             work.get_future().wait()
-        assert x.eq(comm.size).all(), (count, later, current)
+        assert x.eq(comm.size * (comm.size + 1) / 2).all(), (count, later, current)
         assert current is None or torch.cuda.current_device() == current
 
 

@@ -150,7 +150,7 @@ class Rank {
       rows += text("algorithm op=", name_of(known.op), " name=", known.name,
                    " placement=", symmetric ? "symmetric" : "plain", " arena=", word(symmetric),
                    " kernel= reduces=", word(reduces), " rooted=", word(rooted),
-                   " composed=no engine=no sms=0\n");
+                   " composed=no engine=no room=0 sms=0\n");
       for (const DType dtype : kDtypes) {
         for (const char* redop : {"sum", "max"}) {
           rows += text("serves dtype=", name_of(dtype), " redop=", redop, "\n");

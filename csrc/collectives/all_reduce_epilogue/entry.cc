@@ -195,7 +195,8 @@ void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor&
            sums ? &*sums : nullptr);
 }
 
-COMMLIB_COLLECTIVE(all_reduce_epilogue, "epilogue, x, tensors, numbers, sums");
+COMMLIB_METHOD_OF_CALLS(collective_of, all_reduce_epilogue,
+                        "epilogue, x, tensors, numbers, sums, max_sms");
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("open_epilogue", open_epilogue,

@@ -100,7 +100,9 @@ struct Report {
   u64 peer;
   CallRecord mine;
   CallRecord theirs;
-  u64 abort;          // written by the host: kernels leave
+  u64 abort;       // written by the host: kernels leave
+  u64 timeout_ns;  // with `abort` the Deadline of kernels from other compilers (commlib/ffi.h)
+  u64 gave_up;
   u64 ended;          // copy of Control::ended, fetched now and then: what peers wrote
   Progress progress;  // the same of Control::progress
 };

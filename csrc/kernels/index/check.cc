@@ -2,6 +2,7 @@
 // where the caller gives none.
 #include <string>
 
+#include "binding/ffi.h"
 #include "binding/interpreter.h"
 #include "kernels/counters.h"
 #include "kernels/index/host.h"
@@ -124,6 +125,13 @@ bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_given, in
   binding::torch.raise_version(out.object());
   return (where.is_cpu() ? run_on_cpu : run_on_gpu)(table, ids, out, policy);
 }
+
+void index_of_ffi(const Tensor& out, const Tensor& weights, const Tensor& ids, int64_t start,
+                  int64_t length, const std::string& policy) {
+  if (!index(out, weights, ids, start, length, policy))
+    fail("ValueError", "ids is not contiguous, but must be on a GPU");
+}
+COMMLIB_FFI_FUNCTION(index, index_of_ffi, "out, weights, ids, start, length, out_of_range")
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("index", index, "out, weights, ids, start, length, out_of_range")});

@@ -1,6 +1,7 @@
 // metadata for Python: take the lengths | take the outputs | look for what does not fit | run.
 #include <limits>
 
+#include "binding/ffi.h"
 #include "binding/interpreter.h"
 #include "kernels/counters.h"
 #include "kernels/metadata/host.h"
@@ -182,6 +183,10 @@ int64_t metadata_tokens(const Tensor& extend) {
   job.requests = extend.size(0);
   return counted(job);
 }
+
+COMMLIB_FFI_FUNCTION(metadata, metadata,
+                     "extend_lens, window, seq_lens, topk, pad, expanded, clipped, cu_seqlens, "
+                     "positions, request_index, total")
 
 COMMLIB_MODULE(module) {
   module.add({

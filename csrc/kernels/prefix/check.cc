@@ -1,6 +1,7 @@
 // prefix_match for Python: take the arrays | compare them | round down to whole pages.
 #include <algorithm>
 
+#include "binding/ffi.h"
 #include "binding/method.h"
 #include "kernels/prefix/host.h"
 
@@ -42,6 +43,8 @@ Object* match_many(const Array& query, Object* keys, int64_t page_size) {
   }
   return lengths.release();
 }
+
+COMMLIB_FFI_FUNCTION(prefix_match, match, "a, b, page_size")
 
 void use(const std::string& isa) {
   if (!prefix_use(isa.c_str()))

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "binding/ffi.h"
 #include "binding/interpreter.h"
 #include "kernels/counters.h"
 #include "kernels/store/cache.h"
@@ -253,7 +254,16 @@ struct From<kernels::Scale> {
     if (python::is_instance(object, torch.tensor)) return {Tensor(object, argument), {}};
     return {{}, From<double>::take(object, argument)};
   }
+  static kernels::Scale take(const Any& value, const Argument& argument) {
+    if (value.type == ffi::kNone) return {};
+    if (value.type == ffi::kFloat || value.type == ffi::kInt)
+      return {{}, From<double>::take(value, argument)};
+    return {From<Tensor>::take(value, argument), {}};
+  }
 };
+
+COMMLIB_FFI_FUNCTION(store, kernels::store_rows,
+                     "k_cache, v_cache, slots, k, v, hnd, unique, k_scale, v_scale, skip")
 
 COMMLIB_MODULE(module) {
   module.add({COMMLIB_METHOD("store", kernels::store_rows,

@@ -1,0 +1,175 @@
+"""commlib's calls through tvm-ffi: the same bits as our own, from Python and from C++, and clear errors."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import commlib
+from commlib.kernels import index, prefix_match, store
+from tests.on_ranks import on_ranks
+
+pytest.importorskip("tvm_ffi")
+
+CPP = """
+#include <tvm/ffi/extra/module.h>
+#include <tvm/ffi/tvm_ffi.h>
+using namespace tvm::ffi;
+// A host in C++: loads the library, sums x, and returns the kind of error of a call that cannot be.
+String host(String path, int64_t handle, TensorView x) {
+  const Module library = Module::LoadFromFile(path);
+  library->GetFunction("all_reduce").value()(handle, x, "max");
+  try {
+    library->GetFunction("all_reduce").value()(handle, x, "mean");
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  return "";
+}
+"""
+
+
+def loaded() -> Any:
+    import tvm_ffi
+
+    import commlib.ffi
+
+    return tvm_ffi.load_module(commlib.ffi.path())
+
+
+def test_nothing_imports_tvm_ffi_by_itself(quick_python: Path) -> None:
+    code = "import sys, commlib; commlib.init(backend='shm').close(); assert 'tvm_ffi' not in sys.modules"
+    subprocess.run([str(quick_python), "-c", code], check=True, timeout=60)
+
+
+Call = Callable[[torch.Tensor], object]
+
+
+def pairs(comm: commlib.Communicator, mod: Any, x: torch.Tensor) -> dict[str, tuple[Call, Call, torch.Tensor]]:
+    """Our call and the one through tvm-ffi, which write to a tensor, and what that is like."""
+    import commlib.ffi
+
+    handle, one, wide = commlib.ffi.handle(comm), x[: len(x) // comm.size].clone(), torch.zeros_like(x)
+    return {
+        "all_reduce": (
+            lambda out: comm.all_reduce(x, "sum", out),
+            lambda out: mod.all_reduce(handle, x, "sum", out),
+            wide,
+        ),
+        "in place": (comm.all_reduce, lambda out: mod.all_reduce(handle, out), x),
+        "all_gather": (
+            lambda out: comm.all_gather_into_tensor(out, one),
+            lambda out: mod.all_gather(handle, out, one),
+            wide,
+        ),
+        "reduce_scatter": (
+            lambda out: comm.reduce_scatter_tensor(out, x, "max"),
+            lambda out: mod.reduce_scatter(handle, out, x, "max"),
+            one,
+        ),
+        "all_to_all": (
+            lambda out: comm.all_to_all_single(out, x),
+            lambda out: mod.all_to_all(handle, out, x),
+            wide,
+        ),
+        "broadcast": (lambda out: comm.broadcast(out, 1), lambda out: mod.broadcast(handle, out, 1), x),
+    }
+
+
+@on_ranks(3)
+def test_collectives_give_the_same_bits(comm: commlib.Communicator) -> None:
+    import commlib.ffi
+
+    mod, handle, n, rank = loaded(), commlib.ffi.handle(comm), comm.size, comm.rank
+    sizes = [3 * r + 1 for r in range(n)]
+    for dtype in (torch.float32, torch.bfloat16):
+        for count in (1, 1003, 30_001):
+            x = torch.randn(n * count, generator=torch.Generator().manual_seed(rank)).to(dtype)
+            for name, (ours, theirs, like) in pairs(comm, mod, x).items():
+                a, b = like.clone(), like.clone()
+                ours(a)
+                theirs(b)
+                assert torch.equal(a, b), name
+    mine = torch.full((sizes[rank],), float(rank))
+    gathered = torch.empty(sum(sizes))
+    mod.all_gatherv(handle, gathered, mine, sizes)
+    assert torch.equal(gathered, torch.cat([torch.full((size,), float(r)) for r, size in enumerate(sizes)]))
+    mod.send_recv(handle, mine[:1], (rank + 1) % n, gathered[:1], (rank - 1) % n)
+    assert gathered[0] == (rank - 1) % n
+    mod.barrier(handle)
+
+
+def test_kernels_give_the_same_results() -> None:
+    mod = loaded()
+    weights, ids = torch.randn(50, 7), torch.tensor([[3, 49], [60, 0]], dtype=torch.int32)
+    for vocab_range in (None, (2, 20)):
+        out = torch.empty(2, 2, 7)
+        mod.index(out, weights, ids, *(vocab_range or (0, -1)), "zero")
+        assert torch.equal(out, index(weights, ids, vocab_range=vocab_range))
+    slots, k, v = torch.tensor([4, 1]), torch.randn(2, 6), torch.randn(2, 6)
+    caches = [torch.zeros(8, 6) for _ in range(4)]
+    mod.store(caches[0], caches[1], slots, k, v)
+    store(caches[2], caches[3], slots, k, v)
+    assert torch.equal(caches[0], caches[2])
+    assert torch.equal(caches[1], caches[3])
+    a, b = torch.tensor([1, 2, 3, 4, 9]), torch.tensor([1, 2, 3, 4, 5], dtype=torch.int32)
+    assert mod.prefix_match(a, b, 1) == prefix_match(a, b)
+    assert mod.prefix_match(a, b, 3) == prefix_match(a, b, 3)
+    total = torch.empty(1, dtype=torch.int32)
+    mod.metadata(torch.tensor([2, 3]), 0, torch.tensor([5, 6]), 4, None, None, None, None, None, None, total)
+    assert int(total) == 5
+
+
+def test_bad_arguments_are_refused_before_anything_starts(comm: commlib.Communicator) -> None:
+    import commlib.ffi
+
+    mod, handle = loaded(), commlib.ffi.handle(comm)
+    x = torch.ones(4)
+    for kind, said, call in (
+        (ValueError, "x is not contiguous", lambda: mod.all_reduce(handle, x[::2])),
+        (ValueError, "out is float64, but x is float32", lambda: mod.all_reduce(handle, x, "sum", x.double())),
+        (ValueError, "unknown reduction 'mean'", lambda: mod.all_reduce(handle, x, "mean")),
+        (ValueError, "x and out overlap", lambda: mod.all_reduce(handle, x[:3], "sum", x[1:])),
+        (ValueError, "src=5 is not a rank", lambda: mod.broadcast(handle, x, 5)),
+        (ValueError, "handle 999 is of no communicator", lambda: mod.all_reduce(999, x)),
+        (TypeError, "x is not there", lambda: mod.all_reduce(handle)),
+        (TypeError, "must be a tensor", lambda: mod.all_reduce(handle, 3)),
+        (TypeError, "takes 4 arguments", lambda: mod.all_reduce(handle, x, "sum", x, 0, 1)),
+        (TypeError, "x is not there", lambda: mod.broadcast(handle)),
+        (ValueError, "ids is neither", lambda: mod.index(x.view(2, 2), x.view(2, 2), x, 0, -1, "zero")),
+        (ValueError, "a must be int32 or int64", lambda: mod.prefix_match(x, x.long(), 1)),
+    ):
+        with pytest.raises(kind, match=said):
+            call()
+    comm.close()
+    with pytest.raises((commlib.Closed, ValueError), match=r"closed|no communicator"):
+        mod.all_reduce(handle, x)
+
+
+def test_a_backend_without_native_code_has_no_handle(torch_ranks: Any) -> None:
+    answers = torch_ranks.run(refusal_of_handle)
+    assert all("has no native code" in answer for answer in answers)
+
+
+def refusal_of_handle(comm: commlib.Communicator) -> str:
+    import commlib.ffi
+
+    try:
+        return str(commlib.ffi.handle(comm))
+    except commlib.Unsupported as error:
+        return str(error)
+
+
+def test_a_host_in_cpp_makes_calls(comm: commlib.Communicator, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tvm_ffi.cpp
+
+    import commlib.ffi
+
+    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path))
+    host = tvm_ffi.cpp.load_inline("host", cpp_sources=CPP, functions="host").host
+    x = torch.arange(3.0)
+    assert host(commlib.ffi.path(), commlib.ffi.handle(comm), x) == "ValueError"
+    assert torch.equal(x, torch.arange(3.0))
