@@ -37,6 +37,17 @@ def test_two_ranks_generate_the_same_tokens_with_and_without_commlib(tmp_path: P
     assert "10 of 10 all_reduce calls on commlib" in text
 
 
+def test_its_calls_of_tensor_parallelism_give_what_its_own_tests_ask_for() -> None:
+    script = Path(__file__).with_name("vllm_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
+    environment = os.environ | vllm_model.variables(2, "vllm") | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert text.count("class commlib.engines.vllm_communicators") == 2
+    assert text.count("refused: commlib cannot give its memory back") == text.count("values right") == 2
+
+
 def norm_graph(has_residual: bool) -> fx.Graph:
     """Return a graph as vLLM hands it to its passes: an all_reduce, then a norm of its sum."""
     from vllm.distributed import parallel_state  # noqa: F401 - defines torch.ops.vllm.all_reduce

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.tuner.case import Case
+from commlib.tuner.case import Case, Option
 from commlib.tuner.samples import Store
 
 
@@ -32,3 +32,10 @@ def test_a_file_of_samples_that_cannot_be_written_is_named_with_the_option_for_a
     store = Store(Path("/proc/none/samples.jsonl"), {}, resume=False)
     with pytest.raises(ValueError, match=r"cannot write /proc/none/samples\.jsonl: .*; -o FILE names another place"):
         store.add("all_reduce", 8, {})
+
+
+def test_a_run_goes_on_from_samples_of_the_same_conditions_only(tmp_path: Path) -> None:
+    path, option = tmp_path / "samples.jsonl", Option("shm_oneshot")
+    Store(path, {"world": 2}, resume=False).add("all_reduce", 8, {option: (1.0, 2.0)})
+    assert Store(path, {"world": 2}, resume=True).find("all_reduce", 8) == {option: (1.0, 2.0)}
+    assert Store(path, {"world": 4}, resume=True).find("all_reduce", 8) is None
