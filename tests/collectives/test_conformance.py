@@ -62,7 +62,8 @@ PULLED = [(name, a) for name, a in algorithms("shm") if PULL in COLLECTIVES[name
 @pytest.mark.parametrize(("name", "algorithm"), PULLED)
 @pytest.mark.parametrize("world", (2, 4))
 def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
-    verdicts = shm_ranks.run(check_pulled, name, algorithm, Scope((0, 1, 33, 70_001)), world=world)
+    scope = Scope((0, 1, 33, 16_384, 70_001))  # 64 KiB fill a cell of the mailbox
+    verdicts = shm_ranks.run(check_pulled, name, algorithm, scope, world=world)
     assert [v.wrong for v in verdicts if v.wrong] == []
 
 

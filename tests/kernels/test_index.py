@@ -125,8 +125,8 @@ def test_raise_names_the_first_bad_id_and_writes_nothing():
             index(weights, given, out=out, out_of_range="raise")
     assert (out == 7).all()
     late = torch.zeros(600, 2, dtype=torch.int64)[:, 0]
-    late[555] = -(2**63)
-    with pytest.raises(ValueError, match=r"^ids\[555\] is -9223372036854775808, "):
+    late[300], late[555] = -(2**63), ROWS
+    with pytest.raises(ValueError, match=r"^ids\[300\] is -9223372036854775808, "):
         index(weights, late, out_of_range="raise")
     with pytest.raises(ValueError, match=r"^ids is -1, "):
         index(weights, torch.tensor(-1), out_of_range="raise")
