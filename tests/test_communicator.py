@@ -183,6 +183,7 @@ def test_ranks_need_not_agree_where_their_tensors_lie(comm: Communicator) -> Non
             x.copy_(torch.arange(count) % 7 + comm.rank)
             comm.all_reduce(x)
             assert torch.equal(x, (torch.arange(count) % 7) * 4.0 + 6)
+            assert comm.all_reduce(x.fill_(comm.rank), out=torch.empty(count)).eq(6).all()  # out lies elsewhere
             y = comm.empty(count) if who >> comm.rank & 1 else torch.empty(count)
             y.fill_(comm.rank)
             out = torch.empty(count * comm.size)
