@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 from typing import Any
 
 import pytest
@@ -173,6 +174,15 @@ def test_empty_gives_symmetric_memory_and_says_when_it_is_full(comm: Communicato
     assert "largest free block" in full
     assert "COMMLIB_MAX_BYTES" in full
     assert "comm.empty" in message_of(comm.symmetric, Unsupported)
+
+
+@on_ranks(3)
+def test_a_root_that_is_far_ahead_waits_for_the_last_rank(comm: Communicator) -> None:
+    for value in range(12):
+        x = torch.full((1 << 18,), float(value if comm.rank == 0 else -1))
+        time.sleep(0.02 * (comm.rank == 1))
+        comm.broadcast(x, 0)
+        assert x.eq(value).all()
 
 
 @on_ranks()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from click.testing import CliRunner
 from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import Finding, answer, findings_of, look
+from commlib.debug.flight import flights
 from commlib.debug.jobs import starting_here
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
@@ -62,7 +65,16 @@ def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three
     (stack,) = ask({three.pids[2]: ()})[three.pids[2]]
     assert "test_debug.py" in str(stack)
     assert "in stay_away" in str(stack)
+    job = look(three.pids)
+    (slot,) = job.ranks[three.pids[2]].slots
+    job.ranks[three.pids[2]].slots[:] = [replace(slot, entered=2)]  # as if it were there, and did not wait
+    assert findings_of(job, stuck_s=QUICK_S)[0].text.startswith("rank 2 is in all_reduce #2")
     come(three, handle)
+    job = look(three.pids)
+    slots = job.ranks[three.pids[0]].slots
+    slots[:] = [replace(slots[0], calls={at: call for at, call in slots[0].calls.items() if call.number > 1})]
+    for dump in flights(job).values():  # what one rank has no more, no rank's has
+        assert [entry["collective_seq_id"] for entry in pickle.loads(dump)["entries"]] == [2]
 
 
 def test_a_record_of_another_version_is_told(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,7 +302,7 @@ def test_a_rank_that_closes_is_named(mortal: Ranks) -> None:
     assert handle.result(1) == "closed"
     mortal.kill(1)  # which after that is nothing to ranks that do not wait for it
     for rank in (0, 2):
-        with pytest.raises(PeerLost, match="rank 1 closed its communicator.* all_reduce"):  # not in send_recv
+        with pytest.raises(PeerLost, match=r"rank 1 closed its communicator.* all_reduce"):  # not in send_recv
             handle.result(rank)
 
 

@@ -167,6 +167,18 @@ def messages_from_any_rank(rank: int) -> Any:
     return torch.stack([found[1], found[2]]), torch.stack([block(1, 3), block(2, 3)])
 
 
+def received_from_any_rank_behind_a_large_one(rank: int) -> Any:
+    x, large = block(1, 1) if rank else torch.empty(1), torch.empty(4 << 20)
+    if rank == 1:
+        work = dist.isend(x, 0)
+        dist.recv(large, 0)
+        work.wait()
+    if rank == 0:
+        dist.send(large, 1)  # meanwhile it takes in what others sent
+        assert dist.recv(x) == 1
+    return x, block(1, 1)
+
+
 def kept_for_a_receive_that_fits(rank: int) -> Any:
     """A message that does not fit is refused, and stays in its place."""
     peer, other = (rank + 1) % size(), (rank - 1) % size()
@@ -291,7 +303,8 @@ CASES: tuple[Callable[[int], Any], ...] = (
 )
 # What GPUs cannot do, nor NCCL's group: tags, any source, and waits of the host.
 ON_CPUS: tuple[Callable[[int], Any], ...] = (
-    *(messages_from_any_rank, called_back, received_in_another_order_of_memory, moved_in_inference_mode),
+    *(messages_from_any_rank, received_from_any_rank_behind_a_large_one, called_back),
+    *(received_in_another_order_of_memory, moved_in_inference_mode),
     *(kept_for_a_receive_that_fits, waited_for_without_a_thread, ended_while_calls_are_under_way),
 )
 
