@@ -2,7 +2,7 @@
 
 One rank, so that nobody is waited for:
 
-python ffi_calls.py
+python benchmarks/ffi_calls.py -o ffi_calls.json
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import torch
 import tvm_ffi.cpp
+from written import command_line, head, write
 
 import commlib
 import commlib.ffi
@@ -47,6 +48,7 @@ def block_of(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Time the kinds of calls in turns."""
+    options = command_line(__doc__).parse_args()
     host = tvm_ffi.cpp.load_inline("host", cpp_sources=HOST, functions="block").block
     mod = tvm_ffi.load_module(commlib.ffi.path())
     comm = commlib.init(backend="shm", bootstrap="single")
@@ -72,6 +74,11 @@ def main() -> None:
             found[name].append(measure())
     for name, blocks in found.items():
         print(f"{name:44} {statistics.median(blocks):5.0f} ns  [{min(blocks):.0f}–{max(blocks):.0f}]")
+    rows = [
+        {"call": name, "median_ns": statistics.median(blocks), "low_ns": min(blocks), "high_ns": max(blocks)}
+        for name, blocks in found.items()
+    ]
+    write(options.output, {**head("ffi_calls", 1, "shm"), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def _fault(op: str, row: Algorithm) -> str | None:
 
 def _fault_of_source(row: Algorithm) -> str | None:
     if row.backend == "nccl" and not row.kernel:
-        return "a row of nccl needs kernel=, and its device code beside the Python file; or function="
+        return "a row of nccl needs kernel=, and its device code next to the Python file; or function="
     (file,) = native_files(row)
     if not file.is_file():
         return f"there is no {file}"
