@@ -84,7 +84,7 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
     ("call", "kind", "rank", "said"),
     [
         (stay_away, "missing", 2, "rank 2 has not made all_reduce #2 (bfloat16, 14336 el"),
-        (differ, "differs", 1, ""),
+        (differ, "differs", 1, "ranks 0 and 2 made"),
         (never_send, "missing", 1, NO_MESSAGE),
     ],
     ids=["missing", "differs", "message"],
