@@ -31,17 +31,17 @@ from two_streams import Clocks, OnCpu, OnGpu, Times
 from written import command_line, head, whole_numbers, write
 
 import commlib
-from commlib.cli.options import python_file
 from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
 from commlib.errors import CommError, Unsupported
-from commlib.peers import load
 from commlib.plan import Plan
-from commlib.report.figures import size_text
-from commlib.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
-from commlib.timing.truth import Truth
+from commlib.tools.baselines import load
+from commlib.tools.cli.options import python_file
+from commlib.tools.report.figures import size_text
+from commlib.tools.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
+from commlib.tools.timing.truth import Truth
 from commlib.tp.multiprocessors import leaving
 
 OURS, ASYNC = "ours", "ours, async"

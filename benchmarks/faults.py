@@ -21,7 +21,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.errors import PeerLost
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 
 def repeat(comm: Communicator, name: str, count: int) -> tuple[float, str]:

@@ -20,7 +20,7 @@ import torch
 from commlib.communicator import Communicator
 from commlib.debug import look
 from commlib.errors import CommError
-from commlib.timing.graph import capture
+from commlib.tools.timing.graph import capture
 
 REPLAYED = ("leaves out replays", "replays another graph", "replays once more", "replays once less")
 CAPTURED = (

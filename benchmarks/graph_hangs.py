@@ -27,7 +27,7 @@ from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, moments
 from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 STUCK_S, APART_S, LONG_S = 1.3, 0.7, 60.0
 WARM_S, END_S, BROKEN_S = 240.0, 15.0, 30.0

@@ -36,8 +36,8 @@ from commlib.debug.jobs import Job, moments
 from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
 from commlib.errors import CommError
-from commlib.launch import end_with
-from commlib.testing.ranks import PRELOAD
+from commlib.tools.launch import end_with
+from commlib.tools.testing.ranks import PRELOAD
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "barrier", "message")
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from written import command_line
 
-from commlib.report import files
-from commlib.report.formats import json_text
-from commlib.report.packed import packed, unpacked
+from commlib.tools.report import files
+from commlib.tools.report.formats import json_text
+from commlib.tools.report.packed import packed, unpacked
 
 
 def main() -> int:

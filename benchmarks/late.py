@@ -19,9 +19,9 @@ from written import command_line, head, write
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.report.figures import size_text
-from commlib.report.view import grouped
-from commlib.testing import Ranks
+from commlib.tools.report.figures import size_text
+from commlib.tools.report.view import grouped
+from commlib.tools.testing import Ranks
 
 LATE_US = (0, 20, 50, 100, 200, 500, 1000, 5000)
 AHEAD_US = 300  # for the host to launch a round

@@ -19,10 +19,10 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-from commlib.report import files
-from commlib.report.formats import json_text
-from commlib.testing import RankError, Ranks
-from commlib.timing import fingerprint
+from commlib.tools.report import files
+from commlib.tools.report.formats import json_text
+from commlib.tools.testing import RankError, Ranks
+from commlib.tools.timing import fingerprint
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the ranks, too, import the mixtures by this path
 

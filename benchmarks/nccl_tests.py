@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from written import command_line, head, write
 
-from commlib.bench.rows import measured
-from commlib.report.figures import fitted
+from commlib.tools.bench.rows import measured
+from commlib.tools.report.figures import fitted
 
 LEAST, MOST, FACTOR = "1K", "64M", 16
 # Calls of a graph or of a loop, and launches of the graph, by size; after them one check of the values.

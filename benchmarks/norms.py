@@ -26,8 +26,8 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 from commlib.collectives.norms import GROUP, normalised
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.report.figures import size_text
-from commlib.timing import Protocol, Run, graph, measure_calls, own_stream
+from commlib.tools.report.figures import size_text
+from commlib.tools.timing import Protocol, Run, graph, measure_calls, own_stream
 
 EPS = 1e-6
 SETS = 3  # of tensors, in rotation

@@ -19,8 +19,8 @@ from written import command_line, head, write
 from commlib.collectives import COLLECTIVES, Call
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
-from commlib.timing import Candidate, Protocol, measure, public_call
+from commlib.tools.testing import Ranks
+from commlib.tools.timing import Candidate, Protocol, measure, public_call
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 TURNS = 15

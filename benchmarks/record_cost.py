@@ -23,7 +23,7 @@ from written import command_line, head, write
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.timing.graph import Starter, capture, own_stream
+from commlib.tools.timing.graph import Starter, capture, own_stream
 
 SIZES = (8, 1 << 10, 64 << 10)  # bytes
 CALLS = {8: 4000, 1 << 10: 2000, 64 << 10: 200}

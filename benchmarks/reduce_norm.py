@@ -25,10 +25,10 @@ from commlib.collectives import COLLECTIVES
 from commlib.collectives.norms import normalised, quantised
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.peers import load
-from commlib.peers.symm import DTYPES, Symm, group_name
 from commlib.plan import Plan
-from commlib.timing import Empty, Measurement, Run, plain_on
+from commlib.tools.baselines import load
+from commlib.tools.baselines.symm import DTYPES, Symm, group_name
+from commlib.tools.timing import Empty, Measurement, Run, plain_on
 
 OP, EPILOGUE = "all_reduce_rms_norm", "epilogue"
 Norms = Callable[[Tensor, "Tensor | None", Tensor, float], "tuple[Tensor, ...]"]
@@ -237,7 +237,7 @@ def _add_norm(norm: str, quant: str | None, scale: Tensor | None) -> tuple[AddNo
         return partial(_quantised, quant, scale), "torch's operations, with quant"
     if norm == "torch" or not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return _torch, "torch's addition and rms_norm"
-    from commlib.peers.kernels import triton_code
+    from commlib.tools.baselines.kernels import triton_code
 
     return partial(_triton, triton_code), "one Triton kernel"
 

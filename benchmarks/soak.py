@@ -18,8 +18,8 @@ import torch
 from written import command_line, head, write
 
 from commlib.communicator import Communicator
-from commlib.testing import RankError, Ranks
-from commlib.timing.graph import capture
+from commlib.tools.testing import RankError, Ranks
+from commlib.tools.timing.graph import capture
 
 MOST_BYTES = 65536
 COUNTS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 64, 100, 127, 129, 255, 257, 511, 512, 513, 1000, 1023, 1024, 1025)

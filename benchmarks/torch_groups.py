@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from written import command_line, head, write
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 SIZES = (8, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 24)
 TURNS, BLOCK_S = 15, 20e-3

@@ -24,8 +24,8 @@ from written import command_line, figures, head, joined, ratio, ratio_text, whol
 
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.report.figures import ratio_text as value_text
-from commlib.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
+from commlib.tools.report.figures import ratio_text as value_text
+from commlib.tools.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
 from commlib.tp import KVCache, Llama, LlamaConfig, Shard, decode_batch, greedy
 from commlib.tp.norm import FusedResidualNorm
 

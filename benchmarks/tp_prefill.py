@@ -30,10 +30,11 @@ from written import command_line, figures, head, joined, whole_numbers, write
 
 from commlib.communicator import Communicator
 from commlib.redops import torch_name
-from commlib.timing import Measurement, Protocol, measure_calls, own_stream
+from commlib.tools.timing import Measurement, Protocol, measure_calls, own_stream
+from commlib.tools.tune.pipeline import CHUNKS, tune_pipeline
 from commlib.tp import Llama, Pipeline
 from commlib.tp.norm import FusedResidualNorm
-from commlib.tp.pipeline import CHUNKS, WAITS_SMS, Chunks
+from commlib.tp.pipeline import WAITS_SMS, Chunks
 from commlib.tp.shard import shard
 
 FUSED, SCATTERED, NONE, ENGINES = "fused", "scattered", "none", "engines"
@@ -128,7 +129,7 @@ class Prefill:
         """Measure a rule beside the fused call, of calls on so many multiprocessors or of engines."""
         engines = how == ENGINES
         self._use(self.comm, False, sms=WAITS_SMS if engines else int(how), engines=engines)
-        return self.pipeline.tune(self.model.between, tokens, chunks, seconds)
+        return tune_pipeline(self.pipeline, self.model.between, tokens, chunks, seconds)
 
 
 def chunks_of(text: str) -> tuple[Chunks, ...]:

@@ -29,7 +29,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  # its imp
 from written import command_line, head, write
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 TURNS, BLOCK_S = 15, 0.3
 Step = Callable[[], torch.Tensor]

@@ -13,7 +13,7 @@ import torch
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.lane import Lane
-from commlib.timing import Run, graph
+from commlib.tools.timing import Run, graph
 
 LAUNCH_S = 30e-6  # more than the host takes for one of them
 # NVML's function, what it takes between the device and the result, and its unit.

@@ -21,8 +21,8 @@ from written import command_line, figures, head, joined, ratio, ratio_text, writ
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.env import parse_bytes
-from commlib.report.figures import size_text
-from commlib.timing import Protocol, Run, measure_calls, own_stream
+from commlib.tools.report.figures import size_text
+from commlib.tools.timing import Protocol, Run, measure_calls, own_stream
 
 ALIGNED = "aligned"
 SETS = 3  # of tensors, in rotation

@@ -15,8 +15,8 @@ from written import command_line, head, write
 import commlib
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
-from commlib.peers import CallTable, load
-from commlib.timing import Run, cpu_share
+from commlib.tools.baselines import CallTable, load
+from commlib.tools.timing import Run, cpu_share
 
 LATE_S, TURNS = 0.05, 5
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.report import files
-from commlib.report.figures import ratio_text as value_text
-from commlib.report.formats import json_text
-from commlib.timing import Measurement, fingerprint, ratio_of_medians
+from commlib.tools.report import files
+from commlib.tools.report.figures import ratio_text as value_text
+from commlib.tools.report.formats import json_text
+from commlib.tools.timing import Measurement, fingerprint, ratio_of_medians
 
 
 def command_line(text: str | None) -> argparse.ArgumentParser:

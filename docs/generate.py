@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from commlib import env
-from commlib.cli import COMMANDS, main
+from commlib.tools.cli import COMMANDS, main
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -100,8 +100,8 @@ def _purpose(path: Path) -> str:
 
 def which(results: str, part: int) -> str:
     """Return the page "which library at which size" of one run that is kept."""
-    from commlib.bench.rows import KIND
-    from commlib.bench.which import page
+    from commlib.tools.bench.rows import KIND
+    from commlib.tools.bench.which import page
 
     return page(KIND.read_all(ROOT / "benchmarks/results" / results)[part - 1]) + "\n"
 

@@ -19,7 +19,7 @@ import commlib
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
-    from commlib.testing import Ranks
+    from commlib.tools.testing import Ranks
 
 ARENA_BYTES = 64 << 20
 
@@ -77,7 +77,7 @@ def no_plans_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="session")
 def shm_ranks() -> Iterator[Ranks]:
-    from commlib.testing import Ranks
+    from commlib.tools.testing import Ranks
 
     with Ranks(4, backend="shm", timeout_s=60.0, max_bytes=ARENA_BYTES, deadline_s=120.0) as ranks:
         yield ranks
@@ -85,7 +85,7 @@ def shm_ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def torch_ranks() -> Iterator[Ranks]:
-    from commlib.testing import Ranks
+    from commlib.tools.testing import Ranks
 
     with Ranks(4, backend="torch", timeout_s=60.0, deadline_s=120.0) as ranks:
         yield ranks
@@ -108,7 +108,7 @@ def comm() -> Iterator[Communicator]:
 @pytest.fixture(scope="session")
 def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A `python`, with a `commlib` beside it, whose processes have imported torch already: see forked.py."""
-    from commlib.testing.ranks import PRELOAD
+    from commlib.tools.testing.ranks import PRELOAD
     from tests import forked
 
     folder = tmp_path_factory.mktemp("bin")

@@ -7,7 +7,7 @@ from commlib import env
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.debug import answering, asking, card
-from commlib.testing.worker import create_communicator
+from commlib.tools.testing.worker import create_communicator
 
 
 def stand_apart(host: str) -> None:

@@ -13,8 +13,8 @@ from commlib.agreement import pin
 from commlib.communicator import Communicator
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
-from commlib.testing import RankError, Ranks
-from commlib.timing import fingerprint
+from commlib.tools.testing import RankError, Ranks
+from commlib.tools.timing import fingerprint
 from tests.errors_and_logs import message_of
 
 SMALL = 1 << 20

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from commlib import capacity
-from commlib.cli import main
 from commlib.communicator import Communicator
 from commlib.native import library
+from commlib.tools import capacity
+from commlib.tools.cli import main
 from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, n: int
 ) -> None:
-    monkeypatch.setattr("commlib.launch.launch", lambda *words, **options: pytest.fail("it started"))
+    monkeypatch.setattr("commlib.tools.launch.launch", lambda *words, **options: pytest.fail("it started"))
     with pytest.raises(SystemExit) as end:
         main([*words.split(), "-n", str(n), *(["true"] if words == "run" else [])])
     message = capsys.readouterr().err
@@ -39,7 +39,7 @@ def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_
 def test_ranks_that_share_cores_are_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str
 ) -> None:
-    monkeypatch.setattr("commlib.launch.launch", lambda *words, **options: 0)
+    monkeypatch.setattr("commlib.tools.launch.launch", lambda *words, **options: 0)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: cores)
     with pytest.raises(SystemExit) as end:
         main(["bench", "barrier", "-n", "2"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from commlib.cli import main
+from commlib.tools.cli import main
 from tests.pages import FENCE, ROOT, Block, blocks_of, text_of
 
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
 

@@ -19,7 +19,7 @@ import commlib
 from commlib import env
 from commlib.errors import KINDS
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests import pages
 from tests.pages import FENCE, ROOT
 
@@ -94,7 +94,7 @@ def test_the_layers_are_those_of_the_contract():
         names = re.split(r"\s{2,}", line)[0]
         shown |= dict.fromkeys(names.split(", "), height)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")  # Python 3.10 has no tomllib
-    (layers,) = re.findall(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    layers, _instruments = re.findall(r"^layers = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
     levels = []
     for layer in re.findall(r'"(.*)"', layers):
         names = [name.strip() for name in re.split(r"[:|]", layer) if not name.strip().startswith(("(", "_"))]

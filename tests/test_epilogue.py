@@ -20,7 +20,7 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.epilogues import Epilogue
 from commlib.errors import BuildFailed
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
 from tests.errors_and_logs import message_of
 from tests.fused import compiled_agrees, drawn

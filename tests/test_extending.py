@@ -76,7 +76,7 @@ def test_a_kernel_for_gpus_and_a_call_of_nccl_s_have_their_rows(extended: Run) -
 def test_a_reduction_reduces(extended: Run) -> None:
     program = """
 import torch
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 def largest(comm):
     return comm.all_reduce(torch.tensor([-3.0, 1.0]) * (comm.rank + 1), "absmax").tolist()

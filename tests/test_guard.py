@@ -13,7 +13,7 @@ from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
 

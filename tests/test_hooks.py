@@ -13,7 +13,7 @@ import torch
 from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError, CommTimeout
 from commlib.hooks import KNOWN, Hooks, SlowCall
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.on_ranks import on_ranks
 
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from commlib import env, jit
-from commlib.cli.doctor import kept
 from commlib.errors import BuildFailed
+from commlib.tools.cli.doctor import kept
 from tests.bootstrap.processes import NOBODY, needs_root
 
 KERNEL = """#include "factor.cuh"

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.run import run as run_command
-from commlib.launch import launch
+from commlib.tools.cli.run import run as run_command
+from commlib.tools.launch import launch
 
 ROOT = Path(__file__).parents[1]
 PYTHON = [sys.executable, "-I", "-S", "-c"]  # starts in 10 ms
-LAUNCHER = "import sys; from commlib.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
+LAUNCHER = "import sys; from commlib.tools.launch import launch; sys.exit(launch(sys.argv[2:], int(sys.argv[1])))"
 # A child with a child of its own, as a shell wrapper has; both say who they are.
 FAMILY = "echo $$; sleep 60 & echo $!; wait"
 
@@ -113,7 +113,7 @@ def test_a_rank_that_floods_its_output_does_not_hide_that_another_fails():
 
 
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(monkeypatch):
-    monkeypatch.setattr("commlib.launch.GRACE_S", 0.3)
+    monkeypatch.setattr("commlib.tools.launch.GRACE_S", 0.3)
     script = (
         "import os, signal, sys, time\nsignal.signal(15, signal.SIG_IGN); print('up')\n"
         "if os.environ['RANK'] == '0': time.sleep(.2); sys.exit(3)\ntime.sleep(60)"
@@ -223,7 +223,7 @@ def wait_until_full(pipe):
 @contextlib.contextmanager
 def flooding(script, grace_s):
     """A launcher whose rank 0 has filled all pipes to a reader that does not read; with the pids of ranks 0 and 1."""
-    patched = LAUNCHER.replace("sys.exit", f"import commlib.launch as l; l.GRACE_S = {grace_s}; sys.exit")
+    patched = LAUNCHER.replace("sys.exit", f"import commlib.tools.launch as l; l.GRACE_S = {grace_s}; sys.exit")
     with launcher(2, *PYTHON, script, program=patched, stderr=subprocess.PIPE) as process:
         pids = [int(line.split()[1]) for line in sorted(process.stderr.readline() for _ in range(2))]
         wait_until_full(process.stdout)
@@ -273,7 +273,7 @@ def test_the_second_ctrl_c_kills():
 
 def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
     calls = []
-    monkeypatch.setattr("commlib.launch.launch", lambda *args, **options: calls.append((args, options)) or 5)
+    monkeypatch.setattr("commlib.tools.launch.launch", lambda *args, **options: calls.append((args, options)) or 5)
     result = CliRunner().invoke(run_command, ["-n", "3", "--bind", "core", "--no-prefix", "cmd", "-n", "2", "--help"])
     assert result.exit_code == 5
     assert calls == [((["cmd", "-n", "2", "--help"], 3), {"prefix": False, "bind": "core"})]
@@ -290,7 +290,7 @@ def test_the_command_line_passes_everything_after_the_command_on(monkeypatch):
 )
 def test_a_file_or_a_module_of_python_is_run_by_this_python(monkeypatch, words, started):
     calls = []
-    monkeypatch.setattr("commlib.launch.launch", lambda command, *_, **__: calls.append(command) or 0)
+    monkeypatch.setattr("commlib.tools.launch.launch", lambda command, *_, **__: calls.append(command) or 0)
     assert CliRunner().invoke(run_command, ["-n", "2", *words]).exit_code == 0
     assert calls == [started]
 
@@ -305,7 +305,7 @@ def test_what_stands_beside_this_python_comes_first_on_a_rank_s_path(monkeypatch
 
 def test_the_launcher_needs_no_torch():
     heavy = "{'torch', 'mpi4py', 'commlib._native'}"
-    script = f"import sys, commlib.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"
+    script = f"import sys, commlib.tools.launch, commlib.bootstrap; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -23,11 +23,11 @@ NATIVE = sorted(
 IMPORTERS = {
     "cuda": "commlib/jit.py",
     "mpi4py": "commlib/bootstrap/mpi.py",
-    "click": "commlib/cli/*.py",
+    "click": "commlib/tools/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",
     "matplotlib": "commlib/*/plot.py",
     "jsonschema": "commlib/schema.py",
-    "rich": "commlib/cli/*.py",
+    "rich": "commlib/tools/cli/*.py",
     "safetensors": "commlib/tp/weights.py",
     "tvm_ffi": "commlib/ffi.py",
 }
@@ -35,9 +35,9 @@ IMPORTERS = {
 ENVIRONMENT_READERS = (
     "commlib/env.py",
     "commlib/bootstrap/*.py",
-    "commlib/launch.py",
-    "commlib/testing/*.py",
-    "commlib/timing/machine.py",
+    "commlib/tools/launch.py",
+    "commlib/tools/testing/*.py",
+    "commlib/plan/machine.py",
 )
 
 
@@ -163,7 +163,7 @@ def test_nobody_is_sent_to_the_project_that_has_our_import_s_name_on_the_index()
 
 
 def test_a_remedy_names_the_packages_of_its_extra():
-    files = {"gpu": "backends/nccl_control.py", "mpi": "cli/doctor/mpi.py", "plot": "report/plot.py"}
+    files = {"gpu": "backends/nccl_control.py", "mpi": "tools/cli/doctor/mpi.py", "plot": "tools/report/plot.py"}
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for extra, file in [*files.items(), ("tp", "tp/weights.py")]:
         (packages,) = re.findall(rf"^{extra} = \[(.*)\]", project, re.MULTILINE)

@@ -15,7 +15,7 @@ from commlib.communicator import Communicator
 from commlib.messages import Messages
 from commlib.methods import Collectives
 from commlib.plan.rules import SPARING
-from commlib.testing.conformance import Scope, check_algorithm
+from commlib.tools.testing.conformance import Scope, check_algorithm
 from commlib.work import StreamLanes
 from tests.epilogues import INT8
 from tests.limited import Limited

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commlib.errors import CommTimeout, PeerLost
-from commlib.testing import RankError, Ranks
+from commlib.tools.testing import RankError, Ranks
 from tests.test_launch import wait_until_gone
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,7 @@ def late_world(comm):
 
 def test_no_rank_outlives_a_killed_test_process():
     script = (
-        "import time; from commlib.testing import Ranks; from tests.test_testing import create, hang\n"
+        "import time; from commlib.tools.testing import Ranks; from tests.test_testing import create, hang\n"
         "ranks = Ranks(2, create=create); ranks.restart(); ranks.start(hang)\n"
         "print(*ranks.pids, flush=True); time.sleep(60)"
     )

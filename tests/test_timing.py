@@ -15,7 +15,7 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.env import settings
 from commlib.errors import Unsupported
-from commlib.timing import (
+from commlib.tools.timing import (
     Candidate,
     Measurement,
     Prepare,
@@ -29,8 +29,8 @@ from commlib.timing import (
     protocol,
     public_call,
 )
-from commlib.timing.blocks import Entry
-from commlib.timing.truth import Truth
+from commlib.tools.timing.blocks import Entry
+from commlib.tools.timing.truth import Truth
 from tests.on_ranks import on_ranks
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)

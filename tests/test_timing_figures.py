@@ -9,8 +9,8 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import CommError
-from commlib.testing import Ranks
-from commlib.timing import (
+from commlib.tools.testing import Ranks
+from commlib.tools.timing import (
     Limit,
     Protocol,
     Run,

@@ -5,9 +5,9 @@ import time
 import pytest
 import torch
 
-from commlib.bench.phases import of_replay
 from commlib.errors import CommError
-from commlib.timing.phases import (
+from commlib.tools.bench.phases import of_replay
+from commlib.tools.timing.phases import (
     PHASES,
     TRACKS,
     Span,

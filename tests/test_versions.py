@@ -14,7 +14,7 @@ from torch import Tensor
 
 from commlib.communicator import Communicator
 from commlib.kernels import index, metadata, store
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.on_ranks import on_ranks
 
 N = 8

@@ -18,8 +18,8 @@ from typing import Any
 
 from commlib.collectives import Collective
 from commlib.communicator import Communicator
-from commlib.peers import Peer
-from commlib.timing import Candidate, Run
+from commlib.tools.baselines import Peer
+from commlib.tools.timing import Candidate, Run
 
 ROUNDS = 200
 

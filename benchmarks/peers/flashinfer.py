@@ -20,9 +20,9 @@ import torch.distributed as dist
 from commlib.collectives import Call, Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.peers.nccl import Pointer, stream
-from commlib.peers.symm import Symm
-from commlib.timing import Candidate, Run, plain_on
+from commlib.tools.baselines.nccl import Pointer, stream
+from commlib.tools.baselines.symm import Symm
+from commlib.tools.timing import Candidate, Run, plain_on
 
 LIBRARY = Path(__file__).with_name("libflashinfer.so")  # flashinfer.so would be imported in place of this file
 MOST_BYTES = 64 << 20  # of a call

@@ -13,8 +13,8 @@ from gpu_memory import tensor_at
 from commlib.collectives import Collective
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.peers.nccl import Nccl, Pointer
-from commlib.timing import Candidate, Empty
+from commlib.tools.baselines.nccl import Nccl, Pointer
+from commlib.tools.timing import Candidate, Empty
 
 COLL_SYMMETRIC = 1
 OPS = ("all_reduce", "all_gather", "reduce_scatter")  # of which every rank registers as many bytes

@@ -11,7 +11,7 @@ import ctypes
 import os
 from pathlib import Path
 
-from commlib.peers.nccl import Nccl
+from commlib.tools.baselines.nccl import Nccl
 
 VARIABLE, WANTED = "NEWER_NCCL", "the libnccl.so.2 of another NCCL"
 

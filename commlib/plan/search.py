@@ -13,8 +13,8 @@ from typing import Any
 
 from commlib import env
 from commlib.counts import counted
+from commlib.plan.machine import fingerprint
 from commlib.plan.plan import Plan
-from commlib.timing.machine import fingerprint
 
 _LOG = logging.getLogger("commlib")
 Accept = Callable[[Plan], None]  # raises a ValueError for a plan that cannot run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.kernels import store
-from commlib.timing import Run
 from commlib.tp.batch import Batch, attend
 from commlib.tp.config import LlamaConfig, frequencies
 from commlib.tp.embedding import VocabParallelEmbedding
@@ -174,7 +173,7 @@ class Llama(nn.Module):
         logits: Tensor = self.head(x[batch.last])
         return logits
 
-    def between(self, tokens: int) -> Run:
+    def between(self, tokens: int) -> Callable[[], object]:
         """Return what a layer does between two attentions for so many tokens, made up: what Pipeline.tune measures."""
         layer: Any = self.layers[0]
         mixed = torch.randn(tokens, layer.attention.out.part.length, device=self.comm.device).to(self.dtype)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,8 +12,6 @@ import torch
 from torch import Tensor
 
 from commlib.communicator import Communicator, init
-from commlib.counts import counted
-from commlib.timing import Protocol, Run, measure_calls, ratio_of_medians
 from commlib.tp.multiprocessors import leaving
 from commlib.tp.sequence import gather, scatter
 from commlib.work import Work
@@ -27,15 +24,14 @@ Chunks: TypeAlias = int | tuple[int, ...]
 """So many of equal length, or what share of the tokens each has: (1, 2, 1)."""
 
 WAITS_SMS, ALONE_BYTES = 2, 1 << 20
-CHUNKS: Sequence[Chunks] = (2, (1, 2, 1), 4, 8)
-LEAST_TURNS, MOST_TURNS = 9, 49
 
 
 class Pipeline:
     """How many chunks a number of tokens is computed in, and how their calls are made beside the products.
 
-    Without a rule everything runs one after the other. `tune` measures one; a rule is a dict, which can be kept and
-    passed the next time.
+    Without a rule everything runs one after the other. `tune_pipeline` of `commlib.tools.tune.pipeline` measures
+    one; a rule is a dict,
+    which can be stored and passed the next time.
     """
 
     def __init__(
@@ -127,30 +123,9 @@ class Pipeline:
             while (newest := next(coming, None)) is not None or running:
                 running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
 
-    def tune(
-        self,
-        prepare: Callable[[int], Run],
-        tokens: Sequence[int],
-        chunks: Sequence[Chunks] = CHUNKS,
-        seconds: float = 2.0,
-    ) -> dict[int, Chunks]:
-        """Measure a rule, keep it, and return it; every rank must call this with the same arguments.
-
-        A number of chunks is chosen where it is faster than one after the other by more than measuring varies.
-
-        Args:
-            prepare: Returns what computes so many tokens with this pipeline: Llama.between; values do not count.
-            tokens: What to measure; a batch is computed as the largest of these that is not above it.
-            chunks: What to try: numbers of chunks, or shares.
-            seconds: The time for each of `tokens`.
-        """
-        rule = self.rule
-        try:
-            found = {count: self._fastest(prepare(count), count, chunks, seconds) for count in sorted(tokens)}
-        finally:
-            self.rule = rule
-        self.rule = found
-        return found
+    def divides(self, tokens: int, chunks: Chunks) -> bool:
+        """Return whether so many tokens make all of these chunks, which are more than one."""
+        return len(self._cut(tokens, chunks)) == len(_shares(chunks)) > 1
 
     def _room(self, x: Tensor) -> Tensor:
         """Return memory for rows like x, where another tensor has what x has in its own."""
@@ -169,19 +144,6 @@ class Pipeline:
         ends = [min(-(-rows * share // (sum(shares) * step)) * step, rows) for share in accumulate(shares)]
         found = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
         return found or [slice(0, rows)]
-
-    def _fastest(self, run: Run, tokens: int, chunks: Sequence[Chunks], seconds: float) -> Chunks:
-        there = [each for each in chunks if len(self._cut(tokens, each)) == len(_shares(each)) > 1]
-        by_label: dict[str, Chunks] = {str(each): each for each in (1, *there)}
-        calls = {label: [run] for label in by_label}
-        enters = {label: partial(self._always, each) for label, each in by_label.items()}
-        protocol = Protocol(blocks=(LEAST_TURNS, MOST_TURNS), budget_s=seconds)
-        alone, *others = measure_calls(self.comm, calls, protocol, counted(tokens, "token"), enters)
-        surely = [each for each in others if ratio_of_medians(alone.times_s, each.times_s).low > 1]
-        return by_label[min(surely, key=lambda each: each.median_s, default=alone).label]
-
-    def _always(self, chunks: Chunks) -> None:
-        self.rule = {0: chunks}
 
 
 def _shares(chunks: Chunks) -> tuple[int, ...]:

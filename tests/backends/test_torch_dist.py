@@ -6,7 +6,7 @@ import torch
 from commlib.backends import torch_dist
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 
 def lonely(value: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commlib.testing.ranks import PRELOAD
+from commlib.tools.testing.ranks import PRELOAD
 
 NOBODY = 65534
 MPIEXEC = Path(sys.executable).with_name("mpiexec")

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli import main
+from commlib.tools.cli import main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -60,6 +60,6 @@ def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path
 def written(found: Path | str, schema: str) -> dict[str, Any]:
     """Return the document in a file, or in a text, after a look at its schema, such as `bench/schema.json`."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
-    rules = json.loads((resources.files("commlib") / schema).read_text(encoding="utf-8"))
+    rules = json.loads((resources.files("commlib.tools") / schema).read_text(encoding="utf-8"))
     jsonschema.validate(document, rules, jsonschema.Draft202012Validator)
     return document

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 import commlib
-from commlib.bench.measure import pinned_to
-from commlib.bench.rows import KIND, measured, spread
 from commlib.bootstrap import mpi
-from commlib.cli.options import python_file
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.peers import PEERS, CallTable, load
-from commlib.peers.peer import Peer
-from commlib.testing import Ranks
+from commlib.tools.baselines import PEERS, CallTable, load
+from commlib.tools.baselines.peer import Peer
+from commlib.tools.bench.measure import pinned_to
+from commlib.tools.bench.rows import KIND, measured, spread
+from commlib.tools.cli.options import python_file
+from commlib.tools.testing import Ranks
 from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich
 from tests.cli.calls import Run, exit_code
 
@@ -109,8 +109,8 @@ def test_wrong_values_fail_the_run(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 PEER = """
-from commlib.peers import CallTable
-from commlib.timing import Candidate
+from commlib.tools.baselines import CallTable
+from commlib.tools.timing import Candidate
 
 
 class Late(CallTable):
@@ -147,7 +147,7 @@ def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(command: Run, tmp
 
 @pytest.mark.slow
 def test_without_matplotlib_the_rest_is_done(monkeypatch, call) -> None:
-    monkeypatch.setattr("commlib.report.plot.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("commlib.tools.report.plot.importlib.util.find_spec", lambda name: None)
     words = ("bench", "barrier", "--peers", "none", "--plot", "curves.png", "-o", "report.csv", *QUICK)
     code, _, errors = call(*words)
     assert (code, "no curves.png: " in errors, "pip install matplotlib" in errors) == (0, True, True)
@@ -165,7 +165,7 @@ def mpich() -> Iterator[None]:
 
 
 def test_the_table_is_the_folder() -> None:
-    folder = Path(sys.modules["commlib.peers"].__file__ or "").parent
+    folder = Path(sys.modules["commlib.tools.baselines"].__file__ or "").parent
     assert {path.stem for path in folder.glob("*.py")} - {"__init__", "peer"} == set(PEERS)
     peers = [load(name) for name in PEERS]
     assert [peer.name for peer in peers] == list(PEERS)
@@ -233,7 +233,7 @@ def test_mpi_makes_every_call_in_every_form_and_is_right(mpich: None, command: R
 JOIN_AND_DIE = """
 import os, sys
 import commlib
-from commlib.peers import load
+from commlib.tools.baselines import load
 comm = commlib.init()
 peer = load("mpi")
 peer.start(comm, False)

@@ -6,7 +6,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from commlib.cli.bench.compare import compare
+from commlib.tools.cli.bench.compare import compare
 from tests.cli.bench_documents import SIZES, document, saved, times
 
 

@@ -12,15 +12,15 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from commlib.bench import which
-from commlib.bench.page import kept
-from commlib.bench.plot import plot
-from commlib.bench.rows import KIND, averages, compared, measured
-from commlib.cli.bench.notes import closing
-from commlib.cli.bench.show import show
-from commlib.cli.bench.view import BenchView
 from commlib.collectives import COLLECTIVES
-from commlib.report.plot import SUFFIXES
+from commlib.tools.bench import which
+from commlib.tools.bench.page import kept
+from commlib.tools.bench.plot import plot
+from commlib.tools.bench.rows import KIND, averages, compared, measured
+from commlib.tools.cli.bench.notes import closing
+from commlib.tools.cli.bench.show import show
+from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.report.plot import SUFFIXES
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
 

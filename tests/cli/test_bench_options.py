@@ -10,21 +10,21 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from commlib.bench import overlap
-from commlib.bench.foreign import THEIRS
-from commlib.bench.job import Job, rounded
-from commlib.bench.overlap import Overlapped
-from commlib.bench.rows import KIND
-from commlib.bench.sizes import Shape, read_shapes, sweep
-from commlib.bench.window import Window
-from commlib.cli import main
-from commlib.cli.bench.command import bench
-from commlib.cli.bench.options import read_job
-from commlib.cli.bench.view import BenchView
 from commlib.collectives import Call
 from commlib.collectives.reference import ordered
-from commlib.timing import Candidate, Measurement, Protocol
-from commlib.timing.truth import Truth
+from commlib.tools.bench import overlap
+from commlib.tools.bench.foreign import THEIRS
+from commlib.tools.bench.job import Job, rounded
+from commlib.tools.bench.overlap import Overlapped
+from commlib.tools.bench.rows import KIND
+from commlib.tools.bench.sizes import Shape, read_shapes, sweep
+from commlib.tools.bench.window import Window
+from commlib.tools.cli import main
+from commlib.tools.cli.bench.command import bench
+from commlib.tools.cli.bench.options import read_job
+from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.timing import Candidate, Measurement, Protocol
+from commlib.tools.timing.truth import Truth
 from tests.cli.calls import Run, refuses
 
 QUICK = ("--time", "0.1", "--iters", "1")

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import commlib
-from commlib.cli import COMMANDS, main
 from commlib.errors import CommTimeout
-from commlib.report.run import Output
+from commlib.tools.cli import COMMANDS, main
+from commlib.tools.report.run import Output
 from tests.cli.calls import exit_code, refuses, written
 
 HELP = """
 import sys
 before = set(sys.modules)
-from commlib.cli import main
+from commlib.tools.cli import main
 main(["--help"], standalone_mode=False)
 loaded = set(sys.modules) - before
 ours = {name for name in loaded if name.partition(".")[0] not in {*sys.stdlib_module_names, "click"}}
@@ -30,13 +30,13 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     """Its time is Python's own start, click, and four small modules: no test under load can measure it better."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     loaded = done.stdout.partition("LOADED ")[2].split()
-    assert loaded == ["commlib", "commlib.cli", "commlib.env", "commlib.errors", "False"]
+    assert loaded == ["commlib", "commlib.env", "commlib.errors", "commlib.tools", "commlib.tools.cli", "False"]
 
 
 def test_importing_the_command_line_loads_nothing_heavy():
     modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "bench.plot"]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
-    names = ", ".join(f"commlib.{module}" for module in modules)
+    names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
@@ -105,7 +105,7 @@ def test_two_launchers_at_once_are_refused(monkeypatch, capsys):
 
 def test_ranks_are_started_where_one_process_asks_for_them(monkeypatch):
     started = []
-    monkeypatch.setattr("commlib.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
+    monkeypatch.setattr("commlib.tools.launch.launch", lambda words, ranks, **_: started.append(ranks) or 0)
     one_process, half_set, asked = {**MPIEXEC, "PMI_SIZE": "1"}, {"PMI_RANK": "0"}, {"COMMLIB_BOOTSTRAP": "local"}
     for environ in ({}, TORCHRUN, one_process, half_set, {**MPIEXEC, **asked}):
         with monkeypatch.context() as patch:

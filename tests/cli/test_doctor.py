@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from commlib.cli.doctor import GROUPS, QUICK, finding, gpus, known, machine, probes, ranks
-from commlib.cli.doctor.command import verdict
-from commlib.cli.doctor.finding import Check, broken, from_json, main_job, missing, ok, warning
-from commlib.cli.doctor.gpus import Copy
-from commlib.cli.doctor.probes import Probe
+from commlib.tools.cli.doctor import GROUPS, QUICK, finding, gpus, known, machine, probes, ranks
+from commlib.tools.cli.doctor.command import verdict
+from commlib.tools.cli.doctor.finding import Check, broken, from_json, main_job, missing, ok, warning
+from commlib.tools.cli.doctor.gpus import Copy
+from commlib.tools.cli.doctor.probes import Probe
 from tests.cli.calls import tells, written
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from commlib import failure
-from commlib.cli.doctor import kept, mpi
-from commlib.launch import launch
 from commlib.plan import shipped_plan, user_path
-from commlib.timing.machine import fingerprint
+from commlib.plan.machine import fingerprint
+from commlib.tools import failure
+from commlib.tools.cli.doctor import kept, mpi
+from commlib.tools.launch import launch
 from tests.cli.calls import tells
 
 

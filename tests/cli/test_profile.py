@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.bench import phases
 from commlib.kernels import decode_attention
-from commlib.peers.kernels import attention, sets
-from commlib.peers.kernels.sets import rows_of
-from commlib.report.view import grouped
-from commlib.timing import Measurement
+from commlib.tools.baselines.kernels import attention, sets
+from commlib.tools.baselines.kernels.sets import rows_of
+from commlib.tools.bench import phases
+from commlib.tools.report.view import grouped
+from commlib.tools.timing import Measurement
 from tests.cli.bench_documents import LIMIT, WAYS, document, saved
 from tests.cli.calls import exit_code, written
 
@@ -63,7 +63,7 @@ def test_wrong_values_fail_the_run_and_are_marked(monkeypatch, call):
         out[:-1] = weights[ids[:-1]]
         return out
 
-    monkeypatch.setattr("commlib.peers.kernels.index.index", forgetful)
+    monkeypatch.setattr("commlib.tools.baselines.kernels.index.index", forgetful)
     code, text, _ = call("profile", "index", "-n", "3", *QUICK)
     (line,) = (line for line in text.splitlines() if "commlib*" in line)
     assert (code, line[-5:], "FAILED" in text) == (1, "WRONG", True)

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.cli.profile.external import External
-from commlib.cli.profile.job import Job
-from commlib.cli.profile.report import ProfileReport
-from commlib.cli.profile.view import ProfileView
-from commlib.peers.kernels import load, once
-from commlib.peers.kernels import sets as sets_module
-from commlib.peers.kernels.attention import AttentionCase
-from commlib.peers.kernels.case import FLOOR, OURS, PEER, Candidate, Case
-from commlib.peers.kernels.compiled import Compiler
-from commlib.peers.kernels.index import Gather
-from commlib.peers.kernels.measure import Group, Line, Settings, measure_case
-from commlib.timing import Measurement
+from commlib.tools.baselines.kernels import load, once
+from commlib.tools.baselines.kernels import sets as sets_module
+from commlib.tools.baselines.kernels.attention import AttentionCase
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, Case
+from commlib.tools.baselines.kernels.compiled import Compiler
+from commlib.tools.baselines.kernels.index import Gather
+from commlib.tools.baselines.kernels.measure import Group, Line, Settings, measure_case
+from commlib.tools.cli.profile.external import External
+from commlib.tools.cli.profile.job import Job
+from commlib.tools.cli.profile.report import ProfileReport
+from commlib.tools.cli.profile.view import ProfileView
+from commlib.tools.timing import Measurement
 from tests.cli.calls import exit_code, written
 
 SCHEMA = "cli/profile/schema.json"
@@ -65,7 +65,7 @@ def measured(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> di
 
 @pytest.mark.slow
 def test_a_first_call_that_takes_too_long_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("commlib.peers.kernels.measure.FIRST_CALL_S", 0.05)
+    monkeypatch.setattr("commlib.tools.baselines.kernels.measure.FIRST_CALL_S", 0.05)
     asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30), compiles=True)
     awake = Candidate("awake", lambda inputs: lambda: inputs.weights[inputs.ids])
     lines = measured([asleep, awake], monkeypatch)
@@ -116,7 +116,7 @@ def group(n: int, *extra: Line) -> Group:
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ProfileReport:
-    monkeypatch.setattr("commlib.cli.profile.job.cold_bytes", lambda device: 120 << 20)
+    monkeypatch.setattr("commlib.tools.cli.profile.job.cold_bytes", lambda device: 120 << 20)
     others = tmp_path / "others.py"
     others.write_text("def candidates(kernel, case, inputs): ...")
     job = Job((Case("index", 1, 4096, BF16),), Settings(GPU, others=[External(others)]), 10.0, True)

@@ -10,7 +10,7 @@ import pytest
 from commlib.radix import POLICIES
 from commlib.radix.simulate import Simulation
 from commlib.radix.trace import Request, Trace
-from commlib.traces.workloads import WORKLOADS
+from commlib.tools.traces.workloads import WORKLOADS
 from tests.cli.calls import written
 
 SCHEMA = "cli/radix/schema.json"

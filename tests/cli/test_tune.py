@@ -14,15 +14,15 @@ import torch
 import commlib
 from commlib import backends
 from commlib.plan import Plan, shipped_plan, user_path
-from commlib.timing import fingerprint
-from commlib.tuner import beside
-from commlib.tuner.case import Case, Option
-from commlib.tuner.choose import Settings
-from commlib.tuner.judge import Verdict
-from commlib.tuner.rules import Table
-from commlib.tuner.samples import Samples
-from commlib.tuner.tables import Tables
-from commlib.tuner.words import way_back
+from commlib.tools.timing import fingerprint
+from commlib.tools.tune import beside
+from commlib.tools.tune.case import Case, Option
+from commlib.tools.tune.choose import Settings
+from commlib.tools.tune.judge import Verdict
+from commlib.tools.tune.rules import Table
+from commlib.tools.tune.samples import Samples
+from commlib.tools.tune.tables import Tables
+from commlib.tools.tune.words import way_back
 from tests.cli.calls import Run, exit_code, interrupted
 
 QUICK = ("tune", "all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")

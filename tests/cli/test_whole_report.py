@@ -12,16 +12,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli import main
-from commlib.cli.report import SCOPES, STAGES, Settings, baseline, run
-from commlib.cli.report.bottleneck import BYTES as BANDWIDTH
-from commlib.cli.report.bottleneck import CALL, FIXED, OPEN, Call, bottleneck
-from commlib.cli.report.command import report
-from commlib.cli.report.folder import DONE, FAILED, INTERRUPTED, STATE, Folder
-from commlib.cli.report.pages import write_pages
-from commlib.cli.report.sections import SECTIONS
-from commlib.report.formats import CODE
-from commlib.report.page import markdown
+from commlib.tools.cli import main
+from commlib.tools.cli.report import SCOPES, STAGES, Settings, baseline, run
+from commlib.tools.cli.report.bottleneck import BYTES as BANDWIDTH
+from commlib.tools.cli.report.bottleneck import CALL, FIXED, OPEN, Call, bottleneck
+from commlib.tools.cli.report.command import report
+from commlib.tools.cli.report.folder import DONE, FAILED, INTERRUPTED, STATE, Folder
+from commlib.tools.cli.report.pages import write_pages
+from commlib.tools.cli.report.sections import SECTIONS
+from commlib.tools.report.formats import CODE
+from commlib.tools.report.page import markdown
 from tests.cli.bench_documents import document
 from tests.cli.calls import Run, interrupted
 

@@ -8,8 +8,17 @@ from commlib.collectives.params import PULL
 from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.plan import Plan
-from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, Verdict, _deviates, _peak, agree, check_algorithm
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.conformance import (
+    EVERY_SIZE,
+    EVERY_TYPE,
+    Scope,
+    Verdict,
+    _deviates,
+    _peak,
+    agree,
+    check_algorithm,
+)
 from tests import hosts
 
 # The outer loop: algorithms of one collective follow each other and share what is expected.

@@ -12,8 +12,8 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.plan import Plan
-from commlib.testing import Ranks
-from commlib.timing import differing
+from commlib.tools.testing import Ranks
+from commlib.tools.timing import differing
 from tests.fused import drawn
 from tests.pairs import pairwise
 

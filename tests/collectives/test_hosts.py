@@ -12,8 +12,8 @@ from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.plan import Plan
-from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_TYPE, Scope, agree, check_algorithm
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.conformance import EVERY_TYPE, Scope, agree, check_algorithm
 from tests import hosts
 from tests.fused import drawn
 

@@ -12,8 +12,8 @@ import torch
 from commlib.collectives.all_reduce_rms_norm import TYPES
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
-from commlib.testing.conformance import FLOATS, INTEGERS
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.conformance import FLOATS, INTEGERS
 
 COUNT = 999
 

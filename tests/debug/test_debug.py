@@ -17,7 +17,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import Finding, answer, findings_of, look
 from commlib.debug.flight import flights
@@ -26,7 +25,8 @@ from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
-from commlib.testing import Handle, Ranks
+from commlib.tools.cli.debug import debug
+from commlib.tools.testing import Handle, Ranks
 
 ROOT = Path(__file__).parents[2]
 QUICK_S = 0.05  # a wait that counts here

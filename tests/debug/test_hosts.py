@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import answering, asking, card, jobs, wire
 from commlib.debug.card import HOSTS, Card
 from commlib.debug.record import descriptors
-from commlib.testing import Ranks
+from commlib.tools.cli.debug import debug
+from commlib.tools.testing import Ranks
 from tests import hosts
 from tests.debug.test_debug import come, stay_away
 

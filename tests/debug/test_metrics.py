@@ -14,7 +14,7 @@ from commlib.communicator import Communicator
 from commlib.debug import metrics
 from commlib.debug.jobs import look
 from commlib.debug.metrics import metrics_text
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 PAUSE_S = 0.5
 SAMPLE = re.compile(r'commlib_([a-z_]+)\{((?:[a-z]+="[^"]*",?)+)\} ([0-9.e+-]+)')

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 import commlib
-from commlib.cli.debug import debug
 from commlib.communicator import Communicator
 from commlib.debug import look, page
 from commlib.debug.record import records_of
-from commlib.testing import Ranks
+from commlib.tools.cli.debug import debug
+from commlib.tools.testing import Ranks
 
 
 def open_many(comm: Communicator, number: int) -> str:

@@ -15,7 +15,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from commlib.cli.debug import debug
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
@@ -26,7 +25,8 @@ from commlib.debug.sample import Watched, watch, whereabouts
 from commlib.debug.slow import Kept, RankTime, Slowness, _late, slowness
 from commlib.debug.slow_page import late_text
 from commlib.errors import CommError
-from commlib.testing import Handle, Ranks
+from commlib.tools.cli.debug import debug
+from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 
 WATCH_S = 1.0

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.debug import look, page
 from commlib.debug.record import records_of
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.debug.test_debug import LONG_S, stay_away, wait_for
 
 Call = Callable[[Communicator], None]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.engines.custom_all_reduce import CustomAllReduce
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 WORLD = 2
 

@@ -10,7 +10,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.engines.minisgl import kernel
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 CHECKOUT = os.environ.get("MINISGL", "")
 needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="MINISGL names no checkout of mini-sglang")

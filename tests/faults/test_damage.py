@@ -9,7 +9,7 @@ import pytest
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 HEADER_BYTES, RING, LINE_BYTES = 8192, 32, 64  # csrc/shm/layout.h
 ARENA_BYTES = 1 << 20

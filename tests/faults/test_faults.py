@@ -18,7 +18,7 @@ from commlib.collectives.spec import Call
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 NOTICE_S = 2.0
 ARENA_BYTES = 1 << 20

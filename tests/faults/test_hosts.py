@@ -14,8 +14,8 @@ from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
-from commlib.testing import Ranks
-from commlib.testing.ranks import Handle
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.ranks import Handle
 from tests import hosts
 
 LATE_S = 1.0

@@ -10,7 +10,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import Closed, CommError
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 
 @pytest.fixture(params=["shm_ranks", pytest.param("torch_ranks", marks=pytest.mark.slow)])

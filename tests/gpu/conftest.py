@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu import one_gpu
 
 GPUS = one_gpu.RANKS or (torch.cuda.device_count() if torch.cuda.is_available() else 0)

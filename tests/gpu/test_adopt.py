@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.fresh import Borrowed
 
 

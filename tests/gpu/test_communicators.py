@@ -7,7 +7,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.conftest import GPUS
 from tests.gpu.fresh import leave
 from tests.gpu.on_ranks import on_every_rank

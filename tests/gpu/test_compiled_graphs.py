@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import commlib
 from commlib import fusion
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.epilogues import INT8, RMS_NORM, SCALED
 from tests.fused import fused

@@ -13,8 +13,8 @@ from commlib.debug.record import records_of
 from commlib.debug.sample import watch
 from commlib.debug.slow import slowness
 from commlib.hooks import SlowCall
-from commlib.testing import Ranks
-from commlib.timing.graph import capture
+from commlib.tools.testing import Ranks
+from commlib.tools.timing.graph import capture
 
 AWAY_S, LONG_S, NAP_S, APART_S = 4.0, 30.0, 0.3, 0.5
 CALLS_OF_GRAPH = 3

@@ -8,7 +8,7 @@ import torch
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu import faults
 from tests.gpu.faults import ARENA_BYTES, error_of, finish, impatient
 from tests.gpu.fresh import fresh, leave

@@ -14,7 +14,7 @@ from commlib.communicator import Communicator
 from commlib.epilogues import Epilogue
 from commlib.errors import BuildFailed
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
 from tests.gpu.faults import error_of, finish
 from tests.gpu.fresh import fresh

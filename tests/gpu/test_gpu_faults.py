@@ -14,7 +14,7 @@ from commlib.collectives.told import plan_text
 from commlib.communicator import Communicator
 from commlib.errors import PeerLost
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu import faults
 from tests.gpu.conftest import GPUS
 from tests.gpu.faults import NOTICE_S, PATIENCE_S, error_of, finish

@@ -10,7 +10,7 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.steady import ALGORITHMS, Steady, capture, checked, first, pinned, take_turns, warm_up
 

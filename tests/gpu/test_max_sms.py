@@ -16,7 +16,7 @@ from commlib.communicator import Communicator
 from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.plan import HEAD, Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.epilogues import INT8
 from tests.gpu.commands import on_two_ranks
 from tests.gpu.fresh import fresh

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.faults import error_of
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank

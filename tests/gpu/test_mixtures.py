@@ -2,7 +2,7 @@
 
 import pytest
 
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.mixtures import ROUNDS, mix
 
 # Alone, these meet packets without flags at every turn.

@@ -5,8 +5,8 @@ import torch
 
 from commlib import Communicator
 from commlib.collectives import COLLECTIVES
-from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, Scope, agree, check_algorithm
 from tests.gpu.steady import pinned
 
 ALGORITHMS = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == "nccl"]

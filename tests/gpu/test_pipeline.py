@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.tp import (
     ColumnParallelLinear,
     Engine,

@@ -10,7 +10,7 @@ import torch
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.faults import assert_late_rank_is_named, come_late, error_of, finish, impatient
 from tests.gpu.fresh import fresh, leave
 from tests.gpu.on_ranks import on_every_rank

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.programs import groups, huggingface, parallel
 from tests.programs.launched import both, launched, needs, same
 

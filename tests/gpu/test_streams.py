@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.fresh import fresh
 from tests.gpu.on_ranks import on_every_rank
 from tests.gpu.steady import Steady, first, pinned, settled, warm_up

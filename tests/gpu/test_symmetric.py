@@ -8,7 +8,7 @@ import torch
 from commlib.collectives.nccl_calls import SAFE_SYMMETRIC
 from commlib.communicator import Communicator
 from commlib.errors import CommError
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.gpu.faults import error_of
 from tests.gpu.fresh import as_if_nccl_were_new, fresh, recognised
 from tests.gpu.on_ranks import on_every_rank

@@ -12,8 +12,8 @@ from commlib import env
 from commlib.bootstrap import connect
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
-from commlib.testing.conformance import EVERY_SIZE, Scope, check_algorithm
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.conformance import EVERY_SIZE, Scope, check_algorithm
 from tests.gpu.conftest import GPUS
 from tests.programs.launched import free_port
 

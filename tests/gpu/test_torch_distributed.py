@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.gpu.conftest import GPUS
 from tests.torch_backend.cases import CASES, run_case

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.tp import Draw, Engine, Llama, RandomWeights, Sampling, communicator, gather_logits, greedy, sample, shard
 from tests.gpu import one_gpu
 from tests.programs.launched import launched

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from commlib.plan import Plan
-from commlib.timing import fingerprint
+from commlib.tools.timing import fingerprint
 
 Rule = dict[str, Any]
 HEAD = {"schema": "commlib.plan", "version": 2}

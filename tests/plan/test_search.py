@@ -15,8 +15,8 @@ from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.collectives.facts import FACTS
 from commlib.collectives.told import plan_text
 from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
-from commlib.timing import fingerprint
-from commlib.timing.machine import driver_of
+from commlib.plan.machine import driver_of
+from commlib.tools.timing import fingerprint
 from tests.plan.documents import HEAD, tuned
 
 Patch = pytest.MonkeyPatch

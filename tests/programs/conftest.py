@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 
 
 def needs(package: str) -> pytest.MarkDecorator:

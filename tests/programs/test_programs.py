@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from tests.programs import groups, huggingface, parallel
 from tests.programs.launched import both, launched, needs, same
 

@@ -15,24 +15,24 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
-from commlib.bench.rows import KIND, measured, median_us, rivals
-from commlib.cli.bench.show import show
-from commlib.cli.bench.view import BenchView
-from commlib.cli.report.folder import Folder
-from commlib.cli.report.pages import PAGE, write_pages
 from commlib.debug import metrics
 from commlib.errors import CommError
-from commlib.report import files
-from commlib.report.document import Report, Row
-from commlib.report.formats import escaped
-from commlib.report.html import html
-from commlib.report.packed import packed, unpacked
-from commlib.report.page import Code, Grid, Picture, Points, Section, Text, markdown
-from commlib.report.plot import Line, Panel
-from commlib.report.run import Output, until_it_ends
-from commlib.report.svg import svg
-from commlib.report.table import Column
-from commlib.report.view import View
+from commlib.tools.bench.rows import KIND, measured, median_us, rivals
+from commlib.tools.cli.bench.show import show
+from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.cli.report.folder import Folder
+from commlib.tools.cli.report.pages import PAGE, write_pages
+from commlib.tools.report import files
+from commlib.tools.report.document import Report, Row
+from commlib.tools.report.formats import escaped
+from commlib.tools.report.html import html
+from commlib.tools.report.packed import packed, unpacked
+from commlib.tools.report.page import Code, Grid, Picture, Points, Section, Text, markdown
+from commlib.tools.report.plot import Line, Panel
+from commlib.tools.report.run import Output, until_it_ends
+from commlib.tools.report.svg import svg
+from commlib.tools.report.table import Column
+from commlib.tools.report.view import View
 from tests.cli.bench_documents import document
 
 ROWS = [{"op": "all_reduce", "size": 8, "time": {"p50": 1.25}}, {"op": "barrier", "size": 0, "time": None}]
@@ -180,7 +180,7 @@ def test_a_file_is_written_though_nobody_reads_stdout_and_the_exit_code_says_it(
 def test_ctrl_c_and_sigterm_are_reported_from_a_call_that_never_ends(asked: signal.Signals) -> None:
     script = (
         "import ctypes, os, signal, threading\n"
-        "from commlib.report import run\n"
+        "from commlib.tools.report import run\n"
         "run.STUCK_S = 0.1\n"
         "def stuck():\n"
         f"    threading.Timer(0.1, os.kill, (os.getpid(), {asked:d})).start()\n"

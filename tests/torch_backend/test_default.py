@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from commlib import torch_backend
 from commlib.communicator import Communicator
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.torch_backend.group import CommlibGroup
 from tests.torch_backend.cases import run_case
 

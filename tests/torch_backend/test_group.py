@@ -15,7 +15,7 @@ import torch.distributed as dist
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout
 from commlib.plan import Plan
-from commlib.testing import Ranks
+from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from commlib.torch_backend.barrier import monitored_barrier
 from commlib.torch_backend.group import Options

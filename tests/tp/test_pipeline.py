@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from commlib.collectives.norms import normalised
+from commlib.tools.tune.pipeline import tune_pipeline
 from commlib.tp import (
     ColumnParallelLinear,
     Engine,
@@ -179,10 +180,10 @@ def tuned(comm):
         chunks = {1: 4, 2: 3, 3: 1, 4: 2} if tokens >= 200 else {1: 1, 2: 3, 3: 3, 4: 4}
         return lambda: time.sleep(chunks[len(pipeline.cuts(tokens))] * 4e-3)
 
-    found = pipeline.tune(prepare, [200, 100, 3], chunks=(2, (1, 2, 1), 4), seconds=0.1)
+    found = tune_pipeline(pipeline, prepare, [200, 100, 3], chunks=(2, (1, 2, 1), 4), seconds=0.1)
     assert found == pipeline.rule
     with pytest.raises(ZeroDivisionError):
-        pipeline.tune(lambda tokens: lambda: 1 / 0, [7])
+        tune_pipeline(pipeline, lambda tokens: lambda: 1 / 0, [7])
     assert found == pipeline.rule, "what failed leaves the rule"
     return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commlib.radix.trace import Trace
-from commlib.traces.importers import ENCODERS, IMPORTERS, mooncake, sharegpt
+from commlib.tools.traces.importers import ENCODERS, IMPORTERS, mooncake, sharegpt
 
 HERE = Path(__file__).parent
 MOONCAKE, SHAREGPT = HERE / "mooncake.jsonl", HERE / "sharegpt.json"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from commlib.tuner.case import Case, Option
-from commlib.tuner.samples import Store
+from commlib.tools.tune.case import Case, Option
+from commlib.tools.tune.samples import Store
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])

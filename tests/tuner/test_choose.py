@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from commlib.tuner.case import Option
-from commlib.tuner.choose import Settings, choose, compared
-from commlib.tuner.judge import judge
-from commlib.tuner.path import earned
-from commlib.tuner.samples import Samples
-from commlib.tuner.sure import Medians
+from commlib.tools.tune.case import Option
+from commlib.tools.tune.choose import Settings, choose, compared
+from commlib.tools.tune.judge import judge
+from commlib.tools.tune.path import earned
+from commlib.tools.tune.samples import Samples
+from commlib.tools.tune.sure import Medians
 
 Cost = Callable[[int], float]
 SIZES = [8 << step for step in range(16)]  # 8 B to 256 KiB

@@ -7,13 +7,13 @@ import torch
 
 from commlib.collectives.facts import FACTS
 from commlib.plan import Plan, Query, Rule
-from commlib.tuner.case import PLAIN, Case, Option
-from commlib.tuner.choose import Settings
-from commlib.tuner.knee import curve
-from commlib.tuner.rules import Table, plan_of
-from commlib.tuner.samples import Samples
-from commlib.tuner.tables import Tables
-from commlib.tuner.words import changes
+from commlib.tools.tune.case import PLAIN, Case, Option
+from commlib.tools.tune.choose import Settings
+from commlib.tools.tune.knee import curve
+from commlib.tools.tune.rules import Table, plan_of
+from commlib.tools.tune.samples import Samples
+from commlib.tools.tune.tables import Tables
+from commlib.tools.tune.words import changes
 from tests.tuner import test_choose
 from tests.tuner.test_choose import Cost
 

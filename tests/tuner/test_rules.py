@@ -10,12 +10,12 @@ import torch
 
 from commlib.collectives.facts import FACTS
 from commlib.plan import Plan
-from commlib.tuner import beside
-from commlib.tuner.case import PLAIN, Case, Option
-from commlib.tuner.choose import Choice, Settings, Stretch
-from commlib.tuner.judge import Verdict
-from commlib.tuner.rules import Table, plan_of
-from commlib.tuner.samples import Samples
+from commlib.tools.tune import beside
+from commlib.tools.tune.case import PLAIN, Case, Option
+from commlib.tools.tune.choose import Choice, Settings, Stretch
+from commlib.tools.tune.judge import Verdict
+from commlib.tools.tune.rules import Table, plan_of
+from commlib.tools.tune.samples import Samples
 from tests.plan import documents
 
 CASE = Case("all_reduce", torch.float32, "eager", "plain")

@@ -1,0 +1,78 @@
+"""The description of a machine and its settings, which a plan is looked up by and every result has."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from commlib import __version__, env
+
+# The variables that change a figure: named families only, as the rest of the environment holds secrets.
+FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")
+SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "CRED")
+HOSTS = frozenset({"NCCL_COMM_ID", "CUDA_MPS_CLIENT_HOST"})
+PLACE = re.compile(r"[/\\~@]|\b\d+(\.\d+){3}\b")  # a path, a user at a host, or an address
+HIDDEN = "(set)"
+
+
+def fingerprint(backend: str = "") -> dict[str, Any]:
+    """Describe the machine and the software: a figure without them is worth nothing.
+
+    With a backend it is also what a plan for that backend is measured and looked up by.
+    """
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = models[0] if models else platform.processor()
+    # What runs on CPUs alone depends on no driver, and must not start one.
+    gpu = _gpu() if (not backend or backend.startswith("nccl")) and torch.cuda.is_available() else {}
+    return {
+        **({"backend": backend} if backend else {}),
+        "device": gpu.get("gpu") or cpu or platform.machine() or "unknown",
+        **gpu,
+        "cpu": cpu,
+        "cores": len(models) or None,
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "commlib": __version__,
+        "settings": env.settings(),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    """Describe the current GPU and what drives it."""
+    info = Path("/proc/driver/nvidia/version")
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "gpus": torch.cuda.device_count(),
+        "driver": driver_of(info.read_text(encoding="utf-8")) if info.exists() else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None,
+        "cuda": torch.version.cuda,
+    }
+
+
+def driver_of(text: str) -> str | None:
+    """Return the version in what NVIDIA's kernel module says of itself."""
+    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build …
+    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
+    return found[1] if found else None
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
+    found = os.environ if variables is None else variables
+    ours = {variable.name for variable in env.VARIABLES if variable.internal}
+    paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
+    return {
+        name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
+        for name, value in sorted(found.items())
+        if name.startswith(FAMILIES) and name not in ours and not any(word in name for word in SECRETS)
+    }

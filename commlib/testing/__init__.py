@@ -1,5 +1,0 @@
-"""Ranks(n): live rank processes for tests, bench and docs examples, reused from call to call."""
-
-from commlib.testing.ranks import Handle, RankError, Ranks
-
-__all__ = ["Handle", "RankError", "Ranks"]

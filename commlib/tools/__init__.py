@@ -1,0 +1,1 @@
+"""The instruments: what measures and looks. A program that imports the runtime loads nothing of them."""

@@ -1,0 +1,312 @@
+"""Where the time of one call goes, on live ranks: phases on the host, and on GPUs those of the kernel's blocks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, cycle, islice, pairwise
+from statistics import fmean, median
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import torch
+
+from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
+from commlib.errors import CommError, Unsupported
+from commlib.plan import Plan
+from commlib.tools.bench.job import Job, calls, forms
+from commlib.tools.timing import Candidate, Run, buffers_of, graph, measure, plain_on, public_call, twin_of
+from commlib.tools.timing.blocks import undisturbed
+from commlib.tools.timing.phases import (
+    KernelCall,
+    Spans,
+    began,
+    counts_of,
+    ended,
+    host_spans,
+    kernel_calls,
+    kernel_durations,
+    most_marks,
+)
+
+ROOM = 1 << 19  # stamps of a block of calls
+BLOCKS = 8  # of calls without stamps, and as many with them, in turns
+LEAST, MOST, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # calls of a block; so many that a graph's launch does not count
+LOOKS, TRIES = 400, 5  # at the clock, to see what that takes
+HOST, GPU = "host", "gpu"
+DEVICE, GAP = "device", "gap"  # all of what the GPU does; from launch to start, and from the end to who waits for it
+Parts = dict[tuple[str, str], float]  # where, phase → ns
+
+
+@dataclass
+class Traced:
+    """One call of a rank: its phases, and when they were."""
+
+    call_ns: float
+    parts: Parts
+    host: Spans = field(default_factory=list)  # on the clock of perf_counter_ns()
+    kernel: KernelCall = field(default_factory=dict)
+    shift_ns: float = 0.0  # from the GPU's clock to the host's
+
+
+T = TypeVar("T")
+Times: TypeAlias = "tuple[list[Traced], list[float]]"  # calls with stamps, nanoseconds of calls without
+
+
+class Found(NamedTuple):
+    """What a rank found: its calls, nanoseconds of calls without stamps, and the wrong elements of all ranks."""
+
+    calls: list[Traced]
+    alone_ns: list[float]
+    wrong: int | None
+
+    def usual(self) -> Sequence[Traced]:
+        """Return the second quarter of the calls by their time: slower ones are disturbed by others on the machine."""
+        return _second_quarter(sorted(self.calls, key=lambda call: call.call_ns))
+
+    def usual_alone_ns(self) -> float:
+        """Return what a usual call without stamps takes."""
+        return fmean(_second_quarter(sorted(self.alone_ns)))
+
+    def parts(self) -> Parts:
+        """Return the phases of a usual call, on average."""
+        usual = self.usual()
+        keys = dict.fromkeys(chain.from_iterable(call.parts for call in usual))
+        return {key: fmean(call.parts.get(key, 0.0) for call in usual) for key in keys}
+
+
+def _second_quarter(items: Sequence[T]) -> Sequence[T]:
+    return items[len(items) // 4 : -(-len(items) // 2)]
+
+
+class Kernels:
+    """The marks of a kernel's blocks, after so many calls; without a kernel of ours there are none."""
+
+    def __init__(self, marks: torch.Tensor | None, made: int) -> None:
+        most = 0 if marks is None else most_marks(marks)
+        self._marks = marks if most else None
+        self.room = MOST if marks is None or not most else int(marks[1]) // -(-most // made)
+
+    def clear(self) -> None:
+        """Forget the calls so far."""
+        if self._marks is not None:
+            counts_of(self._marks).zero_()
+
+    def calls(self, many: int) -> list[KernelCall]:
+        """Return what so many calls have marked since the last ones were taken."""
+        if self._marks is None:
+            return [{}] * many
+        torch.cuda.synchronize(self._marks.device)
+        found = kernel_calls(self._marks)
+        self.clear()
+        if len(found) != many:
+            raise CommError(f"{many} calls were made, but {len(found)} have marks of their beginning and their end")
+        return found
+
+
+class Phases:
+    """One call, made by all ranks under a plan that may leave no choice; a twin keeps the ranks' exchanges apart."""
+
+    def __init__(self, comm: Communicator, job: Job, symmetric: bool) -> None:
+        comm._backend.stamp(0)  # raises where there is no native code
+        twin = twin_of(comm)
+        self.comm, self.job, self.twin = comm, job, twin
+        ((self.collective, self.call),) = calls(comm, job)
+        self.room = ROOM
+        self.placement = "symmetric" if symmetric else "plain"
+        (name,) = job.algorithms
+        plan = comm.plan if name == "auto" else Plan.only({self.collective.name: name}, base=comm.plan)
+        twin.use(plan)
+        self.why = twin.explain(
+            self.collective.name,
+            self.collective.num_bytes(self.call),
+            self.call.dtype,
+            self.call.redop,
+            placement=self.placement,
+            mode=job.mode,
+        )
+        empty = twin.empty if symmetric else plain_on(comm.device)
+        in_place = forms(job, self.collective)[0]
+        self._candidate = Candidate(self.why.algorithm, public_call(twin, self.collective), in_place, empty)
+
+    def run(self) -> Found:
+        """Check a call's values, then make it without and with stamps, in turns."""
+        job, on_gpu = self.job, self.comm.device.type == "cuda"
+        protocol = replace(job.protocol, budget_s=job.seconds / 4)
+        (checked,) = measure(self.comm, self.collective, self.call, ordered, [self._candidate], protocol)
+        if checked.skipped:
+            raise Unsupported(f"{self.why.algorithm} cannot make this call: {checked.skipped}")
+        pairs = [buffers_of(self.collective, self.call, self._candidate) for _ in range(protocol.buffers)]
+        for x, _ in pairs:
+            x.zero_()
+        runs = cycle([self._candidate.prepare(x, out, self.call) for x, out in pairs])
+        make = self._replayed if protocol.graph else self._waited_for if on_gpu else self._in_a_row
+        wanted = int(job.seconds / 2 / (2 * BLOCKS * checked.median_s))
+        with undisturbed():
+            found = make(runs, max(LEAST, min(MOST, wanted)))
+        self.comm.barrier()
+        return Found(*found, checked.wrong)
+
+    def _in_a_row(self, runs: Iterator[Run], wanted: int) -> Times:
+        """Return calls on CPUs that follow each other."""
+        stamps = self._stamp(True)
+        list(_made(runs, LEAST))
+        of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
+        many = self._least(min(wanted, ROOM // of_call - LEAD_IN))
+        self.room = of_call * (LEAD_IN + many)  # no more, as memory that is touched for the first time is slow
+        blocks, alone = list[tuple[torch.Tensor, list[int]]](), list[float]()
+        for _ in range(BLOCKS):
+            for stamped in (False, True):
+                stamps = self._stamp(stamped)
+                self.comm.barrier()
+                bounds = clocked(list(islice(runs, LEAD_IN + many)))
+                if stamped:
+                    blocks.append((stamps, bounds))
+                else:
+                    alone += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
+        self._stamp(False)
+        spans = [of_call for block in blocks for of_call in host_spans(*block)[LEAD_IN:]]
+        costs = costs_of(spans)
+        return [_traced(of_call, costs) for of_call in spans], [ns - costs.clock_ns for ns in alone]
+
+    def _waited_for(self, runs: Iterator[Run], wanted: int) -> Times:
+        """Return calls on GPUs of which each is waited for before the next one."""
+        waited: list[tuple[Spans, KernelCall, float, float]] = []
+        alone: list[float] = []
+        for _ in range(BLOCKS):
+            for stamped in (False, True):
+                stamps, kernels = self._prepared(runs, stamped)
+                bounds = self._clocked_to_the_end(runs, min(wanted, WAITED_FOR, kernels.room))
+                starts, ends = bounds[::3], bounds[2::3]
+                if stamped:
+                    waited += zip(host_spans(stamps, bounds)[::3], kernels.calls(len(ends)), starts, ends, strict=True)
+                else:
+                    alone += [end - start for start, end in zip(starts, ends, strict=True)]
+        self._stamp(False)
+        costs = costs_of([spans for spans, *_ in waited])
+        shift_ns = min((end - ended(call) for _, call, _, end in waited if call), default=0.0)
+        found = []
+        for spans, call, start, end in waited:
+            traced = _traced(spans, costs)
+            kernel = kernel_durations(call, began(call)) if call else {}
+            kernel[GAP if call else DEVICE] = end - start - traced.call_ns - sum(kernel.values())
+            parts = {**traced.parts, **{(GPU, phase): ns for phase, ns in kernel.items()}}
+            found.append(Traced(end - start, parts, spans, call, shift_ns))
+        return found, [ns - costs.clock_ns for ns in alone]
+
+    def _clocked_to_the_end(self, runs: Iterator[Run], many: int) -> list[int]:
+        """Make calls; return of each when it began, when it returned, and when the GPU was done."""
+        clock, bounds = time.perf_counter_ns, list[int]()
+        for run in islice(runs, many):
+            torch.cuda.synchronize(self.comm.device)
+            self.comm.barrier()
+            bounds.append(clock())
+            run()
+            bounds.append(clock())
+            torch.cuda.synchronize(self.comm.device)
+            bounds.append(clock())
+        return bounds
+
+    def _replayed(self, runs: Iterator[Run], wanted: int) -> Times:
+        """Return calls of a replayed graph; one begins when the one before has ended."""
+        found, alone = list[Traced](), list[float]()
+        with graph.own_stream(self.comm.device):
+            starter = graph.Starter(self.comm)
+            _, kernels = self._prepared(runs, True)
+            many = min(wanted, kernels.room)
+            marked = graph.captured(list(islice(runs, many)))
+            self._prepared(runs, False)
+            plain = graph.captured(list(islice(runs, many)))
+            starter.time(marked)
+            kernels.clear()
+            for _ in range(2 * BLOCKS):
+                alone.append(starter.time(plain) / many * 1e9)
+                call_ns = starter.time(marked) / many * 1e9
+                end_ns = time.perf_counter_ns()
+                found += of_replay(kernels.calls(many), call_ns, end_ns)
+            marked.reset()
+            plain.reset()
+            starter.close()
+        return found, alone
+
+    def _prepared(self, runs: Iterator[Run], stamped: bool) -> tuple[torch.Tensor, Kernels]:
+        """Load the kernels with marks or without, and see how many a call makes."""
+        stamps = self._stamp(stamped)
+        list(_made(runs, LEAST))
+        torch.cuda.synchronize(self.comm.device)
+        group: Any = self.twin._backend.native_group
+        kernels = Kernels(group.marks(), LEAST)
+        kernels.room = self._least(kernels.room)
+        kernels.clear()
+        return stamps, kernels
+
+    def _stamp(self, stamped: bool) -> torch.Tensor:
+        made = self.twin._backend.stamp(self.room if stamped else 0)
+        return torch.empty(0) if made is None else made
+
+    def _least(self, number: int) -> int:
+        """Return the least of all ranks' numbers, and 1 at least."""
+        return max(1, min(self.comm.all_gather_object(number)))
+
+
+def _made(runs: Iterator[Run], many: int) -> Iterator[object]:
+    return (run() for run in islice(runs, many))
+
+
+def of_replay(calls: Sequence[KernelCall], call_ns: float, end_ns: float) -> Iterator[Traced]:
+    """Yield the calls of a replay that was over, for the host, at `end_ns`; without marks, one for all.
+
+    A call begins when the one before it has ended. The first has none before it, and is left out unless it is alone.
+    """
+    if not calls[0]:
+        yield Traced(call_ns, {(GPU, DEVICE): call_ns})
+        return
+    behind = list(zip(map(ended, calls), calls[1:], strict=False))
+    for low, call in behind or [(began(calls[0]), calls[0])]:
+        parts = {(GPU, phase): ns for phase, ns in kernel_durations(call, low).items()}
+        yield Traced(call_ns, parts, kernel=call, shift_ns=end_ns - ended(calls[-1]))
+
+
+def clocked(runs: Sequence[Run]) -> list[int]:
+    """Make calls, and return when each began; the last time is when the last one ended."""
+    clock = time.perf_counter_ns
+    bounds = [clock()]
+    for run in runs:
+        run()
+        bounds.append(clock())
+    return bounds
+
+
+class Costs(NamedTuple):
+    """The nanoseconds that looking takes."""
+
+    stamp_ns: float
+    clock_ns: float  # Python's, once in a call
+
+
+def costs_of(found: Sequence[Spans]) -> Costs:
+    """Return what it takes to look at such calls: in the shortest phase of each, nothing is done but a stamp."""
+    return Costs(median(min(span.ns for span in spans) for spans in found), _cost_of_clock())
+
+
+def _cost_of_clock() -> float:
+    nothing: list[Run] = [lambda: None] * LOOKS
+    found = []
+    for _ in range(TRIES):
+        bounds = clocked(nothing)
+        start = time.perf_counter_ns()
+        for run in nothing:
+            run()
+        found.append((bounds[-1] - bounds[0] - (time.perf_counter_ns() - start)) / LOOKS)
+    return median(found)
+
+
+def _traced(spans: Spans, costs: Costs) -> Traced:
+    """Return a call of the host's phases, without what their stamps take: each is in the span that it ends."""
+    taken = [costs.stamp_ns] * (len(spans) - 1) + [costs.clock_ns]
+    parts: Parts = {}
+    for span, ns in zip(spans, taken, strict=True):
+        key = HOST, span.phase
+        parts[key] = parts.get(key, 0.0) + max(span.ns - ns, 0.0)
+    return Traced(spans[-1].end_ns - spans[0].start_ns, parts, spans)

@@ -1,0 +1,91 @@
+"""`commlib build`: compile the GPU kernels ahead of their first use."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import click
+
+from commlib import env
+from commlib.tools.cli.options import read_dtypes
+
+
+@click.command()
+@click.option("--arch", metavar="LIST", help="Architectures such as sm_90,sm_100; without it, those of the GPUs here.")
+@click.option("--world", "worlds", metavar="LIST", default="2,4,8", show_default=True, help="Numbers of ranks.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    metavar="LIST",
+    default="float32,bfloat16,float16",
+    show_default=True,
+    help="Element types of reductions (bf16, half … too), or all.",
+)
+@click.option("--jobs", type=click.IntRange(min=1), help="Compiler threads; without it, one for each core.")
+@click.option("-v", "--verbose", is_flag=True, help="Print a line for each kernel.")
+def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose: bool) -> None:
+    """Compile the GPU kernels into the cache, so that no call has to wait for the compiler.
+
+    No GPU is needed to compile for one: name its architecture. The cache is $COMMLIB_CACHE_DIR.
+    """
+    from commlib import jit
+    from commlib.collectives.device import kernels
+    from commlib.errors import BuildFailed
+    from commlib.kernels import device
+
+    folder = jit.cache_dir()
+    try:
+        jit.try_cache(folder)
+    except OSError as error:
+        raise click.UsageError(
+            f"the cache {folder} cannot be written: {error.strerror}; {env.CACHE_DIR.name}=FOLDER names another"
+        ) from None
+    names = [str(dtype).removeprefix("torch.") for dtype in read_dtypes(dtypes)]
+    requests = [
+        jit.Request(source, expression, name)
+        for name in _architectures(arch)
+        for source, expression in [*kernels(_worlds(worlds), names), *device.kernels()]
+    ]
+    tool, start = jit.compiler(), time.perf_counter()
+    compiled, failures = 0, []
+    for request, kernel in jit.compile_many(requests, jobs or len(os.sched_getaffinity(0))):
+        if isinstance(kernel, BuildFailed):
+            failures.append(str(kernel))
+            continue
+        compiled += not kernel.cached
+        if verbose:
+            state = "cached  " if kernel.cached else "compiled"
+            spilled = f", {kernel.spill_bytes} B spilled" if kernel.spill_bytes else ""
+            click.echo(f"{state}  {request.arch}  {request.expression}  {kernel.registers} registers{spilled}")
+    if failures:
+        click.echo(failures[0], err=True)
+        raise BuildFailed(f"{len(failures)} of {len(requests)} kernels failed to compile; the first is above")
+    spent = time.perf_counter() - start
+    known = len(requests) - compiled
+    click.echo(f"{compiled} compiled, {known} from the cache in {spent:.1f} s with {tool.name}: {folder}")
+
+
+def _architectures(text: str | None) -> list[str]:
+    if text is not None:
+        names = text.split(",")
+        for name in names:
+            if not re.fullmatch(r"sm_\d+[af]?", name):
+                raise click.BadParameter(f"{name!r} is no architecture; write sm_90,sm_100", param_hint="--arch")
+        return names
+    import torch
+
+    here = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
+    if not here:
+        raise click.UsageError("no GPU here whose architecture to take; give one, such as --arch sm_90")
+    return [f"sm_{major}{minor}" for major, minor in sorted(here)]
+
+
+def _worlds(text: str) -> list[int]:
+    from commlib.device import MAX_WORLD
+
+    worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
+    if not all(1 <= world <= MAX_WORLD for world in worlds):
+        raise click.BadParameter(f"{text!r} is no list of numbers from 1 to {MAX_WORLD}", param_hint="--world")
+    return worlds

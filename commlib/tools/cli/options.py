@@ -1,0 +1,103 @@
+"""What options of several commands share: sizes, lists of names, element types, files to write."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commlib import env
+from commlib.tools.report import files
+from commlib.tools.report.plot import check_name
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Finite(click.FloatRange):
+    """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the text into a number of the range."""
+        found = float(super().convert(value, param, ctx))
+        return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
+
+
+POSITIVE = Finite(0, min_open=True)
+EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
+_OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}
+# Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a name of its own.
+JSON = {
+    **_OPTIONAL,
+    "flag_value": "-",
+    "help": "Write JSON there, or .csv, .md if it ends so; without FILE, JSON on stdout in place of the table.",
+}
+
+
+def picture(bare: str, text: str) -> dict[str, Any]:
+    """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
+    return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
+
+
+def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Turn a size such as 4096, 64K, 8M or 1G into bytes: `callback=read_bytes` of an option."""
+    try:
+        return None if value is None else env.parse_bytes(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+
+
+def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
+    """Return the comma-separated names, each once; one that is not known is answered with those that are."""
+    return tuple(dict.fromkeys(known_name(name.strip(), known, what) for name in text.split(",")))
+
+
+def known_name(name: str, known: Iterable[str], what: str) -> str:
+    """Return a name that is known, or say which are."""
+    if name not in known:
+        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+    return name
+
+
+def read_dtypes(text: str) -> tuple[torch.dtype, ...]:
+    """Return the element types of comma-separated names, torch's or short ones; or all."""
+    from commlib.redops import DTYPES, dtype_named
+
+    names = DTYPES if text == "all" else text.split(",")
+    return tuple(dict.fromkeys(dtype_named(name.strip()) for name in names))
+
+
+def check_files(
+    output: Path | None, picture: Path | None, option: str = "-o", endings: Iterable[str] = (".json", ".csv", ".md")
+) -> None:
+    """Refuse what could not be written in the end; "-" is stdout."""
+    check_name(picture)
+    if output is not None and endings and output.suffix not in ("", *endings):
+        raise click.UsageError(f"{option} {output}: results end in {', '.join(endings)}; give the file such a name")
+    for name, path in ((option, output), ("--plot", picture)):
+        if path is not None and str(path) != "-" and (why := files.unwritable(path)):
+            raise click.UsageError(f"{name} {path}: {why}")
+
+
+def python_file(path: Path, function: str, option: str = "--peer") -> Any:
+    """Return the module that a Python file of the caller's is; it must have the function."""
+    spec = importlib.util.spec_from_file_location(f"commlib_peer_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise click.UsageError(f"{option} {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise click.UsageError(f"{option} {path}: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.parent))
+    if not callable(getattr(module, function, None)):
+        raise click.UsageError(f"{option} {path} has no function {function}()")
+    return module

@@ -1,0 +1,114 @@
+"""Documents: what a command writes as JSON and shows; a Kind has their schema, a Report makes one of a run."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from commlib.schema import errors
+from commlib.tools.report.files import read_json
+
+Row = dict[str, Any]  # a row of a document: its schema says what is in it
+LONGEST = 200  # characters of a fault: it ends in what is wrong
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Documents of one command: `name` and `version` stand in each, the schema beside the command's modules."""
+
+    name: str
+    version: int
+    command: str  # that writes them
+    package: str  # that has the schema
+    file: str = "schema.json"
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """Read a file with one document."""
+        found = self.read_all(path)
+        if len(found) != 1:
+            raise ValueError(f"{path} has {len(found)} runs; `{self.command} show --part N --format json` gives one")
+        return found[0]
+
+    def read_all(self, path: Path) -> list[dict[str, Any]]:
+        """Read the documents of a file; every fault is a ValueError that names file, place and remedy.
+
+        What is there beyond the schema does no harm, and a newer commlib may add it.
+        """
+        from commlib.tools.report.packed import unpacked
+
+        content = read_json(path, self.command)
+        try:
+            documents = unpacked(content)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}: its rows are not as `{self.command}` writes them; measure again") from None
+        return [self._checked(document, path) for document in documents]
+
+    def _checked(self, document: Any, path: Path) -> dict[str, Any]:
+        if not isinstance(document, dict) or document.get("schema") != self.name:
+            found = repr(document.get("schema")) if isinstance(document, dict) else f"a {type(document).__name__}"
+            raise ValueError(f'{path} is not from `{self.command}`: its "schema" is {found}, not "{self.name}"')
+        version = document.get("version")
+        if version != self.version:
+            remedy = "upgrade commlib" if isinstance(version, int) and version > self.version else "measure again"
+            reads = f"this commlib reads version {self.version}"
+            raise ValueError(f"{path} has version {version!r}, but {reads}: {remedy}")
+        if fault := next(self.faults(document), None):
+            raise ValueError(f"{path}: {fault}; it was changed, or written by another commlib: measure again")
+        return document
+
+    def faults(self, document: Any) -> Iterator[str]:
+        """Yield what a rendering would stumble over, with its place."""
+        schema = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
+        return map(_said, errors(document, _open_to_more(schema)))
+
+
+class Report(ABC):
+    """Collects what a run measures and makes the document of what is there so far."""
+
+    def __init__(self, kind: Kind, command: str, device: str = "") -> None:
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self._kind, self._command, self._device = kind, command, device
+        self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
+        """Return everything; `ended` says why it is not complete."""
+        from commlib.tools.timing import environment, fingerprint
+
+        return {
+            "schema": self._kind.name,
+            "version": self._kind.version,
+            "command": self._command,
+            "created": self._created,
+            "complete": complete and not ended,
+            "ended": ended,
+            "fingerprint": fingerprint(self._device),
+            "environment": environment(),
+            **self.content(),
+        }
+
+    @abstractmethod
+    def content(self) -> dict[str, Any]:
+        """Return what this kind has beside that."""
+
+
+def _open_to_more(rule: Any) -> Any:
+    """Return the schema without the word that keys it does not name are wrong."""
+    if isinstance(rule, list):
+        return [_open_to_more(part) for part in rule]
+    if not isinstance(rule, dict):
+        return rule
+    return {key: _open_to_more(part) for key, part in rule.items() if (key, part) != ("additionalProperties", False)}
+
+
+def _said(error: Any) -> str:
+    if error.context:
+        return _said(error.context[-1])  # of the choices that all fail, the last: it is the fullest
+    place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
+    return f"{place}: {error.message[-LONGEST:]}"

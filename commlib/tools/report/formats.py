@@ -1,0 +1,101 @@
+"""Documents and rows as text for programs and for other people's tools: JSON, CSV, markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from commlib.tools.report.table import Column
+
+CODE = r"((?<!`)`(?!`)[^`\n]+`(?!`))"  # as markdown has it
+LINE = 120  # characters of an object that stands on one line wherever it is
+
+
+def json_text(document: Mapping[str, Any]) -> str:
+    """Write a document so that a person can read it and a tool can compare it: one line for a row."""
+    return _json(document, 0)
+
+
+def _json(value: Any, depth: int) -> str:
+    """Write a value; an object of a list is one line unless it has a list of objects itself."""
+    whole = json.dumps(value)
+    if isinstance(value, Mapping) and (len(whole) > LINE or depth == 0 or _nested(value)):
+        parts = [f"{json.dumps(key)}: {_json(item, depth + 1)}" for key, item in value.items()]
+        return _block("{}", parts, depth)
+    if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+        parts = [_json(item, depth + 1) if _nested(item) else json.dumps(item) for item in value]
+        return _block("[]", parts, depth)
+    return whole
+
+
+def _nested(value: Any) -> bool:
+    lists = [part for part in value.values() if isinstance(part, list)] if isinstance(value, Mapping) else []
+    return any(isinstance(item, Mapping) for part in lists for item in part)
+
+
+def _block(brackets: str, parts: Sequence[str], depth: int) -> str:
+    indent = "\n" + " " * (depth + 1)
+    return brackets[0] + indent + f",{indent}".join(parts) + "\n" + " " * depth + brackets[1]
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str] | None = None) -> str:
+    """Write RFC 4180: one header, one line for each row, nothing for what a row does not have.
+
+    `fields` gives each column the place of its value in a row: "speedup.low" is in a part of it. None: all there are.
+    """
+    cells = [dict(flat(row)) for row in rows]
+    fields = fields or {place: place for row in cells for place, value in row.items() if value is not None}
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(fields)
+    writer.writerows([_plain(row.get(place)) for place in fields.values()] for row in cells)
+    return text.getvalue().removesuffix("\r\n")
+
+
+def flat(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the place and value of all that a row and its parts have."""
+    for key, value in row.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())  # a row is a line, also for readers that know no quotes
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def markdown_table(columns: Sequence[Column], items: Iterable[Any]) -> list[str]:
+    """Return the lines of a table in markdown."""
+    names = [f"{column.name}, {column.unit}" if column.unit else column.name for column in columns]
+    sides = [":---" if column.left else "---:" for column in columns]
+    return [_cells(names), _cells(sides), *(_cells([column.read(item) for column in columns]) for item in items)]
+
+
+def markdown_list(lines: Iterable[str]) -> list[str]:
+    """Return # lines as a list in markdown."""
+    texts = (line.removeprefix("#").strip() for line in lines)
+    return [f"- {escaped(text)}" for text in texts if text]
+
+
+def escaped(text: str) -> str:
+    """Take their meaning in markdown from the characters of a text, but for what stands between backticks."""
+    parts = re.split(CODE, text)  # every second one is code
+    return "".join(part if at % 2 else _inert(part, ("\\", "*", "_", "<", "#", "](")) for at, part in enumerate(parts))
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_inert(' '.join(cell.split()), ('|', '<', '](')) for cell in cells)} |"
+
+
+def _inert(text: str, marks: Iterable[str]) -> str:
+    """Put a backslash before the last character of these."""
+    for mark in marks:
+        text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
+    return text

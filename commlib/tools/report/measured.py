@@ -1,0 +1,36 @@
+"""What rows say of blocks: percentiles of a call's time, and a ratio of two medians with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commlib.tools.timing import Measurement
+
+LEAST_BLOCKS = 3  # of fewer, no interval can be had
+ENOUGH = 1.05  # times as fast: less is level
+
+
+def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 90, 100)) -> dict[str, float]:
+    """Return p0 to p100 in microseconds."""
+    return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
+
+
+def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict[str, Any] | None:
+    """Return how many times as long as `below` the blocks of `above` take; None where there are too few."""
+    from commlib.tools.timing import ratio_of_medians
+
+    if min(len(above), len(below)) < LEAST_BLOCKS:
+        return None
+    return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below, seed)).items()}
+
+
+def outcome(versus: Mapping[str, float] | None) -> str:
+    """Say whether ours is faster, slower or level, by how many times as long the other takes and its interval."""
+    if versus is None:
+        return ""
+    if versus["low"] > 1 and versus["ratio"] >= ENOUGH:
+        return "faster"
+    return "slower" if versus["high"] < 1 and versus["ratio"] <= 1 / ENOUGH else "level"

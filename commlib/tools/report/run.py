@@ -1,0 +1,210 @@
+"""One run: where it prints and writes, and that what was measured is kept whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from commlib.errors import CommError
+from commlib.tools.report import plot
+from commlib.tools.report.document import Report, Row
+from commlib.tools.report.files import write
+from commlib.tools.report.progress import Progress
+from commlib.tools.report.table import fold
+from commlib.tools.report.view import View, grouped
+
+INTERRUPTED_TEXT = "interrupted"
+ENDS = (signal.SIGINT, signal.SIGTERM)  # each asks a run to report what it has
+UNREAD = 141  # as of a program that SIGPIPE ends: nobody reads what it prints
+STDOUT = Path("-")
+PAGE = "page"  # the form that says where the rest is
+AFTER_PEER_S = 0.2  # the end of a peer that Ctrl-C reached may be seen before our own Ctrl-C
+STUCK_S = 1.5  # after Ctrl-C a rank that has not come out of a call waits in another library, maybe for ever
+CUT_OFF = ("csv",)  # forms that have no place to say that they are not complete
+
+
+class Output:
+    """Where a run prints and writes; a path "-" is JSON on stdout. Ranks that do not speak print and write nothing."""
+
+    def __init__(
+        self,
+        view: type[View],
+        form: str = "table",
+        path: Path | None = None,
+        picture: Path | None = None,
+        speaks: bool = True,
+    ) -> None:
+        self.view, self.picture, self.speaks = view, picture, speaks
+        self.form, self.path = ("json", None) if path == STDOUT else (form, path)
+        self.unread = False  # the reader of stdout has gone
+        self._report: Report | None = None
+        self._series: Any = None  # the one that has its head
+
+    @property
+    def wanted(self) -> bool:
+        """Say whether there is somebody to measure for: a reader of stdout, or one of a file."""
+        return not self.unread or self.path is not None or self.picture is not None
+
+    def lacks(self) -> list[str]:
+        """Say at once which file will not be there in the end; return it as a note."""
+        missing = plot.lacks(self.picture)
+        if not missing:
+            return []
+        self.picture = None
+        self._warn(missing)
+        return [missing]
+
+    def open(self, report: Report, parts: int) -> None:
+        """Print what stands above the rows of a report that will have so many parts."""
+        self._report = report
+        self._shown = self.view(report.document(complete=False))
+        self._progress = Progress(parts, self._shown.width, self.speaks)
+        self.say(fold(self._shown.opening(), self._shown.width))
+
+    def show(self, done: int, what: str) -> bool:
+        """Say to a person how far the run is; return whether there is still somebody to measure for."""
+        self._progress.show(done, what)
+        return self.wanted
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Print the rows of one part, below a head if a series begins with them."""
+        view = self._shown
+        for shown in grouped(rows, view.series):
+            series = view.series(shown[0])
+            self.say([*(view.head(shown) if series != self._series else []), *view.body(shown)])
+            self._series = series
+
+    def say(self, lines: Sequence[str]) -> None:
+        """Print lines of the table, unless another form is asked for."""
+        if self.speaks and self.form == "table":
+            self._progress.clear()
+            self._print(lines)
+
+    def finish(self, ended: str) -> None:
+        """Write the files, and print what stands below the rows, or the whole in another form."""
+        if not self.speaks:
+            return
+        if self._report is not None:
+            self._progress.clear()
+        if self._report is None or not self._report.rows:
+            if ended == INTERRUPTED_TEXT:
+                self._warn("interrupted before anything was measured")
+            return
+        view = self.view(self._report.document(ended), self._shown.width)
+        forms = [self.form, *self._write(view)]
+        self._print(view.ending() if self.form == "table" else [view.render(self.form)])
+        if self.form == PAGE:
+            self._print(view.kept(self.path, self.picture))
+        if ended and any(form in CUT_OFF for form in forms):
+            self._warn(f"{ended}: not complete")
+
+    def _write(self, view: View) -> Iterator[str]:
+        """Write the files that were asked for, before stdout, whose reader may have gone; yield their forms."""
+        if self.path is not None:
+            form = self.path.suffix[1:]
+            form = form if form in view.forms else "json"
+            write(self.path, view.render(form))
+            yield form
+        if self.picture is not None:
+            try:
+                view.plot(self.picture)
+            except (CommError, OSError, ValueError, ImportError) as error:  # a picture is only an addition
+                self._warn(f"no {self.picture.name}: {error}")
+
+    def _warn(self, text: str) -> None:
+        if self.speaks:
+            sys.stderr.write(f"commlib: {text}\n")
+
+    def _print(self, lines: Sequence[str]) -> None:
+        self.unread |= not printed(lines)
+
+
+def printed(lines: Sequence[str]) -> bool:
+    """Print lines, and say whether somebody reads them: a run goes on to its files without a reader."""
+    try:
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered and what comes goes there
+        return False
+    return True
+
+
+def until_it_ends(measure: Callable[[], None], finish: Callable[[str], None]) -> int:
+    """Measure until the end, an error, Ctrl-C or SIGTERM, and report what there is; return 0, or 128 + signal."""
+    ended, code, failure = "", 0, None
+    with _signals_heard():
+        try:
+            with _reported_when_stuck(finish):
+                try:
+                    measure()
+                except CommError:
+                    time.sleep(AFTER_PEER_S)
+                    raise
+        except KeyboardInterrupt as asked:
+            ended, code = INTERRUPTED_TEXT, 128 + (*asked.args, signal.SIGINT)[0]
+        except (CommError, RuntimeError) as error:
+            ended, failure = str(error) or type(error).__name__, error
+        _handle(signal.SIG_IGN, ENDS)  # another one would cut the report
+        finish(ended)
+    if failure is not None:
+        raise failure
+    return code
+
+
+@contextmanager
+def _signals_heard() -> Iterator[None]:
+    """Have the first signal that asks for the end raise KeyboardInterrupt, unless our parent ignores it (nohup)."""
+    before = {number: signal.getsignal(number) for number in ENDS}
+
+    def interrupt(number: int, _: object) -> None:
+        _handle(signal.SIG_IGN, ENDS)
+        raise KeyboardInterrupt(number)
+
+    _handle(interrupt, (number for number in ENDS if before[number] is not signal.SIG_IGN))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle(handler: Any, numbers: Iterable[signal.Signals]) -> None:
+    for number in numbers:
+        signal.signal(number, handler)
+
+
+@contextmanager
+def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
+    """Report from another thread, and end, where a signal asks for it and no exception can end the main one's call."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    out = threading.Event()
+
+    def watch() -> None:
+        while heard := ours.recv(1):
+            if heard[0] in ENDS and not out.wait(STUCK_S):
+                try:
+                    finish(INTERRUPTED_TEXT)
+                finally:
+                    os._exit(128 + heard[0])
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        out.set()
+        signal.set_wakeup_fd(before)
+        theirs.close()  # the watcher reads the end
+        watcher.join()
+        ours.close()

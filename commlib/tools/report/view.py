@@ -1,0 +1,129 @@
+"""View: how the documents of one command are shown, while they grow and when they are read again."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from commlib.tools.report.document import Row
+from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
+from commlib.tools.report.table import Column, fold, widest_that_fits
+
+Item = TypeVar("Item")
+
+
+class View(ABC):
+    """A command says what stands above and below, which rows share a head, and the columns of a line."""
+
+    forms: ClassVar[Sequence[str]] = ("table", "md", "csv", "json")  # each is the method of that name
+
+    def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
+        self.document = document
+        self.width = shutil.get_terminal_size().columns if width is None else width
+        self.layout = widest_that_fits(self.layouts(), self.width)
+
+    @abstractmethod
+    def columns(self) -> Sequence[Column]:
+        """Return the columns of an item."""
+
+    @abstractmethod
+    def title(self, rows: Sequence[Row]) -> str:
+        """Name a series."""
+
+    def layouts(self) -> Sequence[Sequence[Column]]:
+        """Return the columns for a terminal, widest first."""
+        return [self.columns()]
+
+    def opening(self) -> list[str]:
+        """Return the # lines above the rows; the document may have none yet."""
+        return []
+
+    def closing(self) -> list[str]:
+        """Return the # lines below the rows: whether that is all."""
+        return unfinished(self.document)
+
+    def rows(self) -> list[Row]:
+        """Return the rows."""
+        found: list[Row] = self.document["rows"]
+        return found
+
+    def series(self, row: Row) -> Hashable:
+        """Return what the rows below one head share: their title."""
+        return self.title([row])
+
+    def items(self, rows: Sequence[Row]) -> Sequence[Any]:
+        """Return what has a line: the rows."""
+        return rows
+
+    def head(self, rows: Sequence[Row]) -> list[str]:
+        """Return what stands above the rows of a series."""
+        return self.layout.head(self.title(rows))
+
+    def body(self, rows: Sequence[Row]) -> list[str]:
+        """Return the lines of some rows of a series."""
+        return [self.layout.line(item) for item in self.items(rows)]
+
+    def ending(self) -> list[str]:
+        """Return what a run prints below the rows."""
+        return fold(self.closing(), self.width)
+
+    def kept(self, path: Path | None, picture: Path | None) -> list[str]:
+        """Return what a run prints below a page: where the rest is."""
+        return []
+
+    def by_series(self) -> Iterator[list[Row]]:
+        """Yield the rows of each series."""
+        return grouped(self.rows(), self.series)
+
+    def render(self, form: str) -> str:
+        """Return the document as one of the forms, without a newline at the end."""
+        text: str = getattr(self, form)()
+        return text
+
+    def table(self) -> str:
+        """Return the whole of what a run prints."""
+        lines = fold(self.opening(), self.width)
+        for rows in self.by_series():
+            lines += [*self.head(rows), *self.body(rows)]
+        return "\n".join([*lines, *self.ending()])
+
+    def md(self) -> str:
+        """Return a list of what is measured, a table for each series, and a list of what follows."""
+        lines = markdown_list(self.opening())
+        for rows in self.by_series():
+            lines += ["", f"### {self.title(rows)}", "", *markdown_table(self.columns(), self.items(rows))]
+        return "\n".join([*lines, "", *markdown_list(self.closing())])
+
+    def csv(self) -> str:
+        """Return a line for each item, with all that it has."""
+        return csv_text([item for rows in self.by_series() for item in self.items(rows)])
+
+    def json(self) -> str:
+        """Return the document itself."""
+        return json_text(self.document)
+
+    def plot(self, path: Path) -> None:
+        """Draw the document, if the command has pictures."""
+        raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
+
+
+def caption(document: Mapping[str, Any], *words: str) -> str:
+    """Return what stands above a picture."""
+    ended = [] if document["complete"] else ["not complete"]
+    return ", ".join([f"commlib {document['fingerprint']['commlib']}", *words, *ended])
+
+
+def unfinished(document: Mapping[str, Any]) -> list[str]:
+    """Return the last # line of a run that did not come to its end."""
+    return [] if document["complete"] else [f"# {document['ended'] or 'ended early'}: not complete"]
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Hashable]) -> Iterator[list[Item]]:
+    """Yield the items that share a key, in the order in which the keys come first."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    yield from groups.values()

@@ -1,0 +1,137 @@
+"""Candidate: one way to make a call, ours or anybody's, as the protocol wants it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from commlib.errors import Unsupported
+
+if TYPE_CHECKING:
+    from commlib.collectives.spec import Algorithm, Call, Collective
+    from commlib.communicator import Communicator
+    from commlib.plan import Plan
+
+Run = Callable[[], object]
+Prepare = Callable[[torch.Tensor, torch.Tensor, "Call"], Run]
+Empty = Callable[[int, torch.dtype], torch.Tensor]
+
+
+def plain(elements: int, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate what a program that knows nothing of commlib would pass."""
+    return torch.empty(elements, dtype=dtype)
+
+
+@cache
+def plain_on(device: torch.device) -> Empty:
+    """Return the same for a device; one function for each, so that candidates share their tensors."""
+    return plain if device.type == "cpu" else lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
+
+
+def cpu_share(run: Run) -> float:
+    """Return the share of one core that this process uses during a call, for calls that mostly wait."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    run()
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+def twin_of(comm: Communicator) -> Communicator:
+    """Make a communicator of the same ranks, to be measured while that one makes no large calls."""
+    with comm._backend.as_first():
+        twin = comm.split(0, comm.rank)
+    assert twin is not None
+    return twin
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make a call: `prepare(x, out, call)` returns what is timed or raises Unsupported.
+
+    `enter` runs before each block, outside the clock: it switches plans. `empty` allocates the tensors. What is not
+    `checked` is a probe: it gives no values to compare.
+    """
+
+    label: str
+    prepare: Prepare
+    in_place: bool = False
+    empty: Empty = plain
+    enter: Callable[[], object] = lambda: None
+    checked: bool = True
+
+
+@dataclass(frozen=True)
+class Started:
+    """Asynchronous calls as one: all are started, then waited for; `beside` runs in between."""
+
+    calls: Sequence[Run]
+    beside: Run = lambda: None
+
+    def __call__(self) -> None:
+        """Return when all are done."""
+        works: list[Any] = [call() for call in self.calls]
+        self.beside()
+        for work in works:
+            work.wait()
+
+
+def public_call(comm: Communicator, collective: Collective, later: bool = False) -> Prepare:
+    """Return a `prepare` that makes the collective's public call, with nothing between the clock and it.
+
+    With `later` the call is asynchronous, and what is timed waits for it.
+    """
+
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        recorder = _Recorder(comm, later)
+        collective.invoke(recorder, x, out, call)  # type: ignore[arg-type]  # it stands in for one
+        calls = recorder.calls
+        if recorder.later:
+            return Started(calls)
+        return calls[0] if len(calls) == 1 else lambda: [made() for made in calls]
+
+    return prepare
+
+
+def pinned(
+    twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, later: bool = False
+) -> tuple[Prepare, Callable[[], None]]:
+    """Return `prepare` and `enter` of the public call on a communicator that is given a plan which leaves no choice."""
+    make = public_call(twin, collective, later)
+
+    def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+        lacks = twin._backend.no_hosts if algorithm.hosts else None
+        if reason := lacks or algorithm.refuses(call.dtype, call.redop, call.size):
+            raise Unsupported(reason)
+        return make(x, out, call)
+
+    def enter() -> None:
+        if twin.plan is not plan:
+            twin.use(plan)
+
+    return prepare, enter
+
+
+class _Recorder:
+    """Stands in for a communicator: keeps the calls made on it instead of making them."""
+
+    def __init__(self, comm: Communicator, later: bool) -> None:
+        self._comm, self.later = comm, later  # whether its calls are asynchronous
+        self.calls: list[Run] = []
+
+    def __getattr__(self, name: str) -> Any:
+        member = getattr(self._comm, name)
+        if not callable(member):
+            return member
+
+        def record(*args: Any, **options: Any) -> None:
+            # By position where it can be: what a call by keyword costs is the caller's, and others have no keywords.
+            bound = signature(member).bind(*args, **options | ({"async_op": True} if self.later else {}))
+            self.later = bound.arguments.get("async_op", False)
+            self.calls.append(partial(member, *bound.args, **bound.kwargs))
+
+        return record
