@@ -53,7 +53,7 @@ def main() -> None:
     mod = tvm_ffi.load_module(commlib.ffi.path())
     comm = commlib.init(backend="shm", bootstrap="single")
     handle, x, path = commlib.ffi.handle(comm), torch.ones(4), commlib.ffi.path()
-    native, shared, view = comm._calls.all_reduce, mod.all_reduce, tvm_ffi.from_dlpack(x)
+    native, shared, view = comm.dispatcher.calls.all_reduce, mod.all_reduce, tvm_ffi.from_dlpack(x)
 
     def from_cpp(release: bool) -> float:
         host.release_gil = release

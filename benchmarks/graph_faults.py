@@ -290,7 +290,7 @@ class Work:
     def bases(self) -> list[tuple[int, int]]:
         """Return each communicator and the calls that it has made."""
         slots = {slot.id: slot for slot in look([os.getpid()]).ranks[os.getpid()].slots}
-        ids = [comm._backend.recorded_as for comm in self.comms]
+        ids = [comm.resources.recorded_as for comm in self.comms]
         return [(number, slots[number].entered) for number in ids]
 
     def say(self, what: str, data: Any) -> None:

@@ -11,11 +11,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
+    from commlib.core.work import Work
     from commlib.epilogues import epilogue
     from commlib.fusion import fuse, inductor
     from commlib.plan import Plan
     from commlib.radix import RadixCache
-    from commlib.work import Work
 
 __all__ = [
     "BuildFailed",
@@ -41,7 +41,7 @@ _LAZY = {
     "Communicator": "commlib.communicator",
     "Plan": "commlib.plan",
     "RadixCache": "commlib.radix",
-    "Work": "commlib.work",
+    "Work": "commlib.core.work",
     "epilogue": "commlib.epilogues",
     "fuse": "commlib.fusion",
     "inductor": "commlib.fusion",

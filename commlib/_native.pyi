@@ -48,7 +48,7 @@ def set_recorded(
 class Calls:
     """The collectives of one communicator; they keep its memory, and say so when it is closed."""
 
-    def all_reduce(self, x: Tensor, redop: RedOp, out: Tensor | None, max_sms: int = 0, /) -> Tensor:
+    def all_reduce(self, x: Tensor, op: RedOp, out: Tensor | None, max_sms: int = 0, /) -> Tensor:
         """csrc/collectives/all_reduce/entry.cc: all_reduce"""
     def all_reduce_rms_norm(
         self,
@@ -79,7 +79,7 @@ class Calls:
         /,
     ) -> None:
         """csrc/collectives/all_reduce_epilogue/entry.cc: all_reduce_epilogue"""
-    def reduce(self, out: Tensor | None, x: Tensor, dst: int, redop: RedOp, max_sms: int = 0, /) -> None:
+    def reduce(self, out: Tensor | None, x: Tensor, dst: int, op: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce/entry.cc: reduce"""
     def broadcast(self, x: Tensor, src: int, max_sms: int = 0, /) -> None:
         """csrc/collectives/broadcast/entry.cc: broadcast"""
@@ -87,9 +87,9 @@ class Calls:
         """csrc/collectives/all_gather/entry.cc: all_gather"""
     def all_gatherv(self, out: Tensor, x: Tensor, sizes: Sequence[int], max_sms: int = 0, /) -> None:
         """csrc/collectives/all_gather/entry.cc: all_gatherv"""
-    def reduce_scatter(self, out: Tensor, x: Tensor, redop: RedOp, max_sms: int = 0, /) -> None:
+    def reduce_scatter(self, out: Tensor, x: Tensor, op: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce_scatter/entry.cc: reduce_scatter"""
-    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sequence[int], redop: RedOp, max_sms: int = 0, /) -> None:
+    def reduce_scatterv(self, out: Tensor, x: Tensor, sizes: Sequence[int], op: RedOp, max_sms: int = 0, /) -> None:
         """csrc/collectives/reduce_scatter/entry.cc: reduce_scatterv"""
     def all_to_all(self, out: Tensor, x: Tensor, max_sms: int = 0, /) -> None:
         """csrc/collectives/all_to_all/entry.cc: all_to_all"""

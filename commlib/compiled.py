@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
+from commlib.collectives.signatures import SIGNATURES
 from commlib.errors import Closed
 from commlib.native import library
 from commlib.redops import TORCH_OPS
@@ -37,13 +38,12 @@ _KNOWN: dict[int, tuple[str, int, str]] = {}  # a communicator's name, rank and 
 _COMMUNICATORS: WeakValueDictionary[str, Communicator] = WeakValueDictionary()
 
 
-def register(comm: Communicator, calls: Calls) -> Callable[[], object]:
-    """Give a communicator the name by which graphs know it; return what takes it back before the calls go."""
+def register(comm: Communicator, calls: Calls) -> tuple[str, Callable[[], object]]:
+    """Give a communicator the name by which graphs know it; return that, and what takes it back before the calls go."""
     name = f"commlib-{next(_NUMBERS)}"
     _COMMUNICATORS[name] = comm
     _KNOWN[id(calls)] = name, comm.rank, str(comm.device)
-    comm._graph_name = name
-    return finalize(comm, _KNOWN.pop, id(calls))
+    return name, finalize(comm, _KNOWN.pop, id(calls))
 
 
 def communicator(name: str) -> Communicator:
@@ -60,19 +60,9 @@ _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
 _DEFINED: list[str] = []
 _ORDERED: set[str] = set()  # what Dynamo was told of
 _RUNS: dict[str, Callable[..., Any]] = {}
-# What stands between (Tensor out, …) and (…, int max_sms, str comm); a call without a limit has 0.
-_WITH_OUT = {
-    "all_reduce": "Tensor x, str op",
-    "reduce": "Tensor x, int dst, str op",
-    "all_gather": "Tensor x",
-    "all_gatherv": "Tensor x, SymInt[] sizes",
-    "reduce_scatter": "Tensor x, str op",
-    "reduce_scatterv": "Tensor x, SymInt[] sizes, str op",
-    "all_to_all": "Tensor x",
-    "all_to_allv": "Tensor x, SymInt[]? out_splits, SymInt[]? in_splits",
-    "gather": "Tensor x, int dst",
-    "scatter": "Tensor? x, int src",
-}
+# Their operators are (Tensor out, …, int max_sms, str comm) -> Tensor; a call without a limit has 0.
+_OTHERS = ("all_reduce_rms_norm", "all_to_others", "send_recv")
+_WITH_OUT = [name for name, call in SIGNATURES.items() if call.place("out") >= 0 and name not in _OTHERS]
 
 
 def _define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
@@ -105,9 +95,9 @@ def _with_out(name: str) -> Callable[..., Tensor]:
 def _call(name: str, *given: Any) -> Any:
     """Make a call as an operator is told to: what it is given, max_sms, and the communicator's name."""
     *arguments, max_sms, named = given
-    comm = communicator(named)
-    most = comm._most(max_sms) if max_sms else ()
-    return getattr(comm._calls, name)(*contiguous(*arguments), *most)
+    dispatcher = communicator(named).dispatcher
+    limit = dispatcher.limit(max_sms) if max_sms else ()
+    return dispatcher.now(name, *contiguous(*arguments), *limit)
 
 
 def contiguous(*given: Any) -> list[Any]:
@@ -146,11 +136,6 @@ def _run_barrier(on: Tensor, comm: str) -> None:
     communicator(comm).barrier()
 
 
-# What all_reduce_rms_norm is given before max_sms and the communicator's name.
-_NORM = "Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? scale, float eps, float weight_bias"
-_NORM += ", bool center, str? quant"
-
-
 def _run_norm(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
     *tensors, eps, weight_bias, center, quant, max_sms, comm = given
     results = _norm_results(x, quant)
@@ -172,7 +157,8 @@ def _run_norm_of_group(x: Tensor, *given: Any) -> tuple[Tensor, ...]:
 
 
 def _define_all() -> None:
-    for name, schema in _WITH_OUT.items():
+    for name in _WITH_OUT:
+        schema = SIGNATURES[name].inputs
         run = _run_all_reduce if name == "all_reduce" else _with_out(name)
         _define(name, f"(Tensor out, {schema}, int max_sms, str comm) -> Tensor", run, lambda out, *given: _like(out))
     schema = "(Tensor x, int src, int max_sms, str comm) -> Tensor"
@@ -182,7 +168,7 @@ def _define_all() -> None:
     _define("send_recv", both, _run_send_recv, lambda x, dst, out, src, comm: _like(out))
     _define("send", "(Tensor x, int dst, str comm) -> ()", _run_send, lambda x, dst, comm: None)
     for name, results in (("", "Tensor, Tensor"), ("_scales", "Tensor, Tensor, Tensor")):
-        schema = f"({_NORM}, int max_sms, str comm) -> ({results})"
+        schema = f"({SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm) -> ({results})"
         _define(f"all_reduce_rms_norm{name}", schema, _run_norm, lambda x, *given: _norm_results(x, given[-3]))
     schema = "(Tensor x, Tensor? residual, Tensor weight, float eps, float weight_bias, str group) -> (Tensor, Tensor)"
     _define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *given: _norm_results(x, None))

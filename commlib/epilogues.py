@@ -209,8 +209,11 @@ class Epilogue:
         inputs, outs, numbers = found[: self._read], found[self._read : self._written], found[self._written :]
         sums = None if comm.backend == "nccl" else self._copied(x)
         made = self._outs(x, outs)
-        most = comm._most(max_sms) if max_sms else ()
-        comm._calls.all_reduce_epilogue(self._native, x, (*inputs, *made), numbers, sums, *most)
+        arguments = self._native, x, (*inputs, *made), numbers, sums
+        if max_sms or comm.dispatcher.detour:
+            comm.dispatcher.call("all_reduce_epilogue", arguments, None, False, max_sms)
+        else:
+            comm.dispatcher.calls.all_reduce_epilogue(*arguments)
         if sums is not None:
             self._refer(sums, (*inputs, *numbers), made)
         return made[0] if len(made) == 1 else made
@@ -297,7 +300,7 @@ class Epilogue:
         names = (*self._inputs, *self._numbers)
         if given.keys() - self._ungiven.keys() != set(names) or not isinstance(comm, Communicator):
             self._refuse(comm, given)
-        results = self._operator(x, *[given[name] for name in names], max_sms, comm._graph_name)
+        results = self._operator(x, *[given[name] for name in names], max_sms, comm.graph_name)
         if len(self._outputs) == 1:
             results = (results,)
         outs = [given.get(name) for name in self._outputs]

@@ -27,7 +27,7 @@ def path() -> str:
 
 def handle(comm: Communicator) -> int:
     """Return the number by which calls through tvm-ffi name a communicator; it does not keep the communicator open."""
-    return comm._backend.calls().handle()
+    return comm.resources.calls().handle()
 
 
 def include() -> str:

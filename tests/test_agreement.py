@@ -138,7 +138,7 @@ def test_ranks_are_pinned_by_their_numbers_on_their_host(monkeypatch: pytest.Mon
 def pinned(comm: Communicator) -> tuple[str, bool, str, str]:
     """What explain says, what the native table finds, and the digests of the plan and of a split's."""
     why = comm.explain("all_reduce", 1 << 20)
-    found = comm._backend.choice("all_reduce", 1 << 20, "float32", "sum", "plain")  # type: ignore[attr-defined]
+    found = comm.resources.choice("all_reduce", 1 << 20, "float32", "sum", "plain")  # type: ignore[attr-defined]
     part = comm.split(0, comm.rank)
     assert part is not None
     with part:

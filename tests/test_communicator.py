@@ -210,9 +210,9 @@ def explanations(comm: Communicator) -> list[tuple[str, str, bool]]:
         for limit in [r.max_bytes or 1 << 30 for r in rule.ranges]:
             for num_bytes in (limit - 1, limit, limit + 1):
                 said = comm.explain(rule.op, num_bytes, placement=rule.placement).algorithm
-                found = comm._backend.choice(rule.op, num_bytes, "float32", "sum", rule.placement)  # type: ignore[attr-defined]
+                found = comm.resources.choice(rule.op, num_bytes, "float32", "sum", rule.placement)  # type: ignore[attr-defined]
                 if rule.placement == "symmetric" and not found.endswith("_symmetric"):
-                    found = comm._backend.choice(rule.op, num_bytes, "float32", "sum", "plain")  # type: ignore[attr-defined]
+                    found = comm.resources.choice(rule.op, num_bytes, "float32", "sum", "plain")  # type: ignore[attr-defined]
                 seen.append((said, found, said == found))
     return seen
 

@@ -157,7 +157,7 @@ def test_a_graph_without_its_communicator_says_so(comm):
 def test_a_graph_says_that_its_communicator_is_closed(comm):
     graph = torch.compile(in_place, backend="aot_eager")
     graph(comm, torch.ones(2))
-    name = compiled._name(comm._calls)
+    name = comm.graph_name
     comm.close()
     for call in (lambda: torch.ops.commlib.barrier(torch.empty(0), name), lambda: graph(comm, torch.ones(2))):
         with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
@@ -208,8 +208,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_checks_of_operators_pass(comm, name):
     op = getattr(torch.ops.commlib, name).default
-    assert torch.equal(op(*CASES[name], compiled._name(comm._calls)).view(-1), X)
-    torch.library.opcheck(op, (*CASES[name], compiled._name(comm._calls)))
+    assert torch.equal(op(*CASES[name], comm.graph_name).view(-1), X)
+    torch.library.opcheck(op, (*CASES[name], comm.graph_name))
 
 
 ROWS, WEIGHT = torch.randn(3, 256), torch.randn(256)
@@ -225,15 +225,15 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_torchs_own_checks_of_the_norms_pass(comm, name):
     op = getattr(torch.ops.commlib, name.split()[0]).default
-    torch.library.opcheck(op, (*NORMS[name], compiled._name(comm._calls)))
+    torch.library.opcheck(op, (*NORMS[name], comm.graph_name))
 
 
 @pytest.mark.parametrize("name", [name for name in (*CASES, *NORMS) if name != "send_recv"])
 def test_an_operator_tells_native_code_of_its_limit(comm, name):
     *given, most = (CASES | NORMS)[name]
-    with mock.patch.object(comm, "_calls", mock.Mock(wraps=comm._calls)) as calls:
+    with mock.patch.object(comm.dispatcher, "calls", mock.Mock(wraps=comm.dispatcher.calls)) as calls:
         for limit in (most, 0):
-            getattr(torch.ops.commlib, name.split()[0])(*given, limit, comm._graph_name)
+            getattr(torch.ops.commlib, name.split()[0])(*given, limit, comm.graph_name)
     (_, limited, _), (_, free, _) = calls.mock_calls
     assert (limited[-1], len(limited)) == (most, len(free) + 1)
 

@@ -109,7 +109,7 @@ def test_calls_without_a_fault_pass(nan_ranks: Ranks, crc_ranks: Ranks) -> None:
 @on_ranks(fixture="crc_ranks")
 def test_results_that_differ_are_told_with_their_checksums(comm: Communicator, norm: bool) -> None:
     """Rank 2's result has one bit more, as from a broken link."""
-    raw = comm._calls._calls  # type: ignore[attr-defined]
+    raw = comm.dispatcher.calls
 
     class Broken:
         def all_reduce(self, x: torch.Tensor, op: str, out: torch.Tensor | None) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_results_that_differ_are_told_with_their_checksums(comm: Communicator, n
         all_gather = raw.all_gather
 
     x, outs = torch.ones(2, 8), {"out": torch.empty(2, 8), "residual_out": torch.empty(2, 8)}
-    with mock.patch.object(comm._calls, "_calls", Broken()):
+    with mock.patch.object(comm.dispatcher, "calls", Broken()):
         if norm:
             text = message_of(lambda: comm.all_reduce_rms_norm(x, torch.ones(2, 8), torch.ones(8), **outs))
         else:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
+from commlib.core.hooks import KNOWN, Hooks, SlowCall
 from commlib.errors import Closed, CommError, CommTimeout
-from commlib.hooks import KNOWN, Hooks, SlowCall
 from commlib.tools.testing import Ranks
 from tests.on_ranks import on_ranks
 
@@ -132,24 +132,24 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
 
-    def all_reduce(x: torch.Tensor, took_ms: float) -> None:
+    def broadcast(x: torch.Tensor, took_ms: float) -> None:
         NOW[0] += took_ms
 
-    comm = OnGpu(device=torch.device("cuda"), size=2, rank=0, _backend=SimpleNamespace(recorded_as=0))
-    comm.calls, comm.told = SimpleNamespace(all_reduce=all_reduce), []
-    hooks = Hooks(comm.calls, comm)  # type: ignore[arg-type]
+    comm = OnGpu(device=torch.device("cuda"), size=2, rank=0, resources=SimpleNamespace(recorded_as=0))
+    comm.told = []
+    hooks = Hooks(comm)  # type: ignore[arg-type]
     hooks.on_slow(comm.told.append, factor=20.0)
     for _ in range(KNOWN):
-        hooks.all_reduce(torch.ones(8), 10.0)
+        hooks.observe("broadcast", broadcast, torch.ones(8), 10.0)
     capturing[0] = True
-    hooks.all_reduce(torch.ones(8), 900.0)
+    hooks.observe("broadcast", broadcast, torch.ones(8), 900.0)
     capturing[0] = False
-    hooks.all_reduce(torch.ones(8), 500.0)
+    hooks.observe("broadcast", broadcast, torch.ones(8), 500.0)
     NOW[0] += 1.0
     assert comm.told == []
-    hooks.all_reduce(torch.ones(8), 10.0)
+    hooks.observe("broadcast", broadcast, torch.ones(8), 10.0)
     (call,) = comm.told
-    assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("all_reduce", 32, 0.5, 0.01, None)
+    assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("broadcast", 32, 0.5, 0.01, None)
 
 
 @on_ranks(fixture="three")

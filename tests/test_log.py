@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import commlib
-from commlib import env, log
+from commlib import env
+from commlib.core import log
 from tests.epilogues import INT8
 from tests.errors_and_logs import logged
 from tests.on_ranks import on_ranks
@@ -122,8 +123,8 @@ def test_the_first_calls_are_told_by_size_type_reduction_and_placement(comm):
     assert found["send_recv of 4000 B of float32"][1] == "shm_mailbox"
 
 
-def test_off_is_the_calls_themselves(comm):
-    assert type(comm._calls).__name__ == "Calls"
+def test_off_no_call_makes_a_detour(comm):
+    assert not comm.dispatcher.detour
 
 
 def test_why_a_backend_was_taken_is_told(logger, caplog):

@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from commlib import compiled
-from commlib.calling import Calling
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
-from commlib.messages import Messages
-from commlib.methods import Collectives
+from commlib.core.dispatch import Dispatcher
+from commlib.core.work import StreamLanes
 from commlib.plan.rules import SPARING
 from commlib.tools.testing.conformance import Scope, check_algorithm
-from commlib.work import StreamLanes
 from tests.epilogues import INT8
 from tests.limited import Limited
 from tests.on_ranks import on_ranks
@@ -31,13 +29,10 @@ def test_on_cpus_a_limit_changes_nothing(comm: Communicator) -> None:
 
 
 def test_every_collective_takes_it_and_messages_of_a_pair_do_not() -> None:
-    for kind, calls in ((Collectives, True), (Messages, False)):
-        public = {
-            name: call
-            for name, call in vars(kind).items()
-            if inspect.isfunction(call) and name[0] != "_" and name != "barrier"
-        }
-        assert {"max_sms" in inspect.signature(call).parameters for call in public.values()} == {calls}
+    public = {name: call for name, call in vars(Communicator).items() if inspect.isfunction(call) and name[0] != "_"}
+    takes = {name for name, call in public.items() if {"x", "max_sms"} <= inspect.signature(call).parameters.keys()}
+    moves = {name for name, call in public.items() if "x" in inspect.signature(call).parameters}
+    assert moves - takes == {"send", "recv", "send_recv"}
 
 
 @on_ranks(2)
@@ -51,7 +46,7 @@ def test_a_limit_goes_with_async_op_and_with_a_norm(comm: Communicator) -> None:
 @on_ranks(2, "each_ranks")
 def test_an_epilogue_takes_a_limit_and_tells_native_code_of_it(comm: Communicator) -> None:
     x = torch.arange(16.0).view(2, 8) + comm.rank
-    with mock.patch.object(comm, "_calls", mock.Mock(wraps=comm._calls)) as calls:
+    with mock.patch.object(comm.dispatcher, "calls", mock.Mock(wraps=comm.dispatcher.calls)) as calls:
         pairs = zip(INT8(comm, x, max_sms=4), INT8(comm, x), strict=True)
     limited, free = calls.all_reduce_epilogue.call_args_list
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -108,8 +103,8 @@ def test_what_is_no_number_of_multiprocessors_is_refused_by_name(comm: Communica
 
 @on_ranks(2, "each_ranks")
 def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(comm: Communicator) -> None:
-    x, calls = torch.ones(8), mock.Mock(wraps=comm._unordered)
-    with mock.patch.object(comm, "_unordered", calls):
+    x, calls = torch.ones(8), mock.Mock(wraps=comm.dispatcher.calls)
+    with mock.patch.object(comm.dispatcher, "calls", calls):
         comm.all_reduce(x, async_op=True).wait()
         comm.all_reduce(x, async_op=True, max_sms=4).wait()
         comm.barrier(async_op=True).wait()
@@ -120,14 +115,12 @@ def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(comm: C
 
 def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> None:
     calls, lanes = mock.Mock(), StreamLanes(torch.device("cuda", 0))
-    comm, ways = Calling(), []
-    comm._unordered = comm._calls = calls
-    comm._lanes, comm._backend = lanes, mock.Mock(native=True)
+    dispatcher, ways = Dispatcher(mock.Mock(), calls, lanes, native=True), []
     with mock.patch.object(StreamLanes, "submit", lambda self, lane, name, call: ways.append(call())):
-        comm._asked("all_reduce", ("x", "sum", None), None, True, 0)
-        comm._asked("all_reduce", ("x", "sum", None), None, True, 8)
-        comm._later("all_gather", lambda calls: calls.all_gather("out", "x"))  # as torch's group does
-        comm._later("barrier", lambda calls: calls.enqueue_barrier())
+        dispatcher.call("all_reduce", ("x", "sum", None), None, True, 0)
+        dispatcher.call("all_reduce", ("x", "sum", None), None, True, 8)
+        dispatcher.later("all_gather", lambda make: make("all_gather", "out", "x"))  # as torch's group does
+        dispatcher.later("barrier", lambda make: make("enqueue_barrier"))
     assert calls.all_reduce.call_args_list == [mock.call("x", "sum", None, SPARING), mock.call("x", "sum", None, 8)]
     assert calls.all_gather.call_args_list == [mock.call("out", "x", SPARING)]
     assert calls.enqueue_barrier.call_args_list == [mock.call()]

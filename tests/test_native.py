@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from commlib import native
+from commlib.collectives.signatures import SIGNATURES
+from commlib.debug.flight import _NAMES
 from commlib.errors import BuildFailed, CommError
 from commlib.kernels import store
 from commlib.native import library
@@ -153,3 +155,13 @@ def test_a_segment_of_another_user_is_refused():
     os.chown(group.fd(), 1, -1)
     with pytest.raises(CommError, match=r"of user 1, expected .* of user 0"):
         library.open_shm(2, 1, 1 << 20, 7, os.getpid(), group.fd())
+
+
+def test_the_signatures_are_those_of_the_stub():
+    stubs = {name.partition(".")[2]: definition for name, definition in stubbed() if name.startswith("Calls.")}
+    for name, signature in SIGNATURES.items():
+        taken = [a.arg for a in stubs[name].args.posonlyargs if a.arg not in ("self", "max_sms")]
+        assert [parameter.name for parameter in signature.parameters] == taken, name
+        assert signature.root in ("", *taken), name
+    assert set(stubs) - set(SIGNATURES) == {"keep_versions", "handle"}
+    assert set(_NAMES) <= set(SIGNATURES), "calls in a dump of the flight recorder"

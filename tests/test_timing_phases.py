@@ -106,7 +106,7 @@ def test_marks_that_found_no_room_are_an_error():
 
 @on_ranks()
 def test_a_rank_stamps_its_calls_while_it_is_asked_to(comm):
-    x, backend = torch.ones(3000), comm._backend
+    x, backend = torch.ones(3000), comm.resources
     before = time.perf_counter_ns()
     stamps = backend.stamp(1000)
     comm.all_reduce(x)
@@ -128,4 +128,4 @@ def test_a_rank_stamps_its_calls_while_it_is_asked_to(comm):
 @on_ranks(fixture="torch_ranks")
 def test_a_backend_without_native_code_has_no_stamps(comm):
     with pytest.raises(Exception, match="calls are stamped by native code, which the torch backend has not"):
-        comm._backend.stamp(1)
+        comm.resources.stamp(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -11,9 +11,10 @@ import torch
 
 from commlib.backends.base import Backend
 from commlib.collectives.reference import NARROW_INTEGERS
+from commlib.collectives.signatures import SIGNATURES, kind_of
 from commlib.collectives.spec import Collective
 from commlib.native import library
-from commlib.redops import CODES, redop_name
+from commlib.redops import redop_name
 
 if TYPE_CHECKING:
     from commlib._native import Calls
@@ -25,67 +26,55 @@ def python_calls(backend: Backend, collectives: Mapping[str, Collective]) -> Cal
     reducing = " ".join(name for name, collective in collectives.items() if collective.reduces)
     rooted = " ".join(name for name, collective in collectives.items() if collective.rooted)
     checks = library.open_checks(backend.rank, backend.size, index, backend.recorder, reducing, rooted)
-    halves = {name: _half(backend, collective) for name, collective in collectives.items()}
-    message, reduce = halves.pop("send_recv"), halves["all_reduce"]
-    halves |= {
+    runs = {name: _implementation(backend, collective) for name, collective in collectives.items()}
+    message, reduce = runs.pop("send_recv"), runs["all_reduce"]
+    runs |= {
         "send": lambda x, dst: message(x, dst, None, -1),
         "recv": lambda x, src: message(None, -1, x, src),
         "send_recv": message,
         "all_reduce_epilogue": lambda epilogue, x, tensors, numbers, sums: reduce(sums, "sum", None),
     }
-    calls = {name: _call(backend, name, half, checks) for name, half in halves.items()}
+    calls = {name: _call(backend, name, run, checks) for name, run in runs.items()}
     others = {"enqueue_barrier": calls["barrier"], "keep_versions": checks.keep_versions}
     return cast("Calls", SimpleNamespace(**calls, checks=checks, **others))
 
 
-def _half(backend: Backend, collective: Collective) -> Callable[..., Any]:
+def _implementation(backend: Backend, collective: Collective) -> Callable[..., Any]:
     rows = collective.rows(backend.name).values()
     runs = {row.name: partial(row.run, backend) for row in rows if row.run is not None}
 
-    def half(*given: Any) -> Any:
-        return runs[backend.choose(collective.name, *kind_of(collective.name, given, backend.size))](*given)
+    def run(*arguments: Any) -> Any:
+        return runs[backend.choose(collective.name, *kind_of(collective.name, arguments, backend.size))](*arguments)
 
-    chosen = next(iter(runs.values())) if len(runs) == 1 else half
-    return partial(_reduced, collective.name, chosen) if collective.reduces else chosen
+    chosen = next(iter(runs.values())) if len(runs) == 1 else run
+    op = SIGNATURES[collective.name].place("op")
+    return chosen if op < 0 else partial(_reduced, chosen, op, SIGNATURES[collective.name].place("out"))
 
 
-def _reduced(name: str, half: Callable[..., Any], *given: Any) -> Any:
+def _reduced(run: Callable[..., Any], op: int, out: int, *arguments: Any) -> Any:
     """Run a reduction; an average of small integers in 32 bits, as their sums may not fit."""
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    if tensors[0].dtype not in NARROW_INTEGERS or "avg" not in [redop_name(x) for x in given if _is_redop(x)]:
-        return half(*given)
-    wide = [x.int() if isinstance(x, torch.Tensor) else x for x in given]
-    half(*wide)
-    at = -1 if name == "all_reduce" else 0  # among the tensors; the others are only read
+    tensors = {at: x for at, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
+    kind = next(iter(tensors.values())).dtype
+    if kind not in NARROW_INTEGERS or redop_name(arguments[op]) != "avg":
+        return run(*arguments)
+    wide = [x.int() if at in tensors else x for at, x in enumerate(arguments)]
+    result = run(*wide)
+    written = out if out in tensors else next(iter(tensors))
     with torch.inference_mode():
-        tensors[at].copy_([x for x in wide if isinstance(x, torch.Tensor)][at])
-    return tensors[at] if name == "all_reduce" else None
+        tensors[written].copy_(wide[written])
+    return None if result is None else tensors[written]
 
 
-def kind_of(op: str, given: Sequence[Any], world: int) -> tuple[int, str, str]:
-    """Return what the plan chooses by, of a call with such arguments: its bytes, element type and reduction."""
-    tensors = [x for x in given if isinstance(x, torch.Tensor)]
-    sizes = [x.nbytes for x in tensors]
-    num_bytes = min(sizes, default=0) * world if op in ("gather", "scatter") else max(sizes, default=0)
-    dtype = str(tensors[0].dtype if tensors else torch.uint8).removeprefix("torch.")
-    redop = next((x for x in given if not isinstance(x, torch.Tensor) and _is_redop(x)), "sum")
-    return num_bytes, dtype, redop_name(redop)
-
-
-def _is_redop(value: object) -> bool:
-    return value.__hash__ is not None and value in CODES and not isinstance(value, (int, float))
-
-
-def _call(backend: Backend, name: str, half: Callable[..., Any], checks: Calls) -> Callable[..., Any]:
+def _call(backend: Backend, name: str, run: Callable[..., Any], checks: Calls) -> Callable[..., Any]:
     check = getattr(checks, name)
     leave = backend.recorder.leave if backend.recorder is not None else _nothing
 
-    def call(*given: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():  # what stands for the check in a graph makes the call
-            return getattr(checks, name)(*given)
-        check(*given)  # from here on it is in the record
+            return getattr(checks, name)(*arguments)
+        check(*arguments)  # from here on it is in the record
         try:
-            return backend.run(name, partial(half, *given))
+            return backend.run(name, partial(run, *arguments))
         finally:
             leave()
 

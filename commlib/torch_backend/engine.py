@@ -1,28 +1,26 @@
 """Engine: what c10d asks of a backend, as calls of one Communicator.
 
-Every collective is a function of the communicator's native calls. torch says in `opts.asyncOp` whether it runs now or
-later: later, it goes to the communicator's lane of asynchronous calls.
+Every collective is a function that makes the communicator's native calls. `opts.asyncOp` decides whether it runs now or
+on the communicator's lane of asynchronous calls.
 """
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from commlib.communicator import Communicator
+from commlib.core.dispatch import Make
+from commlib.core.work import blocking
 from commlib.redops import TORCH_OPS
 from commlib.torch_backend.layout import in_place, joined, room_for, spread
 from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
-from commlib.work import blocking
-
-if TYPE_CHECKING:
-    from commlib._native import Calls
 
 DONE = Done()
 _NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not said"
@@ -38,7 +36,7 @@ class Engine:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        comm._unordered.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has kept
+        comm.dispatcher.calls.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has kept
         self._gpu, self._index = comm.device.type == "cuda", comm.device.index
         self._blocks = blocking()
 
@@ -47,7 +45,7 @@ class Engine:
         name: str,
         opts: Any,
         outputs: Sequence[Tensor],
-        run: Callable[[Calls], None],
+        run: Callable[[Make], None],
         sized: Sequence[Tensor] = (),
         spares: bool = True,
     ) -> dist.Work:
@@ -58,12 +56,12 @@ class Engine:
         """
         if opts.asyncOp:
             if self._gpu and sum([x.nbytes for x in sized or outputs]) <= INLINE_BYTES:
-                run(self.comm._calls)
+                run(self.comm.dispatcher.now)
                 return OnStream(self._index, outputs, self._blocks)
-            work = self.comm._later(name, run, outputs, spares=spares)
+            work = self.comm.dispatcher.later(name, run, outputs, spares=spares)
             work.timeout = opts.timeout if opts.timeout > _NO_TIME else None
             return work
-        run(self.comm._calls)
+        run(self.comm.dispatcher.now)
         return DONE
 
     # --- reductions -----------------------------------------------------------------------------------------------
@@ -76,11 +74,15 @@ class Engine:
             x.mul_(factor)
         later, row = opts.asyncOp, x.is_contiguous()
         if not row and x.layout is torch.sparse_coo and op == "sum":
-            sum_sparse(self.comm._calls, x, self.comm.size)  # asynchronous too: the host needs the sizes
+            sum_sparse(self.comm.dispatcher.now, x, self.comm.size)  # asynchronous too: the host needs the sizes
             return Done(tensors)
         if not row or (later and not (self._gpu and x.nbytes <= INLINE_BYTES)):
             return self._all_reduce(tensors, op, opts)
-        self.comm._calls.all_reduce(x, op, None)
+        dispatcher = self.comm.dispatcher
+        if dispatcher.detour:
+            dispatcher.now("all_reduce", x, op, None)
+        else:
+            dispatcher.calls.all_reduce(x, op, None)
         return OnStream(self._index, tensors, self._blocks) if later else DONE
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
@@ -88,14 +90,14 @@ class Engine:
         return self._all_reduce(tensors, _op("all_reduce", opts), opts)
 
     def _all_reduce(self, tensors: Sequence[Tensor], op: Any, opts: Any) -> dist.Work:
-        run = in_place(tensors, lambda calls, x: calls.all_reduce(x, op, None))
+        run = in_place(tensors, lambda make, x: make("all_reduce", x, op, None))
         return self._run("all_reduce", opts, tensors, run)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce a tensor to the root's."""
         _one("reduce", tensors)
         op, root = _op("reduce", opts), opts.rootRank
-        run = in_place(tensors, lambda calls, x: calls.reduce(None, x, root, op))
+        run = in_place(tensors, lambda make, x: make("reduce", None, x, root, op))
         return self._run("reduce", opts, tensors, run)
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
@@ -118,7 +120,7 @@ class Engine:
         """Copy the root's tensor to all."""
         _one("broadcast", tensors)
         root = opts.rootRank
-        return self._run("broadcast", opts, tensors, in_place(tensors, lambda calls, x: calls.broadcast(x, root)))
+        return self._run("broadcast", opts, tensors, in_place(tensors, lambda make, x: make("broadcast", x, root)))
 
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
         """Put every rank's tensor into one."""
@@ -143,7 +145,7 @@ class Engine:
         _one("gather", tensors)
         root = opts.rootRank
         outs = lists[0] if self.comm.rank == root else []
-        run = _between(outs, tensors, lambda calls, into, given: calls.gather(into, given, root))
+        run = _between(outs, tensors, lambda make, into, given: make("gather", into, given, root))
         return self._run("gather", opts, outs, run, tensors)
 
     def gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
@@ -155,7 +157,7 @@ class Engine:
         _one("scatter", outs)
         root = opts.rootRank
         blocks = lists[0] if self.comm.rank == root else []
-        run = _between(outs, blocks, lambda calls, into, given: calls.scatter(into, given, root))
+        run = _between(outs, blocks, lambda make, into, given: make("scatter", into, given, root))
         return self._run("scatter", opts, outs, run)
 
     def all_to_all_single(
@@ -164,18 +166,18 @@ class Engine:
         """Send rows of a tensor to each rank; without splits, equal shares of it."""
         alike = not out_splits and not in_splits
         if alike:
-            run = _between([_rows(out)], [_rows(x)], lambda calls, into, given: calls.all_to_all(into, given))
+            run = _between([_rows(out)], [_rows(x)], lambda make, into, given: make("all_to_all", into, given))
         else:
             splits = list(out_splits) or None, list(in_splits) or None
-            run = _between([out], [x], lambda calls, into, given: calls.all_to_allv(into, given, *splits))
+            run = _between([out], [x], lambda make, into, given: make("all_to_allv", into, given, *splits))
         return self._run("all_to_all", opts, [out], run, spares=alike)
 
     def alltoall(self, outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> dist.Work:
         """Send each rank a tensor of a list; sizes may differ."""
         out_sizes, in_sizes = [x.numel() for x in outs], [x.numel() for x in blocks]
 
-        def run(calls: Calls, into: Any, given: Any) -> None:
-            calls.all_to_allv(into.view(-1), given.view(-1), out_sizes, in_sizes)
+        def run(make: Make, into: Any, given: Any) -> None:
+            make("all_to_allv", into.view(-1), given.view(-1), out_sizes, in_sizes)
 
         return self._run("all_to_all", opts, outs, _between(outs, blocks, run), spares=False)
 
@@ -183,54 +185,54 @@ class Engine:
         """Wait until every rank has come."""
         within = opts.timeout > _NO_TIME and not self._gpu  # on a GPU the group's own deadline holds
         if not opts.asyncOp and not within:
-            self.comm._calls.barrier()
+            self.comm.dispatcher.now("barrier")
             return DONE
         waits, opts.asyncOp = not opts.asyncOp, True
-        work = self._run("barrier", opts, [], lambda calls: calls.enqueue_barrier())
+        work = self._run("barrier", opts, [], lambda make: make("enqueue_barrier"))
         if waits:
             work.wait()
         return work
 
 
 def _between(
-    outs: Sequence[Tensor], blocks: Sequence[Tensor], run: Callable[[Calls, Any, Any], object]
-) -> Callable[[Calls], None]:
+    outs: Sequence[Tensor], blocks: Sequence[Tensor], run: Callable[[Make, Any, Any], object]
+) -> Callable[[Make], None]:
     """Return a call from the blocks' elements to the outputs', each in a row; for no tensors there is None."""
 
-    def call(calls: Calls) -> None:
+    def call(make: Make) -> None:
         into = room_for(outs) if outs else None
-        run(calls, into, joined(blocks) if blocks else None)
+        run(make, into, joined(blocks) if blocks else None)
         if into is not None:
             spread(into, outs)
 
     return call
 
 
-def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Calls], None]:
+def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Make], None]:
     sizes = [out.numel() for out in outs]
     if len(set(sizes)) == 1:
-        return _between(outs, [x], lambda calls, into, given: calls.all_gather(into, given))
-    return _between(outs, [x], lambda calls, into, given: calls.all_gatherv(into, given.view(-1), sizes))
+        return _between(outs, [x], lambda make, into, given: make("all_gather", into, given))
+    return _between(outs, [x], lambda make, into, given: make("all_gatherv", into, given.view(-1), sizes))
 
 
-def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> Callable[[Calls], None]:
+def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> Callable[[Make], None]:
     op, factor = _premultiplied("reduce_scatter", opts)
     sizes = [x.numel() for x in blocks]
 
-    def run(calls: Calls, into: Any, given: Any) -> None:
+    def run(make: Make, into: Any, given: Any) -> None:
         parts = given if factor is None else given * factor
         if len(set(sizes)) == 1:
-            calls.reduce_scatter(into, parts, op)
+            make("reduce_scatter", into, parts, op)
         else:
-            calls.reduce_scatterv(into, parts, sizes, op)
+            make("reduce_scatterv", into, parts, sizes, op)
 
     return _between(outs, blocks, run)
 
 
-def _each(runs: Sequence[Callable[[Calls], None]]) -> Callable[[Calls], None]:
-    def call(calls: Calls) -> None:
+def _each(runs: Sequence[Callable[[Make], None]]) -> Callable[[Make], None]:
+    def call(make: Make) -> None:
         for run in runs:
-            run(calls)
+            run(make)
 
     return call
 

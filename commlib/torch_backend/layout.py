@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from commlib._native import Calls
+from commlib.core.dispatch import Make
 
 
 def flat(x: Tensor) -> Tensor:
@@ -23,15 +21,15 @@ def flat(x: Tensor) -> Tensor:
     return x.as_strided((x.numel(),), (1,), x.storage_offset()) if _dense(_strided(x)) else x.contiguous()
 
 
-def in_place(tensors: Sequence[Tensor], run: Callable[[Calls, Tensor], object]) -> Callable[[Calls], None]:
+def in_place(tensors: Sequence[Tensor], run: Callable[[Make, Tensor], object]) -> Callable[[Make], None]:
     """Return a call that changes each tensor in its own memory; one that has gaps is copied, and then copied back."""
     for x in tensors:
         _strided(x)
 
-    def call(calls: Calls) -> None:
+    def call(make: Make) -> None:
         for x in tensors:
             row = flat(x)
-            run(calls, row)
+            run(make, row)
             if row.data_ptr() != x.data_ptr():
                 write(x, row)
 

@@ -55,7 +55,7 @@ class Mail:
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> dist.Work:
         """Receive a tensor from whichever rank sends one; the work says which."""
-        group: Any = self._comm._backend.native_group
+        group: Any = self._comm.resources.native_group
         if not hasattr(group, "has_message"):
             raise NotImplementedError(f"recv from any rank is not available on {self._comm.backend}; name the source")
         source = [-1]
@@ -80,13 +80,13 @@ class Mail:
         # The frames between: the group's method, then torch's isend or irecv, which send and recv call.
         caller = sys._getframe(3).f_back
         waits = caller is not None and caller.f_code in WAITS
-        work = self._comm._message(name, run, x, peer, async_op=not waits)
+        work = self._comm.dispatcher.message(name, run, x, peer, async_op=not waits)
         return Done([x]) if work is None else work
 
     def _post(self, x: Tensor, dst: int, tag: int) -> None:
-        calls = self._comm._unordered
-        calls.send(torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
-        calls.send(x, dst)
+        make = self._comm.dispatcher.make
+        make("send", torch.tensor([tag, _CODES[x.dtype], x.numel()], device="cpu"), dst)
+        make("send", x, dst)
 
     def _take(self, x: Tensor, src: int, tag: int) -> None:
         with self._taking[src]:
@@ -105,19 +105,19 @@ class Mail:
 
     def _take_next(self, x: Tensor, src: int, tag: int) -> bool:
         """Receive the next message; return whether it was the one that is asked for."""
-        calls, header = self._comm._unordered, torch.empty(3, dtype=torch.int64, device="cpu")
-        calls.recv(header, src)
+        make, header = self._comm.dispatcher.make, torch.empty(3, dtype=torch.int64, device="cpu")
+        make("recv", header, src)
         theirs, code, count = header.tolist()
         if (theirs, _DTYPES[code], count) == (tag, x.dtype, x.numel()):
-            calls.recv(x, src)
+            make("recv", x, src)
             return True
         message = torch.empty(count, dtype=_DTYPES[code], device="cpu")
-        calls.recv(message, src)
+        make("recv", message, src)
         self._kept[src].append((theirs, message))
         return False
 
     def _take_any(self, x: Tensor, tag: int, has_message: Callable[[int], bool]) -> int:
-        timeout_s = self._comm._options.timeout_s
+        timeout_s = self._comm.options.timeout_s
         deadline, nap_s = time.monotonic() + timeout_s, 0.0
         while time.monotonic() < deadline:
             for src in range(self._comm.size):

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from commlib._native import Calls
+from commlib.core.dispatch import Make
 
 
-def sum_sparse(calls: Calls, x: Tensor, size: int) -> None:
+def sum_sparse(make: Make, x: Tensor, size: int) -> None:
     """Replace a sparse COO tensor by the sum of all ranks'."""
     own = x.detach().coalesce()
     indices, values = own.indices().t().contiguous(), own.values().contiguous()
     counts = indices.new_empty(size)
-    calls.all_gather(counts, indices.new_tensor([indices.shape[0]]))
+    make("all_gather", counts, indices.new_tensor([indices.shape[0]]))
     rows = counts.tolist()
-    total = torch.sparse_coo_tensor(_gathered(calls, indices, rows).t(), _gathered(calls, values, rows), x.shape)
+    total = torch.sparse_coo_tensor(_gathered(make, indices, rows).t(), _gathered(make, values, rows), x.shape)
     with torch.no_grad():
         x.copy_(total.coalesce())
 
 
-def _gathered(calls: Calls, mine: Tensor, rows: list[int]) -> Tensor:
+def _gathered(make: Make, mine: Tensor, rows: list[int]) -> Tensor:
     """Return all ranks' rows, which differ in number."""
     out = mine.new_empty(sum(rows), *mine.shape[1:])
     width = math.prod(mine.shape[1:])
-    calls.all_gatherv(out.view(-1), mine.view(-1), [count * width for count in rows])
+    make("all_gatherv", out.view(-1), mine.view(-1), [count * width for count in rows])
     return out

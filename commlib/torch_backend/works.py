@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from commlib.work import finish
+from commlib.core.work import finish
 
 
 class Done(dist.Work):

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from commlib.communicator import Communicator
+from commlib.core.work import Work
 from commlib.counts import counted
 from commlib.tp.pipeline import Pipeline
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, shard
 from commlib.tp.weights import Source
-from commlib.work import Work
 
 
 def parameter(comm: Communicator, *shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from commlib.communicator import Communicator, init
+from commlib.core.work import Work
 from commlib.tp.multiprocessors import leaving
 from commlib.tp.sequence import gather, scatter
-from commlib.work import Work
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
@@ -101,8 +101,8 @@ class Pipeline:
         blocks = x.unflatten(0, (self.comm.size, -1))
         room = self._room(x).unflatten(0, (self.comm.size, -1))
         parts = [blocks[rank] if rank == self.comm.rank else room[rank] for rank in range(self.comm.size)]
-        name = "all_to_others" if self.comm._backend.native else "all_to_all"
-        work: Any = self.comm._asked(name, (room.flatten(0, 1), x), None, True, self.max_sms)
+        name = "all_to_others" if self.comm.resources.native else "all_to_all"
+        work: Any = self.comm.dispatcher.call(name, (room.flatten(0, 1), x), None, True, self.max_sms)
         return parts, work
 
     def beside(self) -> AbstractContextManager[None]:
@@ -131,7 +131,7 @@ class Pipeline:
         """Return memory for rows like x, where another tensor has what x has in its own."""
         whole = x.untyped_storage()
         if whole.data_ptr() not in self._rooms:
-            if not self.comm._backend.holds(x):
+            if not self.comm.resources.holds(x):
                 raise ValueError(
                     "a Pipeline with engines=True moves rows in symmetric memory, and these are not there; make them "
                     "with empty() of its communicator, as Llama does"

@@ -1,4 +1,4 @@
-// The collectives of one communicator for Python, which commlib/methods.py calls. Each is a
+// The collectives of one communicator for Python, which commlib/communicator.py calls. Each is a
 // function in csrc/collectives/<collective>/entry.cc that checks its tensors, then runs the
 // operation:
 //

@@ -153,7 +153,7 @@ def test_asynchronous_calls_run_in_order(on_hosts):
 
 def sent(comm: Communicator, name: str, algorithm: str, call: Call) -> tuple[int, int]:
     """Return the messages that this rank sends to other hosts, and their bytes."""
-    backend, messages = comm._backend, []
+    backend, messages = comm.resources, []
     begin = backend.begin  # type: ignore[attr-defined]
 
     def counted(what: str, sends: list, recvs: list) -> object:

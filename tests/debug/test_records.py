@@ -60,7 +60,7 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
 def fork_and_close(comm: Communicator) -> list[bool]:
     if (child := os.fork()) == 0:
         comm.close()
-        del comm._backend
+        del comm.resources
         os._exit(0)
     os.waitpid(child, 0)
     (record,) = records_of(os.getpid())

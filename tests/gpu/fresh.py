@@ -38,7 +38,7 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, **limits: Any) -> Com
 
     with mock.patch.object(native.library, "open_nccl", impatient):
         limits = {"timeout_s": 30.0, "max_bytes": 1 << 20} | limits
-        return Communicator._create(Borrowed(comm._world), backend="nccl", **limits)
+        return Communicator._create(Borrowed(comm.world), backend="nccl", **limits)
 
 
 def leave(made: list[Communicator]) -> None:

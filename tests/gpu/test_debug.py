@@ -7,12 +7,12 @@ import torch
 
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
+from commlib.core.hooks import SlowCall
 from commlib.debug import Finding, findings_of, look
 from commlib.debug.jobs import moments
 from commlib.debug.record import records_of
 from commlib.debug.sample import watch
 from commlib.debug.slow import slowness
-from commlib.hooks import SlowCall
 from commlib.tools.testing import Ranks
 from commlib.tools.timing.graph import capture
 

@@ -92,7 +92,7 @@ def try_all(comm: Communicator, x: torch.Tensor, large: torch.Tensor) -> None:
 
 def by(comm: Communicator, algorithm: str, x: torch.Tensor, op: str = "sum") -> None:
     """A plan that only this rank may have, past the check that all have the same."""
-    comm._backend.native_group.set_plan(
+    comm.resources.native_group.set_plan(
         plan_text(Plan.only({"all_reduce": algorithm}, base=comm.plan), comm.size, "nccl")
     )
     comm.all_reduce(x, op)

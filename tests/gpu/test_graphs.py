@@ -159,7 +159,7 @@ def by_mode(comm: Communicator) -> tuple[str, list[str]]:
         for mode, algorithm in (("eager", "lsa_ll_oneshot"), ("graph", "lsa_ll128_twoshot"))
     ]
     comm.use(Plan({**before.document, "rules": rules + before.document["rules"]}, "a plan with modes"))
-    backend = comm._backend
+    backend = comm.resources
     chosen = [
         backend.choice("all_reduce", 80_000, "float32", "sum", "plain", mode)  # type: ignore[attr-defined]
         for mode in ("eager", "graph")

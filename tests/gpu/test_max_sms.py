@@ -62,7 +62,7 @@ def test_a_norm_and_an_epilogue_have_the_same_bits_on_few(comm: Communicator, ma
 def last_algorithm(comm: Communicator) -> str:
     """What ran, as the record of this process has it."""
     slots = [slot for record in records_of(os.getpid()) for slot in record.slots()]
-    slot = next(slot for slot in slots if slot.id == comm._backend.recorded_as)
+    slot = next(slot for slot in slots if slot.id == comm.resources.recorded_as)
     return slot.calls[slot.entered].algorithm
 
 

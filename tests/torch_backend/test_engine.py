@@ -29,7 +29,7 @@ def way(made: Engine, work: object) -> str:
     """Say how a call was made."""
     if isinstance(work, OnStream):
         return "as fast as it can"
-    (call,) = made.comm._later.call_args_list  # type: ignore[attr-defined]
+    (call,) = made.comm.dispatcher.later.call_args_list  # type: ignore[attr-defined]
     return "sparing" if call.kwargs.get("spares", True) else "as usual"
 
 

@@ -188,7 +188,7 @@ def options(comm: Communicator) -> tuple[bool, int, str]:
     with pytest.raises(TypeError, match=r"pg_options is of type int, but backend 'commlib' takes .*Options"):
         dist.new_group(pg_options=3)
     made = communicator(group)
-    return made._options.checked, made._options.max_bytes, made.plan.source
+    return made.options.checked, made.options.max_bytes, made.plan.source
 
 
 def test_options_of_a_group_are_those_of_init(ranks: Ranks) -> None:

@@ -109,7 +109,7 @@ class Phases:
     """One call, made by all ranks under a plan that may leave no choice; a twin keeps the ranks' exchanges apart."""
 
     def __init__(self, comm: Communicator, job: Job, symmetric: bool) -> None:
-        comm._backend.stamp(0)  # raises where there is no native code
+        comm.resources.stamp(0)  # raises where there is no native code
         twin = twin_of(comm)
         self.comm, self.job, self.twin = comm, job, twin
         ((self.collective, self.call),) = calls(comm, job)
@@ -235,14 +235,14 @@ class Phases:
         stamps = self._stamp(stamped)
         list(_made(runs, LEAST))
         torch.cuda.synchronize(self.comm.device)
-        group: Any = self.twin._backend.native_group
+        group: Any = self.twin.resources.native_group
         kernels = Kernels(group.marks(), LEAST)
         kernels.room = self._least(kernels.room)
         kernels.clear()
         return stamps, kernels
 
     def _stamp(self, stamped: bool) -> torch.Tensor:
-        made = self.twin._backend.stamp(self.room if stamped else 0)
+        made = self.twin.resources.stamp(self.room if stamped else 0)
         return torch.empty(0) if made is None else made
 
     def _least(self, number: int) -> int:

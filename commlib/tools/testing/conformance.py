@@ -75,7 +75,7 @@ def check_algorithm(comm: Communicator, name: str, algorithm: str, scope: Scope)
 def _cases(
     comm: Communicator, collective: Collective, algorithm: Algorithm, scope: Scope
 ) -> Iterator[tuple[Call, bool]]:
-    if algorithm.hosts and comm._backend.no_hosts:
+    if algorithm.hosts and comm.resources.no_hosts:
         return
     redops = scope.redops if collective.reduces else ("sum",)
     # A collective without data has nothing to vary.

@@ -43,7 +43,7 @@ def cpu_share(run: Run) -> float:
 
 def twin_of(comm: Communicator) -> Communicator:
     """Make a communicator of the same ranks, to be measured while that one makes no large calls."""
-    with comm._backend.as_first():
+    with comm.resources.as_first():
         twin = comm.split(0, comm.rank)
     assert twin is not None
     return twin
@@ -104,7 +104,7 @@ def pinned(
     make = public_call(twin, collective, later)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        lacks = twin._backend.no_hosts if algorithm.hosts else None
+        lacks = twin.resources.no_hosts if algorithm.hosts else None
         if reason := lacks or algorithm.refuses(call.dtype, call.redop, call.size):
             raise Unsupported(reason)
         return make(x, out, call)

@@ -28,7 +28,7 @@ Object* all_reduce(Target& target, const Tensor& x_given, RedOp redop,
   return python::again(given->object());
 }
 
-COMMLIB_COLLECTIVE(all_reduce, "x, redop, out");
+COMMLIB_COLLECTIVE(all_reduce, "x, op, out");
 
 }  // namespace
 }  // namespace commlib::binding

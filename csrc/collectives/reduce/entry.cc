@@ -19,7 +19,7 @@ void reduce(Target& target, const std::optional<Tensor>& out_given, const Tensor
   target.run(call, call.bytes(), {&x, &x});
 }
 
-COMMLIB_COLLECTIVE(reduce, "out, x, dst, redop");
+COMMLIB_COLLECTIVE(reduce, "out, x, dst, op");
 
 }  // namespace
 }  // namespace commlib::binding

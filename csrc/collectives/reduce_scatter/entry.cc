@@ -34,8 +34,8 @@ void reduce_scatterv(Target& target, const Tensor& out_given, const Tensor& x_gi
   target.run(call, x.bytes(), {&x, &x});
 }
 
-COMMLIB_COLLECTIVE(reduce_scatter, "out, x, redop");
-COMMLIB_COLLECTIVE(reduce_scatterv, "out, x, sizes, redop");
+COMMLIB_COLLECTIVE(reduce_scatter, "out, x, op");
+COMMLIB_COLLECTIVE(reduce_scatterv, "out, x, sizes, op");
 
 }  // namespace
 }  // namespace commlib::binding

@@ -12,12 +12,11 @@ import torch
 
 from commlib import env
 from commlib.collectives import COLLECTIVES
-from commlib.collectives.python_calls import kind_of
+from commlib.collectives.signatures import kind_of
 from commlib.plan.rules import SPARING, size_text
 from commlib.redops import Redop
 
 if TYPE_CHECKING:
-    from commlib._native import Calls
     from commlib.communicator import Communicator
 
 _LOG = logging.getLogger("commlib")
@@ -44,42 +43,32 @@ def warn_of_unknown() -> None:
         _LOG.warning("%s", env.told_unknown(name))
 
 
-def watched(calls: Calls, comm: Communicator) -> Calls:
-    """Return the calls of a communicator; at debug level they tell the algorithm of the first of each kind."""
-    return cast("Calls", _FirstCalls(calls, proxy(comm))) if _LOG.isEnabledFor(logging.DEBUG) else calls
+class FirstCalls:
+    """Logs the algorithm of the first call of each operation, type, reduction, power of 2 of bytes, memory and mode."""
 
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = cast("Communicator", proxy(comm))
+        self._logged: set[tuple[object, ...]] = set()
 
-class _FirstCalls:
-    """Stands in for the calls: a kind is an operation, its type and reduction, a power of 2 of bytes, where and how."""
+    def observe(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Log what is new about it, and make it."""
+        self._log(name, arguments)
+        return run(*arguments)
 
-    def __init__(self, calls: Calls, comm: Communicator) -> None:
-        self._calls, self._comm = calls, comm
-        self._told: set[tuple[object, ...]] = set()
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        run = getattr(self._calls, name)
+    def _log(self, name: str, arguments: tuple[Any, ...]) -> None:
         op = {"send": "send_recv", "recv": "send_recv", "enqueue_barrier": "barrier"}.get(name, name)
         if op == "all_reduce_epilogue":
             op = "all_reduce_rms_norm" if self._comm.backend == "nccl" else "all_reduce"
-
-        def call(*given: Any) -> Any:
-            if not torch.compiler.is_dynamo_compiling():
-                self._tell(op, given)
-            return run(*given)
-
-        return call
-
-    def _tell(self, op: str, given: tuple[Any, ...]) -> None:
-        tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        num_bytes, dtype, redop = kind_of(op, given, self._comm.size)
-        placement = "symmetric" if tensors and all(map(self._comm._backend.holds, tensors)) else "plain"
+        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+        num_bytes, dtype, redop = kind_of(name, arguments, self._comm.size)
+        placement = "symmetric" if tensors and all(map(self._comm.resources.holds, tensors)) else "plain"
         capturing = self._comm.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         mode = "graph" if capturing else "eager"
-        spares = any(type(x) is int and x == SPARING for x in given[-1:])
+        spares = any(type(x) is int and x == SPARING for x in arguments[-1:])
         kind = op, dtype, redop, num_bytes.bit_length(), placement, mode, spares
-        if kind in self._told:
+        if kind in self._logged:
             return
-        self._told.add(kind)
+        self._logged.add(kind)
         try:
             keys: dict[str, Any] = {"placement": placement, "mode": mode, "async_op": spares}
             why = self._comm.explain(op, num_bytes, dtype, cast("Redop", redop), **keys)

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -16,13 +15,12 @@ from weakref import proxy
 
 import torch
 
-from commlib.collectives.python_calls import kind_of
+from commlib.collectives.signatures import kind_of
 from commlib.counts import counted
 from commlib.debug.waited import Waited
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 if TYPE_CHECKING:
-    from commlib._native import Calls
     from commlib.communicator import Communicator
 
 T = TypeVar("T")
@@ -60,16 +58,16 @@ class SlowCall:
 
 
 class Hooks:
-    """Stands in for the calls of a communicator that has hooks."""
+    """Calls the program's functions: for the error that ends the communicator, and for slow calls."""
 
-    def __init__(self, calls: Calls, comm: Communicator) -> None:
-        self._calls, self._comm = calls, cast("Communicator", proxy(comm))
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = cast("Communicator", proxy(comm))
         self._on_error: list[Callable[[CommError], object]] = []
         self._on_slow: list[tuple[Callable[[SlowCall], object], float]] = []
-        self._told = Lock()
+        self._reported = Lock()
         self._recent: dict[Kind, deque[float]] = {}
         self._under_way: deque[tuple[Kind, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._waited = Waited(comm._backend.recorded_as)
+        self._waited = Waited(comm.resources.recorded_as)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
         """Add a function for the error that ends the communicator."""
@@ -81,49 +79,44 @@ class Hooks:
             raise ValueError(f"factor is {factor!r}, but must be above 1")
         self._on_slow.append((_callable(callback), factor))
 
-    def __getattr__(self, name: str) -> Any:
-        run = getattr(self._calls, name)
-        return run if name == "checks" else partial(self._call, name, run)
-
-    def _call(self, name: str, run: Callable[..., Any], *given: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return run(*given)
+    def observe(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
+        """Make the call; time it where there are functions for slow ones."""
         if not self._on_slow:
-            return self.watch(run, *given)
+            return self.watch(run, *arguments)
         if self._comm.device.type != "cpu":
-            return self._on_gpu(name, run, *given)
+            return self._on_gpu(name, run, *arguments)
         before, start = self._waited.by_rank(), time.perf_counter()
-        result = self.watch(run, *given)
+        result = self.watch(run, *arguments)
         seconds, after = time.perf_counter() - start, self._waited.by_rank()
         pairs = enumerate(zip(before, after, strict=True))
         waited = {rank: (now - then) / 1e9 for rank, (then, now) in pairs if rank != self._comm.rank}
-        self._look(self._kind(name, given), seconds, waited)
+        self._look(self._kind(name, arguments), seconds, waited)
         return result
 
-    def _on_gpu(self, name: str, run: Callable[..., Any], *given: Any) -> Any:
+    def _on_gpu(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """Time it by events around it, which are looked at when later calls are made; what is captured is not timed."""
         with torch.cuda.device(self._comm.device):
             if torch.cuda.is_current_stream_capturing():
-                return self.watch(run, *given)
+                return self.watch(run, *arguments)
             while self._under_way and self._under_way[0][2].query():
                 kind, start, end = self._under_way.popleft()
                 self._look(kind, start.elapsed_time(end) / 1e3, {})
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            result = self.watch(run, *given)
+            result = self.watch(run, *arguments)
             end.record()
         if len(self._under_way) < MOST_UNDER_WAY:
-            self._under_way.append((self._kind(name, given), start, end))
+            self._under_way.append((self._kind(name, arguments), start, end))
         return result
 
-    def watch(self, run: Callable[..., T], *given: Any) -> T:
+    def watch(self, run: Callable[..., T], *arguments: Any) -> T:
         """Do it; tell of the error that has ended the communicator before raising it."""
         try:
-            return run(*given)
+            return run(*arguments)
         except Closed:
             raise
         except CommError as error:
-            if self._on_error and self._has_ended(error) and self._told.acquire(blocking=False):
+            if self._on_error and self._has_ended(error) and self._reported.acquire(blocking=False):
                 for callback in self._on_error:
                     _run(callback, error)
             raise
@@ -132,13 +125,13 @@ class Hooks:
         if isinstance(error, (PeerLost, CommTimeout)):
             return True
         try:
-            self._comm._backend.check()
+            self._comm.resources.check()
         except CommError:
             return True
         return False
 
-    def _kind(self, name: str, given: tuple[Any, ...]) -> Kind:
-        num_bytes, dtype, _ = kind_of(name, given, self._comm.size)
+    def _kind(self, name: str, arguments: tuple[Any, ...]) -> Kind:
+        num_bytes, dtype, _ = kind_of(name, arguments, self._comm.size)
         return name, num_bytes, dtype
 
     def _look(self, kind: Kind, seconds: float, waited_s: dict[int, float]) -> None:
@@ -157,10 +150,10 @@ def _callable(callback: Callable[[T], object]) -> Callable[[T], object]:
     return callback
 
 
-def _run(callback: Callable[[T], object], told: T) -> None:
+def _run(callback: Callable[[T], object], event: T) -> None:
     """Call it; what it raises is logged, as the caller's own result or error matters more."""
     try:
-        callback(told)
+        callback(event)
     except Exception:
         with suppress(Exception):
-            _LOG.exception("a hook of a communicator failed on: %s", told)
+            _LOG.exception("a hook of a communicator failed on: %s", event)

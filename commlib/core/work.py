@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import proxy
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,12 +20,6 @@ from torch.futures import Future as TorchFuture
 from commlib import env
 from commlib.errors import CommTimeout, limits_of
 from commlib.lane import Lane, done_now
-from commlib.plan.rules import SPARING
-
-if TYPE_CHECKING:
-    from commlib.calling import Calling
-
-T = TypeVar("T")
 
 
 class Work(dist.Work):
@@ -104,6 +97,9 @@ class Lanes:
     other, and no collective behind a message.
     """
 
+    spares = False  # CPUs have no multiprocessors, and engines in Python take what they take
+    orders_later_calls = True  # a call of the caller's own thread comes behind those under way
+
     def __init__(self) -> None:
         self._lanes: dict[Hashable, Lane] = {}
         self._last: dict[Hashable, Future[Any]] = {}
@@ -127,14 +123,6 @@ class Lanes:
                 self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
                 return LaneWork(self._last[lane], what)
         return LaneWork(done_now(call), what)  # of a callback, which holds up the calls behind the one it follows
-
-    def sparing(self, calls: T) -> T:
-        """Return `calls`: CPUs have no multiprocessors, and engines in Python take what they take."""
-        return calls
-
-    def after(self, calls: T, comm: Calling) -> T:
-        """Return the collectives of `comm`, made to wait for those submitted before, as long as any is left."""
-        return cast("T", _Behind(self, calls, partial(_unorder, proxy(comm))))
 
     def settle(self, done: Callable[[], object]) -> None:
         """Wait for the collectives submitted before, and call `done` if no other came meanwhile."""
@@ -181,26 +169,6 @@ def _call_after(before: Future[Any] | None, call: Callable[[], Any]) -> Any:
     if before is not None:
         before.exception()
     return call()
-
-
-def _unorder(comm: Calling) -> None:
-    comm._calls = comm._unordered
-
-
-class _Behind:
-    """Stands in for the calls of a communicator: each comes after the asynchronous collectives before it."""
-
-    def __init__(self, lanes: Lanes, calls: object, done: Callable[[], object]) -> None:
-        self._lanes, self._calls, self._done = lanes, calls, done
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        run = getattr(self._calls, name)
-
-        def ordered(*arguments: Any) -> Any:
-            self._lanes.settle(self._done)
-            return run(*arguments)
-
-        return ordered
 
 
 _NAP_S = 20e-6
@@ -283,19 +251,11 @@ class StreamWork(Work):
         return target
 
 
-class _Sparing:
-    """Stands in for the calls of a communicator: each takes the knee of its curve; a barrier has one block anyway."""
-
-    def __init__(self, calls: object) -> None:
-        self._calls = calls
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        run = getattr(self._calls, name)
-        return run if name == "enqueue_barrier" else lambda *given: run(*given, SPARING)
-
-
 class StreamLanes:
     """Asynchronous calls on a stream beside the caller's; the backend keeps calls in order over streams itself."""
+
+    spares = True
+    orders_later_calls = False
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.current = device, CurrentStream(device)
@@ -333,14 +293,6 @@ class StreamLanes:
         self._held.append((event, held))
         return StreamWork(event, result, held, caller, self)
 
-    def sparing(self, calls: T) -> T:
-        """Return `calls`, made to leave most of the GPU to what runs beside them."""
-        return cast("T", _Sparing(calls))
-
-    def after(self, calls: T, comm: Calling) -> T:
-        """Return `calls`: streams are ordered where kernels are launched."""
-        return calls
-
     def let_go(self) -> None:
         """Let go of what calls held, once they are over: then all ranks' memory is free alike."""
         if self._held and not torch.cuda.is_current_stream_capturing():
@@ -349,6 +301,9 @@ class StreamLanes:
 
     def drain(self, *lanes: Hashable) -> None:
         """Nothing waits on the host."""
+
+    def settle(self, done: Callable[[], object]) -> None:
+        """Nothing is ordered on the host."""
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Let go of what calls held."""

@@ -29,8 +29,8 @@ class Subworld(World):
         self._members = members
         self.rank = members.index(parent.rank)
         self.size = len(members)
-        self.local_rank, self.address = parent.local_rank, parent._world.address
-        self.device, self.parts = parent.device.type, parent._backend.hosts is not None
+        self.local_rank, self.address = parent.local_rank, parent.world.address
+        self.device, self.parts = parent.device.type, parent.resources.hosts is not None
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Exchange among the members; the carrier's own deadline holds."""
