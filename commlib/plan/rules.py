@@ -16,7 +16,7 @@ _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a 
 
 @dataclass(frozen=True)
 class Query:
-    """A call, as rules see it; where these are asked for what all calls have in common, "*" stands for all."""
+    """A call, as rules see it."""
 
     op: str
     num_bytes: int
@@ -142,8 +142,12 @@ class Rule:
 
     @property
     def keys(self) -> str:
-        """What it speaks of, in words."""
-        return keys_text(self, self.world)
+        """Its keys as text, but for those that mean everything."""
+        named = (("dtype", self.dtype), ("redop", self.redop), ("mode", self.mode))
+        parts = [self.op, self.placement, *(f"{key}={value}" for key, value in named if value != "*")]
+        low, high = self.world
+        ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
+        return " ".join([*parts, f"world={ranks}"])
 
     def covers(self, call: Query) -> bool:
         """Whether the rule speaks of such a call."""
@@ -167,26 +171,9 @@ class Rule:
             above = entry.max_bytes
 
 
-def keys_text(of: Rule | Query, world: tuple[int, int]) -> str:
-    """Return the keys of a rule or of calls in words; those that mean everything are left out."""
-    named = (("dtype", of.dtype), ("redop", of.redop), ("mode", of.mode))
-    words = [of.op, of.placement, *(f"{key}={value}" for key, value in named if value != "*")]
-    low, high = world
-    ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
-    return " ".join([*words, f"world={ranks}"])
-
-
 def size_text(num_bytes: int) -> str:
     """Return a size as the command line reads it: 64K, 1M, 100 B."""
     for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if num_bytes >= scale and num_bytes % scale == 0:
             return f"{num_bytes // scale}{unit}"
     return f"{num_bytes} B"
-
-
-def span_text(above: int | None, up_to: int | None) -> str:
-    """Return a span of sizes in words: above 8K, up to 64K; every size."""
-    words = [] if above is None else [f"above {size_text(above)}"]
-    if up_to is not None:
-        words.append(f"up to {size_text(up_to)}")
-    return ", ".join(words) or "every size"
