@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib.plan.lines import line_of, name_of
+from commlib.plan.schema import name_of
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
@@ -116,15 +116,14 @@ class Rule:
     fallback: tuple[Range, ...] = ()  # what runs where the range for a size cannot: the first that can
     source: str = field(default="plan", compare=False)
     number: int = field(default=0, compare=False)
-    text: str | None = field(default=None, compare=False, repr=False)  # of the file, where there is one
 
     @classmethod
-    def read(cls, rule: Mapping[str, Any], source: str, number: int, text: str | None) -> Rule:
+    def read(cls, rule: Mapping[str, Any], source: str, number: int) -> Rule:
         """Return one rule of a document that is as the schema wants it."""
         low, high = rule.get("world", (1, None))
         parts = {part: tuple(map(Range.read, rule.get(part, ()))) for part in ("ranges", "fallback")}
         world = low, MAX_WORLD if high is None else high
-        return cls(**{**rule, **parts, "world": world}, source=source, number=number, text=text)
+        return cls(**{**rule, **parts, "world": world}, source=source, number=number)
 
     def document(self) -> dict[str, Any]:
         """Return it as a file has it: what is as usual is not said."""
@@ -136,9 +135,9 @@ class Rule:
         return said | ({"fallback": [entry.document() for entry in self.fallback]} if self.fallback else {})
 
     def where(self, *part: str | int) -> str:
-        """Where it or a part of it stands: the file, the line where that is known, the place."""
-        path = ("rules", self.number, *part)
-        return f"plan {self.source}{line_of(self.text, path)}: {name_of(path)}"
+        """Where it or a part of it stands: the file, the place, and the type if the rule is for one."""
+        of_type = "" if self.dtype == "*" else f" of {self.dtype}"
+        return f"plan {self.source}: {name_of(('rules', self.number, *part))}{of_type}"
 
     @property
     def keys(self) -> str:

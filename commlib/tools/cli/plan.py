@@ -99,7 +99,7 @@ def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **c
 def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
     """Check plan files: keys, values and names.
 
-    Print the first mistake of each file, with its line, on standard error, and exit with 1 if there is one.
+    Print the first mistake of each file on standard error, and exit with 1 if there is one.
     """
     from commlib.agreement import check_names, usable
 
