@@ -223,7 +223,7 @@ def usable(backend: str) -> dict[str, list[str]]:
 
 
 def check_names(plan: Plan, algorithms: Mapping[str, Sequence[str]], backend: str = "") -> None:
-    """Raise a ValueError for the first name in a plan that is not known, with file, line and the valid names."""
+    """Raise a ValueError for the first name in a plan that is not known, with file, rule and the valid names."""
     on = f" on {backend}" if backend else ""
     for rule in plan.rules:
         keys = {"op": tuple(algorithms), "dtype": ("*", *DTYPES), "redop": ("*", *REDOPS)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
+from typing import Any
 
 _ELSEWHERE = {  # names of other libraries, without underscores, and ours
     "worldsize": "size",
@@ -83,3 +84,14 @@ def limits_of(what: str) -> Iterator[None]:
 def one_line(error: BaseException) -> str:
     """Write an error of another library as a reason that stands in a table."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def printable(document: Any) -> Any:
+    """Return a document whose texts have no control characters, which a terminal obeys, but for line ends and tabs."""
+    if isinstance(document, dict):
+        return {printable(key): printable(value) for key, value in document.items()}
+    if isinstance(document, list):
+        return [printable(value) for value in document]
+    if not isinstance(document, str) or document.isprintable():
+        return document
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in document)

@@ -26,7 +26,7 @@ IMPORTERS = {
     "click": "commlib/tools/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",
     "matplotlib": "commlib/*/plot.py",
-    "jsonschema": "commlib/schema.py",
+    "jsonschema": "commlib/tools/report/document.py",
     "rich": "commlib/tools/cli/*.py",
     "safetensors": "commlib/tp/weights.py",
     "tvm_ffi": "commlib/ffi.py",

@@ -1,6 +1,5 @@
 """Plans: which algorithm runs at which size, as data that `commlib tune` writes and the communicator reads."""
 
-from commlib.plan.compare import differences
 from commlib.plan.decide import Facts
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.plan import HEAD, Plan
@@ -19,7 +18,6 @@ __all__ = [
     "Query",
     "Range",
     "Rule",
-    "differences",
     "find",
     "find_own",
     "shipped",

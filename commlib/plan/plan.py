@@ -42,8 +42,8 @@ class Plan:
         # Through JSON: nobody else holds parts of the document, and tuples are lists.
         self._take(json.loads(json.dumps(document)), source)
 
-    def _take(self, document: dict[str, Any], source: str, text: str | None = None) -> None:
-        rules = read_rules(document, source, text)
+    def _take(self, document: dict[str, Any], source: str) -> None:
+        rules = read_rules(document, source)
         self.head = {key: value for key, value in document.items() if key != "rules"}
         self.rules, self.source = rules, source
 
@@ -59,7 +59,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a plan file; every fault is a ValueError that names the file and the line."""
+        """Read a plan file; every fault is a ValueError that names the file and the rule."""
         try:
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
                 raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
@@ -76,7 +76,7 @@ class Plan:
     def parse(cls, text: str, source: str) -> Plan:
         """Read a plan from its text."""
         made = object.__new__(cls)
-        made._take(parse(text, source), source, text)
+        made._take(parse(text, source), source)
         return made
 
     @classmethod
@@ -163,18 +163,16 @@ class Plan:
     def packed(self) -> str:
         """Return what rank 0 sends to the others: the document, and where its rules come from."""
         origins = [[rule.source, rule.number] for rule in self.rules]
-        texts = {rule.source: rule.text for rule in self.rules}
-        return json.dumps([self.document, self.source, origins, texts, astuple(self.fit), dict(self.pinned)])
+        return json.dumps([self.document, self.source, origins, astuple(self.fit), dict(self.pinned)])
 
     @classmethod
     def unpacked(cls, packed: str) -> Plan:
         """Return the plan that rank 0 packed."""
-        document, source, origins, texts, fit, pinned = json.loads(packed)
+        document, source, origins, fit, pinned = json.loads(packed)
         made = object.__new__(cls)
         made._take(document, source)
         rules = tuple(
-            replace(rule, source=file, number=number, text=texts[file])
-            for rule, (file, number) in zip(made.rules, origins, strict=True)
+            replace(rule, source=file, number=number) for rule, (file, number) in zip(made.rules, origins, strict=True)
         )
         return made._with(rules=rules, fit=Match(*fit), pinned=pinned)
 

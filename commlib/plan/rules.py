@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from commlib.plan.lines import line_of, name_of
+from commlib.plan.schema import name_of
 
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
@@ -16,7 +16,7 @@ _KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a 
 
 @dataclass(frozen=True)
 class Query:
-    """A call, as rules see it; where these are asked for what all calls have in common, "*" stands for all."""
+    """A call, as rules see it."""
 
     op: str
     num_bytes: int
@@ -116,15 +116,14 @@ class Rule:
     fallback: tuple[Range, ...] = ()  # what runs where the range for a size cannot: the first that can
     source: str = field(default="plan", compare=False)
     number: int = field(default=0, compare=False)
-    text: str | None = field(default=None, compare=False, repr=False)  # of the file, where there is one
 
     @classmethod
-    def read(cls, rule: Mapping[str, Any], source: str, number: int, text: str | None) -> Rule:
+    def read(cls, rule: Mapping[str, Any], source: str, number: int) -> Rule:
         """Return one rule of a document that is as the schema wants it."""
         low, high = rule.get("world", (1, None))
         parts = {part: tuple(map(Range.read, rule.get(part, ()))) for part in ("ranges", "fallback")}
         world = low, MAX_WORLD if high is None else high
-        return cls(**{**rule, **parts, "world": world}, source=source, number=number, text=text)
+        return cls(**{**rule, **parts, "world": world}, source=source, number=number)
 
     def document(self) -> dict[str, Any]:
         """Return it as a file has it: what is as usual is not said."""
@@ -136,14 +135,18 @@ class Rule:
         return said | ({"fallback": [entry.document() for entry in self.fallback]} if self.fallback else {})
 
     def where(self, *part: str | int) -> str:
-        """Where it or a part of it stands: the file, the line where that is known, the place."""
-        path = ("rules", self.number, *part)
-        return f"plan {self.source}{line_of(self.text, path)}: {name_of(path)}"
+        """Where it or a part of it stands: the file, the place, and the type if the rule is for one."""
+        of_type = "" if self.dtype == "*" else f" of {self.dtype}"
+        return f"plan {self.source}: {name_of(('rules', self.number, *part))}{of_type}"
 
     @property
     def keys(self) -> str:
-        """What it speaks of, in words."""
-        return keys_text(self, self.world)
+        """Its keys as text, but for those that mean everything."""
+        named = (("dtype", self.dtype), ("redop", self.redop), ("mode", self.mode))
+        parts = [self.op, self.placement, *(f"{key}={value}" for key, value in named if value != "*")]
+        low, high = self.world
+        ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
+        return " ".join([*parts, f"world={ranks}"])
 
     def covers(self, call: Query) -> bool:
         """Whether the rule speaks of such a call."""
@@ -167,26 +170,9 @@ class Rule:
             above = entry.max_bytes
 
 
-def keys_text(of: Rule | Query, world: tuple[int, int]) -> str:
-    """Return the keys of a rule or of calls in words; those that mean everything are left out."""
-    named = (("dtype", of.dtype), ("redop", of.redop), ("mode", of.mode))
-    words = [of.op, of.placement, *(f"{key}={value}" for key, value in named if value != "*")]
-    low, high = world
-    ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
-    return " ".join([*words, f"world={ranks}"])
-
-
 def size_text(num_bytes: int) -> str:
     """Return a size as the command line reads it: 64K, 1M, 100 B."""
     for unit, scale in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if num_bytes >= scale and num_bytes % scale == 0:
             return f"{num_bytes // scale}{unit}"
     return f"{num_bytes} B"
-
-
-def span_text(above: int | None, up_to: int | None) -> str:
-    """Return a span of sizes in words: above 8K, up to 64K; every size."""
-    words = [] if above is None else [f"above {size_text(above)}"]
-    if up_to is not None:
-        words.append(f"up to {size_text(up_to)}")
-    return ", ".join(words) or "every size"

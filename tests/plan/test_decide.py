@@ -1,4 +1,4 @@
-"""What a plan decides: ranges, rules, fallbacks, pins, thresholds, and where two plans differ."""
+"""What a plan decides: ranges, rules, fallbacks and pins."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from commlib.collectives.facts import FACTS
-from commlib.plan import Facts, Match, Plan, differences, shipped_plan
+from commlib.plan import Facts, Match, Plan, shipped_plan
 from commlib.plan.rules import Point, Range
 from tests.plan.documents import HEAD, plan_of
 
@@ -146,16 +146,6 @@ def test_on_fewer_multiprocessors_the_curve_is_relative_to_what_runs_there() -> 
     curve = tuple(Point(sms=sms, algorithm="a", slower=slower) for sms, slower in ((4, 3.0), (8, 1.0), (16, 0.5)))
     few = Range(algorithm="b", curve=curve).on(curve[1])
     assert [(point.sms, point.slower) for point in few.curve] == [(4, 1.0)]  # 4 times as long, of twice
-
-
-def test_a_type_that_differs_alone_is_named_and_modes_that_agree_are_one() -> None:
-    usual = {"op": "x", "ranges": [{"algorithm": "a"}]}
-    special = {"op": "x", "dtype": "bool", "mode": "graph", "ranges": [{"algorithm": "b"}]}
-    (found,) = differences(plan_of(usual), plan_of(special, usual))
-    assert (found.call.dtype, found.call.mode, found.spans) == ("bool", "graph", ((None, None, "a", "b"),))
-    both = [{**usual, "mode": mode, "ranges": [{"algorithm": "b"}]} for mode in ("eager", "graph")]
-    (merged,) = differences(plan_of(usual), plan_of(*both))
-    assert (merged.call.mode, merged.spans) == ("*", ((None, None, "a", "b"),))
 
 
 def test_pins_on_top_of_pins_do_not_multiply() -> None:

@@ -13,6 +13,7 @@ import click
 
 from commlib import __version__, env
 from commlib.errors import CommError, limit_of
+from commlib.tools.cli.removed import Group
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
@@ -37,7 +38,7 @@ COMMANDS = {
 Table = dict[str, tuple[str, str]]
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that knows its commands by name and help, from a table such as COMMANDS, and loads one when it is run."""
 
     table: Table

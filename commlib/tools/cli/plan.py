@@ -1,4 +1,4 @@
-"""`commlib plan`: what runs at which size and why; check, compare, write and translate plan files."""
+"""`commlib plan`: what runs at which size and why; check and write plan files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import FILE, known_name, read_bytes, read_dtypes
+from commlib.tools.cli.removed import Group
 from commlib.tools.report.document import Kind
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ KIND = Kind("commlib.plan.shown", 1, "commlib plan show --json", "commlib.tools.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
 
-@click.group()
+@click.group(cls=Group)
 def plan() -> None:
     """Show a plan, or explain which algorithm a call gets and why.
 
@@ -93,26 +94,12 @@ def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **c
 
 
 @plan.command()
-@click.argument("one", metavar="A")
-@click.argument("other", metavar="B")
-@click.pass_context
-def diff(ctx: click.Context, one: str, other: str) -> None:
-    """Print where the plans A and B choose differently; exit code 1 if they do."""
-    from commlib.plan import differences
-
-    found = differences(_open(one), _open(other))
-    for difference in found:
-        click.echo(str(difference))
-    ctx.exit(1 if found else 0)
-
-
-@plan.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.pass_context
 def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
     """Check plan files: keys, values and names.
 
-    Print the first mistake of each file, with its line, on standard error, and exit with 1 if there is one.
+    Print the first mistake of each file on standard error, and exit with 1 if there is one.
     """
     from commlib.agreement import check_names, usable
 
@@ -161,27 +148,6 @@ def threshold(
         known_name(name, known[op], f"algorithm of {op} on {backend}")
     made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=world)
     _write(made.file_text, output)
-
-
-@plan.command()
-@click.argument("plan", required=False, metavar="[PLAN]")
-@click.option("--to", "form", type=click.Choice(["nccl-tuner", "ompi"]), required=True, help="Format to write.")
-@_ranks
-@click.option("--backend", help="Backend whose plan to use without PLAN.  [default: nccl; shm for ompi]")
-@_output
-def export(plan: str | None, form: str, world: int, backend: str | None, output: Path | None) -> None:
-    """Write a plan's sizes as rules of NCCL's example tuner, or of Open MPI's coll/tuned.
-
-    Neither has commlib's kernels: a rule names what moves data in the same way. What cannot be said is left out, and
-    named on standard error.
-    """
-    from commlib.plan.export import export as exported
-
-    usual = "nccl" if form == "nccl-tuner" else "shm"
-    made = exported(read_plan(plan, backend or usual, world), form, world)
-    for what in made.left_out:
-        click.echo(f"commlib: left out, because {form} cannot express it: {what}", err=True)
-    _write(made.text, output)
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:

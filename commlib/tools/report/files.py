@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from commlib.schema import printable
+from commlib.errors import printable
 
 MOST_DIGITS = 20  # of a whole number
 

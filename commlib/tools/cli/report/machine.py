@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from commlib.counts import counted
-from commlib.plan.rules import span_text
+from commlib.plan.rules import size_text
 from commlib.tools.cli.doctor.command import JOBS
 from commlib.tools.cli.doctor.finding import home_as_tilde
 from commlib.tools.report.figures import percent_text
@@ -38,7 +38,7 @@ CHECKED = (
 RANGES = (
     Column("collective", lambda row: row["op"], left=True),
     Column("calls", _calls, left=True),
-    Column("sizes", lambda row: span_text(row["above"], row["up_to"]), left=True),
+    Column("sizes", lambda row: _span_text(row["above"], row["up_to"]), left=True),
     Column("runs", lambda row: row["choice"], left=True),
     Column("gain", lambda row: percent_text(row["gain"]), unit="%, measured"),
     Column("runner-up", lambda row: row["runner_up"] or "-", left=True),
@@ -135,3 +135,11 @@ def wrong(rows: Sequence[Document]) -> list[str]:
         for row in rows
         if row["wrong"]
     ]
+
+
+def _span_text(above: int | None, up_to: int | None) -> str:
+    """Return a span of sizes in parts: above 8K, up to 64K; every size."""
+    parts = [] if above is None else [f"above {size_text(above)}"]
+    if up_to is not None:
+        parts.append(f"up to {size_text(up_to)}")
+    return ", ".join(parts) or "every size"
