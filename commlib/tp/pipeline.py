@@ -134,7 +134,7 @@ class Pipeline:
             if not self.comm._backend.holds(x):
                 raise ValueError(
                     "a Pipeline with engines=True moves rows in symmetric memory, and these are not there; make them "
-                    "with empty() of its communicator, as Llama does"
+                    "with empty() of its communicator"
                 )
             self._rooms[whole.data_ptr()] = self.comm.empty(whole.nbytes() // x.element_size(), dtype=x.dtype)
         return self._rooms[whole.data_ptr()].as_strided(x.shape, x.stride(), x.storage_offset())

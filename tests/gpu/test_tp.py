@@ -9,11 +9,12 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import Draw, Engine, Llama, RandomWeights, Sampling, communicator, gather_logits, greedy, sample, shard
+from commlib.tp import RandomWeights, communicator, shard
+from examples.llama import Draw, Engine, Llama, Sampling, gather_logits, greedy, sample
 from tests.gpu import one_gpu
+from tests.llama import reference
+from tests.llama.reference import CONFIG
 from tests.programs.launched import launched
-from tests.tp import reference
-from tests.tp.reference import CONFIG
 
 SOURCE = RandomWeights(1)
 STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from commlib.counts import counted
-from commlib.tp.batch import Batch, decode_batch, extend_batch
-from commlib.tp.logits import Sampling, greedy, sample
-from commlib.tp.model import KVCache, Llama
-from commlib.tp.scheduler import GREEDY, Draw, Request, Scheduler
+from examples.llama.batch import Batch, decode_batch, extend_batch
+from examples.llama.logits import Sampling, greedy, sample
+from examples.llama.model import KVCache, Llama
+from examples.llama.scheduler import GREEDY, Draw, Request, Scheduler
 
 Step: TypeAlias = "Sequence[tuple[Request, int]]"
 Outputs: TypeAlias = tuple[Tensor, Tensor]

@@ -1,4 +1,4 @@
-"""Generate text on several ranks: `commlib run -n 2 examples/generate.py`.
+"""Generate text on several ranks: `commlib run -n 2 -m examples.llama.generate`.
 
 Without --model the weights are made up, so the text is, too; its letters are bytes. --model is a folder of a Llama as
 Hugging Face has it: config.json, *.safetensors and tokenizer.json.
@@ -10,7 +10,8 @@ import torch
 
 import commlib
 from commlib.redops import dtype_named
-from commlib.tp import Draw, Engine, Llama, LlamaConfig, RandomWeights
+from commlib.tp import RandomWeights
+from examples.llama import Draw, Engine, Llama, LlamaConfig
 
 STEM = "A communicator is what the program calls; "
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from commlib.tp import Request, Scheduler
+from examples.llama import Request, Scheduler
 
 PAGE = 4
 STEMS = [[(at * at + stem) % 3 for at in range(24)] for stem in range(3)]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from commlib.tp import Sampling, gather_logits, greedy, sample, shard
+from commlib.tp import shard
+from examples.llama import Sampling, gather_logits, greedy, sample
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 VOCAB = 131

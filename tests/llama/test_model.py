@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlib.tp import Draw, Engine, KVCache, Llama, LlamaConfig, communicator, extend_batch, gather_logits
-from commlib.tp.scheduler import GREEDY
+from commlib.tp import communicator
+from examples.llama import Draw, Engine, KVCache, Llama, LlamaConfig, extend_batch, gather_logits
+from examples.llama.scheduler import GREEDY
+from tests.llama import reference
+from tests.llama.reference import CONFIG, SOURCE, model_of
 from tests.pairs import pairwise as pairwise_of
 from tests.programs import huggingface
 from tests.programs.launched import launched, needs
-from tests.tp import reference
-from tests.tp.reference import CONFIG, SOURCE, model_of
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.kernels import store
-from commlib.tp.batch import Batch, attend
-from commlib.tp.config import LlamaConfig, frequencies
 from commlib.tp.embedding import VocabParallelEmbedding
 from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.shard import heads, shard
 from commlib.tp.weights import SafeTensors, Source
+from examples.llama.batch import Batch, attend
+from examples.llama.config import LlamaConfig, frequencies
 
 
 class KVCache:
