@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -14,8 +13,8 @@ from commlib.errors import Unsupported, one_line
 from commlib.native import library
 from commlib.radix.events import Event, unpacked
 from commlib.radix.namespaces import Namespace, encoded
-from commlib.radix.picture import nodes_of, svg_of, text_of
 from commlib.radix.results import Insert, InsertMatch, Match, Stats
+from commlib.radix.text import text_of
 
 if TYPE_CHECKING:
     from commlib._native import RadixTree
@@ -226,12 +225,9 @@ class RadixCache:
         cache._take(library.radix_restore(snapshot, *_RESULTS), on_free)
         return cache
 
-    def dump(self, path: str | Path | None = None) -> str:
-        """Return the tree as text, a line for each node, and with `path` also write it as a picture (SVG)."""
-        nodes = nodes_of(*self._tree.listing())
-        if path is not None:
-            Path(path).write_text(svg_of(nodes), encoding="utf-8")
-        return text_of(nodes)
+    def dump(self) -> str:
+        """Return the tree as text, a line for each node."""
+        return text_of(*self._tree.listing())
 
     def __reduce__(self) -> NoReturn:
         """Two objects on one tree would free each other's slots, so copy, deepcopy and pickle are refused."""

@@ -5,6 +5,7 @@ Hugging Face has it: config.json, *.safetensors and tokenizer.json.
 """
 
 import argparse
+from typing import Any
 
 import torch
 
@@ -34,11 +35,12 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         from tokenizers import Tokenizer as Loaded  # comes with transformers
 
-        self.loaded = Loaded.from_file(f"{folder}/tokenizer.json")
+        self.loaded: Any = Loaded.from_file(f"{folder}/tokenizer.json")
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        return self.loaded.encode(text).ids
+        tokens: list[int] = self.loaded.encode(text).ids
+        return tokens
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens as Python writes it."""
@@ -61,8 +63,8 @@ def arguments() -> argparse.Namespace:
 
 def made_up(comm: commlib.Communicator, dtype: torch.dtype) -> Llama:
     """Return a small model of made-up weights: the same on any number of ranks."""
-    shape = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 688, "head_dim": 32}
-    heads = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+    shape: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 688, "head_dim": 32}
+    heads: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
     model = Llama(comm, LlamaConfig(**shape, **heads), dtype=dtype)
     model.load(RandomWeights())
     return model
