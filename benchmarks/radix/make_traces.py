@@ -229,7 +229,7 @@ WORKLOADS: dict[str, Callable[..., Iterator[Line]]] = {
 IMPORTERS: dict[str, Callable[..., Iterator[Line]]] = {"mooncake": mooncake, "sharegpt": sharegpt}
 
 
-def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def arguments(args: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line: a command for each workload and each importer, with an option for each keyword."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -247,12 +247,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         for each in keywords:
             command.add_argument(f"--{each.name}", type=type(each.default), default=each.default)
         command.set_defaults(keywords=[each.name for each in keywords])
-    return parser.parse_args(words)
+    return parser.parse_args(args)
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(args: Sequence[str] | None = None) -> None:
     """Write the trace that the command line asks for."""
-    options = arguments(words)
+    options = arguments(args)
     keywords = {name: getattr(options, name) for name in options.keywords}
     lines = islice(options.lines(options.source, **keywords), options.requests)
     text = [json.dumps(line, separators=(",", ":")) + "\n" for line in lines]

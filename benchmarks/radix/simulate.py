@@ -212,7 +212,7 @@ def table(path: Path, unlimited: Row, rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+def arguments(args: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+", type=Path)
@@ -221,12 +221,12 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--page-size", type=int, default=1, help="tokens of a page")
     parser.add_argument("--eviction", default="leaf", help="leaf, tail, or leaf,tail")
     parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON")
-    return parser.parse_args(words)
+    return parser.parse_args(args)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Simulate every trace, print a table for each, and return the exit code."""
-    options = arguments(words)
+    options = arguments(args)
     capacities = sorted(map(int, options.capacity.split(",")))
     every = list(product(capacities, options.policy.split(","), options.eviction.split(",")))
     traces: list[Row] = []

@@ -76,10 +76,10 @@ def generate(comm: commlib.Communicator, args: argparse.Namespace) -> None:
     tokenizer = Tokenizer(args.model) if args.model else Bytes()
     engine = Engine(model)
     prompts = [tokenizer.encode(prompt) for prompt in args.prompts]
-    found = engine.generate(prompts, args.max_new_tokens, Draw(args.temperature, args.top_k, args.seed))
+    results = engine.generate(prompts, args.max_new_tokens, Draw(args.temperature, args.top_k, args.seed))
     engine.close()  # its graphs: before the communicator
     if comm.rank == 0:
-        for prompt, tokens, one in zip(args.prompts, prompts, found, strict=True):
+        for prompt, tokens, one in zip(args.prompts, prompts, results, strict=True):
             print(f"{prompt!r}: {len(tokens)} tokens, {one.reused} of them reused")
             print(f"  {tokenizer.decode(one.tokens)}")
 

@@ -149,7 +149,7 @@ def product_beside(comm: Communicator) -> tuple[list[int], bool]:
         return found.value
 
     targets = [target()]
-    with Pipeline(comm, max_sms=8).beside():
+    with Pipeline(comm, max_sms=8).overlap():
         targets.append(target())
         beside = a @ b
     targets.append(target())

@@ -86,7 +86,7 @@ def test_in_bfloat16_the_ranks_agree(nccl_ranks: Ranks) -> None:
 def chosen(comm: Communicator, whole: torch.Tensor, how: Sampling) -> tuple[torch.Tensor, ...]:
     part = shard(whole.shape[1], comm.rank, comm.size)
     local = whole[:, part.start : part.start + part.length].to(comm.device).contiguous()
-    on_device = Sampling(*(values.to(comm.device) for values in how[:4]), how.most)
+    on_device = Sampling(*(values.to(comm.device) for values in how[:4]), how.max_top_k)
     gathered = gather_logits(comm, local, whole.shape[1])
     best = greedy(comm, local, whole.shape[1])
     return gathered.cpu(), best.cpu(), sample(comm, local, whole.shape[1], on_device).cpu()
