@@ -3,9 +3,9 @@
     commlib run -n 2 python benchmarks/tp_decode.py -o tp_decode.json   # on GPUs: Llama 2 70B, cut to 8 layers
     commlib run -n 2 python benchmarks/tp_decode.py --batches 1,4       # without GPUs: a small one, by shm and gloo
 
-One model of commlib.tp with random weights makes the same step again and again; the ways of reduce_norm.py take turns
-in it, in CUDA graphs on GPUs. First their logits are compared: a way that gives others is an error. The rest of a step
-is the same for all ways, with the exchange of the next tokens, which is commlib's. torchrun can start it, too.
+The model of examples/llama with random weights makes the same step again and again; the ways of reduce_norm.py take
+turns in it, in CUDA graphs on GPUs. First their logits are compared: a way that gives others is an error. The rest of a
+step is the same for all ways, with the exchange of the next tokens, which is commlib's. torchrun can start it, too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import zlib
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +27,12 @@ from commlib.communicator import Communicator
 from commlib.redops import torch_name
 from commlib.tools.report.figures import ratio_text as value_text
 from commlib.tools.timing import Measurement, Protocol, Run, graph, measure_calls, own_stream
-from commlib.tp import KVCache, Llama, LlamaConfig, Shard, decode_batch, greedy
+from commlib.tp import Shard
 from commlib.tp.norm import FusedResidualNorm
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from examples.llama import KVCache, Llama, LlamaConfig, decode_batch, greedy
 
 SHAPES = {
     "cuda": {"layers": 8, "hidden": 8192, "heads": 64, "kv_heads": 8, "intermediate": 28672, "vocab": 32000},

@@ -9,7 +9,7 @@ their calls after the products, on all multiprocessors. `4 × 8` has four chunks
 most; the rows of `1:2:1 × engines` copy engines move, in a long chunk between two of half its length. `none` makes no
 calls, and `none 4` makes none in four chunks, whose products are smaller. All take turns, eagerly or, with --graph, in
 CUDA graphs. `hidden` is the share of what the calls cost the faster of the first two that a way saves, with its 95 %
-interval. First all values are compared. In the end `Pipeline.tune` measures a rule.
+interval. First all values are compared. In the end `tune_pipeline` measures a rule.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from commlib.communicator import Communicator
 from commlib.redops import torch_name
 from commlib.tools.timing import Measurement, Protocol, measure_calls, own_stream
 from commlib.tools.tune.pipeline import CHUNKS, tune_pipeline
-from commlib.tp import Llama, Pipeline
+from commlib.tp import Pipeline
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import WAITS_SMS, Chunks
 from commlib.tp.shard import shard
+from examples.llama import Llama  # tp_decode has added the root of the checkout to the path
 
 FUSED, SCATTERED, NONE, ENGINES = "fused", "scattered", "none", "engines"
 RESAMPLES = 1000

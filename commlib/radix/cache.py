@@ -1,9 +1,8 @@
-"""RadixCache on the native tree: checks what native code cannot see, calls it, and tells who frees slots."""
+"""RadixCache on the native tree: checks what native code cannot see, calls it, and reports freed slots."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
@@ -14,8 +13,8 @@ from commlib.errors import Unsupported, one_line
 from commlib.native import library
 from commlib.radix.events import Event, unpacked
 from commlib.radix.namespaces import Namespace, encoded
-from commlib.radix.picture import nodes_of, svg_of, text_of
 from commlib.radix.results import Insert, InsertMatch, Match, Stats
+from commlib.radix.text import text_of
 
 if TYPE_CHECKING:
     from commlib._native import RadixTree
@@ -107,8 +106,8 @@ class RadixCache:
         which must be as long as ids, the slots are its first `length` elements, and `out` is what is returned.
         """
         name = None if namespace is None else encoded(namespace)
-        found = self._tree.match(ids, name, touch, out)
-        return found if self._device is None or out is not None else found._replace(slots=self._moved(found.slots))
+        match = self._tree.match(ids, name, touch, out)
+        return match if self._device is None or out is not None else match._replace(slots=self._moved(match.slots))
 
     def match_many(self, ids: Sequence[Any], namespaces: Sequence[Namespace] | None = None) -> Tensor:
         """Return the matched lengths of many prompts, for a waiting queue; nothing is touched or split."""
@@ -117,8 +116,8 @@ class RadixCache:
         else:
             names = [encoded(namespace) for namespace in namespaces]
         if len(names) != len(ids):
-            given = counted(len(names), "namespace")
-            raise ValueError(f"{given} for {counted(len(ids), 'prompt')}; pass one for each prompt")
+            names_text = counted(len(names), "namespace")
+            raise ValueError(f"{names_text} for {counted(len(ids), 'prompt')}; pass one for each prompt")
         return self._tree.match_many(ids, names)
 
     def insert(
@@ -143,11 +142,11 @@ class RadixCache:
         return done if self._device is None else done._replace(slots=self._moved(done.slots))
 
     def _freed(self, result: R, slots: Tensor) -> R:
-        """Tell of slots that a call freed, and return its result."""
-        self._told(slots)
+        """Report slots that a call freed, and return its result."""
+        self._reported(slots)
         return result
 
-    def _told(self, freed: Tensor) -> Tensor:
+    def _reported(self, freed: Tensor) -> Tensor:
         """Return freed slots as the caller wants them, when on_free knows of them."""
         freed = self._moved(freed)
         if self._on_free is not None and len(freed) > 0:
@@ -175,11 +174,11 @@ class RadixCache:
         If fewer are evictable, it raises ValueError and changes nothing; with `at_most` it frees those that are, or
         none.
         """
-        return self._told(self._tree.evict(n, at_most))
+        return self._reported(self._tree.evict(n, at_most))
 
     def reset(self, *, force: bool = False) -> None:
         """Free everything; refused while locks are held, unless forced. All handles become invalid."""
-        self._told(self._tree.reset(force))
+        self._reported(self._tree.reset(force))
 
     @property
     def evictable_size(self) -> int:
@@ -202,7 +201,7 @@ class RadixCache:
     def take_events(self) -> list[Event]:
         """Return what was stored and removed since the last call, for a cache made with events=True.
 
-        They are kept until taken. A block's hash is the first 8 bytes, signed and big-endian, of the SHA-256 of the
+        They stay until taken. A block's hash is the first 8 bytes, signed and big-endian, of the SHA-256 of the
         digest before it and its tokens as 4 bytes each, little-endian; the first one of a namespace chains to the
         SHA-256 of the namespace's encoding.
         """
@@ -226,12 +225,9 @@ class RadixCache:
         cache._take(library.radix_restore(snapshot, *_RESULTS), on_free)
         return cache
 
-    def dump(self, path: str | Path | None = None) -> str:
-        """Return the tree as text, a line for each node, and with `path` also write it as a picture (SVG)."""
-        nodes = nodes_of(*self._tree.listing())
-        if path is not None:
-            Path(path).write_text(svg_of(nodes), encoding="utf-8")
-        return text_of(nodes)
+    def dump(self) -> str:
+        """Return the tree as text, a line for each node."""
+        return text_of(*self._tree.listing())
 
     def __reduce__(self) -> NoReturn:
         """Two objects on one tree would free each other's slots, so copy, deepcopy and pickle are refused."""
@@ -249,8 +245,8 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(known)}")
 
 
-def _count(name: str, value: int, least: int) -> None:
+def _count(name: str, value: int, minimum: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is of type {type(value).__name__}, but must be an int")
-    if not least <= value < 2**31:
-        raise ValueError(f"{name} is {value}, but must be from {least} to 2^31 - 1")
+    if not minimum <= value < 2**31:
+        raise ValueError(f"{name} is {value}, but must be from {minimum} to 2^31 - 1")

@@ -1,4 +1,4 @@
-"""What routers are told of a cache's blocks, in the fields that vLLM's and SGLang's routers read."""
+"""Events about a cache's blocks for routers, in the fields that vLLM's and SGLang's routers read."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def as_map(event: Event) -> dict[str, Any]:
 
 def unpacked(data: bytes, page_size: int) -> list[Event]:
     """Return the events that csrc/radix/events.cc packed."""
-    words = np.frombuffer(data, np.int64)
+    numbers = np.frombuffer(data, np.int64)
     events: list[Event] = []
     at = 0
-    while at < len(words):
-        kind = int(words[at])
+    while at < len(numbers):
+        kind = int(numbers[at])
         if kind == 0:
-            event, at = _stored(words, at + 1, page_size)
+            event, at = _stored(numbers, at + 1, page_size)
             events.append(event)
         elif kind == 1:
-            end = at + 2 + int(words[at + 1])
-            events.append(BlockRemoved(words[at + 2 : end].tolist()))
+            end = at + 2 + int(numbers[at + 1])
+            events.append(BlockRemoved(numbers[at + 2 : end].tolist()))
             at = end
         else:
             events.append(AllBlocksCleared())
@@ -71,15 +71,15 @@ def unpacked(data: bytes, page_size: int) -> list[Event]:
     return events
 
 
-def _stored(words: np.ndarray[Any, np.dtype[np.int64]], at: int, page_size: int) -> tuple[BlockStored, int]:
-    pages, tokens, name_bytes, has_parent, parent = (int(word) for word in words[at : at + 5])
+def _stored(numbers: np.ndarray[Any, np.dtype[np.int64]], at: int, page_size: int) -> tuple[BlockStored, int]:
+    pages, tokens, name_bytes, has_parent, parent = (int(number) for number in numbers[at : at + 5])
     at += 5
-    hashes = words[at : at + pages].tolist()
+    hashes = numbers[at : at + pages].tolist()
     at += pages
-    token_ids = words[at : at + (tokens + 1) // 2].view(np.int32)[:tokens].tolist()
+    token_ids = numbers[at : at + (tokens + 1) // 2].view(np.int32)[:tokens].tolist()
     at += (tokens + 1) // 2
     name_words = (max(name_bytes, 0) + 7) // 8
-    name = words[at : at + name_words].tobytes()[:name_bytes] if name_bytes >= 0 else None
+    name = numbers[at : at + name_words].tobytes()[:name_bytes] if name_bytes >= 0 else None
     namespace = decoded(name)
     extra: list[tuple[Any, ...] | None] | None = None if namespace is None else [_parts(namespace)] * pages
     event = BlockStored(

@@ -18,7 +18,7 @@ def encoded(namespace: Namespace) -> bytes | None:
 
 
 def decoded(data: bytes | None) -> Namespace:
-    """Return the namespace that encoded() was given."""
+    """Return the namespace of which encoded() returned this."""
     if data is None:
         return None
     if data[:1] == b"t":

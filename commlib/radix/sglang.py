@@ -31,7 +31,7 @@ class SGLangRadixCache:
     """A RadixCache with the calls of SGLang's, for its scheduler or for one that was written after it.
 
     A node is a number, the handle of RadixCache; `root_node` is that of a match of nothing. Slots come back as int64 on
-    the device of the allocator, which is told of every slot that nobody needs any more, by `free`.
+    the device of the allocator, whose `free` gets every slot that is no longer needed.
     """
 
     def __init__(self, params: Any) -> None:
@@ -70,9 +70,9 @@ class SGLangRadixCache:
         """Forget everything, locks as well; no slot is freed, as the pools are cleared by the caller."""
         self._cache.reset(force=True)
         self._wide: dict[int, int] = {}  # tokens above HIGH, with the number that each has in the tree
-        found = self._cache.match(())
-        self.root_node: int = found.handle
-        self._nothing = MatchResult(found.slots, found.handle, found.handle, found.handle)
+        match = self._cache.match(())
+        self.root_node: int = match.handle
+        self._nothing = MatchResult(match.slots, match.handle, match.handle, match.handle)
 
     # --- the tree ---------------------------------------------------------------------------------------------------
 
@@ -209,7 +209,7 @@ class SGLangRadixCache:
     def checkpoint(self, req: Any, *, up_to: int) -> None:
         """Take what a request has computed so far, as SGLang 0.5.23 has it: for a request that goes on or has ended.
 
-        The prompt is kept longer than what was generated: it ends a node of its own, of the next priority.
+        The prompt stays longer than what was generated: it ends a separate node, of the next priority.
         """
         if self.disable:
             return
@@ -251,9 +251,9 @@ class SGLangRadixCache:
 
     def _rebind(self, kv: Any, row: Tensor, done: InsertMatch) -> None:
         """Let a row of the pool have the tree's slots, and free those it had for the same tokens."""
-        own = kv.cache_protected_len
-        self._free(row[own : done.existing].clone())  # the row is about to change
-        self.req_to_token_pool.write((kv.req_pool_idx, slice(own, done.length)), done.slots[own:])
+        start = kv.cache_protected_len
+        self._free(row[start : done.existing].clone())  # the row is about to change
+        self.req_to_token_pool.write((kv.req_pool_idx, slice(start, done.length)), done.slots[start:])
         kv.cache_protected_len = done.length
 
     def _free(self, slots: Tensor) -> None:

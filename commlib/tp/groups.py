@@ -16,7 +16,7 @@ def communicator(group: Any, device: torch.device | str = "cpu") -> Communicator
 
     Args:
         group: A Communicator, which is returned; a group of backend "commlib", which owns what is returned; or any
-            other group (gloo, nccl), whose ranks get a communicator of their own: call once, and close it.
+            other group (gloo, nccl), whose ranks get a new communicator: call once, and close it.
         device: Where the tensors of a group of backend "commlib" are.
     """
     if isinstance(group, Communicator):

@@ -96,11 +96,11 @@ class ColumnParallelLinear(nn.Module):
         if pipeline is None or not cuts:
             return self.forward(gather_rows(self.comm, rows, rows.new_empty(tokens, *rows.shape[1:])))
         out = rows.new_empty(tokens, *rows.shape[1:-1], len(self.weight))
-        own = rows.view(-1, self.in_features)
-        of_ranks = out.view(self.comm.size, len(own), len(self.weight))
-        wholes = [rows.new_empty(self.comm.size, *own[cut].shape) for cut in cuts]
-        works = [pipeline.gather_rows(own[cut], whole.flatten(0, 1)) for cut, whole in zip(cuts, wholes, strict=True)]
-        with pipeline.beside():
+        local = rows.view(-1, self.in_features)
+        of_ranks = out.view(self.comm.size, len(local), len(self.weight))
+        wholes = [rows.new_empty(self.comm.size, *local[cut].shape) for cut in cuts]
+        works = [pipeline.gather_rows(local[cut], whole.flatten(0, 1)) for cut, whole in zip(cuts, wholes, strict=True)]
+        with pipeline.overlap():
             for cut, whole, work in zip(cuts, wholes, works, strict=True):
                 work.wait()
                 product(whole, self.weight, self.bias, of_ranks[:, cut])
@@ -129,7 +129,7 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """A linear layer of which each rank has a part of the inputs; the ranks' results add up to the output.
 
-    The bias is in rank 0's partial result alone, so it is added once, whatever adds the results up.
+    The bias is only in rank 0's partial result, so it is added once, whatever adds the results up.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class RowParallelLinear(nn.Module):
         """Return what this rank adds to the output, for FusedResidualNorm; `out` may be of comm.empty()."""
         if out is None:
             out = x.new_empty(*x.shape[:-1], self.out_features)
-        return rows_product(x, self.weight, self._own_bias, out)
+        return rows_product(x, self.weight, self._bias_once, out)
 
     def scattered(self, x: Tensor, pipeline: Pipeline | None = None) -> Tensor:
         """Return those rows of the output that this rank keeps, as `scatter_rows` does: sequence parallel.
@@ -168,20 +168,20 @@ class RowParallelLinear(nn.Module):
         if pipeline is None or not cuts:
             return scatter_rows(self.comm, self.partial(x))
         out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
-        own = out.view(-1, self.out_features)
-        of_ranks = x.reshape(self.comm.size, len(own), self.part.length)
-        with pipeline.beside():
-            works = [self._scatter(pipeline, of_ranks[:, cut], own[cut]) for cut in cuts]
+        local = out.view(-1, self.out_features)
+        of_ranks = x.reshape(self.comm.size, len(local), self.part.length)
+        with pipeline.overlap():
+            works = [self._scatter(pipeline, of_ranks[:, cut], local[cut]) for cut in cuts]
         for work in works:
             work.wait()
         return out
 
     @property
-    def _own_bias(self) -> Tensor | None:
+    def _bias_once(self) -> Tensor | None:
         return self.bias if self.comm.rank == 0 else None
 
     def _scatter(self, pipeline: Pipeline, x: Tensor, out: Tensor) -> Work:
-        partial = product(x, self.weight, self._own_bias, x.new_empty(*x.shape[:-1], self.out_features))
+        partial = product(x, self.weight, self._bias_once, x.new_empty(*x.shape[:-1], self.out_features))
         return pipeline.scatter_rows(partial.flatten(0, 1), out)
 
     def load(self, source: Source, name: str) -> None:

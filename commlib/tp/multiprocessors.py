@@ -1,4 +1,4 @@
-"""Matrix products that leave some of a GPU's multiprocessors to the calls beside them."""
+"""Matrix products that leave some of a GPU's multiprocessors to calls that run at the same time."""
 
 from __future__ import annotations
 

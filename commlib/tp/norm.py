@@ -23,7 +23,7 @@ class FusedResidualNorm(nn.Module):
     """RMSNorm of (the sum of all ranks' partial results + the residual): ends one block and begins the next.
 
     With `sequence_parallel`, the sum is scattered, each rank adds and normalises its rows, and the results are
-    gathered; the residual then has this rank's rows alone.
+    gathered; the residual then has only this rank's rows.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class FusedResidualNorm(nn.Module):
         parts, brought = pipeline.bring_rows(partial)
         yield
         brought.wait()
-        kept, of_norm = parts[self.comm.rank], {"eps": self.eps, "weight_bias": self.weight_bias}
-        residual = add_and_normalise(pipeline.alone, parts, residual, self.weight, out=kept, **of_norm)
-        gathered = pipeline.gather_rows(kept, partial)
+        mine, of_norm = parts[self.comm.rank], {"eps": self.eps, "weight_bias": self.weight_bias}
+        residual = add_and_normalise(pipeline.local, parts, residual, self.weight, out=mine, **of_norm)
+        gathered = pipeline.gather_rows(mine, partial)
         yield
         gathered.wait()
         return residual
@@ -90,7 +90,7 @@ MOST_PARTS = MOST - 3  # of the fields, residual, weight and two outputs are no 
 
 
 def add_and_normalise(
-    alone: Communicator,
+    local: Communicator,
     parts: Sequence[Tensor],
     residual: Tensor | None,
     weight: Tensor,
@@ -100,15 +100,15 @@ def add_and_normalise(
 ) -> Tensor:
     """Write the norm of (the sum of rows from each rank + the residual) to `out`; return the new residual.
 
-    That takes the residual's place. `alone` has this rank alone. Sums are rounded as all_reduce and an addition would;
+    That takes the residual's place. `local` has no other rank. Sums are rounded as all_reduce and an addition would;
     `out` may be one of the parts.
     """
     if len(parts) > MOST_PARTS:
         parts = [torch.stack(list(parts)).sum(0)]
     first, *others = parts
-    given: dict[str, Any] = {f"part{number}": part for number, part in enumerate(others, 1)}
-    given |= {"residual": residual, "weight": weight, "out": out, "residual_out": residual}
-    summed: Tensor = _sum_and_norm(len(others))(alone, first, **given, **numbers)[1]
+    fields: dict[str, Any] = {f"part{number}": part for number, part in enumerate(others, 1)}
+    fields |= {"residual": residual, "weight": weight, "out": out, "residual_out": residual}
+    summed: Tensor = _sum_and_norm(len(others))(local, first, **fields, **numbers)[1]
     return summed
 
 
@@ -116,10 +116,10 @@ def add_and_normalise(
 def _sum_and_norm(others: int) -> Epilogue:
     parts = [f"part{number}" for number in range(1, others + 1)]
 
-    def reference(x: Tensor, **given: Any) -> tuple[Tensor, Tensor]:
-        total = sum((given[name].float() for name in parts), x.float()).to(x.dtype)
-        h = total if given["residual"] is None else total + given["residual"]
-        return normalised(h, given["weight"], given["eps"], given["weight_bias"], None, False), h
+    def reference(x: Tensor, **fields: Any) -> tuple[Tensor, Tensor]:
+        total = sum((fields[name].float() for name in parts), x.float()).to(x.dtype)
+        h = total if fields["residual"] is None else total + fields["residual"]
+        return normalised(h, fields["weight"], fields["eps"], fields["weight_bias"], None, False), h
 
     return epilogue(
         f"""

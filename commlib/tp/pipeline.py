@@ -1,4 +1,4 @@
-"""A pipeline over chunks of tokens: one chunk's communication runs beside the products of the others."""
+"""A pipeline over chunks of tokens: one chunk's communication overlaps the products of the others."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ Steps: TypeAlias = Generator[None, None, T]
 Chunks: TypeAlias = int | tuple[int, ...]
 """So many of equal length, or what share of the tokens each has: (1, 2, 1)."""
 
-WAITS_SMS, ALONE_BYTES = 2, 1 << 20
+WAITS_SMS, LOCAL_BYTES = 2, 1 << 20
 
 
 class Pipeline:
-    """How many chunks a number of tokens is computed in, and how their calls are made beside the products.
+    """How many chunks a number of tokens is computed in, and how their calls overlap the products.
 
-    Without a rule everything runs one after the other. `tune_pipeline` of `commlib.tools.tune.pipeline` measures
-    one; a rule is a dict,
-    which can be stored and passed the next time.
+    Without a rule everything runs one after the other. `tune_pipeline` of `commlib.tools.tune.pipeline` measures one: a
+    dict, which can be stored and passed the next time.
     """
 
     def __init__(
@@ -49,26 +48,26 @@ class Pipeline:
             comm: Makes the calls of chunks, asynchronously: that of the layers, or one of the same ranks.
             rule: {2048: 2, 8192: (1, 2, 1)}: from so many tokens on, so many chunks, or chunks with such shares of
                 them; fewer tokens run one after the other.
-            max_sms: The multiprocessors that such a call takes at most, and that products beside it leave to it; 0:
+            max_sms: The multiprocessors that such a call takes at most, and that products leave to it meanwhile; 0:
                 as of any asynchronous call, and products leave none.
             multiple: The tokens of a chunk are a multiple of this, so that its products fill their tiles; the last
                 chunk has the rest.
             engines: Move the chunks of a model in ways that copy engines can: rows come by all_to_all and all_gather,
-                in symmetric memory, and each rank adds up those that came, behind products. `max_sms` is 2 then unless
-                it is given: the engines' waits.
+                in symmetric memory, and each rank adds up those that came, behind products. A `max_sms` of 0 is then 2,
+                for the engines' waits.
         """
         self.comm, self.max_sms, self.multiple = comm, max_sms or (WAITS_SMS if engines else 0), multiple
-        self.engines, self.alone = engines, comm
+        self.engines, self.local = engines, comm
         if engines and comm.size > 1:  # what is done to rows here, no other rank takes part in
-            self.alone = init(backend=comm.backend, bootstrap="single", max_bytes=ALONE_BYTES)
-            weakref.finalize(self, self.alone.close)
+            self.local = init(backend=comm.backend, bootstrap="single", max_bytes=LOCAL_BYTES)
+            weakref.finalize(self, self.local.close)
         self._rooms: dict[int, Tensor] = {}
         self.rule: dict[int, Chunks] = {
             int(tokens): chunks if isinstance(chunks, int) else tuple(chunks)
             for tokens, chunks in (rule or {}).items()  # JSON keeps keys as text, and shares as lists
         }
         wrong = {
-            tokens: given for tokens, given in self.rule.items() if tokens < 0 or min(_shares(given), default=0) < 1
+            tokens: chunks for tokens, chunks in self.rule.items() if tokens < 0 or min(_shares(chunks), default=0) < 1
         }
         if wrong or multiple < 1:
             raise ValueError(
@@ -80,7 +79,7 @@ class Pipeline:
 
     def cuts(self, tokens: int, parts: int = 1) -> list[slice]:
         """Return the chunks of so many tokens; with `parts`, of each of so many equal parts of them."""
-        below = [least for least in self.rule if least <= tokens]
+        below = [start for start in self.rule if start <= tokens]
         return self._cut(tokens, self.rule[max(below)] if below else 1, parts)
 
     def scatter_rows(self, x: Tensor, out: Tensor | None = None) -> Work:
@@ -94,9 +93,9 @@ class Pipeline:
         return work
 
     def bring_rows(self, x: Tensor) -> tuple[list[Tensor], Work]:
-        """Start to bring the other ranks' rows of those that this rank keeps; return each rank's, its own in x itself.
+        """Start to bring the other ranks' rows of this rank's part; return each rank's, those of this rank in x itself.
 
-        They lie in symmetric memory beside x, which the next call for these rows of x writes anew.
+        They lie in symmetric memory next to x, which the next call for these rows of x overwrites.
         """
         blocks = x.unflatten(0, (self.comm.size, -1))
         room = self._room(x).unflatten(0, (self.comm.size, -1))
@@ -105,12 +104,14 @@ class Pipeline:
         work: Any = self.comm.dispatcher.call(name, (room.flatten(0, 1), x), None, True, self.max_sms)
         return parts, work
 
-    def beside(self) -> AbstractContextManager[None]:
+    def overlap(self) -> AbstractContextManager[None]:
         """Have products leave the multiprocessors that the calls of chunks take; run() does this by itself."""
         if not self.max_sms or self.comm.device.type != "cuda":
             return leaving(0)
         there = torch.cuda.get_device_properties().multi_processor_count
         return leaving(self.max_sms if self.max_sms < there else 0)  # else calls may take all of them
+
+    beside = overlap  # the name in earlier versions
 
     def run(self, programs: Iterable[Steps[Any]]) -> None:
         """Run one program for each chunk: each goes a step when the chunk after it has gone one.
@@ -119,7 +120,7 @@ class Pipeline:
         same order.
         """
         coming, running = iter(programs), list[Steps[Any]]()
-        with self.beside():
+        with self.overlap():
             while (newest := next(coming, None)) is not None or running:
                 running = [program for program in [newest, *running] if program is not None and _goes_on(program)]
 
@@ -128,13 +129,13 @@ class Pipeline:
         return len(self._cut(tokens, chunks)) == len(_shares(chunks)) > 1
 
     def _room(self, x: Tensor) -> Tensor:
-        """Return memory for rows like x, where another tensor has what x has in its own."""
+        """Return memory for rows like x, at the same place in another tensor."""
         whole = x.untyped_storage()
         if whole.data_ptr() not in self._rooms:
             if not self.comm.resources.holds(x):
                 raise ValueError(
                     "a Pipeline with engines=True moves rows in symmetric memory, and these are not there; make them "
-                    "with empty() of its communicator, as Llama does"
+                    "with empty() of its communicator"
                 )
             self._rooms[whole.data_ptr()] = self.comm.empty(whole.nbytes() // x.element_size(), dtype=x.dtype)
         return self._rooms[whole.data_ptr()].as_strided(x.shape, x.stride(), x.storage_offset())
@@ -142,8 +143,8 @@ class Pipeline:
     def _cut(self, tokens: int, chunks: Chunks, parts: int = 1) -> list[slice]:
         rows, step, shares = tokens // parts, max(1, self.multiple // parts), _shares(chunks)
         ends = [min(-(-rows * share // (sum(shares) * step)) * step, rows) for share in accumulate(shares)]
-        found = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
-        return found or [slice(0, rows)]
+        cuts = [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True) if end > start]
+        return cuts or [slice(0, rows)]
 
 
 def _shares(chunks: Chunks) -> tuple[int, ...]:

@@ -40,8 +40,8 @@ def heads(queries: int, keys: int, rank: int, size: int) -> tuple[Shard, Shard]:
             f"{counted(queries, 'query head')} cannot share {keys} KV heads evenly; one must be a multiple of the other"
         )
     if keys >= size:
-        own = shard(keys, rank, size)
-        return own.times(queries // keys), own
+        part = shard(keys, rank, size)
+        return part.times(queries // keys), part
     if size % keys or queries % size:
         raise ValueError(
             f"{counted(queries, 'query head')} with {counted(keys, 'KV head')} cannot be divided over {size} ranks: "

@@ -1,4 +1,4 @@
-"""Where weights come from: safetensors files, of which a rank reads its part alone, or random numbers."""
+"""Where weights come from: safetensors files, of which a rank reads only its part, or random numbers."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class SafeTensors:
         path = self._place[name]
         if name not in (file := self._file(path)).keys():
             raise ValueError(f"{INDEX} says that {name!r} is in {path}, but it is not; download both again")
-        found = file.get_slice(name)
-        if tuple(found.get_shape()) != shape:
+        tensor = file.get_slice(name)
+        if tuple(tensor.get_shape()) != shape:
             raise ValueError(
-                f"{name} in {path} has shape {tuple(found.get_shape())}, but the model needs {shape}; "
+                f"{name} in {path} has shape {tuple(tensor.get_shape())}, but the model needs {shape}; "
                 "are its config.json and these weights of one model?"
             )
         bounds = slice(None) if part is None else slice(part.start, part.start + part.length)
-        read: Tensor = found[(slice(None),) * dim + (bounds,)]
+        read: Tensor = tensor[(slice(None),) * dim + (bounds,)]
         if read.dtype not in TYPES:
             raise ValueError(
                 f"{name} in {path} is of {read.dtype}, but must be bfloat16, float16, float32 or float64: quantised "

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 
 import click
 import pytest
@@ -223,12 +222,7 @@ REFUSED = {
         (f"--results {__file__}", "--results is for --analyze SIZES"),
         (f"--analyze 1M --results {__file__}", "not JSON"),
     ],
-    "radix simulate t": [
-        ("--policy lru,best", "no policy 'best'; there are all, lru, lfu"),
-        ("--capacity nan", "'nan' is not a whole number"),
-        ("--capacity 10 --page-size 16", "--capacity 10 has no room for a page of 16 tokens"),
-        ("--json no/x.json", "there is no folder no; make it first"),
-    ],
+    "radix": [("simulate t", "was removed; in its place: make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("all_reduces", "no collective 'all_reduces'"),
         ("-b 1M -e 1K", "less than -b"),
@@ -254,5 +248,4 @@ REFUSED = {
 def test_what_a_command_cannot_take_is_one_line(command, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    Path("t").write_text('{"tokens": [1]}\n')
     refuses(command, REFUSED[command])

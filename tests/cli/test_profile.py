@@ -228,3 +228,26 @@ def test_times_and_the_limit_are_those_of_results(analyze, tmp_path):
         assert of_others["rows"][0]["expected_us"] is None
     assert "expected: 2.1 us + size / 3.3 GB/s" in text
     assert "limit: memory: copies of 64 MiB by 2 ranks at once" in text
+
+
+def test_every_operation_of_the_radix_cache_is_measured_beside_who_does_the_same(call):
+    code, text, _ = call("profile", "radix", "--time", "0.1", "--leaves", "200", "-o", "report.json")
+    report = written(Path("report.json"), "cli/profile/radix_schema.json")
+    assert (code, report["complete"], report["leaves"]) == (0, True, 200)
+    by_operation = {}
+    for row in report["rows"]:
+        by_operation.setdefault(row["operation"], set()).add(row["candidate"])
+        assert 0 < row["least_us"] <= row["median_us"]
+        assert (row["to_ours"] is None) == (row["candidate"] == "commlib")
+        assert (row["gbps"] is not None) == (row["operation"] == "prefix_match")
+    assert by_operation == {
+        "prefix_match": {"commlib", "numpy", "torch"},
+        "match": {"commlib", "commlib out=", "dictionary, 16"},
+        "lock, unlock": {"commlib"},
+        "insert": {"commlib"},
+        "evict": {"commlib"},
+        "insert, evict": {"commlib"},
+    }
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if not line.startswith("#")]) == len(report["rows"])

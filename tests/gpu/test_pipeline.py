@@ -8,19 +8,11 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import (
-    ColumnParallelLinear,
-    Engine,
-    Llama,
-    Pipeline,
-    RandomWeights,
-    RowParallelLinear,
-    gather_rows,
-    multiprocessors,
-)
+from commlib.tp import ColumnParallelLinear, Pipeline, RandomWeights, RowParallelLinear, gather_rows, multiprocessors
+from examples.llama import Engine, Llama
 from tests.gpu.steady import pinned
-from tests.tp import reference
-from tests.tp.reference import CONFIG
+from tests.llama import reference
+from tests.llama.reference import CONFIG
 
 SOURCE = RandomWeights(1)
 PROMPTS = [[(37 * at + 5) % CONFIG.vocab_size for at in range(count)] for count in (9, 1, 300, 301)]
@@ -157,7 +149,7 @@ def product_beside(comm: Communicator) -> tuple[list[int], bool]:
         return found.value
 
     targets = [target()]
-    with Pipeline(comm, max_sms=8).beside():
+    with Pipeline(comm, max_sms=8).overlap():
         targets.append(target())
         beside = a @ b
     targets.append(target())

@@ -9,11 +9,12 @@ import torch.distributed as dist
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import Draw, Engine, Llama, RandomWeights, Sampling, communicator, gather_logits, greedy, sample, shard
+from commlib.tp import RandomWeights, communicator, shard
+from examples.llama import Draw, Engine, Llama, Sampling, gather_logits, greedy, sample
 from tests.gpu import one_gpu
+from tests.llama import reference
+from tests.llama.reference import CONFIG
 from tests.programs.launched import launched
-from tests.tp import reference
-from tests.tp.reference import CONFIG
 
 SOURCE = RandomWeights(1)
 STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -85,7 +86,7 @@ def test_in_bfloat16_the_ranks_agree(nccl_ranks: Ranks) -> None:
 def chosen(comm: Communicator, whole: torch.Tensor, how: Sampling) -> tuple[torch.Tensor, ...]:
     part = shard(whole.shape[1], comm.rank, comm.size)
     local = whole[:, part.start : part.start + part.length].to(comm.device).contiguous()
-    on_device = Sampling(*(values.to(comm.device) for values in how[:4]), how.most)
+    on_device = Sampling(*(values.to(comm.device) for values in how[:4]), how.max_top_k)
     gathered = gather_logits(comm, local, whole.shape[1])
     best = greedy(comm, local, whole.shape[1])
     return gathered.cpu(), best.cpu(), sample(comm, local, whole.shape[1], on_device).cpu()

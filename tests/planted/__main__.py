@@ -69,7 +69,7 @@ def copy_tree() -> None:
         if not path.is_file() or path.read_bytes() != data:
             write(path, data)
             shutil.copymode(ROOT / name, path)
-    for folder in ("commlib", "csrc", "tests"):
+    for folder in ("benchmarks", "commlib", "csrc", "examples", "tests"):
         for path in (COPY / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts and str(path.relative_to(COPY)) not in names:
                 path.unlink()

@@ -10,23 +10,13 @@ import torch
 
 from commlib.collectives.norms import normalised
 from commlib.tools.tune.pipeline import tune_pipeline
-from commlib.tp import (
-    ColumnParallelLinear,
-    Engine,
-    KVCache,
-    Pipeline,
-    RowParallelLinear,
-    extend_batch,
-    gather_logits,
-    gather_rows,
-    multiprocessors,
-    shard,
-)
+from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows, multiprocessors, shard
 from commlib.tp.multiprocessors import leaving
 from commlib.tp.norm import add_and_normalise
+from examples.llama import Engine, KVCache, extend_batch, gather_logits
+from tests.llama import reference
+from tests.llama.reference import CONFIG, SOURCE, model_of
 from tests.pairs import pairwise
-from tests.tp import reference
-from tests.tp.reference import CONFIG, SOURCE, model_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [1], [130] * 20, [5, 6, 7, 2, 2]]
 # --- which chunks -----------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ import torch
 pytest.importorskip("safetensors", reason="needs safetensors, of the extra `tp`")
 from safetensors.torch import save_file
 
-from commlib.tp import Llama, RandomWeights, SafeTensors, Shard
+from commlib.tp import RandomWeights, SafeTensors, Shard
 from commlib.tp.weights import INDEX
-from tests.tp.reference import CONFIG
+from examples.llama import Llama
+from tests.llama.reference import CONFIG
 
 SOURCE = RandomWeights(5)
 

@@ -17,7 +17,6 @@ from commlib.kernels.attention_call import FP8
 from commlib.tools.baselines.kernels.case import OURS, Candidate, allocating, missing
 from commlib.tools.baselines.kernels.compiled import Compiler
 from commlib.tools.timing import Run
-from commlib.tp.batch import attend, extend_batch
 
 if TYPE_CHECKING:
     from commlib.tools.baselines.kernels.attention import AttentionCase, Decoding, Prefilling
@@ -33,7 +32,7 @@ LABEL, GATHER = "torch {}", "gather, torch"
 FLEX, FLASH, INFER = "FlexAttention", "flash-attn", "FlashInfer"
 FLEX_S = 45.0  # of compiling in a run; shapes that come later are left out
 WORKSPACE_BYTES = 128 << 20  # that FlashInfer asks for
-TP_PAGE = 16
+PAGE = 16
 
 
 def decode(case: AttentionCase, compiled: Compiler) -> list[Candidate]:
@@ -57,7 +56,7 @@ def prefill(case: AttentionCase, compiled: Compiler) -> list[Candidate]:
     """Return who attends to whole prompts."""
     one = case.n == 1
     return [
-        Candidate("commlib.tp", _tp, OURS),
+        Candidate(GATHER, _by_request, OURS),
         allocating("torch", _causal, lambda i: (i.q, i.k, i.v)),
         *_backends(lambda i: (i.q, i.k, i.v), _causal),
         _flex(compiled, _flex_prefill, lambda i: (i.q, i.k, i.v, _causal_blocks(i))),
@@ -94,15 +93,21 @@ def _gathered(q: Tensor, pages: Tensor, kv: Tensor, length: int) -> Tensor:
     return _rows(q, k, v)
 
 
-def _tp(inputs: Prefilling) -> Run:
-    """Return what commlib.tp does with prompts: torch over gathered pages."""
-    case, pages = inputs.case, -(-inputs.case.length // TP_PAGE)
-    table = torch.arange(case.n * pages, dtype=torch.int32, device=inputs.q.device).view(case.n, pages)
-    batch = extend_batch([[0] * case.length] * case.n, [0] * case.n, table, TP_PAGE)
-    padded = (F.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, pages * TP_PAGE - case.length)) for x in (inputs.k, inputs.v))
-    k, v = (x.reshape(-1, TP_PAGE, *x.shape[2:]) for x in padded)
-    q = inputs.q.transpose(1, 2).flatten(0, 1)
-    return _kept(inputs, lambda: attend(q, k, v, batch).unflatten(0, (case.n, -1)).transpose(1, 2))
+def _by_request(inputs: Prefilling) -> Run:
+    """Return what examples/llama does with prompts: torch over the gathered pages of one after the other."""
+    case, pages = inputs.case, -(-inputs.case.length // PAGE)
+    tables = torch.arange(case.n * pages, dtype=torch.int32, device=inputs.q.device).view(case.n, pages)
+    padded = (F.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, pages * PAGE - case.length)) for x in (inputs.k, inputs.v))
+    caches = [x.reshape(-1, PAGE, *x.shape[2:]) for x in padded]
+
+    def attended() -> Tensor:
+        out = torch.empty_like(inputs.q)
+        for q, table, y in zip(inputs.q, tables, out, strict=True):
+            k, v = (cache[table].flatten(0, 1)[: case.length].transpose(0, 1)[None] for cache in caches)
+            y.copy_(_causal(q[None], k, v)[0])
+        return out
+
+    return _kept(inputs, attended)
 
 
 def _flex(

@@ -1,10 +1,10 @@
-"""The scheduler alone: what a step may read was computed for the same tokens, and no page is lost."""
+"""The scheduler without a model: what a step may read was computed for the same tokens, and no page is lost."""
 
 import random
 
 import pytest
 
-from commlib.tp import Request, Scheduler
+from examples.llama import Request, Scheduler
 
 PAGE = 4
 STEMS = [[(at * at + stem) % 3 for at in range(24)] for stem in range(3)]
@@ -102,15 +102,15 @@ def test_a_request_waits_until_there_are_pages_and_those_behind_it_do_too():
 
 
 @pytest.mark.parametrize(
-    ("request_", "said"),
+    ("request_", "message"),
     [
         (Request([], 1), "prompt of 0 tokens"),
         (Request([1], 0), "max_new_tokens 0"),
         (Request([1] * 30, 4), "may need 9 pages .* there are 8"),
     ],
 )
-def test_a_request_that_can_never_run_is_refused_and_no_other_is_added_with_it(request_, said):
+def test_a_request_that_can_never_run_is_refused_and_no_other_is_added_with_it(request_, message):
     scheduler = Scheduler(8, PAGE)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         scheduler.add(Request([1], 1), request_)
     assert not scheduler.waiting

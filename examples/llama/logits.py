@@ -21,7 +21,7 @@ class Sampling(NamedTuple):
     top_k: Tensor  # int64; 0 draws from all
     seed: Tensor  # int64
     position: Tensor  # int64: where in its sequence the token will be
-    most: int  # the largest top_k
+    max_top_k: int
 
 
 def gather_logits(comm: Communicator, local: Tensor, vocab_size: int) -> Tensor:
@@ -42,7 +42,7 @@ def greedy(comm: Communicator, local: Tensor, vocab_size: int) -> Tensor:
 
 
 def sample(comm: Communicator, local: Tensor, vocab_size: int, how: Sampling) -> Tensor:
-    """Return an id for each row, drawn from its softmax; a row's id depends on its logits, seed and position alone.
+    """Return an id for each row, drawn from its softmax; a row's id depends only on its logits, seed and position.
 
     Each rank adds Gumbel noise to its logits; the largest sum of all is then a draw (the Gumbel-max trick). The noise
     of an id is computed from (seed, position, id), so it is the same however the vocabulary is divided.
@@ -50,22 +50,22 @@ def sample(comm: Communicator, local: Tensor, vocab_size: int, how: Sampling) ->
     part = shard(vocab_size, comm.rank, comm.size)
     drawn = (how.temperature > 0)[:, None]
     scores = local.float() / torch.where(drawn, how.temperature[:, None].clamp(min=COLDEST), 1.0)
-    if how.most:
+    if how.max_top_k:
         scores = scores.masked_fill(scores < _kth_best(comm, scores, vocab_size, how), -torch.inf)
     ids = torch.arange(part.start, part.start + part.length, device=local.device)
     return greedy(comm, torch.where(drawn, scores + gumbel(how.seed, how.position, ids), scores), vocab_size)
 
 
 def _kth_best(comm: Communicator, scores: Tensor, vocab_size: int, how: Sampling) -> Tensor:
-    """Return the score that a row's ids must reach; ids that equal the k-th best are all kept."""
-    most = min(how.most, vocab_size)
-    best = scores.new_full((len(scores), most), -torch.inf)
-    count = min(most, scores.shape[1])
+    """Return the score that a row's ids must reach; no id that equals the k-th best is dropped."""
+    limit = min(how.max_top_k, vocab_size)
+    best = scores.new_full((len(scores), limit), -torch.inf)
+    count = min(limit, scores.shape[1])
     best[:, :count] = scores.topk(count).values
     every = best.new_empty(comm.size, *best.shape)
     comm.all_gather_into_tensor(every, best)
     ranked = every.transpose(0, 1).flatten(1).sort(descending=True).values
-    kth = ranked.gather(1, (how.top_k.clamp(1, most) - 1)[:, None])
+    kth = ranked.gather(1, (how.top_k.clamp(1, limit) - 1)[:, None])
     return torch.where(how.top_k[:, None] > 0, kth, -torch.inf)
 
 
@@ -78,7 +78,7 @@ def gumbel(seed: Tensor, position: Tensor, ids: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """Return 32-bit words whose bits depend on all bits of x (the constants are of lowbias32, by Chris Wellons)."""
+    """Return 32-bit numbers whose bits depend on all bits of x (the constants are of lowbias32, by Chris Wellons)."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD & _WORD
     x = (x ^ (x >> 15)) * 0x735A2D97 & _WORD
     return x ^ (x >> 15)

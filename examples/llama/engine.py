@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from commlib.counts import counted
-from commlib.tp.batch import Batch, decode_batch, extend_batch
-from commlib.tp.logits import Sampling, greedy, sample
-from commlib.tp.model import KVCache, Llama
-from commlib.tp.scheduler import GREEDY, Draw, Request, Scheduler
+from examples.llama.batch import Batch, decode_batch, extend_batch
+from examples.llama.logits import Sampling, greedy, sample
+from examples.llama.model import KVCache, Llama
+from examples.llama.scheduler import GREEDY, Draw, Request, Scheduler
 
 Step: TypeAlias = "Sequence[tuple[Request, int]]"
 Outputs: TypeAlias = tuple[Tensor, Tensor]
@@ -57,8 +57,8 @@ class Engine:
     ) -> list[Generated]:
         """Return what each prompt got; every rank must call this, and rank 0's arguments count."""
         comm = self.model.comm
-        told = (prompts, max_new_tokens, draw) if comm.rank == 0 else None
-        prompts, max_new_tokens, draw = comm.broadcast_object(told, 0)
+        inputs = (prompts, max_new_tokens, draw) if comm.rank == 0 else None
+        prompts, max_new_tokens, draw = comm.broadcast_object(inputs, 0)
         draws = [draw] * len(prompts) if isinstance(draw, Draw) else draw
         if len(draws) != len(prompts):
             drawn = counted(len(draws), "draw")
@@ -85,11 +85,11 @@ class Engine:
         return bool(step)
 
     def _checked(self, request: Request) -> Request:
-        config, most = self.model.config, len(request.prompt) + request.max_new_tokens
-        if most > config.max_position_embeddings:
+        config, total = self.model.config, len(request.prompt) + request.max_new_tokens
+        if total > config.max_position_embeddings:
             tokens = counted(len(request.prompt), "token")
             raise ValueError(
-                f"a prompt of {tokens} and {request.max_new_tokens} new ones are {most}, but the model's "
+                f"a prompt of {tokens} and {request.max_new_tokens} new ones are {total}, but the model's "
                 f"max_position_embeddings is {config.max_position_embeddings}"
             )
         wrong = [token for token in request.prompt if not 0 <= token < config.vocab_size]
@@ -127,10 +127,10 @@ class Engine:
 
     def _sampling(self, step: Step) -> Sampling:
         draws = [request.draw for request, _ in step]
-        device, most = self.model.comm.device, self.model.config.vocab_size
+        device, vocab_size = self.model.comm.device, self.model.config.vocab_size
         temperature = torch.tensor([draw.temperature for draw in draws], dtype=torch.float32).to(device)
         whole = [
-            (min(draw.top_k, most), draw.seed % 2**32, request.computed + count)
+            (min(draw.top_k, vocab_size), draw.seed % 2**32, request.computed + count)
             for draw, (request, count) in zip(draws, step, strict=True)
         ]
         top_k, seed, position = torch.tensor(whole).to(device).unbind(1)
@@ -142,7 +142,7 @@ class Engine:
 
 
 class Decoder:
-    """A decode step of one shape: captured in a CUDA graph that uses a pool of memory; without one, called as it is."""
+    """A decode step of one shape: captured in a CUDA graph if there is a pool of memory for it."""
 
     def __init__(
         self, run: Callable[[Tensor], Outputs], shape: tuple[int, int], device: torch.device, pool: Any
@@ -151,7 +151,7 @@ class Decoder:
         self._inputs = torch.zeros(batch, 2 + width, dtype=torch.int32, device=device)  # length 0: padding
         self._graph: torch.cuda.CUDAGraph | None = None
         if pool is not None:
-            run(self._inputs)  # compiles and connects what a capture must find ready
+            run(self._inputs)  # compiles and connects what a capture needs
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=pool):
                 self._outputs = run(self._inputs)
@@ -168,5 +168,5 @@ class Decoder:
 
 
 def _power(count: int) -> int:
-    """Return the least power of two that is not below."""
+    """Return the smallest power of two that is not below."""
     return 1 << (count - 1).bit_length()

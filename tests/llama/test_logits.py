@@ -3,15 +3,16 @@
 import pytest
 import torch
 
-from commlib.tp import Sampling, gather_logits, greedy, sample, shard
+from commlib.tp import shard
+from examples.llama import Sampling, gather_logits, greedy, sample
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 VOCAB = 131
 
 
 def part(comm, whole):
-    own = shard(whole.shape[1], comm.rank, comm.size)
-    return whole[:, own.start : own.start + own.length].contiguous()
+    part = shard(whole.shape[1], comm.rank, comm.size)
+    return whole[:, part.start : part.start + part.length].contiguous()
 
 
 def logits(count, vocab_size=VOCAB):
@@ -56,20 +57,20 @@ def drawn(comm, whole, sampling):
 @pytest.mark.parametrize("top_k", [0, 1, 5, 70, 1000])
 def test_a_draw_is_the_same_however_many_ranks_divide_the_vocabulary(shm_ranks, top_k):
     whole, sampling = logits(50), how(50, 0.8, top_k, 7)
-    found = [ids for world in (1, 2, 4) for ids in shm_ranks.run(drawn, whole, sampling, world=world)]
-    assert all(torch.equal(ids, found[0]) for ids in found)
-    assert len(set(found[0].tolist())) > 1
+    results = [ids for world in (1, 2, 4) for ids in shm_ranks.run(drawn, whole, sampling, world=world)]
+    assert all(torch.equal(ids, results[0]) for ids in results)
+    assert len(set(results[0].tolist())) > 1
 
 
 @WORLDS
 def test_a_row_s_draw_does_not_depend_on_its_batch_and_temperature_0_takes_the_best(shm_ranks, world):
-    whole, sampling = logits(9), how(9, 1.5, 0, 3)._replace(top_k=torch.arange(9) * 2, most=16)
+    whole, sampling = logits(9), how(9, 1.5, 0, 3)._replace(top_k=torch.arange(9) * 2, max_top_k=16)
     sampling.temperature[4] = 0.0
     (together, *_) = shm_ranks.run(drawn, whole, sampling, world=world)
     for row in range(9):
-        alone = Sampling(*(values[row : row + 1] for values in sampling[:4]), 2 * row)
-        (found, *_) = shm_ranks.run(drawn, whole[row : row + 1], alone, world=world)
-        assert found.item() == together[row].item()
+        single = Sampling(*(values[row : row + 1] for values in sampling[:4]), 2 * row)
+        (results, *_) = shm_ranks.run(drawn, whole[row : row + 1], single, world=world)
+        assert results.item() == together[row].item()
     assert together[4] == whole[4].argmax()
 
 
@@ -77,5 +78,5 @@ def test_a_row_s_draw_does_not_depend_on_its_batch_and_temperature_0_takes_the_b
 def test_draws_have_the_frequencies_of_the_softmax(shm_ranks, temperature):
     row, count = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, 1.5]), 40_000
     (ids, *_) = shm_ranks.run(drawn, row.repeat(count, 1), how(count, temperature), world=2)
-    found = torch.bincount(ids, minlength=6) / count
-    torch.testing.assert_close(found, (row / temperature).softmax(0), atol=0.012, rtol=0)  # 4.8 standard deviations
+    results = torch.bincount(ids, minlength=6) / count
+    torch.testing.assert_close(results, (row / temperature).softmax(0), atol=0.012, rtol=0)  # 4.8 standard deviations

@@ -51,35 +51,35 @@ class LlamaConfig:
         return cls.of(json.loads(path.read_text(encoding="utf-8")), str(path))
 
     @classmethod
-    def of(cls, found: dict[str, Any], said: str = "the config") -> LlamaConfig:
+    def of(cls, raw: dict[str, Any], place: str = "the config") -> LlamaConfig:
         """Return the shape that a dictionary of config.json describes."""
-        if (kind := found.get("model_type", "llama")) != "llama":
-            raise ValueError(f"model_type of {said} is {kind!r}, but only 'llama' is served")
-        if (act := found.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"hidden_act of {said} is {act!r}, but only 'silu' is served")
-        _has(found, SHAPE, said)
-        eos = found.get("eos_token_id")
-        given = {name: found[name] for name in cls.__dataclass_fields__ if found.get(name) is not None}
-        given.setdefault("num_key_value_heads", found["num_attention_heads"])
-        given.setdefault("head_dim", found["hidden_size"] // found["num_attention_heads"])
+        if (kind := raw.get("model_type", "llama")) != "llama":
+            raise ValueError(f"model_type of {place} is {kind!r}, but only 'llama' is served")
+        if (act := raw.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act of {place} is {act!r}, but only 'silu' is served")
+        _has(raw, SHAPE, place)
+        eos = raw.get("eos_token_id")
+        values = {name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None}
+        values.setdefault("num_key_value_heads", raw["num_attention_heads"])
+        values.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
         stops = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-        return cls(**{**given, "rope": _rope(found, said), "eos": stops})
+        return cls(**{**values, "rope": _rope(raw, place), "eos": stops})
 
 
-def _rope(found: dict[str, Any], said: str) -> dict[str, Any]:
+def _rope(raw: dict[str, Any], place: str) -> dict[str, Any]:
     """Return the rotary parameters, which newer configs have in rope_parameters, older ones in two places."""
-    rope = {"rope_theta": found.get("rope_theta", 10000.0), **(found.get("rope_scaling") or {})}
-    rope |= found.get("rope_parameters") or {}
+    rope = {"rope_theta": raw.get("rope_theta", 10000.0), **(raw.get("rope_scaling") or {})}
+    rope |= raw.get("rope_parameters") or {}
     rope.setdefault("rope_type", rope.get("type", "default"))
     if rope["rope_type"] not in ROPES:
-        raise ValueError(f"rope_type of {said} is {rope['rope_type']!r}, but must be one of {', '.join(ROPES)}")
-    _has(rope, ROPES[rope["rope_type"]], f"rope_type {rope['rope_type']!r} of {said}")
+        raise ValueError(f"rope_type of {place} is {rope['rope_type']!r}, but must be one of {', '.join(ROPES)}")
+    _has(rope, ROPES[rope["rope_type"]], f"rope_type {rope['rope_type']!r} of {place}")
     return rope
 
 
-def _has(found: dict[str, Any], names: tuple[str, ...], said: str) -> None:
-    if missing := [name for name in names if found.get(name) is None]:
-        raise ValueError(f"{said} lacks {', '.join(missing)}; take the config.json that came with the weights")
+def _has(raw: dict[str, Any], names: tuple[str, ...], place: str) -> None:
+    if missing := [name for name in names if raw.get(name) is None]:
+        raise ValueError(f"{place} lacks {', '.join(missing)}; take the config.json that came with the weights")
 
 
 def frequencies(config: LlamaConfig) -> Tensor:
@@ -88,9 +88,9 @@ def frequencies(config: LlamaConfig) -> Tensor:
     turns: Tensor = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
     if rope["rope_type"] == "linear":
         turns /= rope["factor"]
-    if rope["rope_type"] == "llama3":  # slow pairs are stretched, fast ones kept, those between blended
+    if rope["rope_type"] == "llama3":  # slow pairs are stretched, fast ones are not, those between are blended
         whole_turns = rope["original_max_position_embeddings"] * turns / (2 * math.pi)
         low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        kept = ((whole_turns - low) / (high - low)).clamp(0, 1)
-        turns *= (1 - kept) / rope["factor"] + kept
+        unscaled = ((whole_turns - low) / (high - low)).clamp(0, 1)
+        turns *= (1 - unscaled) / rope["factor"] + unscaled
     return turns

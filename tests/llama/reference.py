@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.communicator import Communicator
-from commlib.tp import Llama, LlamaConfig, RandomWeights, Source
-from commlib.tp.config import frequencies
+from commlib.tp import RandomWeights, Source
+from examples.llama import Llama, LlamaConfig
+from examples.llama.config import frequencies
 
 CONFIG = LlamaConfig(
     vocab_size=131,  # no number of ranks divides it

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.kernels import store
-from commlib.tp.batch import Batch, attend
-from commlib.tp.config import LlamaConfig, frequencies
 from commlib.tp.embedding import VocabParallelEmbedding
 from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.shard import heads, shard
 from commlib.tp.weights import SafeTensors, Source
+from examples.llama.batch import Batch, attend
+from examples.llama.config import LlamaConfig, frequencies
 
 
 class KVCache:
@@ -30,8 +30,8 @@ class KVCache:
 
     def __init__(self, model: Llama, pages: int, page_size: int) -> None:
         config, comm = model.config, model.comm
-        _, own = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
-        shape = (2, config.num_hidden_layers, pages, page_size, own.length, config.head_dim)
+        _, kv_heads = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
+        shape = (2, config.num_hidden_layers, pages, page_size, kv_heads.length, config.head_dim)
         self.page_size = page_size
         self.k, self.v = torch.zeros(shape, dtype=model.dtype, device=comm.device)
 
@@ -41,15 +41,15 @@ class Attention(nn.Module):
 
     def __init__(self, comm: Communicator, config: LlamaConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        own = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
-        queries, keys = (part.times(config.head_dim) for part in own)
+        parts = heads(config.num_attention_heads, config.num_key_value_heads, comm.rank, comm.size)
+        queries, keys = (part.times(config.head_dim) for part in parts)
         options: Any = {"bias": config.attention_bias, "dtype": dtype}
         self.head_dim = config.head_dim
         self.qkv = ColumnParallelLinear(comm, config.hidden_size, [queries, keys, keys], **options)
         self.out = RowParallelLinear(comm, queries, config.hidden_size, **options)
 
     def mixed(self, qkv: Tensor, batch: Batch, rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]) -> Tensor:
-        """Return what lies between the two products: the new K and V are stored, and each token looks at its own."""
+        """Return what lies between the two products: the new K and V are stored, and each token attends."""
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv.split(qkv))
         q, k = turned(q, *rotary), turned(k, *rotary)
         store(*cache, batch.slots, k, v, unique=True)
@@ -132,7 +132,7 @@ class Llama(nn.Module):
 
     One buffer of `max_tokens` rows, in symmetric memory where it fits, is input and output of every block: partial
     results are written where they are added up, and normalised rows where they are read. Batches of which `pipeline`
-    makes several chunks run sequence parallel, with the communication of a chunk beside the products of others.
+    makes several chunks run sequence parallel, where the communication of a chunk overlaps the products of others.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Llama(nn.Module):
 
     @classmethod
     def from_folder(cls, comm: Communicator, folder: str | Path, **options: Any) -> Llama:
-        """Return the model of a folder with config.json and safetensors; each rank reads its part alone."""
+        """Return the model of a folder with config.json and safetensors; each rank reads only its part."""
         model = cls(comm, LlamaConfig.read(folder), **options)
         model.load(SafeTensors(folder))
         return model

@@ -44,38 +44,38 @@ class Batch(NamedTuple):
 
 
 def decode_batch(inputs: Tensor, page_size: int) -> Batch:
-    """Describe one new token for each request, from tensors alone: nothing waits for the device.
+    """Describe one new token for each request, from nothing but tensors, so nothing waits for the device.
 
     Each row of `inputs` (int32) has a token, the request's length with it, and its pages. Length 0 is padding.
     """
     ids, lengths, tables = inputs[:, 0].contiguous(), inputs[:, 1], inputs[:, 2:]
-    found = metadata(1, lengths, 1)
-    slots = _slots(tables, found.request_index, found.positions, page_size)
-    slots = slots.masked_fill(found.expanded == 0, -1)
-    return Batch(ids, found.positions, slots, found.request_index, Single(None, tables, lengths))
+    derived = metadata(1, lengths, 1)
+    slots = _slots(tables, derived.request_index, derived.positions, page_size)
+    slots = slots.masked_fill(derived.expanded == 0, -1)
+    return Batch(ids, derived.positions, slots, derived.request_index, Single(None, tables, lengths))
 
 
 def extend_batch(tokens: Sequence[Sequence[int]], starts: Sequence[int], tables: Tensor, page_size: int) -> Batch:
     """Describe the tokens from position `starts[i]` on of each request i, which reads no more pages than it needs."""
-    counts = [len(own) for own in tokens]
+    counts = [len(new) for new in tokens]
     lengths = [start + count for start, count in zip(starts, counts, strict=True)]
-    ids = torch.tensor([token for own in tokens for token in own], dtype=torch.int32).to(tables.device)
+    ids = torch.tensor([token for new in tokens for token in new], dtype=torch.int32).to(tables.device)
     both = torch.tensor([counts, lengths], dtype=torch.int32).to(tables.device)
-    found = metadata(both[0], both[1], 1, capacity=len(ids))
-    slots = _slots(tables, found.request_index, found.positions, page_size)
+    derived = metadata(both[0], both[1], 1, capacity=len(ids))
+    slots = _slots(tables, derived.request_index, derived.positions, page_size)
     views, at = [], 0
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if count > 1:
             rows, pages = slice(at, at + count), tables[row, : -(-length // page_size)]
             places = torch.arange(length, device=tables.device)
-            seen = places <= found.positions[rows, None] if length > count else None
+            seen = places <= derived.positions[rows, None] if length > count else None
             views.append(View(rows, pages, seen))
         at += count
-    last = found.cu_seqlens[1:] - 1
+    last = derived.cu_seqlens[1:] - 1
     ones = [row for row, count in enumerate(counts) if count == 1]
     index = torch.tensor(ones, dtype=torch.int64).to(tables.device)
     single = Single(last[index], tables[index], both[1][index]) if ones else None
-    return Batch(ids, found.positions, slots, last, single, views)
+    return Batch(ids, derived.positions, slots, last, single, views)
 
 
 def _slots(tables: Tensor, requests: Tensor, positions: Tensor, page_size: int) -> Tensor:
@@ -86,11 +86,11 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: Batch) -> Tensor:
     """Return attention of each new token over its request's pages: [tokens, heads, head_dim], as q."""
     single, out = batch.single, torch.empty_like(q)
     if single is not None:
-        own = q if single.rows is None else q[single.rows]
-        found = decode_attention(own, k_cache, v_cache, single.tables, single.lengths, split_tokens=SPLIT_TOKENS)
+        queries = q if single.rows is None else q[single.rows]
+        y = decode_attention(queries, k_cache, v_cache, single.tables, single.lengths, split_tokens=SPLIT_TOKENS)
         if single.rows is None:
-            return found
-        out[single.rows] = found
+            return y
+        out[single.rows] = y
     for view in batch.views:
         out[view.rows] = _attend(q[view.rows], k_cache, v_cache, view)
     return out
@@ -116,6 +116,6 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
     k, v = (x[:, : seen.shape[1]] for x in (k, v))
     grouped = q.unflatten(1, (len(k), -1)).permute(1, 2, 0, 3)  # KV head, sharing head, token, feature
     mask = seen.repeat(grouped.shape[1], 1)
-    found = F.scaled_dot_product_attention(grouped.flatten(1, 2)[None], k[None], v[None], attn_mask=mask)[0]
-    whole: Tensor = found.unflatten(1, grouped.shape[1:3]).permute(2, 0, 1, 3).reshape(q.shape)
+    attended = F.scaled_dot_product_attention(grouped.flatten(1, 2)[None], k[None], v[None], attn_mask=mask)[0]
+    whole: Tensor = attended.unflatten(1, grouped.shape[1:3]).permute(2, 0, 1, 3).reshape(q.shape)
     return whole

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from commlib.tp import Draw, Engine, KVCache, Llama, LlamaConfig, communicator, extend_batch, gather_logits
-from commlib.tp.scheduler import GREEDY
+from commlib.tp import communicator
+from examples.llama import Draw, Engine, KVCache, Llama, LlamaConfig, extend_batch, gather_logits
+from examples.llama.scheduler import GREEDY
+from tests.llama import reference
+from tests.llama.reference import CONFIG, SOURCE, model_of
 from tests.pairs import pairwise as pairwise_of
 from tests.programs import huggingface
 from tests.programs.launched import launched, needs
-from tests.tp import reference
-from tests.tp.reference import CONFIG, SOURCE, model_of
 
 WORLDS = pytest.mark.parametrize("world", [1, 2, 4])
 STEM = [5, 6, 7, 8, 9, 10, 11, 12, 13]
@@ -43,25 +44,25 @@ def logits_of(comm, where, options, cuts):
     pages, table = KVCache(model, 16, 4), torch.tensor([[3, 9, 1, 7, 2, 11]], dtype=torch.int32)
     pages.k.fill_(torch.nan)  # what another request left there counts nowhere
     pages.v.fill_(torch.nan)
-    found = []
+    results = []
     for start, end in pairwise([0, *cuts]):
         local = model(extend_batch([PIECES[start:end]], [start], table, 4), pages)
-        found.append(gather_logits(comm, local, model.config.vocab_size))
-    return torch.cat(found)
+        results.append(gather_logits(comm, local, model.config.vocab_size))
+    return torch.cat(results)
 
 
 @pytest.mark.parametrize(("world", "name"), [*product([2], SHAPES), (1, "plain"), (4, "biased"), (4, "tied")])
 def test_logits_are_those_of_an_undivided_llama(shm_ranks, world, name):
     cuts = [1, 6, 7, 15]  # a first token, a piece, a decoded token, and a piece that ends a page and begins one
     expected = reference.logits(SHAPES[name], SOURCE, PIECES)[[cut - 1 for cut in cuts]]
-    for found in shm_ranks.run(logits_of, SHAPES[name], {}, cuts, world=world):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for results in shm_ranks.run(logits_of, SHAPES[name], {}, cuts, world=world):
+        torch.testing.assert_close(results, expected, atol=1e-5, rtol=1e-5)
 
 
 @WORLDS
 def test_logits_have_the_same_bits_on_every_rank_and_in_every_run(shm_ranks, world):
     runs = [shm_ranks.run(logits_of, CONFIG, {}, [1, 6, 7, 15], world=world) for _ in range(2)]
-    assert all(torch.equal(found, runs[0][0]) for run in runs for found in run)
+    assert all(torch.equal(results, runs[0][0]) for run in runs for results in run)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -86,15 +87,15 @@ def test_logits_are_those_of_transformers(shm_ranks, tmp_path, rope):
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     with torch.no_grad():
         expected = model(torch.tensor([PIECES])).logits[0, [0, 5, 14]]
-    for found in shm_ranks.run(logits_of, str(tmp_path), {}, [1, 6, 15], world=2):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    for results in shm_ranks.run(logits_of, str(tmp_path), {}, [1, 6, 15], world=2):
+        torch.testing.assert_close(results, expected, atol=1e-5, rtol=1e-5)
 
 
 # --- tokens -----------------------------------------------------------------------------------------------------------
 
 
 @cache
-def alone(count=6, config=CONFIG):
+def expected_tokens(count=6, config=CONFIG):
     """Return what the undivided reference generates for each prompt."""
     return [reference.generated(config, SOURCE, prompt, count) for prompt in PROMPTS]
 
@@ -102,10 +103,10 @@ def alone(count=6, config=CONFIG):
 def generate(comm, prompts, options, draw=GREEDY, one_by_one=False):
     engine = Engine(model_of(comm, max_tokens=options.pop("max_tokens", 64)), pages=24, page_size=4, **options)
     runs = [[prompt] for prompt in prompts] if one_by_one else [prompts]
-    found = [one for run in runs for one in engine.generate(run, 6, draw)]
+    results = [one for run in runs for one in engine.generate(run, 6, draw)]
     engine.scheduler.check()
     assert engine.scheduler.unused_pages == 24
-    return [one.tokens for one in found], [one.reused for one in found]
+    return [one.tokens for one in results], [one.reused for one in results]
 
 
 @pytest.mark.parametrize(("options", "world", "one_by_one"), pairwise_of(OPTIONS, [1, 2, 4], [False, True]), ids=str)
@@ -113,7 +114,7 @@ def test_tokens_are_the_same_on_any_ranks_with_and_without_hits_batched_and_one_
     shm_ranks, world, one_by_one, options
 ):
     for tokens, reused in shm_ranks.run(generate, PROMPTS, options, GREEDY, one_by_one, world=world):
-        assert tokens == alone()
+        assert tokens == expected_tokens()
         assert any(reused) == options.get("reuse", True)
 
 
@@ -121,9 +122,9 @@ def test_tokens_are_the_same_on_any_ranks_with_and_without_hits_batched_and_one_
 def test_drawn_tokens_are_the_same_on_any_ranks_in_any_batch_and_with_or_without_hits(shm_ranks, draw):
     ways = [(world, one_by_one, {}) for world in (1, 2, 4) for one_by_one in (False, True)]
     ways += [(2, False, {"reuse": False}), (2, False, {"max_tokens": 5, "max_batch": 5})]
-    found = [shm_ranks.run(generate, PROMPTS, how, draw, one, world=world)[-1][0] for world, one, how in ways]
-    assert all(tokens == found[0] for tokens in found)
-    assert found[0] != alone()
+    results = [shm_ranks.run(generate, PROMPTS, how, draw, one, world=world)[-1][0] for world, one, how in ways]
+    assert all(tokens == results[0] for tokens in results)
+    assert results[0] != expected_tokens()
 
 
 def stopped(comm, eos):
@@ -132,8 +133,8 @@ def stopped(comm, eos):
 
 
 def test_a_token_that_ends_a_text_is_its_last(shm_ranks):
-    eos = alone()[0][2]
-    expected = [tokens[: tokens.index(eos) + 1] if eos in tokens else tokens for tokens in alone()[:2]]
+    eos = expected_tokens()[0][2]
+    expected = [tokens[: tokens.index(eos) + 1] if eos in tokens else tokens for tokens in expected_tokens()[:2]]
     assert len(expected[0]) == 3
     assert shm_ranks.run(stopped, eos, world=2) == [expected] * 2
 
@@ -144,22 +145,22 @@ def test_a_token_that_ends_a_text_is_its_last(shm_ranks):
 def on_group(device):
     comm = communicator(dist.group.WORLD, device)
     assert communicator(comm) is comm
-    found = generate(comm, PROMPTS, {})
+    results = generate(comm, PROMPTS, {})
     if dist.get_backend() != "commlib":
         comm.close()
-    return comm.backend, found[0]
+    return comm.backend, results[0]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "commlib"])
 def test_a_process_group_gives_the_communicator_that_the_model_runs_on(shm_ranks, backend):
     for used, tokens in shm_ranks.run(launched, on_group, backend, world=2):
-        assert (used, tokens) == ("shm", alone())
+        assert (used, tokens) == ("shm", expected_tokens())
 
 
 def refused(comm):
     engine = Engine(model_of(comm, max_tokens=64), pages=24, page_size=4)
     table = torch.zeros(1, 20, dtype=torch.int32)
-    for error, said, ask in (
+    for error, message, ask in (
         (ValueError, "token 131", lambda: engine.generate([[1], [131]])),
         (ValueError, "2040 tokens", lambda: engine.generate([[1], [1] * 2040], 9)),
         (ValueError, "26 pages", lambda: engine.generate([[1], [1] * 100], 5)),
@@ -170,17 +171,17 @@ def refused(comm):
         (TypeError, "seed", lambda: Draw(seed="7")),
         (ValueError, "0 or more", lambda: Draw(temperature=float("nan"))),
     ):
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=message):
             ask()
     return [one.tokens for one in engine.generate(PROMPTS if comm.rank == 0 else [], 6)]
 
 
 def test_wrong_prompts_are_refused_and_nothing_is_left_of_them_and_those_of_rank_0_count_on_all(shm_ranks):
-    assert shm_ranks.run(refused, world=2) == [alone()] * 2
+    assert shm_ranks.run(refused, world=2) == [expected_tokens()] * 2
 
 
 def test_a_config_that_is_not_served_is_refused():
-    for wrong, said in (
+    for wrong, message in (
         ({"model_type": "gpt2"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_type"),
@@ -188,7 +189,7 @@ def test_a_config_that_is_not_served_is_refused():
         ({"head_dim": 7}, "head_dim is 7"),
         ({"hidden_size": None, "vocab_size": None}, "lacks vocab_size, hidden_size"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             LlamaConfig.of({**OLD, **wrong})
 
 

@@ -49,7 +49,7 @@ class Request:
     max_new_tokens: int
     draw: Draw = GREEDY
     stop: tuple[int, ...] = ()
-    reused: int = 0  # tokens of the prompt that were found in the cache
+    reused: int = 0  # tokens of the prompt that were in the cache
     done: bool = False
     tokens: list[int] = field(init=False)  # the prompt and what was generated
     computed: int = 0  # tokens whose K and V are in the cache
@@ -72,7 +72,7 @@ class Scheduler:
     """A queue of requests over so many pages; a request gets all pages it may need when it is admitted.
 
     `max_tokens` is the number of new tokens in a step: longer prompts are computed in several steps. Nothing here
-    depends on a clock, so ranks that add the same requests and are told the same tokens stay equal.
+    depends on a clock, so ranks that add the same requests and get the same tokens stay equal.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Scheduler:
     def check(self) -> None:
         """Raise RuntimeError unless every page is in one place; for tests and debugging."""
         self._radix.check()
-        own = [page for request in self.running for page in request.pages[request.shared :]]
-        held = sorted([*self._free, *own, *self._pages_of(self._radix.slots().sort().values)])
+        private = [page for request in self.running for page in request.pages[request.shared :]]
+        held = sorted([*self._free, *private, *self._pages_of(self._radix.slots().sort().values)])
         if held != list(range(self.pages)):
             raise RuntimeError(f"of {self.pages} pages, those free, cached or in use are {held}")
 
@@ -145,29 +145,29 @@ class Scheduler:
     def _admit(self, request: Request) -> bool:
         # The last token of a prompt is never taken from the cache: it must be computed to get the next one.
         prefix = request.prompt[:-1] if self.reuse else []
-        found = self._radix.match(prefix)
-        if any(prefix_match(prefix, other.prompt, self.page_size) > found.length for other in self._prefilling()):
-            return False  # what it shares with that one is computed now: the next step finds it
-        self._radix.lock(found.handle)
-        short = (self._needed(request) - found.length // self.page_size) - len(self._free)
+        match = self._radix.match(prefix)
+        if any(prefix_match(prefix, other.prompt, self.page_size) > match.length for other in self._prefilling()):
+            return False  # what it shares with that one is computed now, and in the cache at the next step
+        self._radix.lock(match.handle)
+        short = (self._needed(request) - match.length // self.page_size) - len(self._free)
         if short * self.page_size > self._radix.evictable_size:
-            self._radix.unlock(found.handle)
+            self._radix.unlock(match.handle)
             return False
         if short > 0:
             self._free += self._pages_of(self._radix.evict(short * self.page_size))
-        request.pages = self._pages_of(found.slots)
-        request.shared, request.handle = len(request.pages), found.handle
-        request.computed = request.reused = found.length
-        own = self._needed(request) - request.shared
-        request.pages += self._free[:own]
-        del self._free[:own]
+        request.pages = self._pages_of(match.slots)
+        request.shared, request.handle = len(request.pages), match.handle
+        request.computed = request.reused = match.length
+        missing = self._needed(request) - request.shared
+        request.pages += self._free[:missing]
+        del self._free[:missing]
         return True
 
     def _prefilling(self) -> list[Request]:
         return [request for request in self.running if request.computed < len(request.prompt)]
 
     def _share(self, request: Request) -> None:
-        """Give the radix cache the whole pages that are computed; take its own where another request was first."""
+        """Insert the whole computed pages into the radix cache; use its pages where another request was first."""
         whole = request.computed // self.page_size
         if whole <= request.shared:
             return
@@ -175,9 +175,9 @@ class Scheduler:
         count = whole * self.page_size
         counted = request.shared * self.page_size
         done = self._radix.insert_and_match(request.tokens[:count], slots.flatten(), counted=counted)
-        theirs = self._pages_of(done.slots)
-        self._free += [page for page, kept in zip(request.pages, theirs, strict=False) if page != kept]
-        request.pages[:whole] = theirs
+        cached = self._pages_of(done.slots)
+        self._free += [page for page, other in zip(request.pages, cached, strict=False) if page != other]
+        request.pages[:whole] = cached
         self._radix.lock(done.handle)
         self._radix.unlock(request.handle)
         request.shared, request.handle = whole, done.handle

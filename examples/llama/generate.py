@@ -1,16 +1,18 @@
-"""Generate text on several ranks: `commlib run -n 2 examples/generate.py`.
+"""Generate text on several ranks: `commlib run -n 2 -m examples.llama.generate`.
 
 Without --model the weights are made up, so the text is, too; its letters are bytes. --model is a folder of a Llama as
 Hugging Face has it: config.json, *.safetensors and tokenizer.json.
 """
 
 import argparse
+from typing import Any
 
 import torch
 
 import commlib
 from commlib.redops import dtype_named
-from commlib.tp import Draw, Engine, Llama, LlamaConfig, RandomWeights
+from commlib.tp import RandomWeights
+from examples.llama import Draw, Engine, Llama, LlamaConfig
 
 STEM = "A communicator is what the program calls; "
 
@@ -33,11 +35,12 @@ class Tokenizer:
     def __init__(self, folder: str) -> None:
         from tokenizers import Tokenizer as Loaded  # comes with transformers
 
-        self.loaded = Loaded.from_file(f"{folder}/tokenizer.json")
+        self.loaded: Any = Loaded.from_file(f"{folder}/tokenizer.json")
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text."""
-        return self.loaded.encode(text).ids
+        tokens: list[int] = self.loaded.encode(text).ids
+        return tokens
 
     def decode(self, tokens: list[int]) -> str:
         """Return the text of tokens as Python writes it."""
@@ -60,8 +63,8 @@ def arguments() -> argparse.Namespace:
 
 def made_up(comm: commlib.Communicator, dtype: torch.dtype) -> Llama:
     """Return a small model of made-up weights: the same on any number of ranks."""
-    shape = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 688, "head_dim": 32}
-    heads = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
+    shape: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 688, "head_dim": 32}
+    heads: dict[str, Any] = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4}
     model = Llama(comm, LlamaConfig(**shape, **heads), dtype=dtype)
     model.load(RandomWeights())
     return model
@@ -73,10 +76,10 @@ def generate(comm: commlib.Communicator, args: argparse.Namespace) -> None:
     tokenizer = Tokenizer(args.model) if args.model else Bytes()
     engine = Engine(model)
     prompts = [tokenizer.encode(prompt) for prompt in args.prompts]
-    found = engine.generate(prompts, args.max_new_tokens, Draw(args.temperature, args.top_k, args.seed))
+    results = engine.generate(prompts, args.max_new_tokens, Draw(args.temperature, args.top_k, args.seed))
     engine.close()  # its graphs: before the communicator
     if comm.rank == 0:
-        for prompt, tokens, one in zip(args.prompts, prompts, found, strict=True):
+        for prompt, tokens, one in zip(args.prompts, prompts, results, strict=True):
             print(f"{prompt!r}: {len(tokens)} tokens, {one.reused} of them reused")
             print(f"  {tokenizer.decode(one.tokens)}")
 

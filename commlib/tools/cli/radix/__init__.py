@@ -1,1 +1,0 @@
-"""`commlib radix`: traces of requests, and what each policy of eviction makes of them."""
