@@ -12,11 +12,10 @@ from typing import Any
 from commlib import __version__, env
 from commlib.backends import BACKENDS
 from commlib.backends.base import Backend, Options
-from commlib.backends.hosts import Hosts
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
-from commlib.collectives.told import plan_text, rows_text
+from commlib.collectives.told import rows_text
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
@@ -122,16 +121,6 @@ def teach(made: Backend, world: World, timeout_s: float) -> None:
     if made.native_group is not None:
         load_natives(COLLECTIVES, made.name, world, timeout_s)
         made.native_group.learn(rows_text(made.name, world.size))
-
-
-def teach_inside(hosts: Hosts, timeout_s: float) -> bool:
-    """Do the same inside a host, where the plan is that of its machine: a plan= is for the calls over all hosts."""
-    inside, part = hosts.inside, hosts.part
-    teach(inside, part, timeout_s)
-    found = _completed(find_own(inside.name, part.size, _acceptable(inside.name)), inside.name)
-    packed = part.broadcast(found.packed().encode(), 0, timeout_s).decode()
-    inside.native_group.set_plan(plan_text(Plan.unpacked(packed), part.size, inside.name))
-    return True
 
 
 def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, beside: Sequence[str] = ()) -> Plan:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlib import backends, compiled, debug, env, native
-from commlib.agreement import agree, choose_plan, pin, settings, teach, teach_inside
+from commlib.agreement import agree, choose_plan, pin, settings, teach
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.given import given
@@ -172,8 +172,6 @@ class Communicator:
         made = backends.create(name, world, options)
         try:
             teach(made, world, options.timeout_s)
-            if made.hosts is not None:
-                made.hosts.part.make(partial(teach_inside, made.hosts, options.timeout_s), options.timeout_s)
             chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
             if world.rank == 0:
                 room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
@@ -728,9 +726,7 @@ class Communicator:
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
         keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
-        found = replace(found, sms=min(found.sms, own_limit or found.sms))
-        hosts, link = self.resources.hosts, COLLECTIVES[op].algorithm(found.algorithm).link
-        return found if hosts is None or link is None else replace(found, link=str(link(len(hosts.ranks), num_bytes)))
+        return replace(found, sms=min(found.sms, own_limit or found.sms))
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from commlib import env
 from commlib.backends.base import Backend, Options
-from commlib.bootstrap.neighbours import one_host
+from commlib.bootstrap.neighbours import hosts_of, hosts_text
 from commlib.bootstrap.world import World
 from commlib.errors import Unsupported
 from commlib.native import library
@@ -19,14 +19,19 @@ BACKENDS: tuple[str, ...] = ("nccl", "shm", "torch")
 
 def create(name: str, world: World, options: Options) -> Backend:
     """Make the backend on every rank of `world`; "auto" takes the best one that reaches all ranks."""
-    together = one_host(world, options.timeout_s)
+    hosts = hosts_of(world, options.timeout_s)
     why = "asked for"
-    if name == "auto":
-        name, why = _best(world, together, options)
+    if name == "auto" and len(hosts) > 1:
+        name, why = "torch", f"{hosts_text(hosts)}: shared memory does not reach all ranks"
+    elif name == "auto":
+        name, why = _best(world, options)
+    elif name != "torch" and len(hosts) > 1:
+        raise Unsupported(
+            f"backend={name!r} needs all ranks on one host, as one user in one PID namespace, but "
+            f"{hosts_text(hosts)}; use backend='auto', which takes torch.distributed's engines there"
+        )
     if world.rank == 0:
         logging.getLogger("commlib").info("backend %s: %s", name, why)
-    if name != "torch" and not together:
-        raise Unsupported(f"backend={name!r} needs all ranks on one host, and they are on several; use backend='torch'")
     if name == "nccl":
         from commlib.backends.nccl import NcclBackend
 
@@ -37,13 +42,11 @@ def create(name: str, world: World, options: Options) -> Backend:
         return ShmBackend(world, options)
     from commlib.backends.torch_dist import TorchBackend
 
-    return TorchBackend(world, options)
+    return TorchBackend(world, options, hosts)
 
 
-def _best(world: World, together: bool, options: Options) -> tuple[str, str]:
-    """GPUs where every rank has one of its own and nccl4py is there; else shared memory; else torch. And why."""
-    if not together:
-        return "torch", "the ranks are on several hosts, or not all of one user in one PID namespace"
+def _best(world: World, options: Options) -> tuple[str, str]:
+    """On one host: GPUs where every rank has one of its own and nccl4py is there; else shared memory. And why."""
     if options.cpus:
         most = library.most_shm_ranks()
         return ("shm" if world.size <= most else "torch"), f"tensors on CPUs; shm serves up to {most} ranks"

@@ -14,7 +14,6 @@ from commlib.errors import Unsupported
 
 if TYPE_CHECKING:
     from commlib._native import Calls, NcclGroup, Recorder, ShmGroup
-    from commlib.backends.hosts import Hosts
 
 Choose = Callable[[str, int, str, str], str]
 """Returns the algorithm of a call: an operation, its bytes, element type and reduction."""
@@ -54,8 +53,6 @@ class Backend(ABC):
     rank: int
     size: int
     has_arena = True  # there is symmetric memory
-    hosts: Hosts | None = None  # of a world over several, with the shared memory inside this one
-    no_hosts = "all ranks are on one host"  # why there are none
     multiprocessors = 0  # that a call may take, of the smallest GPU of the ranks
     recorded_as = 0  # its communicator in the record of this process; 0: not in there
     recorder: Recorder | None = None  # without native code: of its calls

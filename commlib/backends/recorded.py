@@ -40,8 +40,8 @@ class Recorded:
         if len({card.place for card in cards}) > 1:
             self._answer(world, cards, timeout_s)
         if world.size <= library.most_shm_ranks():
-            names, pids = list(world.names or range(world.size)), [card.number for card in cards]
-            self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids, names)
+            pids = [card.number for card in cards]
+            self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
 
     def _answer(self, world: World, cards: list[Card], timeout_s: float) -> None:
         """Have some ranks of each host answer readers on others, and keep where."""

@@ -33,7 +33,6 @@ class ShmBackend(NativeBackend["ShmGroup"]):
 
     def _join(self, world: World, options: Options) -> ShmGroup:
         """Two rounds: where the memory is, then whether everyone got in; all ranks fail together."""
-        names = world.names or range(world.size)
         group: ShmGroup | None = None
         # Bytes of an arena, a nonce, and where the memory is: its maker's pid and descriptor.
         memory = options.max_bytes, secrets.randbits(62), 0, -1
@@ -43,7 +42,7 @@ class ShmBackend(NativeBackend["ShmGroup"]):
                 group = library.open_shm(world.size, 0, *memory)
                 memory = *memory[:2], os.getpid(), group.fd()
             except CommError as error:
-                failure = f"rank {names[0]}: {error}"
+                failure = f"rank 0: {error}"
         reply = world.broadcast(json.dumps([memory, failure]).encode(), 0, options.timeout_s)
         memory, failure = json.loads(reply)
         if not failure and world.rank != 0:
@@ -51,13 +50,13 @@ class ShmBackend(NativeBackend["ShmGroup"]):
                 own_user()  # by it, peers' memory is known to be of this user
                 group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
-                failure = f"rank {names[world.rank]}: {error}"
+                failure = f"rank {world.rank}: {error}"
         failures = [f.decode() for f in world.all_gather(failure.encode(), options.timeout_s) if f]
         if failures:
             raise CommError(failures[0])
         assert group is not None
         self.recorded_as = memory[1]
-        group.start(options.timeout_s, env.ISA.get(), options.checked, list(names))
+        group.start(options.timeout_s, env.ISA.get(), options.checked)
         # Nobody may fail a peer's liveness check or leave before every rank watches every other.
         world.all_gather(b"", options.timeout_s)
         return group

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
-import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from typing import Any
 
@@ -18,26 +16,22 @@ from torch._C._distributed_c10d import TCPStore
 
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
-from commlib.backends.hosts import Hosts
 from commlib.backends.recorded import Recorded
 from commlib.bootstrap.address import source_address
-from commlib.bootstrap.neighbours import hosts_of
+from commlib.bootstrap.neighbours import Host
 from commlib.bootstrap.store import ANSWER_S
 from commlib.bootstrap.tcp import own_address, served
 from commlib.bootstrap.world import World, named
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.lane import Lane
-from commlib.native import library
 
 _TIMED_OUT = ("timed out", "Timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
-_TAG = 0x686F7374  # of messages between hosts: none of the program's own
-GRACE_S = 0.5  # from the first rank that gives up waiting to the last one that began to wait at the same time
+_TAG = 0x686F7375  # of messages that only show whether a peer is reachable: none of the program's
 _MOMENT = datetime.timedelta(milliseconds=1)
-_LOG = logging.getLogger("commlib")
-
-Messages = Iterable[tuple[int, torch.Tensor]]
-"""Peers, and what goes to them or comes from them."""
+GRACE_S = 0.5  # from the first rank whose call fails to the last one, where all ranks are in calls
+_SYMMETRIC = frozenset({"all_reduce", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv", "barrier"})
+"""Calls that no rank leaves before all have come."""
 
 
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
@@ -46,43 +40,35 @@ def as_bytes(x: torch.Tensor) -> torch.Tensor:
 
 
 class TorchBackend(Backend):
-    """A process group: the one the caller gave, else one of our own that torch knows nothing of.
+    """A process group: the one that the caller passes, else a new one that torch does not know of.
 
-    Where its ranks are on several hosts, `hosts` has the shared memory of those on this one, and `exchange` goes
-    between hosts. What ends it is told to all ranks: the first to fail writes down why.
+    Ranks with tensors on CPUs write into its store what ends the communicator: all raise what the first one wrote.
     """
 
     name = "torch"
     native = False
 
-    def __init__(self, world: World, options: Options) -> None:
+    def __init__(self, world: World, options: Options, hosts: Sequence[Host]) -> None:
         self.rank, self.size = world.rank, world.size
         self._timeout = datetime.timedelta(seconds=options.timeout_s)
         self._timeout_s = options.timeout_s
         self._ended = ""
         self._kind: type[CommError] = CommError
-        self._store: Any = None
-        self._words: Any = None  # the store where what ends the communicator is written down
-        given = getattr(world, "group", None)
-        hosts = hosts_of(world, options.timeout_s)
-        spread = len(hosts) > 1 or world.parts
-        self._own = given is None
-        on_gpus = self._own and not options.cpus and _on_gpus(world, len(hosts) > 1, options.timeout_s)
-        self.group: Any = self._make_group(world, hosts, on_gpus) if given is None else given
-        engine = ("nccl" if on_gpus else "gloo") if given is None else dist.get_backend(given)
+        self._store: Any = getattr(world, "store", None)
+        passed = getattr(world, "group", None)
+        self._is_ours = passed is None
+        on_gpus = self._is_ours and not options.cpus and _on_gpus(world, len(hosts) > 1, options.timeout_s)
+        self.group: Any = self._make_group(world, hosts, on_gpus) if passed is None else passed
+        engine = ("nccl" if on_gpus else "gloo") if passed is None else dist.get_backend(passed)
         cuda = "nccl" in engine and "gloo" not in engine
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self._shares_errors = not cuda and engine != "mpi"
         self._recorded = Recorded(world, f"torch {engine}" if cuda else "torch", options.timeout_s)
         self.recorder = self._recorded.recorder
-        if cuda:
-            self.no_hosts = "on GPUs NCCL's own group serves all calls, inside hosts and between them"
-        elif spread:
-            self._words = self._store if given is None else world.store  # type: ignore[attr-defined]  # its group's
-            self._open_hosts(world, hosts, options)
 
-    def _make_group(self, world: World, hosts: Sequence[Sequence[int]], on_gpus: bool) -> Any:
+    def _make_group(self, world: World, hosts: Sequence[Host], on_gpus: bool) -> Any:
         """A store on rank 0 at a port the system picks, made known over the world's own exchange."""
-        address, port = self._own_address(world, hosts), 0
+        address, port = self._address(world, hosts), 0
         if world.rank == 0:
             # One thread less to wait for: the server lives in this process, and nobody waits for workers.
             self._store = served((address, 0), wait_for_workers=False, timeout=self._timeout)
@@ -95,11 +81,12 @@ class TorchBackend(Backend):
         except RuntimeError as error:
             raise self._translated(error, "making the process group") from None
 
-    def _own_address(self, world: World, hosts: Sequence[Sequence[int]]) -> str:
+    def _address(self, world: World, hosts: Sequence[Host]) -> str:
         """Return the address at which the ranks of other hosts reach this one: that of packets on their way there."""
-        told = [said.decode() for said in world.all_gather(world.address.encode(), self._timeout_s)]
-        others = [told[peer] for members in hosts if world.rank not in members for peer in members if told[peer]]
-        return source_address(others[0]) if others else own_address(len(hosts) == 1)
+        addresses = [text.decode() for text in world.all_gather(world.address.encode(), self._timeout_s)]
+        elsewhere = [addresses[peer] for host in hosts if world.rank not in host.ranks for peer in host.ranks]
+        known = next(filter(None, elsewhere), "")
+        return source_address(known) if known else own_address(len(hosts) == 1)
 
     def _gloo(self, address: str) -> Any:
         gloo: Any = dist.ProcessGroupGloo
@@ -115,29 +102,13 @@ class TorchBackend(Backend):
         options._timeout = self._timeout
         return dist.ProcessGroupNCCL(self._store, self.rank, self.size, options)
 
-    def _open_hosts(self, world: World, hosts: Sequence[Sequence[int]], options: Options) -> None:
-        """Make the shared memory inside the hosts; where a rank cannot, all go without."""
-        most, found = library.most_shm_ranks(), max(map(len, hosts))
-        if found > most:
-            self.no_hosts = f"a host has {found} ranks, and shared memory serves up to {most}"
-            return
-        try:
-            self.hosts = Hosts(world, hosts, options)
-            self.no_hosts = "every host has one rank, so no memory is shared" if found == 1 < len(hosts) else ""
-        except CommError as error:
-            if type(error) is not CommError:  # a rank is gone
-                raise
-            self.no_hosts = f"no shared memory inside the hosts: {error}"
-            if world.rank == 0:
-                _LOG.warning("%s", self.no_hosts)
-
-    def wait(self, work: Any, what: str, peer: int | None = None) -> None:
-        """Wait for a torch Work, of messages with a peer, under the deadline; engine errors become ours."""
+    def wait(self, work: Any, what: str) -> None:
+        """Wait for a torch Work under the deadline; engine errors become ours."""
         self._raise_if_ended()
         try:
             done = work.wait(self._timeout) if self.device.type == "cpu" else work.wait()
         except RuntimeError as error:
-            raise self._translated(error, what, peer) from None
+            raise self._translated(error, what) from None
         if done is False:
             raise CommTimeout(f"rank {self.rank}: {what} did not finish within {self._timeout_s} s")
 
@@ -157,29 +128,6 @@ class TorchBackend(Backend):
         for work, what in started:
             self.wait(work, what)
 
-    def begin(self, what: str, sends: Messages, recvs: Messages) -> Callable[[], None]:
-        """Start messages between hosts, and return what waits for them; the tensors are contiguous."""
-        self._raise_if_ended()
-        started = []
-        for start, messages in ((self.group.recv, recvs), (self.group.send, sends)):
-            for peer, x in messages:
-                if x.numel() == 0:
-                    continue
-                try:
-                    started.append((start([as_bytes(x)], peer, _TAG), peer))
-                except RuntimeError as error:
-                    raise self._translated(error, what, peer) from None
-
-        def finish() -> None:
-            for work, peer in started:
-                self.wait(work, what, peer)
-
-        return finish
-
-    def exchange(self, what: str, sends: Messages, recvs: Messages) -> None:
-        """Send and receive messages between hosts, all at once."""
-        self.begin(what, sends, recvs)()
-
     def run(self, name: str, call: Callable[[], Any]) -> Any:
         """Make a call of the engine, which may fail at once, before it is waited for."""
         held = self.group  # a group's end waits for its calls with Python's lock held: it comes after the last of them
@@ -188,84 +136,103 @@ class TorchBackend(Backend):
         except (Unsupported, Closed):
             raise
         except CommError as error:
-            raise self._end(error) from None
+            raise self._end(error, name) from None
         except KeyboardInterrupt:
             self._end(CommError(f"rank {self.rank} was interrupted in {name}"))
             raise
         except RuntimeError as error:  # the engine's own is of no other class
             if not (isinstance(error, dist.DistError) or any(text in str(error) for text in (*_LOST, *_TIMED_OUT))):
                 raise
-            raise self._end(self._translated(error, name)) from None
+            raise self._end(self._translated(error, name), name) from None
         finally:
             del held
 
-    def _translated(self, error: RuntimeError, what: str, peer: int | None = None) -> CommError:
+    def _translated(self, error: RuntimeError, what: str) -> CommError:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         late = any(t in text for t in _TIMED_OUT)
         lost = isinstance(error, dist.DistNetworkError) or any(t in text for t in _LOST)
-        if peer is not None and late:
-            waited = f"within {self._timeout_s:g} s: rank {self.rank} gave up waiting"
-            return CommTimeout(f"rank {peer} did not come to {what} {waited}; raise timeout_s= if it is only late")
-        if lost and (gone := self._unreachable() if peer is None else [peer]):
-            return PeerLost(f"{named(gone)} died or left the communicator; rank {self.rank} was in {what}")
         kind = CommTimeout if late else PeerLost if lost else CommError
         return kind(f"rank {self.rank}: {what} failed in torch.distributed: {text}")
 
-    def _end(self, error: CommError) -> CommError:
-        """End the communicator on all ranks; return what went wrong first, on any of them."""
-        if self._ended:
-            return self._kind(self._ended)
-        if self.hosts is not None:
-            error = self._first(error)
-        said = debug.explain(str(self._recorded.id), type(error).__name__)[1]
-        self._kind, self._ended = type(error), "\n".join([str(error), *said.splitlines()])
-        error = self._kind(self._ended)
-        if self.recorder is not None:
-            self.recorder.ended(self._kind.__name__, self._ended)
-        if self.hosts is not None:
-            self.hosts.inside.abort(self._ended)
-            self._hang_up()
-        return error
+    def _end(self, error: CommError, name: str = "") -> CommError:
+        """End the communicator on all ranks; return what ended it first, on any of them. `name` is that of the call."""
+        if not self._ended:
+            first = self._first(error, name) if self._shares_errors else self._explained(error)
+            self._kind, self._ended = type(first), str(first)
+            if self.recorder is not None:
+                self.recorder.ended(self._kind.__name__, self._ended)
+        return self._kind(self._ended)
 
-    def _first(self, error: CommError) -> CommError:
-        """Write down what went wrong, unless a rank has before; return what stands there."""
-        mine = json.dumps([type(error).__name__, str(error)])
+    def _explained(self, error: CommError) -> CommError:
+        """Add what the ranks of this host are in."""
+        kind = type(error)
+        explanation = debug.explain(str(self._recorded.id), kind.__name__)[1]
+        return kind("\n".join([str(error), *explanation.splitlines()]))
+
+    def _first(self, error: CommError, name: str) -> CommError:
+        """Write down what ends the communicator, unless another rank has before; return what stands there."""
         try:
-            if isinstance(error, CommTimeout) and self._wait_too(str(error)):
-                time.sleep(GRACE_S)  # their errors name whom they wait for: those go first
-            kind, text = json.loads(_answer(lambda: self._words.compare_set("ended", "", mine)))
-        except (RuntimeError, FutureTimeout):
-            gone = "rank 0 is gone, which served" if self._own else "nobody serves"
-            return PeerLost(str(error) if "rank 0 " in str(error) else f"{gone} this communicator's store: {error}")
+            if isinstance(error, (PeerLost, CommTimeout)) and not self._there("ended"):
+                error = self._blamed(error, name)
+            mine = json.dumps([type(error).__name__, str(error)])
+            kind, text = json.loads(self._ask(lambda: self._store.compare_set("ended", "", mine)))
+        except PeerLost as gone:
+            return self._explained(PeerLost(f"{gone}; {error}"))
+        finally:
+            self._hang_up()
+        if self._is_ours and self.rank == 0 and self.size > 1:
+            time.sleep(GRACE_S)  # the others read it from this process, which may end now
         return {kind.__name__: kind for kind in KINDS}[kind](text)
 
-    def _wait_too(self, error: str) -> bool:
-        """Whether the ranks that an error names as late have themselves given up waiting for others."""
-        _answer(lambda: self._words.set(f"waits/{self.rank}", ""))
-        time.sleep(GRACE_S)
-        late = re.findall(r"\d+", re.split(" did not come", error)[0])
-        return bool(late) and bool(_answer(lambda: self._words.check([f"waits/{rank}" for rank in late])))
+    def _blamed(self, error: CommError, name: str) -> CommError:
+        """Name the ranks to blame: the calls of all others fail, too, once connections break."""
+        unreachable, explained = self._unreachable(), self._explained(error)
+        late = isinstance(error, CommTimeout)
+        self._ask(lambda: self._store.set(f"late/{self.rank}" if late else f"lost/{self.rank}", ""))
+        self._hang_up()
+        end = time.monotonic() + GRACE_S
+        while time.monotonic() < end and not self._there("ended"):
+            time.sleep(GRACE_S / 10)
+        waited = [rank for rank in range(self.size) if self._there(f"late/{rank}")]
+        absent = [rank for rank in range(self.size) if rank not in waited and not self._there(f"lost/{rank}")]
+        if not waited:
+            gone = [rank for rank in unreachable if rank in absent]
+            return PeerLost(f"{named(gone)} died or left the communicator; {explained}") if gone else explained
+        if not absent or not self._is_ours or name not in _SYMMETRIC:
+            return explained
+        return CommTimeout(f"{named(absent)} did not come to {name} within {self._timeout_s:g} s; {explained}")
 
     def _unreachable(self) -> list[int]:
-        """Return the ranks whose connections have broken."""
-        gone = []
-        for peer in range(self.size) if self.hosts is not None else ():
+        """Return the ranks to which the connection is broken."""
+        broken = []
+        for peer in range(self.size):
             try:
                 if peer != self.rank:
-                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _TAG + 1)
+                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _TAG)
             except RuntimeError:
-                gone.append(peer)
-        return gone
+                broken.append(peer)
+        return broken
 
     def _hang_up(self) -> None:
-        """Close the connections of our own group, so that peers' waits end: gloo does where a deadline has passed."""
-        for peer in range(self.size) if self._own else ():
+        """Close the connections of a new group, so that peers' waits end: gloo does where a deadline has passed."""
+        for peer in range(self.size) if self._is_ours else ():
             try:
                 if peer != self.rank:
-                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _TAG + 1).wait(_MOMENT)
+                    self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, _TAG).wait(_MOMENT)
             except RuntimeError as error:
                 if any(text in str(error) for text in _TIMED_OUT):
                     return
+
+    def _there(self, key: str) -> bool:
+        return bool(self._ask(lambda: self._store.check([key])))
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        """Ask the store, which may not answer."""
+        try:
+            return Lane("store").submit(question).result(ANSWER_S)
+        except (RuntimeError, FutureTimeout) as error:
+            who = "rank 0 is gone, which served" if self._is_ours else "nobody serves"
+            raise PeerLost(f"{who} this communicator's store ({type(error).__name__})") from None
 
     def _raise_if_ended(self) -> None:
         if self._ended:
@@ -282,40 +249,34 @@ class TorchBackend(Backend):
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
     def check(self) -> None:
-        """Raise what ended the group, or PeerLost if a peer on this host died."""
+        """Raise what ended the communicator; that a peer is gone shows in a call."""
         self._raise_if_ended()
-        if self.hosts is not None:
-            self.run("check", self.hosts.inside.check)
 
     def abort(self, why: str) -> None:
-        """End the group; peers on other hosts see the connection close."""
+        """End the group on all ranks."""
         self._end(CommError(why))
         self.close()
 
     def close(self) -> None:
-        """Drop the group if it is ours."""
-        if not self._ended:
+        """Drop a group that this backend made; its store stays where others may read there what ended it."""
+        failed = bool(self._ended)
+        if not failed:
             self._ended, self._kind = "this communicator is closed; call commlib.init() for a new one", Closed
         self._recorded.close()
-        if self.hosts is not None:
-            self.hosts.inside.close()
-        if self._own:
+        if self._is_ours:
             if self.device.type == "cuda" and not isinstance(self.group, _Closed):
                 self.group.shutdown()
             self.group = _Closed(self)
-            self._store = None
+            self._store = self._store if failed else None
 
     def leave(self) -> None:
         """Leave the group's end to the system: its destructor waits for calls under way, up to their deadline."""
-        if self._own:
+        if self._is_ours:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.close()
 
     def abandon(self) -> None:
-        """Leave the group's threads, which a forked child does not have, and the parent's memory alone."""
-        if self.hosts is not None:
-            self.hosts.inside.abandon()
-            self.hosts = None
+        """Leave the group's threads alone, which a forked child does not have."""
         self.leave()
 
 
@@ -329,11 +290,6 @@ def _on_gpus(world: World, several: bool, timeout_s: float) -> bool:
         return False
     torch.cuda.set_device(torch.cuda.current_device() or world.local_rank)
     return True
-
-
-def _answer(question: Callable[[], Any]) -> Any:
-    """Ask a store that may not answer."""
-    return Lane("store").submit(question).result(ANSWER_S)
 
 
 class _Closed:

@@ -8,9 +8,10 @@ import select
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from commlib import env
-from commlib.bootstrap.world import World
+from commlib.bootstrap.world import World, named
 
 
 def card() -> bytes:
@@ -22,17 +23,31 @@ def card() -> bytes:
     return json.dumps([boot, given or socket.gethostname(), pid_namespace, os.geteuid(), given, os.getpid()]).encode()
 
 
-def hosts_of(world: World, timeout_s: float) -> list[list[int]]:
-    """Return the ranks of each host, in the order of their first ranks.
+class Host(NamedTuple):
+    """Ranks that can share memory: processes of one user on one booted kernel, which see each other."""
 
-    A host is what shared memory needs: processes of one user on one booted kernel, which see each other. Where
-    COMMLIB_HOST is given, only ranks with the same name are on one host.
+    name: str
+    space: str  # what separates it from other hosts of that name
+    ranks: list[int]
+
+
+def hosts_of(world: World, timeout_s: float) -> list[Host]:
+    """Return the hosts of a world, in the order of their first ranks.
+
+    Where COMMLIB_HOST is set, only ranks with the same name are on one host.
     """
-    found: dict[tuple[object, ...], list[int]] = {}
+    hosts: dict[tuple[object, ...], Host] = {}
     for rank, text in enumerate(world.all_gather(card(), timeout_s)):
-        boot, _, pid_namespace, user, given, _ = json.loads(text)
-        found.setdefault((boot, pid_namespace, user, given), []).append(rank)
-    return list(found.values())
+        boot, name, namespace, user, chosen, _ = json.loads(text)
+        host = Host(name, f"user {user}, {namespace}, boot {boot}", [])
+        hosts.setdefault((boot, namespace, user, chosen), host).ranks.append(rank)
+    return list(hosts.values())
+
+
+def hosts_text(hosts: Sequence[Host]) -> str:
+    """Say which ranks are on which host."""
+    distinct = len({host.name for host in hosts}) == len(hosts)
+    return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
 
 
 def one_host(world: World, timeout_s: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from commlib.errors import CommTimeout
 
@@ -16,9 +16,7 @@ class World(ABC):
     size: int
     local_rank: int
     address = ""  # at which the ranks of other hosts reach this one, where that is known
-    names: Sequence[int] = ()  # by which errors call the ranks, where these are a part of a larger world
     device = ""  # the kind of the tensors' device, where that is settled
-    parts = False  # whether these are a part of ranks on several hosts
 
     @abstractmethod
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:

@@ -8,7 +8,6 @@ import torch
 
 from commlib.backends.torch_dist import TorchBackend, as_bytes
 from commlib.collectives.exchanges import LINES_MOVE, PIPES_MOVE
-from commlib.collectives.hier_calls import Sections, hosts_of, one_exchange, room, share_of
 from commlib.collectives.nccl_calls import refuses_old_nccl
 from commlib.collectives.params import MOVED_CHUNKS, PACKETS, TILES
 from commlib.collectives.spec import Algorithm, Call, Collective
@@ -32,28 +31,6 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, size
     torch.cat([b[: n * x.element_size()] for b, n in zip(blocks, sizes, strict=True)], out=whole)
 
 
-def hier_oneshot(backend: TorchBackend, out: torch.Tensor, x: torch.Tensor, sizes: Sequence[int] | None = None) -> None:
-    """Gather on each host, exchange the lanes' shares between hosts, and gather those on each host."""
-    if out.numel() == 0:
-        return
-    hosts, block, whole = hosts_of(backend), x.view(-1), out.view(-1)
-    sections = Sections(hosts, [x.numel()] * backend.size if sizes is None else sizes)
-    views, cuts = sections.views(whole), [sections.cut(host) for host in range(len(hosts.ranks))]
-    shares = room(hosts, [cut[hosts.local] for cut in cuts], whole)
-    if not hosts.even:
-        hosts.calls.all_gatherv(views[hosts.here], block, sections.of(hosts.here))
-        block = share_of(views[hosts.here], cuts[hosts.here], hosts.local)
-    to, source = [(peer, block) for _, peer in hosts.others], [(peer, shares[host]) for host, peer in hosts.others]
-    finish = backend.begin("all_gather", to, source)
-    if hosts.even:  # while the messages are under way
-        hosts.calls.all_gatherv(views[hosts.here], block, sections.of(hosts.here))
-    finish()
-    for host, cut in enumerate(cuts):
-        if host != hosts.here:
-            hosts.calls.all_gatherv(views[host], shares[host], cut)
-    sections.put(views, whole)
-
-
 def ragged(call: Call) -> tuple[int, ...]:
     """Block sizes for a v-variant's test: they differ, one may be empty, and their mean is about count."""
     return tuple(call.count * r * 2 // max(call.size - 1, 1) + (call.count > 0) * r % 3 for r in range(call.size))
@@ -69,7 +46,6 @@ _ALGORITHMS = (
     Algorithm("shm_symmetric", "shm", placement="symmetric"),
     Algorithm("nccl_direct", "nccl"),
     Algorithm("torch_direct", "torch", run=torch_direct),
-    Algorithm("hier_oneshot", "torch", hosts=True, run=hier_oneshot, link=one_exchange),
 )
 
 ALL_GATHER = Collective(

@@ -9,18 +9,6 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
-from commlib.collectives.hier_calls import (
-    complete,
-    doubling,
-    fold,
-    gather,
-    hosts_of,
-    inside,
-    refuses_narrow,
-    shares,
-    swap,
-    two_exchanges,
-)
 from commlib.collectives.nccl_calls import (
     refuses_before_hopper,
     refuses_lamport,
@@ -40,42 +28,12 @@ from commlib.collectives.variants import (
     two_phases_of_packets,
     whole_packets,
 )
-from commlib.redops import redop_name
 
 
 def torch_direct(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
     """Call the process group's all_reduce."""
     result = x if out is None else out.copy_(x)
     reduce_with(backend, result, redop, AllreduceOptions(), partial(backend.group.allreduce, [result]))
-    return result
-
-
-def hier_oneshot(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Reduce on each host; one rank of each gathers the hosts' parts and reduces them; give it to the others."""
-    result, hosts, name = x if out is None else out, hosts_of(backend), redop_name(redop)
-    if x.numel() > 0:
-        part = torch.empty_like(x) if hosts.local == 0 else None
-        hosts.calls.reduce(part, x, 0, inside(name))
-        if part is not None:
-            parts = gather(backend, part.view(-1), [members[0] for members in hosts.ranks], "all_reduce")
-            result.view(-1).copy_(fold(parts, name, backend.size))
-        hosts.calls.broadcast(result, 0)
-    return result
-
-
-def hier_twoshot(backend: TorchBackend, x: torch.Tensor, redop: Any, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Scatter the reduction on each host to its lanes; each reduces a piece between hosts, and all are gathered."""
-    result, hosts, name = x if out is None else out, hosts_of(backend), redop_name(redop)
-    if x.numel() > 0:
-        sizes = shares(x.numel(), hosts.lanes, len(hosts.own))
-        mine, count = sizes[hosts.local], len(hosts.ranks)
-        piece = -(-mine // count)
-        rows = hosts.scratch("room", count * piece, x).view(count, piece)
-        hosts.calls.reduce_scatterv(rows.view(-1)[:mine], x.view(-1), sizes, inside(name))
-        if mine:
-            rows[hosts.here] = fold(swap(backend, rows, "all_reduce"), name, backend.size)
-            complete(backend, rows, "all_reduce")
-        hosts.calls.all_gatherv(result.view(-1), rows.view(-1)[:mine], sizes)
     return result
 
 
@@ -113,23 +71,5 @@ ALL_REDUCE = Collective(
             variants=pipes,
         ),
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
-        Algorithm(
-            "hier_oneshot",
-            "torch",
-            hosts=True,
-            ordered=False,
-            run=hier_oneshot,
-            refuses=refuses_narrow,
-            link=doubling,
-        ),
-        Algorithm(
-            "hier_twoshot",
-            "torch",
-            hosts=True,
-            ordered=False,
-            run=hier_twoshot,
-            refuses=refuses_narrow,
-            link=two_exchanges,
-        ),
     ),
 )

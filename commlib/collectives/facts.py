@@ -16,11 +16,11 @@ NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data (a ke
 
 
 def facts(backend: Backend | None = None) -> Facts:
-    """Return what is true on a backend; without one, where there are symmetric memory and several hosts.
+    """Return what is true on a backend; without one, where there is symmetric memory.
 
     The backend refuses names it does not know.
     """
-    has_arena, no_hosts = (True, "") if backend is None else (backend.has_arena, backend.no_hosts)
+    has_arena = backend is None or backend.has_arena
     multiprocessors = 0 if backend is None else backend.multiprocessors
 
     def refuses(query: Query, algorithm: str) -> str | None:
@@ -31,8 +31,6 @@ def facts(backend: Backend | None = None) -> Facts:
             return "its tensors lie in symmetric memory"
         if row.needs_arena and not has_arena:
             return "there is no symmetric memory"
-        if row.hosts and no_hosts:
-            return no_hosts
         return COLLECTIVES[query.op].refusal(row, query.dtype, query.redop, query.world)
 
     def symmetric(op: str, algorithm: str) -> bool:

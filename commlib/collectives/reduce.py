@@ -10,13 +10,11 @@ from torch.distributed import ReduceOptions
 
 from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.exchanges import LINES_REDUCE, PIPES_REDUCE
-from commlib.collectives.hier_calls import fold, hosts_of, inside, refuses_narrow
 from commlib.collectives.nccl_calls import refuses_nccl
 from commlib.collectives.params import CHUNKS
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.collectives.torch_calls import reduce_with, refuses_reduction
 from commlib.collectives.variants import chunks
-from commlib.redops import redop_name
 
 
 def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int, redop: Any) -> None:
@@ -28,26 +26,6 @@ def torch_direct(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tenso
     reduce_with(backend, work, redop, options, partial(backend.group.reduce, [work]))
     if backend.rank == dst:
         (x if out is None else out).copy_(work)
-
-
-def hier_oneshot(backend: TorchBackend, out: torch.Tensor | None, x: torch.Tensor, dst: int, redop: Any) -> None:
-    """Reduce on each host to one rank; the root gets the hosts' parts and reduces them."""
-    if x.numel() == 0:
-        return
-    hosts, name = hosts_of(backend), redop_name(redop)
-    delegates, _ = hosts.delegates(dst)
-    mine = delegates[hosts.here]
-    part = hosts.scratch("room", x.numel(), x) if backend.rank == mine else None
-    hosts.calls.reduce(part, x.view(-1), hosts.own.index(mine), inside(name))
-    if part is None:
-        return
-    if backend.rank != dst:
-        backend.exchange("reduce", [(dst, part)], [])
-        return
-    rows = hosts.scratch("came", len(delegates) * x.numel(), x).view(len(delegates), x.numel())
-    rows[hosts.here] = part
-    backend.exchange("reduce", [], [(peer, row) for peer, row in zip(delegates, rows, strict=True) if peer != dst])
-    (x if out is None else out).view(-1).copy_(fold(rows, name, backend.size))
 
 
 REDUCE = Collective(
@@ -66,6 +44,5 @@ REDUCE = Collective(
         LINES_REDUCE,
         PIPES_REDUCE,
         Algorithm("torch_direct", "torch", ordered=False, run=torch_direct, refuses=refuses_reduction),
-        Algorithm("hier_oneshot", "torch", hosts=True, ordered=False, run=hier_oneshot, refuses=refuses_narrow),
     ),
 )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from commlib.collectives.reference import reducible
-from commlib.plan.rules import size_text
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
@@ -37,39 +36,26 @@ class Param:
         return f"{self.name} {value} is not {unit}between {self.least} and {self.most}"
 
 
-class Link(NamedTuple):
-    """What goes between hosts: messages of a lane one after the other, and the bytes that the busiest host sends."""
-
-    messages: int
-    num_bytes: int
-
-    def __str__(self) -> str:
-        """Return it as explain tells it."""
-        return f"a host sends {size_text(self.num_bytes)} to others; messages one after the other: {self.messages}"
-
-
 @dataclass(frozen=True)
 class Algorithm:
     """One way to do a collective. `run` is its Python half; None means it is all native.
 
-    `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie; `hosts` that
-    it is for ranks on several hosts, with shared memory inside each; `ordered` that it adds in rank order, so that
-    results are bitwise those of every other ordered algorithm; `refuses(dtype, redop, size)` gives a reason or None;
+    `placement` is where its tensors must lie; `arena` that it works in symmetric memory wherever they lie;
+    `ordered` that it adds in rank order, so that results are bitwise those of every other ordered algorithm;
+    `refuses(dtype, redop, size)` gives a reason or None;
     `in_place`: input and output may be the same memory, where the collective has such a form; `composed` that it is
     another call and, behind it, its kernel; `engine` that copy engines move its data, and its kernel only says when.
     `params` are what a plan may set; `variants(num_bytes)` gives those that
     are worth measuring at a size, none where the algorithm is hopeless. `kernel` is the folder of csrc/collectives with
     its device code; `folder` is where a plugin's native half lies, which its loader fills in. It takes `sms`
-    multiprocessors at most, where it has no `blocks`. `link(hosts, num_bytes)` says what goes between hosts with the
-    same number of ranks. A plugin's `function()` returns a function of tvm-ffi, its native half, which works in
-    `room_bytes` of each rank (csrc/include/commlib/ffi.h).
+    multiprocessors at most, where it has no `blocks`. A plugin's `function()` returns a function of tvm-ffi, its native
+    half, which works in `room_bytes` of each rank (csrc/include/commlib/ffi.h).
     """
 
     name: str
     backend: str
     placement: str = "plain"
     arena: bool = False
-    hosts: bool = False
     kernel: str = ""
     ordered: bool = True
     run: Callable[..., Any] | None = None
@@ -83,7 +69,6 @@ class Algorithm:
     sms: int = NCCL_SMS
     function: Callable[[], Any] | None = None
     room_bytes: int = 0
-    link: Callable[[int, int], Link] | None = None
 
     def most_sms(self, params: Mapping[str, int]) -> int:
         """Return the multiprocessors of a GPU that it takes at most, 0 for none."""

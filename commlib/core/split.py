@@ -30,7 +30,7 @@ class Subworld(World):
         self.rank = members.index(parent.rank)
         self.size = len(members)
         self.local_rank, self.address = parent.local_rank, parent.world.address
-        self.device, self.parts = parent.device.type, parent.resources.hosts is not None
+        self.device = parent.device.type
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Exchange among the members; the carrier's own deadline holds."""

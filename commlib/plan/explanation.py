@@ -69,7 +69,6 @@ class Explanation:
     match: str = ""
     measured: str = ""  # whether the plan was, on this machine
     pinned_by: str = ""
-    link: str = ""  # what goes between hosts
     remark: str = ""  # of the algorithm, whatever the plan
     sms: int = 0  # multiprocessors that it takes at most; 0: none
     curve: Sequence[tuple[int, float]] = ()  # multiprocessors, and how much longer on so many than without a limit
@@ -88,7 +87,7 @@ class Explanation:
             *([] if self.pinned_by else [f"  {self._gain()}"]),
             f"  {self.rule} of {self.source} ({told})",
         ]
-        lines[2:2] = [f"  {told}" for told in (self.remark, self.spared, self._multiprocessors(), self.link) if told]
+        lines[2:2] = [f"  {told}" for told in (self.remark, self.spared, self._multiprocessors()) if told]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 

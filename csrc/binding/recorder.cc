@@ -30,23 +30,21 @@ std::vector<int> narrowed(const std::vector<int64_t>& numbers) {
 }
 
 std::unique_ptr<RecorderHandle> open_recorder(const std::string& backend, int64_t id, int64_t rank,
-                                              double timeout_s, const std::vector<int64_t>& pids,
-                                              const std::vector<int64_t>& names) {
+                                              double timeout_s, const std::vector<int64_t>& pids) {
   const record::Identity identity = {backend.c_str(),
                                      static_cast<uint64_t>(id),
                                      static_cast<int>(rank),
                                      static_cast<int>(pids.size()),
                                      timeout_s,
-                                     narrowed(pids),
-                                     names};
+                                     narrowed(pids)};
   if (pids.size() > kMaxRanks)
     fail("ValueError", "a record has room for ", kMaxRanks, " ranks, not for ", pids.size());
   return std::make_unique<RecorderHandle>(RecorderHandle{std::make_shared<Recorder>(identity)});
 }
 
 COMMLIB_MODULE(module) {
-  module.add({COMMLIB_METHOD("open_recorder", open_recorder,
-                             "backend, id, rank, timeout_s, pids, names")});
+  module.add(
+      {COMMLIB_METHOD("open_recorder", open_recorder, "backend, id, rank, timeout_s, pids")});
   module.add_class<RecorderHandle>({
       COMMLIB_METHOD("enter", RecorderHandle::enter, "op, dtype, count, redop, root"),
       COMMLIB_METHOD("leave", RecorderHandle::leave, ""),

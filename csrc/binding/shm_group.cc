@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "binding/arguments.h"
 #include "binding/calls.h"
@@ -117,10 +116,8 @@ class ShmGroup {
 
   int64_t fd() { return target_->segment->fd(); }
 
-  // Once every rank has attached. Errors call the ranks by `names`, by their own numbers without.
-  void start(double timeout_s, const std::string& isa, bool checked,
-             const std::vector<int64_t>& names) {
-    target_->segment->name(names);
+  // Once every rank has attached.
+  void start(double timeout_s, const std::string& isa, bool checked) {
     const ReduceTable* reduce = reduce_table(isa.c_str());
     if (!reduce) fail("Unsupported", "this CPU does not have x86-64-", isa, "; unset COMMLIB_ISA");
     target_->segment->close_descriptor();
@@ -209,7 +206,7 @@ COMMLIB_MODULE(module) {
   });
   module.add_class<ShmGroup>({
       COMMLIB_METHOD("fd", ShmGroup::fd, ""),
-      COMMLIB_METHOD("start", ShmGroup::start, "timeout_s, isa, checked, names"),
+      COMMLIB_METHOD("start", ShmGroup::start, "timeout_s, isa, checked"),
       COMMLIB_METHOD("learn", ShmGroup::learn, "rows"),
       COMMLIB_METHOD("set_plan", ShmGroup::set_plan, "plan"),
       COMMLIB_METHOD("choice", ShmGroup::choice, "op, dtype, redop, num_bytes, symmetric, graph"),

@@ -60,7 +60,7 @@ void Group::make_arena() {
 
 void Group::start(const std::vector<int>& pids, uint64_t id, Builder builder) {
   record_ = std::make_unique<record::Record>(
-      record::Identity{"nccl", id, rank_, world_, timeout_s_, pids, {}});
+      record::Identity{"nccl", id, rank_, world_, timeout_s_, pids});
   fault_.set_record(record_.get());
   kernels_.set_builder(std::move(builder));
   job_.report = fault_.open();

@@ -90,7 +90,7 @@ struct alignas(64) Wait {
 // What this rank last saw of a peer, while it waited; and how long it has waited for it in all.
 struct Peer {
   int32_t pid;
-  int32_t name;                  // its number in a larger world
+  int32_t name;                  // its number
   std::atomic<uint64_t> number;  // the last call that it was seen to enter
   std::atomic<uint64_t> what;
   std::atomic<uint64_t> waits;

@@ -48,7 +48,7 @@ Record::Record(const Identity& identity) : slot_(kRecords ? take_slot() : nullpt
   copy_words(slot_->backend, identity.backend, sizeof(slot_->backend));
   for (int r = 0; r < identity.world; ++r) {
     slot_->peers[r].pid = identity.pids[r];
-    slot_->peers[r].name = identity.names.empty() ? r : static_cast<int32_t>(identity.names[r]);
+    slot_->peers[r].name = r;
   }
   slot_->state.store(1, std::memory_order_release);
 }

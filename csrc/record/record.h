@@ -46,8 +46,7 @@ struct Identity {
   int rank;
   int world;
   double timeout_s;
-  std::vector<int> pids;       // 0: not known
-  std::vector<int64_t> names;  // empty: the ranks themselves
+  std::vector<int> pids;  // 0: not known
 };
 
 // The call as a reader is told it.

@@ -31,13 +31,10 @@ std::string describe(const Descriptor& what, uint64_t seq) {
 }
 
 record::Identity identity_of(const Segment& segment, int rank, double timeout_s) {
-  record::Identity found = {
-      "shm", segment.header()->nonce, rank, segment.layout().world, timeout_s, {}, {}};
-  for (int r = 0; r < found.world; ++r) {
-    found.pids.push_back(segment.control(r)->pid.load());
-    found.names.push_back(segment.named(r));
-  }
-  return found;
+  record::Identity identity = {
+      "shm", segment.header()->nonce, rank, segment.layout().world, timeout_s, {}};
+  for (int r = 0; r < identity.world; ++r) identity.pids.push_back(segment.control(r)->pid.load());
+  return identity;
 }
 
 }  // namespace commlib::shm

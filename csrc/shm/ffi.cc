@@ -55,9 +55,8 @@ void Group::run_ffi(const Call& call) {
   try {
     ffi_->kernels.at(&row).run(call);
   } catch (const Failure& failure) {
-    waiter_.end("CommError",
-                text(name_of(call.op), " by ", row.name, " failed on rank ", segment_->named(rank_),
-                     ": ", failure.kind(), ": ", failure.what()));
+    waiter_.end("CommError", text(name_of(call.op), " by ", row.name, " failed on rank ", rank_,
+                                  ": ", failure.kind(), ": ", failure.what()));
   }
   if (ffi_->failure) std::rethrow_exception(ffi_->failure);
   for_each_peer(*this, [&](int r) { await_line(r); });

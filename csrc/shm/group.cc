@@ -246,9 +246,9 @@ bool Group::prefers_pull(const Call& call) const {
 unsigned char* Group::offered(int r, uint64_t offset, size_t bytes) {
   const size_t room = segment_->layout().arena_bytes;
   if (offset > room || bytes > room - offset) {
-    waiter_.end("CommError", text("rank ", segment_->named(r), " offered ", bytes, " bytes at ",
-                                  offset, " of an arena of ", room, " bytes in ",
-                                  describe(mine_, seq_), "; its memory is damaged"));
+    waiter_.end("CommError",
+                text("rank ", r, " offered ", bytes, " bytes at ", offset, " of an arena of ", room,
+                     " bytes in ", describe(mine_, seq_), "; its memory is damaged"));
   }
   return segment_->arena(r) + offset;
 }
@@ -275,7 +275,7 @@ void Group::mismatch(int r) {
   }
   const uint64_t seq = first_difference(r);
   const std::vector<int> both = {std::min(rank_, r), std::max(rank_, r)};
-  std::string said = seq > 0 ? calls_of(seq) : rank_list(*segment_, both) + " parted earlier";
+  std::string said = seq > 0 ? calls_of(seq) : rank_list(both) + " parted earlier";
   if (seq != seq_) said += ", which shows in " + describe(mine_, seq_);
   waiter_.end("CommError", text("ranks disagree: ", said,
                                 "; make the same calls in the same order (COMMLIB_CHECK=1 finds "
@@ -295,8 +295,8 @@ std::string Group::calls_of(uint64_t seq) const {
   });
   std::string said;
   for (const Said& call : calls)
-    said += text(said.empty() ? "" : ", ", rank_list(*segment_, call.ranks), " called ",
-                 describe(call.what, seq));
+    said +=
+        text(said.empty() ? "" : ", ", rank_list(call.ranks), " called ", describe(call.what, seq));
   return said;
 }
 
@@ -322,7 +322,7 @@ void Group::check_agreement(const Call& call) {
     const Descriptor what = segment_->control(r)->verdict[number % 2].what;
     const uint64_t detail = segment_->control(r)->detail[number % 2].load();
     same = same && std::memcmp(&what, &first, sizeof(what)) == 0 && detail == first_detail;
-    table += text(r ? "; rank " : "rank ", segment_->named(r), ": ", describe(what, number));
+    table += text(r ? "; rank " : "rank ", r, ": ", describe(what, number));
     if (detail != first_detail) table += " with other sizes";
   }
   if (!same) fail("ValueError", "ranks disagree: ", table, "; make the same call on every rank");

@@ -6,8 +6,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "commlib/allocator.h"
 #include "commlib/check.h"
@@ -28,9 +26,6 @@ class Segment {
   // Backs [offset, offset + bytes) with memory now, so that a full machine is an error here and
   // never SIGBUS later.
   void back(size_t offset, size_t bytes);
-  // The numbers by which errors call the ranks, if these are a part of a larger world.
-  void name(std::vector<int64_t> names) { names_ = std::move(names); }
-  int64_t named(int rank) const { return names_.empty() ? rank : names_[rank]; }
 
   const Layout& layout() const { return layout_; }
   Header* header() const { return reinterpret_cast<Header*>(base_); }
@@ -53,7 +48,6 @@ class Segment {
   Layout layout_;
   int fd_;
   unsigned char* base_ = nullptr;
-  std::vector<int64_t> names_;
 };
 
 // One rank's part for tensors; memory is put behind it as it is first needed.

@@ -59,10 +59,9 @@ uint32_t message_of(const Awaited& awaited) {
 
 }  // namespace
 
-std::string rank_list(const Segment& segment, const std::vector<int>& ranks) {
+std::string rank_list(const std::vector<int>& ranks) {
   std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i)
-    out += (i ? ", " : "") + std::to_string(segment.named(ranks[i]));
+  for (size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
   return out;
 }
 
@@ -98,10 +97,8 @@ Waiter::Waiter(std::shared_ptr<Segment> segment, int rank, double timeout_s)
         if (other >= 0) ::close(other);
       }
       if (error == ESRCH)
-        fail("PeerLost", "rank ", segment_->named(r), " (process ", pid,
-             ") died while the communicator was made");
-      fail("Unsupported", "cannot watch process ", pid, " of rank ", segment_->named(r), ": ",
-           std::strerror(error),
+        fail("PeerLost", "rank ", r, " (process ", pid, ") died while the communicator was made");
+      fail("Unsupported", "cannot watch process ", pid, " of rank ", r, ": ", std::strerror(error),
            "; the shm backend needs Linux 5.3 and one PID namespace for all ranks");
     }
     pidfds_.push_back(fd);
@@ -186,7 +183,7 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
   while (counter.load(std::memory_order_acquire) < awaited.value) {
     check_alive();
     if (closed_.load()) {
-      fail("Closed", "rank ", segment_->named(rank_), " closed the communicator while it was in ",
+      fail("Closed", "rank ", rank_, " closed the communicator while it was in ",
            describe(awaited));
     }
     if (progress) (*progress)();
@@ -196,8 +193,7 @@ void Waiter::await_unlocked(const Counter& counter, const Awaited& awaited,
       const int64_t nap = now - start < 100 * kMillisecond ? kMillisecond : 4 * kMillisecond;
       sleep_briefly(counter, awaited.value, nap);
       if (hooks.interrupted && hooks.interrupted()) {
-        record_ending("CommError", text("rank ", segment_->named(rank_), " was interrupted in ",
-                                        describe(awaited)));
+        record_ending("CommError", text("rank ", rank_, " was interrupted in ", describe(awaited)));
         throw Interrupted();
       }
     }
@@ -245,14 +241,13 @@ void Waiter::look_at_peers(const Counter& counter, const Awaited& awaited) {
     const bool gone = r != rank_ && poll(&entry, 1, 0) > 0;
     const bool closed = segment_->control(r)->closed.load() != 0;
     if (closed && r == awaited.rank && r != rank_ && !satisfied()) {
-      end("PeerLost", text("rank ", segment_->named(r), " closed its communicator while rank ",
-                           segment_->named(rank_), " waits for it in ", describe(awaited)));
+      end("PeerLost", text("rank ", r, " closed its communicator while rank ", rank_,
+                           " waits for it in ", describe(awaited)));
     }
     // A peer that closed first and then exited owes nothing to ranks that do not wait for it.
     if (gone && !closed && !satisfied()) {
-      end("PeerLost",
-          text("rank ", segment_->named(r), " (process ", segment_->control(r)->pid.load(),
-               ") died; rank ", segment_->named(rank_), " was in ", describe(awaited)));
+      end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(),
+                           ") died; rank ", rank_, " was in ", describe(awaited)));
     }
   }
 }
@@ -262,8 +257,7 @@ void Waiter::check_peers() {
   for (int r = 0; r < world_; ++r) {
     pollfd entry = {pidfds_[r], POLLIN, 0};
     if (r == rank_ || poll(&entry, 1, 0) <= 0 || segment_->control(r)->closed.load() != 0) continue;
-    end("PeerLost", text("rank ", segment_->named(r), " (process ",
-                         segment_->control(r)->pid.load(), ") died"));
+    end("PeerLost", text("rank ", r, " (process ", segment_->control(r)->pid.load(), ") died"));
   }
 }
 
@@ -279,9 +273,8 @@ void Waiter::pull(const Awaited& awaited, uint64_t address, void* to, size_t byt
     usleep(1000);
     check_peers();
   }
-  end("CommError", text("rank ", segment_->named(rank_), " cannot read the tensor of rank ",
-                        segment_->named(awaited.rank), " in ", describe(awaited),
-                        ": it was freed, or the rank closed"));
+  end("CommError", text("rank ", rank_, " cannot read the tensor of rank ", awaited.rank, " in ",
+                        describe(awaited), ": it was freed, or the rank closed"));
 }
 
 const Counter& Waiter::counter_of(const Awaited& awaited, int rank) const {
@@ -333,23 +326,23 @@ void Waiter::time_out(const Awaited& awaited) {
     const Line& line = newest_line(r);
     const uint64_t seq = line.seq.load();
     last +=
-        text("; rank ", segment_->named(r),
+        text("; rank ", r,
              seq ? " last entered " + shm::describe(line.what, seq) : " has entered nothing yet");
   }
   const bool of_pair = awaited.kind == Awaited::message || awaited.kind == Awaited::room;
-  const std::string whose = of_pair ? text("rank ", segment_->named(rank_), "'s ") : "";
+  const std::string whose = of_pair ? text("rank ", rank_, "'s ") : "";
   end("CommTimeout",
-      text(rank_list(*segment_, missing), " did not come to ", whose, describe(awaited), " within ",
-           timeout_s_, " s: rank ", segment_->named(rank_), " gave up waiting", last,
+      text(rank_list(missing), " did not come to ", whose, describe(awaited), " within ",
+           timeout_s_, " s: rank ", rank_, " gave up waiting", last,
            ". Raise the timeout (timeout_s=, COMMLIB_TIMEOUT_S; timeout= of torch.distributed) "
            "if the work before it is that slow"));
 }
 
 std::string Waiter::describe(const Awaited& awaited) const {
   if (awaited.kind == Awaited::message)
-    return text("recv from rank ", segment_->named(awaited.rank), " (message #", awaited.seq, ")");
+    return text("recv from rank ", awaited.rank, " (message #", awaited.seq, ")");
   if (awaited.kind == Awaited::room)
-    return text("send to rank ", segment_->named(awaited.rank), " (message #", awaited.seq, ")");
+    return text("send to rank ", awaited.rank, " (message #", awaited.seq, ")");
   return shm::describe(awaited.what, awaited.seq);
 }
 

@@ -41,7 +41,7 @@ struct Awaited {
 };
 
 // "rank 1", "ranks 0, 2".
-std::string rank_list(const Segment& segment, const std::vector<int>& ranks);
+std::string rank_list(const std::vector<int>& ranks);
 
 class COMMLIB_API Waiter {
  public:

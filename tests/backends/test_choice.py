@@ -41,4 +41,4 @@ def test_auto_takes_gpus_where_each_rank_has_its_own(monkeypatch, rank, gpus, vi
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(backends, "find_spec", lambda name: name)
-    assert backends._best(Said(rank, other), True, OPTIONS) == (wanted[0], wanted[1].format(rank))
+    assert backends._best(Said(rank, other), OPTIONS) == (wanted[0], wanted[1].format(rank))

@@ -24,7 +24,7 @@ Serves = Mapping[str, Sequence[tuple[str, str]]]
 def table_of(serves: Serves) -> Any:
     """The table of one rank, which is told these rows."""
     made = library.open_shm(1, 0, 4096, 1, 0, -1)
-    made.start(5.0, "auto", False, [])
+    made.start(5.0, "auto", False)
     made.learn(told(serves))
     return made
 

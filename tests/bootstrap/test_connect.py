@@ -115,7 +115,7 @@ def test_a_host_is_one_kernel_namespace_user_and_given_name():
     for differs in (0, 2, 3, 4):  # not its name alone: containers have their own
         cards = [[str(at == differs and rank == 1) for at in range(6)] for rank in range(3)]
         world = SimpleNamespace(all_gather=lambda data, timeout_s: [json.dumps(card) for card in cards])  # noqa: B023
-        assert hosts_of(world, 1.0) == [[0, 2], [1]]
+        assert [host.ranks for host in hosts_of(world, 1.0)] == [[0, 2], [1]]
 
 
 def test_every_task_finds_the_same_address_and_every_step_its_own():

@@ -310,7 +310,7 @@ def test_hosts_with_addresses_of_their_own_reach_each_other(namespaces):
         environ = {**os.environ, **where, "COMMLIB_HOST": name}
         ranks.append(subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     said = [process.communicate(timeout=120) for process in ranks]
-    expected = [["torch", "hier_twoshot", local, "6.0"] for local in ("0", "0", "1")]
+    expected = [["torch", "torch_direct", local, "6.0"] for local in ("0", "0", "1")]
     assert [out.split() for out, _ in said] == expected, said
 
 

@@ -19,19 +19,13 @@ from commlib.tools.testing.conformance import (
     agree,
     check_algorithm,
 )
-from tests import hosts
 
 # The outer loop: algorithms of one collective follow each other and share what is expected.
 WORLDS = (pytest.param(1, marks=pytest.mark.slow), 2, 3, pytest.param(4, marks=pytest.mark.slow))
 
 
 def algorithms(backend: str) -> list[tuple[str, str]]:
-    return [
-        (name, a.name)
-        for name, spec in COLLECTIVES.items()
-        for a in spec.algorithms
-        if a.backend == backend and not a.hosts
-    ]
+    return [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.backend == backend]
 
 
 def check(ranks: Ranks, world: int, name: str, algorithm: str, scope: Scope) -> None:
@@ -81,15 +75,6 @@ def test_what_is_read_in_its_process_is_the_reference(shm_ranks: Ranks, name: st
 def test_torch_gives_the_reference(torch_ranks: Ranks, name: str, algorithm: str, world: int) -> None:
     few = Scope((0, 1, 33), EVERY_TYPE.dtypes, EVERY_TYPE.redops)
     check(torch_ranks, world, name, algorithm, few)
-
-
-def test_three_hosts_give_the_reference() -> None:
-    """A few sizes and types by every hier_* algorithm: test_hosts.py has the rest."""
-    rows = [(name, a.name) for name, spec in COLLECTIVES.items() for a in spec.algorithms if a.hosts]
-    with Ranks(4, create=hosts.create, hosts="abbc", timeout_s=60.0) as ranks:
-        for row in rows:
-            verdicts = ranks.run(check_algorithm, *row, Scope((1, 33, 1025), redops=("sum", "avg")))
-            assert [v.wrong for v in verdicts if v.wrong or v.cases == 0] == [], row
 
 
 @pytest.mark.parametrize("world", WORLDS)

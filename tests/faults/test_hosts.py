@@ -1,4 +1,4 @@
-"""Faults of ranks on several hosts: every rank names the rank that is to blame, by its number among all ranks."""
+"""Faults of ranks on several hosts: every rank names the rank that is to blame."""
 
 import os
 import re
@@ -13,7 +13,6 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.errors import CommError, CommTimeout, PeerLost
-from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.ranks import Handle
 from tests import hosts
@@ -21,8 +20,7 @@ from tests import hosts
 LATE_S = 1.0
 
 
-def repeat(comm: Communicator, algorithm: str, victim: int, fault: str) -> None:
-    comm.use(Plan.only({"all_reduce": algorithm}, base=comm.plan))
+def repeat(comm: Communicator, victim: int, fault: str) -> None:
     x = torch.ones(40_000)
     comm.all_reduce(x)
     if comm.rank == victim:
@@ -46,32 +44,32 @@ def errors(handle: Handle, but: int) -> list[BaseException]:
 
 
 FOUND: dict[str, tuple[type[CommError], str]] = {
-    "death": (PeerLost, "[^;]*rank {victim}"),
-    "late": (CommTimeout, "rank {victim} did not come"),  # and not one that waits too
+    "death": (PeerLost, "rank {victim} [^;]*"),
+    "late": (CommTimeout, "rank {victim} did not come to all_reduce"),  # and not one that waits too
     "abort": (CommError, "the model has diverged$"),
 }
 
 
 @pytest.mark.parametrize(
-    ("fault", "algorithm", "victim"),
+    ("fault", "victim"),
     [
-        ("death", "hier_oneshot", 0),
-        ("death", "torch_direct", 2),
-        ("late", "hier_oneshot", 3),
-        ("abort", "hier_twoshot", 3),
-        pytest.param("death", "hier_twoshot", 3, marks=pytest.mark.slow),
-        pytest.param("death", "hier_twoshot", 1, marks=pytest.mark.slow),
-        pytest.param("late", "hier_oneshot", 0, marks=pytest.mark.slow),
-        pytest.param("late", "hier_twoshot", 2, marks=pytest.mark.slow),
+        ("death", 0),
+        ("death", 2),
+        ("late", 3),
+        ("abort", 3),
+        pytest.param("death", 3, marks=pytest.mark.slow),
+        pytest.param("late", 0, marks=pytest.mark.slow),
+        pytest.param("late", 2, marks=pytest.mark.slow),
+        pytest.param("abort", 0, marks=pytest.mark.slow),
     ],
 )
-def test_ranks_of_all_hosts_name_who_is_to_blame(fault: str, algorithm: str, victim: int) -> None:
-    error, said = FOUND[fault]
+def test_ranks_of_all_hosts_name_who_is_to_blame(fault: str, victim: int) -> None:
+    error, text = FOUND[fault]
     timeout_s = LATE_S if fault == "late" else 30.0
     with Ranks(4, create=hosts.create, hosts="aabb", timeout_s=timeout_s) as ranks:
-        for found in errors(ranks.start(repeat, algorithm, victim, fault), victim):
-            assert isinstance(found, error)
-            assert re.match(said.format(victim=victim), str(found))
+        for found in errors(ranks.start(repeat, victim, fault), victim):
+            assert isinstance(found, error), found
+            assert re.match(text.format(victim=victim), str(found)), found
 
 
 def over_a_group(world: World) -> Communicator:
@@ -85,13 +83,13 @@ def over_a_group(world: World) -> Communicator:
 
 
 def sum_of_ranks(comm: Communicator) -> tuple[float, str]:
-    return float(comm.all_reduce(torch.full((1,), comm.rank + 1.0))), comm.explain("all_reduce", 4).algorithm
+    return float(comm.all_reduce(torch.full((1,), comm.rank + 1.0))), comm.backend
 
 
 @pytest.mark.slow
-def test_a_group_that_is_given_carries_the_messages_between_hosts_and_their_errors():
+def test_a_group_that_is_passed_carries_the_calls_and_their_errors():
     with Ranks(4, create=over_a_group, grace_s=30.0) as ranks:  # ranks wait for the dead one up to their deadline
-        assert ranks.run(sum_of_ranks) == [(10.0, "hier_oneshot")] * 4
-        for error in errors(ranks.start(repeat, "hier_twoshot", 3, "death"), 3):
+        assert ranks.run(sum_of_ranks) == [(10.0, "torch")] * 4
+        for error in errors(ranks.start(repeat, 3, "death"), 3):
             assert isinstance(error, PeerLost)
             assert "rank 3" in str(error).partition(";")[0]

@@ -85,7 +85,7 @@ void records_apart(Report& report) {
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      const record::Identity identity{"shm", 1000ull + t, t, 1, 1.0, {0}, {}};
+      const record::Identity identity{"shm", 1000ull + t, t, 1, 1.0, {0}};
       for (++ready; ready < kThreads;) std::this_thread::yield();
       const record::Record record(identity);
       for (++made; made < kThreads;) std::this_thread::yield();

@@ -75,8 +75,6 @@ def check_algorithm(comm: Communicator, name: str, algorithm: str, scope: Scope)
 def _cases(
     comm: Communicator, collective: Collective, algorithm: Algorithm, scope: Scope
 ) -> Iterator[tuple[Call, bool]]:
-    if algorithm.hosts and comm.resources.no_hosts:
-        return
     redops = scope.redops if collective.reduces else ("sum",)
     # A collective without data has nothing to vary.
     counts = scope.counts if collective.shapes(Call(1, 2, 8, torch.uint8)) != (0, 0) else (0,)

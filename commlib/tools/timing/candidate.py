@@ -104,8 +104,7 @@ def pinned(
     make = public_call(twin, collective, later)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
-        lacks = twin.resources.no_hosts if algorithm.hosts else None
-        if reason := lacks or algorithm.refuses(call.dtype, call.redop, call.size):
+        if reason := algorithm.refuses(call.dtype, call.redop, call.size):
             raise Unsupported(reason)
         return make(x, out, call)
 

@@ -39,7 +39,6 @@ COPIES = {
     "lsa_ll128_": "lines are pushed into slots of the peers, and read there; 16 bytes on the link for 15 of data",
     "lsa_lamport_": "packets are pushed into slots of the peers, and read there; nothing but data on the link",
     "torch_": "torch's own",
-    "hier_": "inside each host through shared memory, between hosts through torch",
 }
 PULLED = "one: peers read the tensor in the memory of its process, through the kernel"
 
