@@ -23,9 +23,8 @@ from typing import Any
 from graph_faults import CAPTURED, GRAPHS, KINDS, POLL_S, Plan, be_rank, captures, first_difference, places, warm_up
 from written import head, write
 
-from commlib.debug import Finding, findings_of
+from commlib.debug import Finding, findings_lines, findings_of
 from commlib.debug.jobs import Job, moments
-from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
 from commlib.tools.testing import Ranks
 

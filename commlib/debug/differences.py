@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from commlib.counts import counted
+from commlib.debug.format import left_text, ranks_text, where_text
 from commlib.debug.jobs import Job
-from commlib.debug.kept import Call, Slot
-from commlib.debug.words import difference_text, left_text, ranks_text, where_text
+from commlib.debug.record_types import Call, Slot
 
 
 @dataclass(frozen=True)
@@ -20,32 +21,59 @@ class Difference:
     text: str
 
 
-def differences(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the calls that the ranks have kept, number by number."""
+def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare calls, then graphs, then where GPUs were when the communicator ended."""
+    return _in_calls(job, slots) or _in_graphs(job, slots) or _where_left(job, slots)
+
+
+def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare the last calls of the ranks, number by number."""
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
-        kinds = Counter(call.what for call in made.values())
-        if len(kinds) > 1:
-            return _told(job, slots, number, made, kinds)
+        if len({call.what for call in made.values()}) > 1:
+            return _of_call(job, slots, number, made)
     return None
 
 
-def _told(job: Job, slots: list[Slot], number: int, made: dict[int, Call], kinds: Counter[int]) -> Difference:
-    (common, most), (_, second) = kinds.most_common(2)
+def _of_call(job: Job, slots: list[Slot], number: int, made: dict[int, Call]) -> Difference:
+    odd, clear = _minority({rank: call.what for rank, call in made.items()})
     slot = slots[0]
-    groups = {what: [rank for rank, call in made.items() if call.what == what] for what in kinds}
-    said = []
+    groups: dict[int, list[int]] = {}
+    for rank, call in made.items():
+        groups.setdefault(call.what, []).append(rank)
+    parts = []
     for ranks in sorted(groups.values(), key=len):
         call = made[ranks[0]]
         at = _at(", ".join(sorted({made[rank].site for rank in ranks if made[rank].site})))
         graph = f" in graph {call.graph}" if call.graph else ""
-        said.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{graph}{at}")
-    odd = [rank for rank, call in made.items() if most == second or call.what != common]
-    others = next(rank for rank in made if made[rank].what != made[odd[0]].what)
-    hint = _hint(slots, number, odd[0], others) if most > second else ""
-    differs = difference_text(made[odd[0]], made[others])
-    text = f"ranks differ in call #{number}{where_text(job, slot)}, in its {differs}"
-    return Difference(tuple(sorted(job.name(slot, rank) for rank in odd)), number, f"{text}: {'; '.join(said)}{hint}")
+        parts.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{graph}{at}")
+    other = next(rank for rank in made if made[rank].what != made[odd[0]].what)
+    hint = _hint(slots, number, odd[0], other) if clear else ""
+    differs = _fields_that_differ(made[odd[0]], made[other])
+    text = f"ranks differ in call #{number}{where_text(job, slot)}, in its {differs}: {'; '.join(parts)}{hint}"
+    return Difference(_names(job, slot, odd), number, text)
+
+
+def _minority(values: dict[int, Hashable]) -> tuple[list[int], bool]:
+    """Return the ranks whose value is not the usual one, or all where none is; and whether one is."""
+    (common, count), (_, second) = Counter(values.values()).most_common(2)
+    return [rank for rank, value in values.items() if count == second or value != common], count > second
+
+
+def _names(job: Job, slot: Slot, ranks: list[int]) -> tuple[int, ...]:
+    return tuple(sorted(job.name(slot, rank) for rank in ranks))
+
+
+def _fields_that_differ(mine: Call, theirs: Call) -> str:
+    fields = {
+        "operation": (mine.op, theirs.op),
+        "type": (mine.dtype, theirs.dtype),
+        "size": (mine.count, theirs.count),
+        "reduction": (mine.redop, theirs.redop),
+        "root": (mine.root, theirs.root),
+    }
+    names = [name for name, (one, other) in fields.items() if one != other]
+    return "operation" if "operation" in names else " and ".join(names) or "arguments"
 
 
 def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
@@ -62,45 +90,38 @@ def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
     return ""
 
 
-def graph_differences(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the graphs that have been captured, also those whose calls are no longer kept."""
+def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare the graphs that have been captured, also those whose calls are no longer in the record."""
     for number in sorted(set().union(*(slot.graphs for slot in slots))):
-        # The newest may be under way.
-        # The newest one that has not been replayed may not be whole.
-        known = [slot for slot in slots if number in slot.graphs]
-        whole = {
-            slot.rank: slot.graphs[number] for slot in known if slot.graphs[number].over or number < max(slot.graphs)
-        }
-        if len({(of.what, of.calls) for of in whole.values()}) > 1:
-            said = {
-                rank: (of.what, f"captured {counted(of.calls, 'call')}{_at(of.site)}") for rank, of in whole.items()
-            }
-            first = min(of.first for of in whole.values())
-            return _grouped(job, slots, said, first, f"ranks differ in the calls of graph {number}")
+        graphs = {slot.rank: (slot.graphs[number], max(slot.graphs)) for slot in slots if number in slot.graphs}
+        # The newest one may be under way, or, not replayed yet, not be whole.
+        whole = {rank: graph for rank, (graph, newest) in graphs.items() if graph.over or number < newest}
+        if len({(graph.what, graph.calls) for graph in whole.values()}) > 1:
+            texts = {rank: f"captured {counted(graph.calls, 'call')}{_at(graph.site)}" for rank, graph in whole.items()}
+            first = min(graph.first for graph in whole.values())
+            values: dict[int, Hashable] = {rank: (graph.what, graph.calls) for rank, graph in whole.items()}
+            return _of_all(job, slots[0], values, texts, first, f"ranks differ in the calls of graph {number}")
     return None
 
 
-def left_differently(job: Job, slots: list[Slot]) -> Difference | None:
+def _where_left(job: Job, slots: list[Slot]) -> Difference | None:
     """Compare what the GPUs were in when the communicator ended, where they had come equally far."""
     left = {slot.rank: slot for slot in slots if slot.gpu.left_in}
-    first = min((slot.gpu.left_in for slot in left.values()), default=0)
-    said = {}
-    for rank, slot in left.items():
-        gpu = slot.gpu
-        said[rank] = (hash((gpu.left_what, gpu.left_graph, gpu.left_of_graph)), left_text(slot))
-    if len({what for what, _ in said.values()}) < 2 or any(slot.gpu.left_in > first for slot in left.values()):
+    values: dict[int, Hashable] = {
+        rank: (slot.gpu.left_what, slot.gpu.left_graph, slot.gpu.left_of_graph) for rank, slot in left.items()
+    }
+    if len(set(values.values())) < 2 or len({slot.gpu.left_in for slot in left.values()}) > 1:
         return None
-    return _grouped(job, slots, said, first, "GPUs were in different calls when the communicator ended")
+    texts, number = {rank: left_text(slot) for rank, slot in left.items()}, next(iter(left.values())).gpu.left_in
+    return _of_all(job, slots[0], values, texts, number, "GPUs were in different calls when the communicator ended")
 
 
-def _grouped(job: Job, slots: list[Slot], said: dict[int, tuple[int, str]], number: int, head: str) -> Difference:
-    """Say what each rank did, and which of them are in the minority, or all where none is."""
-    kinds = Counter(what for what, _ in said.values())
-    (common, most), (_, second) = kinds.most_common(2)
-    odd = [rank for rank, (what, _) in said.items() if most == second or what != common]
-    words = "; ".join(f"{ranks_text([job.name(slots[0], rank)])} {text}" for rank, (_, text) in said.items())
-    named = tuple(sorted(job.name(slots[0], rank) for rank in odd))
-    return Difference(named, number, f"{head}{where_text(job, slots[0])}: {words}")
+def _of_all(
+    job: Job, slot: Slot, values: dict[int, Hashable], texts: dict[int, str], number: int, head: str
+) -> Difference:
+    """Say what each rank did."""
+    each = "; ".join(f"{ranks_text([job.name(slot, rank)])} {text}" for rank, text in texts.items())
+    return Difference(_names(job, slot, _minority(values)[0]), number, f"{head}{where_text(job, slot)}: {each}")
 
 
 def _at(site: str) -> str:

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: whether it runs, is stopped or gone, how busy it is, and on which core."""
+"""What the kernel knows of a process: whether it runs, is stopped or gone, how busy it is, and on which core."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Process:
 
     @property
     def halted(self) -> str:
-        """Why it cannot run, in words; empty for one that can."""
+        """Why it cannot run; empty for one that can."""
         return _STATES.get(self.state, "")
 
     def busy_since(self, before: Process) -> float:
@@ -50,11 +50,9 @@ def process(pid: int) -> Process:
     """Look at one; one that is not there is gone. Of those elsewhere, below 1, nothing is known."""
     if pid < 1:
         return Process(pid, state="?")
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    fields = _stat(pid)
+    if not fields:
         return Process(pid, at_s=time.monotonic())
-    fields = text[text.rindex(")") + 2 :].split()
     return Process(
         pid,
         state=fields[0],
@@ -65,6 +63,15 @@ def process(pid: int) -> Process:
         waits_in=_read(f"/proc/{pid}/wchan"),
         at_s=time.monotonic(),
     )
+
+
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; X: it is gone."""
+    return next(iter(_stat(pid)), "X")
+
+
+def _stat(pid: int) -> list[str]:
+    return _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
 
 
 def command_of(pid: int) -> str:

@@ -18,14 +18,14 @@ import torch
 from click.testing import CliRunner
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, answer, findings_of, look
-from commlib.debug.flight import flights
+from commlib.debug import Finding, error_context, findings_of, look
 from commlib.debug.jobs import starting_here
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug.flight import flights
 from commlib.tools.testing import Handle, Ranks
 
 ROOT = Path(__file__).parents[2]
@@ -194,8 +194,8 @@ def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypa
     def broken(pid: int) -> None:
         raise OSError(f"records of {pid}")
 
-    monkeypatch.setattr(answer, "jobs_here", broken)
-    assert answer.explained_below(os.getpid()) == []
+    monkeypatch.setattr(error_context, "jobs_here", broken)
+    assert error_context.explained_below(os.getpid()) == []
 
 
 def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import look, page
+from commlib.debug import look
 from commlib.debug.record import records_of
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
 
 

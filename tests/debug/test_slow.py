@@ -18,14 +18,14 @@ from click.testing import CliRunner
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
-from commlib.debug.flight import flights
 from commlib.debug.jobs import Job, look
 from commlib.debug.record import records_of
-from commlib.debug.sample import Watched, watch, whereabouts
-from commlib.debug.slow import Kept, RankTime, Slowness, _late, slowness
-from commlib.debug.slow_page import late_text
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug.flight import flights
+from commlib.tools.debug.sample import Watched, watch, whereabouts
+from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, slowness
+from commlib.tools.debug.slow_page import late_text
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 
@@ -79,7 +79,7 @@ def test_a_rank_that_waits_as_long_as_others_for_it_is_not_late(waits: float, la
         RankTime(rank, rank, 0.0, own, 0.0, keeps, 0.0, 0.0, 1, 0.0, [])
         for rank, own, keeps in ((0, waits, 0.5), (1, 0.5, 0.0))
     ]
-    looks: Kept = [(at, {}, [((1, 7), 0)]) for at in range(100)]
+    looks: Moments = [(at, {}, [((1, 7), 0)]) for at in range(100)]
     assert [one.rank for one in _late(ranks, looks)] == late
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.debug import look, page
+from commlib.debug import look
 from commlib.debug.record import records_of
+from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
 from tests.debug.test_debug import LONG_S, stay_away, wait_for
 

@@ -10,9 +10,9 @@ from commlib.communicator import Communicator
 from commlib.debug import Finding, findings_of, look
 from commlib.debug.jobs import moments
 from commlib.debug.record import records_of
-from commlib.debug.sample import watch
-from commlib.debug.slow import slowness
 from commlib.hooks import SlowCall
+from commlib.tools.debug.sample import watch
+from commlib.tools.debug.slow import slowness
 from commlib.tools.testing import Ranks
 from commlib.tools.timing.graph import capture
 

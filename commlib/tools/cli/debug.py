@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from commlib.debug.jobs import Job
     from commlib.debug.record import Record
     from commlib.debug.starting import Starting
-    from commlib.debug.trace import Calls
+    from commlib.tools.debug.trace import Calls
 
 APART_S = 0.7  # between the two looks at a job
 WATCH_S = 2.0
@@ -45,10 +45,10 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
     """Say what the ranks of JOB are in: commlib debug, from another shell, while the job runs.
 
     The job needs no preparation. JOB is the process of any of its ranks, or of what started them; without it, all jobs
-    of this user on this host are shown, with their ranks on other hosts. First it says in words which rank keeps the
-    others, and what that rank does; then there is a line for each rank and communicator. With --slow it says where the
-    time of a job goes that is not stuck: waiting, moving data or the program, for each rank and operation, and which
-    rank is late.
+    of this user on this host are shown. First it says which rank keeps the others, and what that rank does; then there
+    is a line for each rank and communicator. Of ranks on other hosts it says where they are. With --slow it says where
+    the time of a job goes that is not stuck: waiting, moving data or the program, for each rank and operation, and
+    which rank is late.
 
     The exit code is 3 if something is wrong.
     """
@@ -101,7 +101,7 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
     if options.slow:
         shown = [_slow(records, options.seconds) for records in jobs]
     else:
-        shown = sorted(_stuck(jobs, options.sites), key=lambda one: not one.wrong)
+        shown = sorted(_stuck(jobs), key=lambda one: not one.wrong)
     wrong = sum(one.wrong for one in shown)
     if len(shown) > 1 and not options.as_json:
         click.echo(f"something is wrong in {wrong} of {len(shown)} jobs\n")
@@ -116,9 +116,9 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
 
 def _show_starting(starting: list[Starting], as_json: bool) -> bool:
     """Show the ranks that wait in init(); say whether one has waited for long."""
-    from commlib.debug.page import wrapped
     from commlib.debug.process import command_of
     from commlib.debug.starting import LOG_S
+    from commlib.tools.debug.page import wrapped
 
     if as_json and starting:
         ranks = [asdict(one) for one in starting]
@@ -147,13 +147,13 @@ def _show(shown: Shown, options: Options) -> None:
             raise click.ClickException(f"--dump: what is kept in {place} is not complete: {said}") from None
 
 
-def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
-    from commlib.debug import document, findings_of, page
+def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
+    from commlib.debug import findings_of
     from commlib.debug.jobs import ask_stacks, moments
-    from commlib.debug.page import brief
-    from commlib.debug.trace import kept_calls
+    from commlib.tools.debug.page import brief, document, page
+    from commlib.tools.debug.trace import recorded_calls
 
-    looks = moments(jobs, APART_S, sites)
+    looks = moments(jobs, APART_S)
     ask_stacks(rank for _, job in looks for rank in job.ranks.values())
     for (before, job), records in zip(looks, jobs, strict=True):
         findings = findings_of(job, before)
@@ -161,14 +161,14 @@ def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
         wrong = any(finding.serious for finding in findings)
         text, data = page(job, before, findings), document(job, before, findings)
         line = "" if wrong or len(jobs) == 1 else brief(job, before)
-        yield Shown(job, records, text, data, suspects, wrong, kept_calls(job), line)
+        yield Shown(job, records, text, data, suspects, wrong, recorded_calls(job), line)
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:
     from commlib.collectives.facts import traffic
-    from commlib.debug.sample import cores_of, watch, whereabouts
-    from commlib.debug.slow import slowness
-    from commlib.debug.slow_page import slow_document, slow_page
+    from commlib.tools.debug.sample import cores_of, watch, whereabouts
+    from commlib.tools.debug.slow import slowness
+    from commlib.tools.debug.slow_page import slow_document, slow_page
 
     watched = watch(records, seconds)
     job, found = watched.job, slowness(watched, traffic)
@@ -193,8 +193,8 @@ def native_stack(pid: int) -> str:
 
 def _dump(place: Path, shown: Shown, data: str) -> None:
     """Write a folder for the job: what was shown, the record of each rank as it is, and its calls for other tools."""
-    from commlib.debug.flight import flights
-    from commlib.debug.trace import events_of, trace_text
+    from commlib.tools.debug.flight import flights
+    from commlib.tools.debug.trace import events_of, trace_text
 
     (place / "flight").mkdir(parents=True, exist_ok=True)
     texts = {"page.txt": shown.text, "job.json": data, "trace.json": trace_text(events_of(shown.job, shown.calls))}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from commlib.debug.kept import Slot, Wait
+from commlib.debug.record_types import Slot, Wait
 
 if TYPE_CHECKING:
     from commlib.debug.jobs import Rank
@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 def add_waits(ranks: Mapping[int, Rank]) -> None:
     """Add what the ranks of such a communicator wait for, as far as it is known where these are."""
-    for rank in ranks.values():
-        slots = [slot for slot in rank.slots if not slot.closed]
-        found = {slot.id: wait for slot in slots if slot.by_torch and (wait := _wait(ranks, slot)) is not None}
-        for at, slot in enumerate(rank.slots):
-            if slot.id in found and not slot.waits:
-                rank.slots[at] = replace(slot, waits=(found[slot.id],))
+    waits = {
+        (rank.pid, at): wait
+        for rank in ranks.values()
+        for at, slot in enumerate(rank.slots)
+        if slot.by_torch and not slot.closed and not slot.waits and (wait := _wait(ranks, slot)) is not None
+    }
+    for (pid, at), wait in waits.items():
+        ranks[pid].slots[at] = replace(ranks[pid].slots[at], waits=(wait,))
 
 
 def _wait(ranks: Mapping[int, Rank], slot: Slot) -> Wait | None:
@@ -31,7 +33,7 @@ def _wait(ranks: Mapping[int, Rank], slot: Slot) -> Wait | None:
 
 
 def _late(ranks: Mapping[int, Rank], slot: Slot) -> Iterator[int]:
-    """Yield who has not come to a rank's call: the one that is behind most first; then who is gone, or cannot run."""
+    """Yield who has not come to a rank's call: the one that is furthest behind first; then who is gone, or halted."""
     there = {peer: ranks[known.pid] for peer, known in enumerate(slot.peers) if known.pid in ranks}
     slots = {peer: theirs for peer, rank in there.items() if (theirs := rank.slot(slot.id)) is not None}
     behind = [peer for peer, theirs in slots.items() if theirs.entered < slot.entered]

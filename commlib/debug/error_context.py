@@ -1,16 +1,13 @@
-"""The half of a rank: where its program makes a call, and what its error says of the other ranks."""
+"""What a rank adds to its record and to its errors: where its program makes a call, and who waits for whom."""
 
 from __future__ import annotations
 
 import os
 
 from commlib import lane
-from commlib.debug.findings import findings_of
-from commlib.debug.jobs import job_of, jobs_here, look, starting_here
-from commlib.debug.page import findings_lines, ranks_lines
-from commlib.debug.stacks import listen
-
-__all__ = ["call_site", "explain", "listen"]
+from commlib.debug.findings import findings_lines, findings_of
+from commlib.debug.format import call_of, stack_text
+from commlib.debug.jobs import Job, job_of, jobs_here, look, starting_here
 
 _KINDS = ("CommTimeout", "PeerLost")
 _LINES, _BYTES = 8, 2500
@@ -54,11 +51,21 @@ def ranks_below(pid: int) -> list[str]:
         for records in jobs_here(pid):
             job = job_of(records)
             job.ask_stacks(set(job.ranks))
-            lines += ranks_lines(job)
+            lines += _ranks_lines(job)
             for record in records:
                 record.close()
     except Exception:
         return []
+    return lines
+
+
+def _ranks_lines(job: Job) -> list[str]:
+    lines = []
+    for rank in sorted(job.ranks.values(), key=lambda rank: rank.number):
+        calls = [call_of(job, slot) for slot in rank.slots if not slot.closed]
+        text = "; ".join(call for call, since in calls if since) or "no call"
+        place = stack_text(rank, rank.slots)
+        lines.append(f"rank {rank.number} was in {text}" + (f", at {place}" if place else ""))
     return lines
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from commlib.debug.sample import Kind, Look, Place, Watched, blamed, kind_of
+from commlib.tools.debug.sample import Kind, Look, Place, Watched, blamed, kind_of
 
 LATE_SHARE = 0.05  # of the time that others wait for it: less is none to speak of
-_TIMES, _TIMES_OWN = 2.5, 1.5  # a late rank keeps others so much longer than any other does, and than it waits itself
-_PARTS, _PARTS_LATE, _PARTS_MOST = 10, 3, 0.6  # and does so in most parts of the time in which others wait
+_TIMES, _TIMES_WAITS = 2.5, 1.5  # a late rank keeps others so much longer than any other does, and than it waits itself
+_PARTS, _PARTS_LATE, _PARTS_SHARE = 10, 3, 0.6  # and does so in most parts of the time in which others wait
 _BLOCKS = 40
 
 Traffic = Callable[[str, str, int, int], tuple[int, float]]
@@ -88,33 +88,33 @@ class Slowness:
 
 def slowness(watched: Watched, traffic: Traffic) -> Slowness:
     """Sum up what was seen."""
-    kept = [(at, looks, list(blamed(watched.job, looks))) for at, looks in watched.looks]
-    ranks = [_rank_time(watched, pid, kept) for pid in sorted({pid for pid, _ in watched.calls})]
+    moments = [(at, looks, list(blamed(watched.job, looks))) for at, looks in watched.looks]
+    ranks = [_rank_time(watched, pid, moments) for pid in sorted({pid for pid, _ in watched.calls})]
     ranks.sort(key=lambda one: one.rank)
     ops = sorted(_op_times(watched, traffic), key=lambda one: -one.share)
-    return Slowness(watched.seconds, len(kept), ranks, ops, list(_late(ranks, kept)))
+    return Slowness(watched.seconds, len(moments), ranks, ops, list(_late(ranks, moments)))
 
 
-Kept = list[tuple[int, dict[Place, Look], list[tuple[Place, int]]]]
+Moments = list[tuple[int, dict[Place, Look], list[tuple[Place, int]]]]
 
 
-def _rank_time(watched: Watched, pid: int, kept: Kept) -> RankTime:
-    states = [_state(pid, looks) for _, looks, _ in kept]
-    keeps = [(len({place[0] for place, by in blames if by == pid}), looks) for _, looks, blames in kept]
+def _rank_time(watched: Watched, pid: int, moments: Moments) -> RankTime:
+    states = [_state(pid, looks) for _, looks, _ in moments]
+    waiting = [len({place[0] for place, by in blames if by == pid}) for _, _, blames in moments]
     others = max(len({place[0] for place in watched.calls}) - 1, 1)
-    total = max(len(kept) * others, 1)
-    calls, kept_share = _calls(watched, pid), sum(count for count, _ in keeps) / total
-    longest = (at - looks[place].since_ns for at, looks, blames in kept for place, by in blames if by == pid)
+    total, count = max(len(moments) * others, 1), max(len(states), 1)
+    calls, share = _calls(watched, pid), sum(waiting) / total
+    longest = (at - looks[place].since_ns for at, looks, blames in moments for place, by in blames if by == pid)
     size = max(len(states) // _BLOCKS, 1)
     return RankTime(
         rank=watched.job.ranks[pid].number,
         pid=pid,
-        program=states.count("program") / max(len(states), 1),
-        waits=states.count("waits") / max(len(states), 1),
-        moves=states.count("moves") / max(len(states), 1),
-        keeps=kept_share,
-        keeps_in_call=sum(count for count, looks in keeps if _state(pid, looks) != "program") / total,
-        each_s=kept_share * watched.seconds / max(calls, 1),
+        program=states.count("program") / count,
+        waits=states.count("waits") / count,
+        moves=states.count("moves") / count,
+        keeps=share,
+        keeps_in_call=sum(n for n, state in zip(waiting, states, strict=True) if state != "program") / total,
+        each_s=share * watched.seconds / max(calls, 1),
         calls=calls,
         longest_s=max(longest, default=0) / 1e9,
         blocks=[states[at : at + size].count("waits") / size for at in range(0, len(states) - size + 1, size)],
@@ -135,20 +135,20 @@ def _calls(watched: Watched, pid: int) -> int:
     return sum(slot.calls_since(olds.get(slot.id, slot)) for slot in watched.job.ranks[pid].slots)
 
 
-def _late(ranks: list[RankTime], kept: Kept) -> Iterator[RankTime]:
+def _late(ranks: list[RankTime], moments: Moments) -> Iterator[RankTime]:
     """Ranks for which others wait: clearly more than for the rest, more than they wait themselves, and again and again.
 
     Where ranks take turns on too few cores, each waits for each: that makes none of them late.
     """
-    size = max(len(kept) // _PARTS, 1)
-    cut = [kept[at : at + size] for at in range(0, len(kept), size)]
+    size = max(len(moments) // _PARTS, 1)
+    cut = [moments[at : at + size] for at in range(0, len(moments), size)]
     parts = [Counter(by for _, _, blames in part for _, by in blames) for part in cut]
     busy = [part for part in parts if part.total() >= LATE_SHARE * size]
     for one in ranks:
         others = [other.keeps for other in ranks if other is not one]
-        clear = one.keeps >= max(LATE_SHARE, _TIMES * max(others, default=0.0), _TIMES_OWN * one.waits)
+        clear = one.keeps >= max(LATE_SHARE, _TIMES * max(others, default=0.0), _TIMES_WAITS * one.waits)
         first = sum(part.most_common(1)[0][0] == one.pid for part in busy)
-        if clear and first >= max(_PARTS_LATE, _PARTS_MOST * len(busy)):
+        if clear and first >= max(_PARTS_LATE, _PARTS_SHARE * len(busy)):
             yield one
 
 
@@ -162,12 +162,12 @@ def _op_times(watched: Watched, traffic: Traffic) -> Iterator[OpTime]:
     for (communicator, kind), by_pid in seen.items():
         slots = watched.before.communicators.get(communicator)  # it may have been closed since
         if slots:
-            found = OpTime(*kind, world=slots[0].world)
+            op = OpTime(*kind, world=slots[0].world)
             for pid in (pid for pid, other in watched.calls if other == communicator):
                 counts = by_pid[pid]
-                found.ranks[watched.job.ranks[pid].number] = Share(counts[True] / moments, counts[False] / moments)
-            found.rate = _rate(watched, communicator, kind, slots[0].world, traffic)
-            yield found
+                op.ranks[watched.job.ranks[pid].number] = Share(counts[True] / moments, counts[False] / moments)
+            op.rate = _rate(watched, communicator, kind, slots[0].world, traffic)
+            yield op
 
 
 def _rate(watched: Watched, communicator: int, kind: Kind, world: int, traffic: Traffic) -> Rate | None:

@@ -1,4 +1,4 @@
-"""What the record of a process says, as data: communicators, their calls, waits, peers, graphs and GPUs."""
+"""What the record of a process has, as data: communicators, their calls, waits, peers, graphs and GPUs."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Call:
 
     @property
     def details(self) -> str:
-        """What ranks must agree on, in words: 'float32, 8 elements, sum'."""
-        words = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
-        words += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
-        return ", ".join([*words, "made inside another call"] if self.flags & INNER else words)
+        """What ranks must agree on: 'float32, 8 elements, sum'."""
+        parts = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
+        parts += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
+        return ", ".join([*parts, "made inside another call"] if self.flags & INNER else parts)
 
     def __str__(self) -> str:
         """Return 'all_reduce #12 (float32, 8 elements, sum)'."""

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from commlib.counts import counted
+from commlib.debug.format import ranks_text
 from commlib.debug.jobs import Job
-from commlib.debug.page import clipped
-from commlib.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
-from commlib.debug.words import ranks_text
+from commlib.tools.debug.page import clipped, table
+from commlib.tools.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHOWN = 6
@@ -39,45 +39,44 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.0f} µs"
 
 
-def slow_page(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
+def slow_page(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> str:
     """Return the text: who is late first, then where each rank's time goes, then each operation's."""
-    head = clipped(f"job {job.number}: {counted(len(found.ranks), 'rank')} here, {job.command}")
+    head = clipped(f"job {job.number}: {counted(len(slow.ranks), 'rank')} here, {job.command}")
     ended = ", until the job ended" * all(rank.process.gone for rank in job.ranks.values())
-    looks = f"{counted(found.looks, 'look')} in {found.seconds:.1f} s{ended}"
-    lines = [head, looks, "", *said(job, found, where, cores), ""]
+    looks = f"{counted(slow.looks, 'look')} in {slow.seconds:.1f} s{ended}"
+    lines = [head, looks, "", *sentences(job, slow, where, cores), ""]
     rows: list[tuple[str, ...]] = [("rank", "program", "moves", "waits", "awaited", "waits over time")]
-    for one in found.ranks:
+    for one in slow.ranks:
         bars = "".join(_BARS[round(share * (len(_BARS) - 1))] for share in one.blocks)
         shares = (one.program, one.moves, one.waits, one.keeps)
         rows.append((str(one.rank), *(f"{share:.0%}" for share in shares), f"|{bars}|"))
-    lines += [*_table(rows), ""]
+    lines += [*table(rows), ""]
     rows = [("operation", "rank", "waits", "moves", "a call", "late by", "GB/s", "moving", "fastest", "algorithm")]
-    for op in found.ops[:_SHOWN]:
+    for op in slow.ops[:_SHOWN]:
         rows += _op_rows(op)
-    return "\n".join([*lines, *_table(rows)])
+    return "\n".join([*lines, *table(rows)])
 
 
-def said(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> list[str]:
+def sentences(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> list[str]:
     """Return the sentences."""
-    if not found.ranks:
+    if not slow.ranks:
         return ["no rank has a communicator open"]
-    lines = [late_text(job, one, where.get(one.pid, Counter())) for one in found.late]
-    program, moves, waits = (f"{fmean(getattr(one, key) for one in found.ranks):.0%}" for key in _STATES)
+    lines = [late_text(job, one, where.get(one.pid, Counter())) for one in slow.late]
+    program, moves, waits = (f"{fmean(getattr(one, key) for one in slow.ranks):.0%}" for key in _STATES)
     text = f"ranks wait for others {waits} of their time, move data {moves}, and are in the program {program}"
     lines.append(text if lines else f"no rank is late: {text}")
-    if not found.late and len(found.ranks) > cores and any(one.waits > LATE_SHARE for one in found.ranks):
-        lines.append(f"{len(found.ranks)} ranks share {counted(cores, 'core')}: they wait for their turn on these")
-    if far := [rank.number for rank in job.ranks.values() if rank.silent]:
+    if not slow.late and len(slow.ranks) > cores and any(one.waits > LATE_SHARE for one in slow.ranks):
+        lines.append(f"{len(slow.ranks)} ranks share {counted(cores, 'core')}: they wait for their turn on these")
+    if far := [rank.number for rank in job.ranks.values() if rank.host]:
         lines.append(f"{ranks_text(far)} {'is' if len(far) == 1 else 'are'} on other hosts: run this there, too")
-    rated = [op for op in found.ops if op.rate is not None and op.rate.bus > 0]
+    rated = [op for op in slow.ops if op.rate is not None and op.rate.bus > 0]
     return lines + [_rate_text(op, op.rate) for op in rated[:1] if op.rate is not None]
 
 
 def _rate_text(op: OpTime, rate: Rate) -> str:
-    share = f"{rate.moving_bus / rate.best_bus:.0%} of the fastest one's"
     return (
         f"{_name(op)}: bus bandwidth is {rate.bus:.3g} GB/s with waits, and {rate.moving_bus:.3g} GB/s from when the "
-        f"last rank has come, {share}"
+        f"last rank has come, {rate.moving_bus / rate.best_bus:.0%} of the fastest one's"
     )
 
 
@@ -97,19 +96,14 @@ def _op_rows(op: OpTime) -> Iterator[tuple[str, ...]]:
         name, tail = "", ()
 
 
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows if at < len(row)) for at in range(len(rows[0]))]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
-
-
-def slow_document(job: Job, found: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
+def slow_document(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
     """Return everything as data."""
     return {
         "schema": "commlib.debug.slow",
         "version": 1,
         "job": job.number,
         "command": job.command,
-        "said": said(job, found, where, cores),
-        **asdict(found),
+        "said": sentences(job, slow, where, cores),
+        **asdict(slow),
         "where": {str(job.ranks[pid].number): dict(places) for pid, places in where.items()},
     }
