@@ -260,8 +260,6 @@ class Ranks:
         """Do as the command does."""
         records = [record for pid in self.pids for record in records_of(pid)]  # others may have jobs here too
         ((before, job),) = moments([records], APART_S)
-        for record in records:
-            record.close()
         return before, job, findings_of(job, before)
 
 

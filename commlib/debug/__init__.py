@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from commlib.debug.error_context import call_site, explain, explained_below, ranks_below
+from commlib.debug.error_context import call_site, explain, explained
 from commlib.debug.findings import Finding, findings_lines, findings_of
 from commlib.debug.jobs import Job, jobs_here, look
 from commlib.debug.stacks import listen
@@ -15,11 +15,10 @@ __all__ = [
     "Job",
     "call_site",
     "explain",
-    "explained_below",
+    "explained",
     "findings_lines",
     "findings_of",
     "jobs_here",
     "listen",
     "look",
-    "ranks_below",
 ]

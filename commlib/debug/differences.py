@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from commlib.counts import counted
 from commlib.debug.format import left_text, ranks_text, where_text
 from commlib.debug.jobs import Job
 from commlib.debug.record_types import Call, Slot
+
+Did = dict[int, tuple[Hashable, str]]
+"""By rank: what must be alike, and the same as text."""
 
 
 @dataclass(frozen=True)
@@ -30,38 +33,14 @@ def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
     """Compare the last calls of the ranks, number by number."""
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
+        did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
         if len({call.what for call in made.values()}) > 1:
-            return _of_call(job, slots, number, made)
+            odd, clear = _minority(did)
+            other = next(rank for rank in made if made[rank].what != made[odd[0]].what)
+            fields = _fields_that_differ(made[odd[0]], made[other])
+            difference = _difference(job, slots[0], did, number, f"ranks differ in call #{number}{{}}, in its {fields}")
+            return replace(difference, text=difference.text + _hint(slots, number, odd[0], other) * clear)
     return None
-
-
-def _of_call(job: Job, slots: list[Slot], number: int, made: dict[int, Call]) -> Difference:
-    odd, clear = _minority({rank: call.what for rank, call in made.items()})
-    slot = slots[0]
-    groups: dict[int, list[int]] = {}
-    for rank, call in made.items():
-        groups.setdefault(call.what, []).append(rank)
-    parts = []
-    for ranks in sorted(groups.values(), key=len):
-        call = made[ranks[0]]
-        at = _at(", ".join(sorted({made[rank].site for rank in ranks if made[rank].site})))
-        graph = f" in graph {call.graph}" if call.graph else ""
-        parts.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{graph}{at}")
-    other = next(rank for rank in made if made[rank].what != made[odd[0]].what)
-    hint = _hint(slots, number, odd[0], other) if clear else ""
-    differs = _fields_that_differ(made[odd[0]], made[other])
-    text = f"ranks differ in call #{number}{where_text(job, slot)}, in its {differs}: {'; '.join(parts)}{hint}"
-    return Difference(_names(job, slot, odd), number, text)
-
-
-def _minority(values: dict[int, Hashable]) -> tuple[list[int], bool]:
-    """Return the ranks whose value is not the usual one, or all where none is; and whether one is."""
-    (common, count), (_, second) = Counter(values.values()).most_common(2)
-    return [rank for rank, value in values.items() if count == second or value != common], count > second
-
-
-def _names(job: Job, slot: Slot, ranks: list[int]) -> tuple[int, ...]:
-    return tuple(sorted(job.name(slot, rank) for rank in ranks))
 
 
 def _fields_that_differ(mine: Call, theirs: Call) -> str:
@@ -97,31 +76,45 @@ def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
         # The newest one may be under way, or, not replayed yet, not be whole.
         whole = {rank: graph for rank, (graph, newest) in graphs.items() if graph.over or number < newest}
         if len({(graph.what, graph.calls) for graph in whole.values()}) > 1:
-            texts = {rank: f"captured {counted(graph.calls, 'call')}{_at(graph.site)}" for rank, graph in whole.items()}
+            did: Did = {
+                rank: ((of.what, of.calls), f"captured {counted(of.calls, 'call')}{_at(of.site)}")
+                for rank, of in whole.items()
+            }
             first = min(graph.first for graph in whole.values())
-            values: dict[int, Hashable] = {rank: (graph.what, graph.calls) for rank, graph in whole.items()}
-            return _of_all(job, slots[0], values, texts, first, f"ranks differ in the calls of graph {number}")
+            return _difference(job, slots[0], did, first, f"ranks differ in the calls of graph {number}{{}}")
     return None
 
 
 def _where_left(job: Job, slots: list[Slot]) -> Difference | None:
     """Compare what the GPUs were in when the communicator ended, where they had come equally far."""
-    left = {slot.rank: slot for slot in slots if slot.gpu.left_in}
-    values: dict[int, Hashable] = {
-        rank: (slot.gpu.left_what, slot.gpu.left_graph, slot.gpu.left_of_graph) for rank, slot in left.items()
+    left = [slot for slot in slots if slot.gpu.left_in]
+    did: Did = {
+        slot.rank: ((slot.gpu.left_what, slot.gpu.left_graph, slot.gpu.left_of_graph), left_text(slot)) for slot in left
     }
-    if len(set(values.values())) < 2 or len({slot.gpu.left_in for slot in left.values()}) > 1:
+    if len({value for value, _ in did.values()}) < 2 or len({slot.gpu.left_in for slot in left}) > 1:
         return None
-    texts, number = {rank: left_text(slot) for rank, slot in left.items()}, next(iter(left.values())).gpu.left_in
-    return _of_all(job, slots[0], values, texts, number, "GPUs were in different calls when the communicator ended")
+    head = "GPUs were in different calls when the communicator ended{}"
+    return _difference(job, slots[0], did, left[0].gpu.left_in, head)
 
 
-def _of_all(
-    job: Job, slot: Slot, values: dict[int, Hashable], texts: dict[int, str], number: int, head: str
-) -> Difference:
-    """Say what each rank did."""
-    each = "; ".join(f"{ranks_text([job.name(slot, rank)])} {text}" for rank, text in texts.items())
-    return Difference(_names(job, slot, _minority(values)[0]), number, f"{head}{where_text(job, slot)}: {each}")
+def _minority(did: Did) -> tuple[list[int], bool]:
+    """Return the ranks that did not do the usual thing, or all where there is none; and whether there is one."""
+    (common, count), (_, second) = Counter(value for value, _ in did.values()).most_common(2)
+    return [rank for rank, (value, _) in did.items() if count == second or value != common], count > second
+
+
+def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Difference:
+    """Say what each rank did, of those that did the same in one part, the fewest first."""
+    groups: dict[str, list[int]] = {}
+    for rank, (_, text) in did.items():
+        groups.setdefault(text, []).append(job.name(slot, rank))
+    parts = [f"{ranks_text(names)} {text}" for text, names in sorted(groups.items(), key=lambda item: len(item[1]))]
+    odd = tuple(sorted(job.name(slot, rank) for rank in _minority(did)[0]))
+    return Difference(odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
+
+
+def _in_graph(call: Call) -> str:
+    return f" in graph {call.graph}" if call.graph else ""
 
 
 def _at(site: str) -> str:

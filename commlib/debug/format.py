@@ -58,28 +58,6 @@ def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
     return str(slot.calls.get(wait.number) or f"call #{wait.number}")
 
 
-def call_of(job: Job, slot: Slot) -> tuple[str, str]:
-    """Return what a rank is in, in a communicator, and since when; the second is empty if it is in no call."""
-    for wait in slot.waits:
-        text = f"{waited_in(job, slot, wait)}, for rank {job.name(slot, wait.peer)}"
-        return text, seconds_text(job.seconds_since(wait.since_ns))
-    if slot.ended:
-        return f"{slot.ended_kind} has ended it", ""
-    if call := slot.under_way:
-        return str(call), seconds_text(job.seconds_since(call.entered_ns))
-    if slot.handed_over and (last := slot.calls.get(slot.entered)):
-        return f"{last} was handed to torch's group", seconds_text(job.seconds_since(last.entered_ns))
-    if slot.gpu.at_ns:
-        return f"no wait; its GPU has finished {counted(slot.gpu.over, 'call')}", ""
-    return "no call", ""
-
-
-def stack_text(rank: Rank, slots: Iterable[Slot]) -> str:
-    """Say where the thread is that waits in one of these communicators, else the main one; empty: it is not known."""
-    stack = rank.stack(next((wait.thread for slot in slots for wait in slot.waits), 0))
-    return str(stack) if stack is not None and stack.frames else ""
-
-
 def kernel_text(slot: Slot, graph: int, number: int, of_graph: int = -1) -> str:
     """Say which call it is: 'call 5 of 12 in replay 17 of graph 2 (captured at decode.py:88)'; of_graph: those over."""
     of = slot.graphs.get(graph)

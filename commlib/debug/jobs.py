@@ -10,12 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import NamedTuple
 
 from commlib.debug.infer_waits import add_waits
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import NAME, Record, Snapshot, descriptors, opened, records_of
+from commlib.debug.record import OPEN, Record, Snapshot, descriptors, records_of
 from commlib.debug.record_types import GPU, Slot
 from commlib.debug.stacks import Stack, ask
 from commlib.debug.starting import Starting, starting_ranks
@@ -124,12 +123,7 @@ def ask_stacks(ranks: Iterable[Rank]) -> None:
 
 def look(pids: Iterable[int]) -> Job:
     """Read the records of these processes; peers that they name, and that have none, are gone."""
-    records = [record for pid in pids for record in records_of(pid)]
-    try:
-        return job_of(records)
-    finally:
-        for record in records:
-            record.close()
+    return job_of([record for pid in pids for record in records_of(pid)])
 
 
 def job_of(records: Sequence[Record]) -> Job:
@@ -152,9 +146,9 @@ def _job(moment: _Moment) -> Job:
         record.pid: Rank(
             now,
             record.slots(snapshot),
-            started_by=record.parent,
-            collects=snapshot.header.collects,
-            unrecorded=snapshot.header.unrecorded,
+            started_by=record.header.parent,
+            collects=record.header.collects,
+            unrecorded=record.header.unrecorded,
         )
         for record, snapshot, now in moment.snapshots
     }
@@ -180,7 +174,7 @@ def _elsewhere(pids: Iterable[int]) -> dict[str, str]:
     return places
 
 
-def _pids(wanted: int | None = None) -> Iterator[int]:
+def processes(wanted: int | None = None) -> Iterator[int]:
     """Yield the processes of this user; of `wanted`, this one and those below it."""
     user = own_user()
     with os.scandir("/proc") as entries:
@@ -188,77 +182,30 @@ def _pids(wanted: int | None = None) -> Iterator[int]:
             with suppress(OSError):
                 if entry.name.isdecimal() and (user == 0 or entry.stat().st_uid == user):
                     pid = int(entry.name)
-                    if wanted is None or wanted in _ancestors(pid):
+                    if wanted is None or wanted in ancestors(pid):
                         yield pid
 
 
 def jobs_here(wanted: int | None = None) -> list[list[Record]]:
     """Return the records of each job of this user on this host; of `wanted`, a process of a job or above it."""
-    groups: list[tuple[set[int], list[Record]]] = []
-    for record in [record for pid in _pids() for record in records_of(pid)]:
-        ids, members = record.open_communicators(), [record]
-        if not ids:
-            record.close()
-            continue
-        for other in [other for other in groups if other[0] & ids]:
-            groups.remove(other)
-            ids, members = ids | other[0], [*other[1], *members]
-        groups.append((ids, members))
-    jobs = []
-    for _, members in groups:
-        if wanted is None or any(wanted in _ancestors(record.pid) for record in members):
-            jobs.append(sorted(members, key=lambda record: record.pid))
-        else:
-            for record in members:
-                record.close()
-    return jobs
+    jobs: list[tuple[set[int], list[Record]]] = []
+    for record in [record for pid in processes() for record in records_of(pid)]:
+        ids = {slot.id for slot in record.mapped_slots() if slot.state == OPEN}
+        joined = [job for job in jobs if job[0] & ids]
+        if ids:
+            jobs = [job for job in jobs if job not in joined]
+            ids = ids.union(*(theirs for theirs, _ in joined))
+            jobs.append((ids, [record, *chain(*(records for _, records in joined))]))
+    ordered = [sorted(records, key=lambda record: record.pid) for _, records in jobs]
+    return [records for records in ordered if wanted is None or any(wanted in ancestors(one.pid) for one in records)]
 
 
 def starting_here(wanted: int | None = None) -> list[Starting]:
     """Return the ranks that wait in init(): all of this user on this host, or those of `wanted` and below it."""
-    return sorted(starting_ranks(_pids(wanted)), key=lambda one: one.pid)
+    return sorted(starting_ranks(processes(wanted)), key=lambda one: one.pid)
 
 
-def why_none(wanted: int | None) -> str:
-    """Say why there is no job, and what to do."""
-    if wanted is not None:
-        try:
-            owner = Path(f"/proc/{wanted}").stat().st_uid
-        except OSError:
-            return f"there is no process {wanted} on this host"
-        if own_user() not in (0, owner):
-            return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
-    if why := next(filter(None, map(_why_passed_over, _pids(wanted))), ""):
-        return why
-    if wanted is None:
-        return (
-            "no process of this user on this host has a communicator, or waits in init() (other users' jobs: as root)"
-        )
-    return f"neither process {wanted} nor a process below it has a communicator, or waits in init()"
-
-
-def _why_passed_over(pid: int) -> str:
-    """Say why a process that has a record is none of a job's; empty: it has none, or it is."""
-    for fd in descriptors(pid, NAME):
-        record = opened(fd)
-        if record is None:
-            return f"process {pid} runs another version of commlib; use the `commlib` of its environment"
-        record.close()
-        if record.pid == pid:
-            continue
-        if _namespace(pid) != _namespace(os.getpid()):
-            return f"process {pid} is in a container (another PID namespace); run commlib debug in there"
-        return f"process {pid} is no rank: it was forked from rank process {record.pid}, or from a child of that"
-    return ""
-
-
-def _namespace(pid: int) -> Path | None:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/ns/pid").readlink()
-    return None
-
-
-def _ancestors(pid: int) -> Iterator[int]:
+def ancestors(pid: int) -> Iterator[int]:
     """Yield a process and those that started it."""
     while pid > 0:
         yield pid

@@ -113,10 +113,8 @@ def listen(guard: Callable[[], None]) -> None:
         return
     ours = bool(_LISTENING)
     _LISTENING.append(os.getpid())
-    for record in records_of(os.getpid()):
-        if env.CALL_SITES.get():
-            record.keep_sites(True)
-        record.close()
+    for record in records_of(os.getpid()) if env.CALL_SITES.get() else ():
+        record.header.wants_sites = 1
     if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
         return
     parents = descriptors(os.getpid(), NAME.partition("{")[0])

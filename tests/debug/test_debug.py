@@ -18,13 +18,14 @@ import torch
 from click.testing import CliRunner
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, error_context, findings_of, look
+from commlib.debug import Finding, findings_of, look
 from commlib.debug.jobs import starting_here
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug import children
 from commlib.tools.debug.flight import flights
 from commlib.tools.testing import Handle, Ranks
 
@@ -120,7 +121,6 @@ def test_a_timeout_brings_the_same_text() -> None:
 def calls_of(pid: int) -> int:
     (record,) = records_of(pid)
     entered = max(slot.entered for slot in record.slots())
-    record.close()
     return entered
 
 
@@ -194,8 +194,8 @@ def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypa
     def broken(pid: int) -> None:
         raise OSError(f"records of {pid}")
 
-    monkeypatch.setattr(error_context, "jobs_here", broken)
-    assert error_context.explained_below(os.getpid()) == []
+    monkeypatch.setattr(children, "jobs_here", broken)
+    assert children.explained_below(os.getpid()) == []
 
 
 def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
 @pytest.mark.parametrize("rank", [1, 3])
 def test_ranks_elsewhere_are_named_with_their_host(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks(4, create=create_apart, hosts="aabb", backend="torch", timeout_s=LONG_S) as ranks:
-        monkeypatch.setattr(jobs, "_pids", lambda wanted=None: iter(ranks.pids[:2]))
+        monkeypatch.setattr(jobs, "processes", lambda wanted=None: iter(ranks.pids[:2]))
         here = look(ranks.pids[:2])
         assert [one.place for one in here.ranks.values()] == [
             *map(str, ranks.pids[:2]),

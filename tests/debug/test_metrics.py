@@ -79,8 +79,7 @@ def test_a_place_that_cannot_be_written_is_one_warning_until_it_can(
 ) -> None:
     job = look(shm_ranks.pids)
     monkeypatch.setenv("COMMLIB_METRICS", named)
-    monkeypatch.setattr(metrics, "_RUNNING", {os.getpid()})
-    monkeypatch.setattr(metrics, "_FAILED", set())
+    monkeypatch.setattr(metrics, "_FAILED", {os.getpid(): False})
     monkeypatch.setattr(metrics, "look", lambda pids: job)
     job.ranks[os.getpid()] = job.ranks[shm_ranks.pids[0]]
     assert not metrics.write()

@@ -35,7 +35,6 @@ def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_aga
         with commlib.init(backend="shm", bootstrap="single", max_bytes=0, timeout_s=timeout_s):
             (record,) = records_of(os.getpid())
             found = [slot.timeout_s for slot in record.slots()]
-            record.close()
     assert found == [40, 99]
 
 
@@ -52,7 +51,7 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     children = shm_ranks.run(fork_for_a_while)
     said = CliRunner().invoke(debug, [str(children[1])]).output
     assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in said
-    monkeypatch.setattr("commlib.debug.jobs._namespace", lambda pid: pid)
+    monkeypatch.setattr("commlib.tools.debug.why_none._namespace", lambda pid: pid)
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:
         os.kill(child, signal.SIGKILL)
@@ -66,7 +65,6 @@ def fork_and_close(comm: Communicator) -> list[bool]:
     os.waitpid(child, 0)
     (record,) = records_of(os.getpid())
     closed = [slot.closed for slot in record.slots()]
-    record.close()
     return closed
 
 

@@ -65,8 +65,6 @@ class Working:
     def __exit__(self, *error: object) -> None:
         self._path.unlink()
         self._handle.join()
-        for record in self.records:
-            record.close()
 
     def slowness(self) -> tuple[Watched, Slowness]:
         watched = watch(self.records, WATCH_S)

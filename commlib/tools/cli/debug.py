@@ -52,7 +52,8 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
     The exit code is 3 if something is wrong.
     """
-    from commlib.debug.jobs import jobs_here, starting_here, why_none
+    from commlib.debug.jobs import jobs_here, starting_here
+    from commlib.tools.debug.why_none import why_none
 
     while True:
         jobs, starting = jobs_here(job), starting_here(job)
@@ -95,9 +96,8 @@ class Shown:
 
 def _show_all(jobs: list[list[Record]], options: Options) -> bool:
     """Show jobs, those in which something is wrong first; say whether there are such. All are looked at together."""
-    for record in chain(*jobs):
-        if options.sites is not None:
-            record.keep_sites(options.sites)
+    for record in chain(*jobs) if options.sites is not None else ():
+        record.header.wants_sites = options.sites
     if options.slow:
         shown = [_slow(records, options.seconds) for records in jobs]
     else:
@@ -109,8 +109,6 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
         if at and not (options.as_json or shown[at - 1].line):
             click.echo()
         _show(one, options)
-    for record in chain(*jobs):
-        record.close()
     return wrong > 0
 
 
@@ -118,7 +116,7 @@ def _show_starting(starting: list[Starting], as_json: bool) -> bool:
     """Show the ranks that wait in init(); say whether one has waited for long."""
     from commlib.debug.process import command_of
     from commlib.debug.starting import LOG_S
-    from commlib.tools.debug.page import wrapped
+    from commlib.tools.debug.format import wrapped
 
     if as_json and starting:
         ranks = [asdict(one) for one in starting]
@@ -201,7 +199,6 @@ def _dump(place: Path, shown: Shown, data: str) -> None:
     for name, text in texts.items():
         (place / name).write_text(text + "\n", encoding="utf-8")
     for record in shown.records:
-        kept = Path(f"/proc/self/fd/{record.fd}").read_bytes().rstrip(b"\0")
-        (place / f"record.{record.pid}").write_bytes(kept)
+        (place / f"record.{record.pid}").write_bytes(record.in_use().rstrip(b"\0"))
     for rank, flight in flights(shown.job).items():
         (place / "flight" / f"rank_{rank}").write_bytes(flight)

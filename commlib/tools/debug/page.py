@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import chain, zip_longest
 from typing import Any
 
 from commlib.counts import counted
 from commlib.debug import Finding, findings_lines
-from commlib.debug.format import call_of, members_text, ranks_text, stack_text
+from commlib.debug.format import members_text, ranks_text
 from commlib.debug.jobs import Job, Rank
+from commlib.tools.debug.format import call_of, clipped, stack_text, table, wrapped
 
 _IN, _INDENT = 6, "      "  # the column of what a rank is in, and what stands before it below
 _STATES = {
@@ -58,25 +57,6 @@ def document(job: Job, before: Job, findings: list[Finding]) -> dict[str, Any]:
         "said": findings_lines(job, before, findings),
         "ranks": [asdict(rank) for rank in sorted(job.ranks.values(), key=lambda rank: rank.number)],
     }
-
-
-def wrapped(lines: Iterable[str]) -> list[str]:
-    """Break lines between words, at the terminal's width."""
-    columns = max(shutil.get_terminal_size().columns, 40)
-    broken = (textwrap.wrap(line, columns, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
-    return [*chain(*broken)]
-
-
-def clipped(line: str) -> str:
-    """Cut a line to the terminal's width: command lines can be long."""
-    columns, line = max(shutil.get_terminal_size().columns, 40), line.removesuffix(", ")  # one that ended has none
-    return line if len(line) <= columns else f"{line[: columns - 1]}…"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
-    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 
 
 def _folded_table(rows: list[tuple[str, ...]], columns: int) -> list[str]:

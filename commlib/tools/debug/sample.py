@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from commlib.debug.jobs import Job, job_of
 from commlib.debug.process import process, state_of
-from commlib.debug.record import Record, fields_of, is_wait
+from commlib.debug.record import OPEN, Record, fields_of, is_wait
 from commlib.debug.record_types import Call, Gpu
 
 RATE = 500  # looks a second
@@ -118,7 +118,7 @@ class _Sampler:
         if call.number != number:
             return UNKNOWN
         if key not in self._kinds:
-            self._kinds[key] = kind_of(self._record.call_reader().call(call))
+            self._kinds[key] = kind_of(self._record.call(call))
         return self._kinds[key]
 
     def copy(self) -> None:
@@ -128,14 +128,14 @@ class _Sampler:
 
     def calls(self) -> dict[int, Call]:
         """Return the calls of all copies."""
-        reader, known = self._record.call_reader(), dict[int, Call]()
+        known = dict[int, Call]()
         for first, ends, again in self._copies:
             for call, end, other in zip(first, ends, again, strict=True):
                 before = known.get(call.number)
                 ended = call.number == end.number or not self._on_shm
                 is_news = before is None or (ended and not before.finished_ns)
                 if call.number and is_news and bytes(call) == bytes(other):
-                    known[call.number] = reader.call(call, end if self._on_shm else None)
+                    known[call.number] = self._record.call(call, end if self._on_shm else None)
         return known
 
 
@@ -165,7 +165,7 @@ def watch(records: Sequence[Record], seconds: float, rate: float = RATE) -> Watc
 
 
 def _samplers(records: Sequence[Record]) -> list[_Sampler]:
-    return [_Sampler(record, slot) for record in records for slot in record.mapped_slots()]
+    return [_Sampler(record, slot) for record in records for slot in record.mapped_slots() if slot.state == OPEN]
 
 
 def _look_at_all(samplers: Sequence[_Sampler], now: int) -> dict[Place, Look]:

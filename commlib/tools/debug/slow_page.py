@@ -11,7 +11,7 @@ from typing import Any
 from commlib.counts import counted
 from commlib.debug.format import ranks_text
 from commlib.debug.jobs import Job
-from commlib.tools.debug.page import clipped, table
+from commlib.tools.debug.format import clipped, table
 from commlib.tools.debug.slow import LATE_SHARE, OpTime, RankTime, Rate, Slowness
 
 _BARS = " ▁▂▃▄▅▆▇█"
