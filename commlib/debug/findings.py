@@ -37,7 +37,7 @@ class _Stuck:
     rank: Rank
     slot: Slot
     wait: Wait
-    peer: Rank | None
+    peer: Rank
     next: tuple[int, int] | None  # the process and thread that should come
 
     @property
@@ -79,14 +79,14 @@ def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
             for wait in slot.waits:
                 stands = before is None or (was is not None and wait in was.waits)
                 if stands and job.seconds_since(wait.since_ns) >= stuck_s and not slot.closed:
-                    peer = job.ranks.get(slot.peers[wait.peer].pid)
+                    peer = job.ranks[slot.peers[wait.peer].pid]
                     yield _Stuck(rank, slot, wait, peer, _awaited(peer, slot, wait))
 
 
-def _awaited(peer: Rank | None, slot: Slot, wait: Wait) -> tuple[int, int] | None:
+def _awaited(peer: Rank, slot: Slot, wait: Wait) -> tuple[int, int] | None:
     """Return the thread of the peer that makes the calls of this communicator: that of its last one."""
-    theirs = peer.slot(slot.id) if peer else None
-    if peer is None or theirs is None:
+    theirs = peer.slot(slot.id)
+    if theirs is None:
         return None
     if wait.thread == GPU:
         return peer.pid, GPU
@@ -101,7 +101,7 @@ def _missing(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
     """Ranks that others wait for and that wait for nobody, each with the earliest call that it owes."""
     owed: dict[int, list[_Stuck]] = {}
     for one in stuck.values():
-        if one.peer is not None and one.next not in stuck and not one.peer.process.gone:
+        if one.next not in stuck and not one.peer.process.gone:
             owed.setdefault(one.peer.pid, []).append(one)
     for pid, waits in owed.items():
         oldest = min(waits, key=lambda one: (one.wait.since_ns, one.wait.number))
@@ -116,7 +116,7 @@ def _behind(stuck: dict[tuple[int, int], _Stuck], pid: int) -> list[_Stuck]:
         seen, at = set(), one
         while at.node not in seen:
             seen.add(at.node)
-            if at.peer is not None and at.peer.pid == pid and at.next not in stuck:
+            if at.peer.pid == pid and at.next not in stuck:
                 behind.append(one)
                 break
             at = stuck.get(at.next, at) if at.next else at
@@ -194,8 +194,8 @@ def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
             continue
         # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
         ranks, text = difference.ranks, difference.text
-        beyond = [one for one in stuck.values() if one.rank.number not in ranks and one.peer is not None]
-        owes = {one.peer.number: one for one in beyond if one.peer is not None and one.peer.number in ranks}
+        beyond = [one for one in stuck.values() if one.rank.number not in ranks]
+        owes = {one.peer.number: one for one in beyond if one.peer.number in ranks}
         if len(ranks) > 1 and len(owes) == 1:
             ((number, one),) = owes.items()
             ranks, text = (number,), f"{text}; rank {one.rank.number} waits for rank {number} in"

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
-from commlib.debug.infer_waits import add_waits
 from commlib.debug.process import Process, command_of, process
 from commlib.debug.record import OPEN, Record, Snapshot, descriptors, records_of
-from commlib.debug.record_types import GPU, Slot
+from commlib.debug.record_types import GPU, Slot, Wait
 from commlib.debug.stacks import Stack, ask
-from commlib.debug.starting import Starting, starting_ranks
+from commlib.debug.starting import Starting
 from commlib.users import own_user
 
 ELSEWHERE = "commlib.elsewhere"  # memory of a rank: JSON, {number of a process that is not here: "host:pid"}
@@ -128,30 +126,24 @@ def look(pids: Iterable[int]) -> Job:
 
 def job_of(records: Sequence[Record]) -> Job:
     """Return what the processes of these records are in now; peers that have none are gone."""
-    return _job(_moment(records))
+    return _job(*_copied(records))
 
 
-class _Moment(NamedTuple):
-    at_ns: int
-    snapshots: list[tuple[Record, Snapshot, Process]]
+Copied = list[tuple[Record, Snapshot, Process]]
 
 
-def _moment(records: Sequence[Record]) -> _Moment:
-    copied = [(record, record.snapshot()) for record in records]  # all at one moment; to read them takes longer
-    return _Moment(time.monotonic_ns(), [(record, snapshot, process(record.pid)) for record, snapshot in copied])
+def _copied(records: Sequence[Record]) -> tuple[int, Copied]:
+    """Copy all records at one moment, as to read them takes longer; return when that was."""
+    snapshots = [(record, record.snapshot()) for record in records]
+    return time.monotonic_ns(), [(record, snapshot, process(record.pid)) for record, snapshot in snapshots]
 
 
-def _job(moment: _Moment) -> Job:
-    ranks = {
-        record.pid: Rank(
-            now,
-            record.slots(snapshot),
-            started_by=record.header.parent,
-            collects=record.header.collects,
-            unrecorded=record.header.unrecorded,
-        )
-        for record, snapshot, now in moment.snapshots
-    }
+def _job(at_ns: int, copied: Copied) -> Job:
+    ranks: dict[int, Rank] = {}
+    for record, snapshot, now in copied:
+        header = record.header
+        ranks[record.pid] = Rank(now, record.slots(snapshot), header.parent)
+        ranks[record.pid].collects, ranks[record.pid].unrecorded = header.collects, header.unrecorded
     elsewhere = _elsewhere(ranks)
     for rank in [rank for rank in ranks.values() if rank.slots]:
         main = min(rank.slots, key=lambda slot: (slot.closed, -slot.world, slot.opened_ns))
@@ -159,11 +151,41 @@ def _job(moment: _Moment) -> Job:
         for slot in rank.slots:
             for peer in slot.peers:
                 if not slot.closed and peer.pid not in ranks:
-                    number = peer.name if slot is main else -1
-                    place = elsewhere.get(str(peer.pid), "")
+                    number, place = peer.name if slot is main else -1, elsewhere.get(str(peer.pid), "")
                     ranks[peer.pid] = Rank(process(peer.pid), number=number, elsewhere=place)
-    add_waits(ranks)
-    return Job(ranks, moment.at_ns)
+    _infer_waits(ranks)
+    return Job(ranks, at_ns)
+
+
+def _infer_waits(ranks: Mapping[int, Rank]) -> None:
+    """Add waits of calls that torch's groups make: they do not say for whom they wait, but the ranks' counts do."""
+    waits = {
+        (rank.pid, at): wait
+        for rank in ranks.values()
+        for at, slot in enumerate(rank.slots)
+        if slot.by_torch and not slot.closed and not slot.waits and (wait := _inferred_wait(ranks, slot)) is not None
+    }
+    for (pid, at), wait in waits.items():
+        ranks[pid].slots[at] = replace(ranks[pid].slots[at], waits=(wait,))
+
+
+def _inferred_wait(ranks: Mapping[int, Rank], slot: Slot) -> Wait | None:
+    call = slot.calls.get(slot.entered)
+    if call is None or not (slot.handed_over or slot.under_way):
+        return None
+    late = next(_late_peers(ranks, slot), None)
+    return None if late is None else Wait(call.thread, late, call.number, call.entered_ns, 0)
+
+
+def _late_peers(ranks: Mapping[int, Rank], slot: Slot) -> Iterator[int]:
+    """Yield who has not come to a rank's call: the one that is furthest behind first; then who is gone, or halted."""
+    there = {peer: ranks[known.pid] for peer, known in enumerate(slot.peers) if known.pid in ranks}
+    slots = {peer: theirs for peer, rank in there.items() if (theirs := rank.slot(slot.id)) is not None}
+    behind = [peer for peer, theirs in slots.items() if theirs.entered < slot.entered]
+    yield from sorted(behind, key=lambda peer: (slots[peer].entered, peer))
+    yield from (peer for peer, rank in there.items() if rank.process.gone and peer != slot.rank)
+    if not slot.handed_over:
+        yield from (peer for peer, rank in there.items() if rank.process.halted and peer != slot.rank)
 
 
 def _elsewhere(pids: Iterable[int]) -> dict[str, str]:
@@ -202,7 +224,8 @@ def jobs_here(wanted: int | None = None) -> list[list[Record]]:
 
 def starting_here(wanted: int | None = None) -> list[Starting]:
     """Return the ranks that wait in init(): all of this user on this host, or those of `wanted` and below it."""
-    return sorted(starting_ranks(processes(wanted)), key=lambda one: one.pid)
+    starting = (Starting.of(pid) for pid in sorted(processes(wanted)))
+    return [one for one in starting if one is not None]
 
 
 def ancestors(pid: int) -> Iterator[int]:
@@ -216,7 +239,7 @@ def moments(jobs: Sequence[Sequence[Record]], apart_s: float) -> list[tuple[Job,
     """Look at jobs twice, at all of them in the same period: what both looks have in common, stands still."""
     for record in chain(*jobs):
         record.watch_for(apart_s + SOON_S)
-    befores = [_moment(records) for records in jobs]
+    befores = [_copied(records) for records in jobs]
     time.sleep(apart_s)
-    afters = [_moment(records) for records in jobs]
-    return [(_job(before), _job(after)) for before, after in zip(befores, afters, strict=True)]
+    afters = [_copied(records) for records in jobs]
+    return [(_job(*before), _job(*after)) for before, after in zip(befores, afters, strict=True)]

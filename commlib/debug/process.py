@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -79,14 +78,10 @@ def command_of(pid: int) -> str:
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0")).strip()
 
 
-@cache
-def _cgroup(pid: int) -> Path:
-    return Path("/sys/fs/cgroup") / _read(f"/proc/{pid}/cgroup").rpartition("::/")[2].strip()
-
-
 def killed_for_memory() -> int:
     """Return how many processes of this control group the kernel has killed as memory ran out."""
-    for line in _read(str(_cgroup(os.getpid()) / "memory.events")).splitlines():
+    group = _read("/proc/self/cgroup").rpartition("::/")[2].strip()
+    for line in _read(f"/sys/fs/cgroup/{group}/memory.events").splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill":
             return int(count)

@@ -213,7 +213,7 @@ class Waited:
 
 
 def records_of(pid: int) -> list[Record]:
-    """Open the records of a process; one that it has from its parent, since a fork, is not its own."""
+    """Open the records of a process; one that it has from its parent, since a fork, does not count."""
     records = map(opened, descriptors(pid, NAME))
     return [record for record in records if record is not None and record.pid == pid]
 
@@ -241,5 +241,5 @@ def descriptors(pid: int, name: str) -> list[Path]:
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 if str(fd.readlink()).startswith(f"/memfd:{name}"):
-                    paths[fd.stat().st_ino] = fd  # Python's mmap has one of its own
+                    paths[fd.stat().st_ino] = fd  # Python's mmap has another one
     return list(paths.values())

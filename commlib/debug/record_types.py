@@ -36,11 +36,6 @@ class Call:
         return bool(self.flags & SENDS)
 
     @property
-    def captured(self) -> bool:
-        """Whether it went into a graph, and runs when that is replayed."""
-        return bool(self.flags & CAPTURED)
-
-    @property
     def details(self) -> str:
         """What ranks must agree on: 'float32, 8 elements, sum'."""
         parts = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
@@ -108,7 +103,7 @@ class Gpu:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """The wait that its kernel is in, as that of a thread of its own."""
+        """The wait that its kernel is in, as that of a thread."""
         if self.at_ns == 0 or self.waits_in != self.over + 1 or self.left_in:
             return ()
         return (Wait(GPU, self.waits_for, self.waits_in, self.since_ns, 0),)

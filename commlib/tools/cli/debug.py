@@ -36,7 +36,7 @@ _NATIVE = {  # tools that show native stacks, the better one first
 @click.argument("job", type=click.IntRange(min=1), metavar="[JOB|PID]", required=False)
 @click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for each job.")
-@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
+@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Save everything in this folder.")
 @click.option("--sites/--no-sites", default=None, help="Have the ranks keep the place of each call from now on.")
 @click.option("--slow", is_flag=True, help="Watch a job that is slow, and say where its time goes, and who is late.")
 @click.option("--seconds", type=Finite(0.1, 3600), default=2.0, help="How long --slow watches. [2]")
@@ -70,7 +70,7 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What is shown of a job, and kept."""
+    """What is shown of a job, and saved."""
 
     as_json: bool
     dump: Path | None
@@ -122,8 +122,8 @@ def _show_starting(starting: list[Starting], as_json: bool) -> bool:
         ranks = [asdict(one) for one in starting]
         click.echo(json.dumps({"schema": "commlib.debug.init", "version": 1, "ranks": ranks}))
     elif starting:
-        said = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
-        click.echo("\n".join([*wrapped(said), ""]))
+        lines = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
+        click.echo("\n".join([*wrapped(lines), ""]))
     return any(one.waited_s >= LOG_S for one in starting)
 
 
@@ -141,8 +141,8 @@ def _show(shown: Shown, options: Options) -> None:
         try:
             _dump(place, shown, data)
         except OSError as error:
-            said = error.strerror if error.filename is None else error
-            raise click.ClickException(f"--dump: what is kept in {place} is not complete: {said}") from None
+            why = error.strerror if error.filename is None else error
+            raise click.ClickException(f"--dump: what is in {place} is not complete: {why}") from None
 
 
 def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
@@ -169,19 +169,19 @@ def _slow(records: list[Record], seconds: float) -> Shown:
     from commlib.tools.debug.slow_page import slow_document, slow_page
 
     watched = watch(records, seconds)
-    job, found = watched.job, slowness(watched, traffic)
-    where = {one.pid: whereabouts(records, job, one.pid) for one in found.late}
-    given = job, found, where, cores_of(job)
-    return Shown(job, records, slow_page(*given), slow_document(*given), set(where), bool(found.late), watched.calls)
+    job, slow = watched.job, slowness(watched, traffic)
+    where = {one.pid: whereabouts(records, job, one.pid) for one in slow.late}
+    parts = job, slow, where, cores_of(job)
+    return Shown(job, records, slow_page(*parts), slow_document(*parts), set(where), bool(slow.late), watched.calls)
 
 
 def native_stack(pid: int) -> str:
     """Return what the first tool that is here says."""
-    for tool, words in _NATIVE.items():
+    for tool, options in _NATIVE.items():
         if path := shutil.which(tool):
             try:
                 ran = subprocess.run(
-                    [path, *words, str(pid)], capture_output=True, text=True, timeout=NATIVE_S, check=False
+                    [path, *options, str(pid)], capture_output=True, text=True, timeout=NATIVE_S, check=False
                 )
             except subprocess.TimeoutExpired:
                 return f"{tool} took longer than {NATIVE_S:g} s"

@@ -11,7 +11,7 @@ from commlib.tools.debug.sample import Kind, Look, Place, Watched, blamed, kind_
 
 LATE_SHARE = 0.05  # of the time that others wait for it: less is none to speak of
 _TIMES, _TIMES_WAITS = 2.5, 1.5  # a late rank keeps others so much longer than any other does, and than it waits itself
-_PARTS, _PARTS_LATE, _PARTS_SHARE = 10, 3, 0.6  # and does so in most parts of the time in which others wait
+_PARTS, _PARTS_LATE, _PARTS_SHARE = 10, 3, 0.6  # and does so in so large a share of the parts in which others wait
 _BLOCKS = 40
 
 Traffic = Callable[[str, str, int, int], tuple[int, float]]
