@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from commlib.debug.error_context import call_site, explain, explained
 from commlib.debug.findings import Finding, findings_lines, findings_of
-from commlib.debug.jobs import Job, jobs_here, look
+from commlib.debug.jobs import look
 from commlib.debug.stacks import listen
 
 __all__ = [
     "Finding",
-    "Job",
     "call_site",
     "explain",
     "explained",
     "findings_lines",
     "findings_of",
-    "jobs_here",
     "listen",
     "look",
 ]

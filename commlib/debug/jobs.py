@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +11,9 @@ from functools import cached_property
 from itertools import chain
 
 from commlib.debug.process import Process, command_of, process
-from commlib.debug.record import OPEN, Record, Snapshot, descriptors, records_of
+from commlib.debug.record import Record, Snapshot, descriptors, records_of
 from commlib.debug.record_types import GPU, Slot, Wait
 from commlib.debug.stacks import Stack, ask
-from commlib.debug.starting import Starting
-from commlib.users import own_user
 
 ELSEWHERE = "commlib.elsewhere"  # memory of a rank: JSON, {number of a process that is not here: "host:pid"}
 SOON_S = 0.5  # after a second look, a third may come
@@ -194,45 +191,6 @@ def _elsewhere(pids: Iterable[int]) -> dict[str, str]:
         with suppress(OSError, ValueError):  # it ended meanwhile
             places |= json.loads(fd.read_bytes())
     return places
-
-
-def processes(wanted: int | None = None) -> Iterator[int]:
-    """Yield the processes of this user; of `wanted`, this one and those below it."""
-    user = own_user()
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            with suppress(OSError):
-                if entry.name.isdecimal() and (user == 0 or entry.stat().st_uid == user):
-                    pid = int(entry.name)
-                    if wanted is None or wanted in ancestors(pid):
-                        yield pid
-
-
-def jobs_here(wanted: int | None = None) -> list[list[Record]]:
-    """Return the records of each job of this user on this host; of `wanted`, a process of a job or above it."""
-    jobs: list[tuple[set[int], list[Record]]] = []
-    for record in [record for pid in processes() for record in records_of(pid)]:
-        ids = {slot.id for slot in record.mapped_slots() if slot.state == OPEN}
-        joined = [job for job in jobs if job[0] & ids]
-        if ids:
-            jobs = [job for job in jobs if job not in joined]
-            ids = ids.union(*(theirs for theirs, _ in joined))
-            jobs.append((ids, [record, *chain(*(records for _, records in joined))]))
-    ordered = [sorted(records, key=lambda record: record.pid) for _, records in jobs]
-    return [records for records in ordered if wanted is None or any(wanted in ancestors(one.pid) for one in records)]
-
-
-def starting_here(wanted: int | None = None) -> list[Starting]:
-    """Return the ranks that wait in init(): all of this user on this host, or those of `wanted` and below it."""
-    starting = (Starting.of(pid) for pid in sorted(processes(wanted)))
-    return [one for one in starting if one is not None]
-
-
-def ancestors(pid: int) -> Iterator[int]:
-    """Yield a process and those that started it."""
-    while pid > 0:
-        yield pid
-        pid = process(pid).parent
 
 
 def moments(jobs: Sequence[Sequence[Record]], apart_s: float) -> list[tuple[Job, Job]]:

@@ -24,6 +24,7 @@ OPEN, CLOSED = 1, 2  # states of a slot
 _HEAD = struct.Struct("=8sII")
 _NO_REDUCTION = 255
 _TAKEN = 0xFFFFFFFF  # csrc/record/layout.h: kTaken
+_OF_SLOT = ("id", "rank", "world", "backend", "opened_ns", "timeout_s", "entered", "finished", "ended", "ended_kind")
 _NUMBERS = {
     "u1": ctypes.c_uint8,
     "u2": ctypes.c_uint16,
@@ -68,9 +69,10 @@ def _layout(description: bytes) -> _Layout:
 
 
 def fields_of(structure: Any) -> dict[str, Any]:
-    """Return the fields of a structure without nested ones by name."""
+    """Return the fields of a structure by name, without arrays of other structures."""
     values = ((name, getattr(structure, name)) for name, _ in structure._fields_ if not name.startswith("_"))
-    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in values}
+    plain = ((name, value) for name, value in values if not isinstance(value, ctypes.Array))
+    return {name: value.decode(errors="replace") if isinstance(value, bytes) else value for name, value in plain}
 
 
 Snapshot = list[tuple[Any, Any]]
@@ -158,18 +160,10 @@ class Record:
         gpu = Gpu(**fields_of(again.gpu[0]))
         graphs = enumerate(again.graphs[: again.graphs_used], 1)
         large = zip(self._layout.ops, again.large, strict=True)
+        plain = fields_of(again)
         return Slot(
-            id=again.id,
-            rank=again.rank,
-            world=again.world,
-            backend=again.backend.decode(),
-            opened_ns=again.opened_ns,
-            timeout_s=again.timeout_s,
+            **{name: plain[name] for name in _OF_SLOT},
             closed=again.state == CLOSED,
-            entered=again.entered,
-            finished=again.finished,
-            ended=again.ended.decode(errors="replace"),
-            ended_kind=again.ended_kind.decode(),
             waits=(*(Wait(**fields_of(wait)) for wait in again.waits if is_wait(wait)), *gpu.waits),
             gpu=gpu,
             peers=tuple(Peer(**fields_of(peer)) for peer in again.peers[: again.world]),

@@ -19,7 +19,6 @@ from click.testing import CliRunner
 
 from commlib.communicator import Communicator
 from commlib.debug import Finding, findings_of, look
-from commlib.debug.jobs import starting_here
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
@@ -27,6 +26,7 @@ from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug import children
 from commlib.tools.debug.flight import flights
+from commlib.tools.debug.host import starting_here
 from commlib.tools.testing import Handle, Ranks
 
 ROOT = Path(__file__).parents[2]

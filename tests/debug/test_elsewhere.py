@@ -10,8 +10,9 @@ from click.testing import CliRunner
 from commlib.backends import recorded
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
-from commlib.debug import jobs, look
+from commlib.debug import look
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug import host
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.worker import create_communicator
 from tests.debug.test_debug import come, stay_away
@@ -31,7 +32,7 @@ def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
 @pytest.mark.parametrize("rank", [1, 3])
 def test_ranks_elsewhere_are_named_with_their_host(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ranks(4, create=create_apart, hosts="aabb", backend="torch", timeout_s=LONG_S) as ranks:
-        monkeypatch.setattr(jobs, "processes", lambda wanted=None: iter(ranks.pids[:2]))
+        monkeypatch.setattr(host, "processes", lambda wanted=None: iter(ranks.pids[:2]))
         here = look(ranks.pids[:2])
         assert [one.place for one in here.ranks.values()] == [
             *map(str, ranks.pids[:2]),

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 import commlib
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.debug.record import records_of
+from commlib.debug.record import NAME, descriptors, records_of
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
@@ -38,6 +38,17 @@ def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_aga
     assert found == [40, 99]
 
 
+def test_memory_that_could_shrink_while_it_is_read_is_no_record() -> None:
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0), ExitStack() as opened:
+        (path,) = descriptors(os.getpid(), NAME)
+        original = opened.enter_context(path.open("rb"))
+        copy = opened.enter_context(os.fdopen(os.memfd_create(NAME), "wb"))
+        copy.write(original.read(1 << 20))
+        copy.truncate(path.stat().st_size)
+        assert len(descriptors(os.getpid(), NAME)) == 2
+        assert len(records_of(os.getpid())) == 1
+
+
 def fork_for_a_while(comm: Communicator) -> int:
     if (child := os.fork()) == 0:
         time.sleep(30.0)
@@ -51,7 +62,7 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     children = shm_ranks.run(fork_for_a_while)
     said = CliRunner().invoke(debug, [str(children[1])]).output
     assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in said
-    monkeypatch.setattr("commlib.tools.debug.why_none._namespace", lambda pid: pid)
+    monkeypatch.setattr("commlib.tools.debug.host._namespace", lambda pid: pid)
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:
         os.kill(child, signal.SIGKILL)

@@ -52,8 +52,7 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
     The exit code is 3 if something is wrong.
     """
-    from commlib.debug.jobs import jobs_here, starting_here
-    from commlib.tools.debug.why_none import why_none
+    from commlib.tools.debug.host import jobs_here, starting_here, why_none
 
     while True:
         jobs, starting = jobs_here(job), starting_here(job)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from commlib.debug import explained
-from commlib.debug.jobs import Job, job_of, jobs_here, starting_here
+from commlib.debug.jobs import Job, job_of
 from commlib.tools.debug.format import call_of, stack_text
+from commlib.tools.debug.host import jobs_here, starting_here
 
 
 def explained_below(pid: int) -> list[str]:
