@@ -11,7 +11,8 @@ from click.testing import CliRunner
 import commlib
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.debug.record import NAME, descriptors, records_of
+from commlib.debug.record import NAME, OPEN, descriptors, records_of
+from commlib.debug.record_types import GPU, Graph
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
@@ -36,6 +37,18 @@ def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_aga
             (record,) = records_of(os.getpid())
             found = [slot.timeout_s for slot in record.slots()]
     assert found == [40, 99]
+
+
+def test_graphs_and_where_a_gpu_is_are_read_as_native_code_writes_them() -> None:
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0):
+        (record,) = records_of(os.getpid())
+        (slot,) = [slot for slot in record.mapped_slots() if slot.state == OPEN]
+        slot.graphs[0].first, slot.graphs[0].calls, slot.graphs[0].kernels, slot.graphs_used = 5, 3, 2, 2
+        slot.gpu[0].at_ns, slot.gpu[0].over, slot.gpu[0].waits_in, slot.gpu[0].what = 9, 6, 7, b"all_reduce"
+        (read,) = [slot for slot in record.slots() if not slot.closed]
+    assert read.graphs == {1: Graph(first=5, what=0, over=0, calls=3, kernels=2, site="")}
+    assert [(wait.thread, wait.peer, wait.number) for wait in read.waits] == [(GPU, 0, 7)]
+    assert read.gpu.what == "all_reduce"
 
 
 def test_memory_that_could_shrink_while_it_is_read_is_no_record() -> None:

@@ -24,8 +24,7 @@ from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug.flight import flights
 from commlib.tools.debug.sample import Watched, watch, whereabouts
-from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, slowness
-from commlib.tools.debug.slow_page import late_text
+from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, late_text, slowness
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 

@@ -164,8 +164,7 @@ def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
 def _slow(records: list[Record], seconds: float) -> Shown:
     from commlib.collectives.facts import traffic
     from commlib.tools.debug.sample import cores_of, watch, whereabouts
-    from commlib.tools.debug.slow import slowness
-    from commlib.tools.debug.slow_page import slow_document, slow_page
+    from commlib.tools.debug.slow import slow_document, slow_page, slowness
 
     watched = watch(records, seconds)
     job, slow = watched.job, slowness(watched, traffic)
