@@ -1,4 +1,4 @@
-"""What `commlib debug` says where a process has no record of its own, or a record has no room for all communicators."""
+"""What `commlib debug` says where a process has no record, or a record has no room for all communicators."""
 
 import os
 import signal
@@ -26,17 +26,17 @@ def open_many(comm: Communicator, number: int) -> str:
         return page(job, before, [])
 
 
-def test_communicators_beyond_the_record_are_told(shm_ranks: Ranks) -> None:
-    for number, said in ((258, True), (10, False)):
-        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == said
+def test_communicators_beyond_the_record_are_counted(shm_ranks: Ranks) -> None:
+    for number, expected in ((258, True), (10, False)):
+        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == expected
 
 
-def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_again() -> None:
+def test_the_communicator_that_was_closed_last_stays_when_records_are_used_again() -> None:
     for timeout_s in (*range(1, 41), 99):
         with commlib.init(backend="shm", bootstrap="single", max_bytes=0, timeout_s=timeout_s):
             (record,) = records_of(os.getpid())
-            found = [slot.timeout_s for slot in record.slots()]
-    assert found == [40, 99]
+            timeouts = [slot.timeout_s for slot in record.slots()]
+    assert timeouts == [40, 99]
 
 
 def test_graphs_and_where_a_gpu_is_are_read_as_native_code_writes_them() -> None:
@@ -73,8 +73,8 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     shm_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children = shm_ranks.run(fork_for_a_while)
-    said = CliRunner().invoke(debug, [str(children[1])]).output
-    assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in said
+    text = CliRunner().invoke(debug, [str(children[1])]).output
+    assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in text
     monkeypatch.setattr("commlib.tools.debug.host._namespace", lambda pid: pid)
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:

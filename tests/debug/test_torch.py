@@ -46,7 +46,7 @@ def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
     return [str(call) for call in made], [bool(call.finished_ns) for call in made], messages
 
 
-def test_calls_are_kept_with_what_ranks_must_agree_on(three: Ranks) -> None:
+def test_calls_are_recorded_with_what_ranks_must_agree_on(three: Ranks) -> None:
     first, second, third = three.run(make_calls)
     assert first[0] == [
         "all_reduce #1 (float32, 30000 elements, max)",
@@ -81,7 +81,7 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "rank", "said"),
+    ("call", "kind", "rank", "text"),
     [
         (stay_away, "missing", 2, "rank 2 has not made all_reduce #2 (bfloat16, 14336 el"),
         (differ, "differs", 1, "ranks 0 and 2 made"),
@@ -89,13 +89,13 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
     ],
     ids=["missing", "differs", "message"],
 )
-def test_what_keeps_the_ranks_is_told(three: Ranks, call: Call, kind: str, rank: int, said: str) -> None:
+def test_what_keeps_the_ranks_is_named(three: Ranks, call: Call, kind: str, rank: int, text: str) -> None:
     three.start(call)
-    assert wait_for(three, kind, said).ranks == (rank,)
+    assert wait_for(three, kind, text).ranks == (rank,)
 
 
 def through_torch(comm: Communicator, path: str, seconds: float) -> None:
-    """Make calls of a group of torch's whose CPU gloo serves, beside ours; one rank stays away from the second."""
+    """Make calls of a group of torch's whose CPU gloo serves, next to ours; one rank stays away from the second."""
     timeout = datetime.timedelta(seconds=LONG_S)
     store = dist.FileStore(path, comm.size)
     dist.init_process_group("cpu:gloo,cuda:commlib", store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
@@ -107,10 +107,10 @@ def through_torch(comm: Communicator, path: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_calls_that_an_engine_of_torch_serves_are_kept_too(three: Ranks, tmp_path: Path) -> None:
+def test_calls_that_an_engine_of_torch_serves_are_recorded_too(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(through_torch, str(tmp_path / "store"), 2.0)
-    found = wait_for(three, "missing", "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
-    assert "its last one there is all_gather #1 (float32, 5 elements)" in found.text
+    finding = wait_for(three, "missing", "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
+    assert "its last one there is all_gather #1 (float32, 5 elements)" in finding.text
     before, job = look(three.pids), look(three.pids)
     assert "all_gather #1 (float32, 5 elements) was handed to torch's group" in page(job, before, [])
     handle.join()
