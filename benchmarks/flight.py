@@ -31,10 +31,9 @@ from torch._C import _distributed_c10d as c10d
 from written import command_line, head, write
 
 import commlib
-from commlib.debug import findings_of, look
-from commlib.debug.flight import flights
-from commlib.debug.page import findings_lines
+from commlib.debug import findings_lines, findings_of, look
 from commlib.errors import CommError
+from commlib.tools.debug.flight import flights
 
 FAULTS = ("leaves out a call", "another size", "another operation", "makes no more calls")
 CALLS, WARM, FAULTY, RANKS, CULPRIT = 20, 2, 12, 2, 1

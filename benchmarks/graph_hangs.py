@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,9 +22,8 @@ from typing import Any
 from graph_faults import CAPTURED, GRAPHS, KINDS, POLL_S, Plan, be_rank, captures, first_difference, places, warm_up
 from written import head, write
 
-from commlib.debug import Finding, findings_of
+from commlib.debug import Finding, findings_lines, findings_of
 from commlib.debug.jobs import Job, moments
-from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
 from commlib.tools.testing import Ranks
 
@@ -45,11 +43,7 @@ def said(folder: Path, name: str) -> Any:
 
 def looked(pids: list[int]) -> tuple[Job, Job, list[Finding]]:
     """Do as the command does."""
-    with ExitStack() as stack:
-        records = [record for pid in pids for record in records_of(pid)]
-        for record in records:
-            stack.callback(record.close)
-        ((before, job),) = moments([records], APART_S)
+    ((before, job),) = moments([[record for pid in pids for record in records_of(pid)]], APART_S)
     return before, job, findings_of(job, before)
 
 

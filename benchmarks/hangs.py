@@ -31,9 +31,8 @@ from written import command_line, head, write
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import Finding, findings_of, look
+from commlib.debug import Finding, findings_lines, findings_of, look
 from commlib.debug.jobs import Job, moments
-from commlib.debug.page import findings_lines
 from commlib.debug.record import records_of
 from commlib.errors import CommError
 from commlib.tools.launch import end_with
@@ -261,8 +260,6 @@ class Ranks:
         """Do as the command does."""
         records = [record for pid in self.pids for record in records_of(pid)]  # others may have jobs here too
         ((before, job),) = moments([records], APART_S)
-        for record in records:
-            record.close()
         return before, job, findings_of(job, before)
 
 

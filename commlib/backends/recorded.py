@@ -1,21 +1,16 @@
-"""Recorded: the record of a communicator that native code does not run, for `commlib debug`, also on other hosts."""
+"""The record of a communicator that native code does not run, for `commlib debug`."""
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import secrets
-import socket
-from contextlib import suppress
-from dataclasses import replace
+import zlib
 from typing import TYPE_CHECKING
 
-from commlib import env
-from commlib.bootstrap.address import source_address
+from commlib.bootstrap.neighbours import card
 from commlib.bootstrap.world import World
-from commlib.debug.answering import ANSWERERS, Answering, keep_cards
-from commlib.debug.card import Card, own_card
+from commlib.debug.jobs import ELSEWHERE
 from commlib.native import library
 
 if TYPE_CHECKING:
@@ -31,50 +26,29 @@ class Recorded:
     recorder: Recorder | None = None
 
     def __init__(self, world: World, backend: str, timeout_s: float) -> None:
-        mine = own_card(env.HOST.get() or socket.gethostname())
-        told = world.all_gather(json.dumps([secrets.randbits(62), str(mine)]).encode(), timeout_s)
-        cards = [Card.read(json.loads(said)[1]) for said in told]
-        self.id: int = json.loads(told[0])[0]
-        self._answering: Answering | None = None
+        mine = json.loads(card())
+        texts = world.all_gather(json.dumps([secrets.randbits(62), mine]).encode(), timeout_s)
+        shared = [json.loads(text) for text in texts]
+        self.id: int = shared[0][0]
+        pids: list[int] = []
+        elsewhere: dict[int, str] = {}
+        for _, (boot, host, pid_namespace, _, _, pid) in shared:
+            if (boot, pid_namespace) != (mine[0], mine[2]):  # there, the number is that of another process or of none
+                pids.append(-1 - (zlib.crc32(f"{boot} {pid_namespace} {pid}".encode()) & 0x3FFFFFFF))
+                elsewhere[pids[-1]] = f"{host}:{pid}"
+            else:
+                pids.append(pid)
         self._fd = -1
-        if len({card.place for card in cards}) > 1:
-            self._answer(world, cards, timeout_s)
+        if elsewhere:
+            self._fd = os.memfd_create(ELSEWHERE)
+            os.write(self._fd, json.dumps(elsewhere).encode())
         if world.size <= library.most_shm_ranks():
-            pids = [card.number for card in cards]
             self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
-
-    def _answer(self, world: World, cards: list[Card], timeout_s: float) -> None:
-        """Have some ranks of each host answer readers on others, and keep where."""
-        mine = cards[world.rank]
-        addresses = [said.decode() for said in world.all_gather(world.address.encode(), timeout_s)]
-        others = [address for address, card in zip(addresses, cards, strict=True) if card.place != mine.place]
-        if world.rank in [rank for rank, card in enumerate(cards) if card.place == mine.place][:ANSWERERS]:
-            with suppress(OSError):
-                self._answering = Answering(_own_address(others))
-                mine = replace(mine, address=self._answering.address, key=self._answering.key)
-        told = [Card.read(said) for said in world.all_gather(str(mine).encode(), timeout_s)]
-        signed = [replace(card, key=_signed(card.key)) for card in told]
-        self._fd = keep_cards(signed)
-        if self._answering is not None:
-            self._answering.start(signed, signed[world.rank].key)
 
     def close(self) -> None:
         """End it; twice is fine."""
         if self.recorder is not None:
             self.recorder.close()
-        if self._answering is not None:
-            self._answering.close()
         if self._fd >= 0:
             os.close(self._fd)
-        self._answering, self._fd = None, -1
-
-
-def _own_address(others: list[str]) -> str:
-    """Return the address at which other hosts reach this one, as packets to one of them have it."""
-    known = next((address for address in others if address), "")
-    return source_address(known) if known else socket.gethostbyname(socket.gethostname())
-
-
-def _signed(key: str) -> str:
-    """Return a key that only who knows the ranks' secret, too, can tell."""
-    return key and hmac.new(env.SECRET.get().encode(), key.encode(), "sha256").hexdigest()
+        self._fd = -1

@@ -17,7 +17,7 @@ import torch
 
 from commlib.collectives.signatures import kind_of
 from commlib.counts import counted
-from commlib.debug.waited import Waited
+from commlib.debug.record import Waited
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
 if TYPE_CHECKING:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
 
 from commlib.counts import counted
+from commlib.debug.format import left_text, ranks_text, where_text
 from commlib.debug.jobs import Job
-from commlib.debug.kept import Call, Slot
-from commlib.debug.words import difference_text, left_text, ranks_text, where_text
+from commlib.debug.record_types import Call, Slot
+
+Did = dict[int, tuple[Hashable, str]]
+"""By rank: what must be alike, and the same as text."""
 
 
 @dataclass(frozen=True)
@@ -20,32 +24,35 @@ class Difference:
     text: str
 
 
-def differences(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the calls that the ranks have kept, number by number."""
+def first_difference(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare calls, then graphs, then where GPUs were when the communicator ended."""
+    return _in_calls(job, slots) or _in_graphs(job, slots) or _where_left(job, slots)
+
+
+def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare the last calls of the ranks, number by number."""
     for number in sorted(set().union(*(slot.calls for slot in slots))):
         made = {slot.rank: slot.calls[number] for slot in slots if number in slot.calls}
-        kinds = Counter(call.what for call in made.values())
-        if len(kinds) > 1:
-            return _told(job, slots, number, made, kinds)
+        did: Did = {rank: (call.what, f"made {call}{_in_graph(call)}{_at(call.site)}") for rank, call in made.items()}
+        if len({call.what for call in made.values()}) > 1:
+            odd, clear = _minority(did)
+            other = next(rank for rank in made if made[rank].what != made[odd[0]].what)
+            fields = _fields_that_differ(made[odd[0]], made[other])
+            difference = _difference(job, slots[0], did, number, f"ranks differ in call #{number}{{}}, in its {fields}")
+            return replace(difference, text=difference.text + _hint(slots, number, odd[0], other) * clear)
     return None
 
 
-def _told(job: Job, slots: list[Slot], number: int, made: dict[int, Call], kinds: Counter[int]) -> Difference:
-    (common, most), (_, second) = kinds.most_common(2)
-    slot = slots[0]
-    groups = {what: [rank for rank, call in made.items() if call.what == what] for what in kinds}
-    said = []
-    for ranks in sorted(groups.values(), key=len):
-        call = made[ranks[0]]
-        at = _at(", ".join(sorted({made[rank].site for rank in ranks if made[rank].site})))
-        graph = f" in graph {call.graph}" if call.graph else ""
-        said.append(f"{ranks_text(job.name(slot, rank) for rank in ranks)} made {call}{graph}{at}")
-    odd = [rank for rank, call in made.items() if most == second or call.what != common]
-    others = next(rank for rank in made if made[rank].what != made[odd[0]].what)
-    hint = _hint(slots, number, odd[0], others) if most > second else ""
-    differs = difference_text(made[odd[0]], made[others])
-    text = f"ranks differ in call #{number}{where_text(job, slot)}, in its {differs}"
-    return Difference(tuple(sorted(job.name(slot, rank) for rank in odd)), number, f"{text}: {'; '.join(said)}{hint}")
+def _fields_that_differ(mine: Call, theirs: Call) -> str:
+    fields = {
+        "operation": (mine.op, theirs.op),
+        "type": (mine.dtype, theirs.dtype),
+        "size": (mine.count, theirs.count),
+        "reduction": (mine.redop, theirs.redop),
+        "root": (mine.root, theirs.root),
+    }
+    names = [name for name, (one, other) in fields.items() if one != other]
+    return "operation" if "operation" in names else " and ".join(names) or "arguments"
 
 
 def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
@@ -62,45 +69,52 @@ def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
     return ""
 
 
-def graph_differences(job: Job, slots: list[Slot]) -> Difference | None:
-    """Compare the graphs that have been captured, also those whose calls are no longer kept."""
+def _in_graphs(job: Job, slots: list[Slot]) -> Difference | None:
+    """Compare the graphs that have been captured, also those whose calls are no longer in the record."""
     for number in sorted(set().union(*(slot.graphs for slot in slots))):
-        # The newest may be under way.
-        # The newest one that has not been replayed may not be whole.
-        known = [slot for slot in slots if number in slot.graphs]
-        whole = {
-            slot.rank: slot.graphs[number] for slot in known if slot.graphs[number].over or number < max(slot.graphs)
-        }
-        if len({(of.what, of.calls) for of in whole.values()}) > 1:
-            said = {
-                rank: (of.what, f"captured {counted(of.calls, 'call')}{_at(of.site)}") for rank, of in whole.items()
+        graphs = {slot.rank: (slot.graphs[number], max(slot.graphs)) for slot in slots if number in slot.graphs}
+        # The newest one may be under way, or, not replayed yet, not be whole.
+        whole = {rank: graph for rank, (graph, newest) in graphs.items() if graph.over or number < newest}
+        if len({(graph.what, graph.calls) for graph in whole.values()}) > 1:
+            did: Did = {
+                rank: ((of.what, of.calls), f"captured {counted(of.calls, 'call')}{_at(of.site)}")
+                for rank, of in whole.items()
             }
-            first = min(of.first for of in whole.values())
-            return _grouped(job, slots, said, first, f"ranks differ in the calls of graph {number}")
+            first = min(graph.first for graph in whole.values())
+            return _difference(job, slots[0], did, first, f"ranks differ in the calls of graph {number}{{}}")
     return None
 
 
-def left_differently(job: Job, slots: list[Slot]) -> Difference | None:
+def _where_left(job: Job, slots: list[Slot]) -> Difference | None:
     """Compare what the GPUs were in when the communicator ended, where they had come equally far."""
-    left = {slot.rank: slot for slot in slots if slot.gpu.left_in}
-    first = min((slot.gpu.left_in for slot in left.values()), default=0)
-    said = {}
-    for rank, slot in left.items():
-        gpu = slot.gpu
-        said[rank] = (hash((gpu.left_what, gpu.left_graph, gpu.left_of_graph)), left_text(slot))
-    if len({what for what, _ in said.values()}) < 2 or any(slot.gpu.left_in > first for slot in left.values()):
+    left = [slot for slot in slots if slot.gpu.left_in]
+    did: Did = {
+        slot.rank: ((slot.gpu.left_what, slot.gpu.left_graph, slot.gpu.left_of_graph), left_text(slot)) for slot in left
+    }
+    if len({value for value, _ in did.values()}) < 2 or len({slot.gpu.left_in for slot in left}) > 1:
         return None
-    return _grouped(job, slots, said, first, "GPUs were in different calls when the communicator ended")
+    head = "GPUs were in different calls when the communicator ended{}"
+    return _difference(job, slots[0], did, left[0].gpu.left_in, head)
 
 
-def _grouped(job: Job, slots: list[Slot], said: dict[int, tuple[int, str]], number: int, head: str) -> Difference:
-    """Say what each rank did, and which of them are in the minority, or all where none is."""
-    kinds = Counter(what for what, _ in said.values())
-    (common, most), (_, second) = kinds.most_common(2)
-    odd = [rank for rank, (what, _) in said.items() if most == second or what != common]
-    words = "; ".join(f"{ranks_text([job.name(slots[0], rank)])} {text}" for rank, (_, text) in said.items())
-    named = tuple(sorted(job.name(slots[0], rank) for rank in odd))
-    return Difference(named, number, f"{head}{where_text(job, slots[0])}: {words}")
+def _minority(did: Did) -> tuple[list[int], bool]:
+    """Return the ranks that did not do the usual thing, or all where there is none; and whether there is one."""
+    (common, count), (_, second) = Counter(value for value, _ in did.values()).most_common(2)
+    return [rank for rank, (value, _) in did.items() if count == second or value != common], count > second
+
+
+def _difference(job: Job, slot: Slot, did: Did, number: int, head: str) -> Difference:
+    """Say what each rank did, of those that did the same in one part, the fewest first."""
+    groups: dict[str, list[int]] = {}
+    for rank, (_, text) in did.items():
+        groups.setdefault(text, []).append(job.name(slot, rank))
+    parts = [f"{ranks_text(names)} {text}" for text, names in sorted(groups.items(), key=lambda item: len(item[1]))]
+    odd = tuple(sorted(job.name(slot, rank) for rank in _minority(did)[0]))
+    return Difference(odd, number, f"{head.format(where_text(job, slot))}: {'; '.join(parts)}")
+
+
+def _in_graph(call: Call) -> str:
+    return f" in graph {call.graph}" if call.graph else ""
 
 
 def _at(site: str) -> str:

@@ -1,17 +1,18 @@
-"""Findings: what keeps a job from going on, and which rank's doing it is, from what its ranks have kept."""
+"""Findings: what keeps a job from going on, and which rank's doing it is, from the records of its ranks."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from commlib.counts import counted
-from commlib.debug.differences import differences, graph_differences, left_differently
+from commlib.debug.differences import first_difference
+from commlib.debug.format import doing_text, last_text, left_text, ranks_text, seconds_text, waited_text, where_text
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.kept import GPU, Slot, Wait
 from commlib.debug.process import killed_for_memory
-from commlib.debug.words import last_text, left_text, ranks_text, seconds_text, waited_text, where_text
+from commlib.debug.record_types import GPU, Slot, Wait
 
 STUCK_S = 1.0  # a wait that takes no longer is none to speak of
 _LATE_SHARE, _LATE_S, _WAITING_SHARE = 0.5, 0.03, 0.3
@@ -36,7 +37,7 @@ class _Stuck:
     rank: Rank
     slot: Slot
     wait: Wait
-    peer: Rank | None
+    peer: Rank
     next: tuple[int, int] | None  # the process and thread that should come
 
     @property
@@ -49,13 +50,25 @@ class _Stuck:
 
 
 def findings_of(job: Job, before: Job | None = None, stuck_s: float = STUCK_S) -> list[Finding]:
-    """Return them, the most telling first; `before` is the job a moment ago, without which waits count by length."""
+    """Return them, the main one first; `before` is the job a moment ago, without which waits count by length."""
     stuck: dict[tuple[int, int], _Stuck] = {}
     for one in _stuck(job, before, stuck_s):  # a thread that waits inside of a call, waits in that call
         stuck.setdefault(one.node, one)
-    found = [*_differs(job, stuck), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
-    found += _halted(job, found)
-    return [*found, *_ended(job, found), *_late(job, before, bool(found)), *_orphans(job), *_silent(job, stuck_s)]
+    findings = [*_differs(job, stuck), *_gone(job, stuck), *_missing(job, stuck), *_order(job, stuck)]
+    findings += _halted(job, findings)
+    findings += [*_ended(job, findings), *([] if findings or before is None else _late(job, before))]
+    return [*findings, *_orphans(job), *_elsewhere(job, stuck_s)]
+
+
+def findings_lines(job: Job, before: Job | None, findings: list[Finding]) -> list[str]:
+    """Return the findings, each with what the ranks to look at are doing."""
+    lines = []
+    for finding in findings:
+        lines.append(finding.text)
+        for pid, thread in finding.threads.items():
+            rank, old = job.ranks[pid], before.ranks.get(pid) if before else None
+            lines.append(f"  rank {rank.number}: {doing_text(rank, old.process if old else None, thread)}")
+    return lines
 
 
 def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
@@ -66,14 +79,14 @@ def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
             for wait in slot.waits:
                 stands = before is None or (was is not None and wait in was.waits)
                 if stands and job.seconds_since(wait.since_ns) >= stuck_s and not slot.closed:
-                    peer = job.ranks.get(slot.peers[wait.peer].pid)
+                    peer = job.ranks[slot.peers[wait.peer].pid]
                     yield _Stuck(rank, slot, wait, peer, _awaited(peer, slot, wait))
 
 
-def _awaited(peer: Rank | None, slot: Slot, wait: Wait) -> tuple[int, int] | None:
+def _awaited(peer: Rank, slot: Slot, wait: Wait) -> tuple[int, int] | None:
     """Return the thread of the peer that makes the calls of this communicator: that of its last one."""
-    theirs = peer.slot(slot.id) if peer else None
-    if peer is None or theirs is None:
+    theirs = peer.slot(slot.id)
+    if theirs is None:
         return None
     if wait.thread == GPU:
         return peer.pid, GPU
@@ -88,7 +101,7 @@ def _missing(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
     """Ranks that others wait for and that wait for nobody, each with the earliest call that it owes."""
     owed: dict[int, list[_Stuck]] = {}
     for one in stuck.values():
-        if one.peer is not None and one.next not in stuck and not one.peer.process.gone:
+        if one.next not in stuck and not one.peer.process.gone:
             owed.setdefault(one.peer.pid, []).append(one)
     for pid, waits in owed.items():
         oldest = min(waits, key=lambda one: (one.wait.since_ns, one.wait.number))
@@ -98,16 +111,16 @@ def _missing(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding
 
 def _behind(stuck: dict[tuple[int, int], _Stuck], pid: int) -> list[_Stuck]:
     """Return who waits for a process, also through others."""
-    found: list[_Stuck] = []
+    behind: list[_Stuck] = []
     for one in stuck.values():
         seen, at = set(), one
         while at.node not in seen:
             seen.add(at.node)
-            if at.peer is not None and at.peer.pid == pid and at.next not in stuck:
-                found.append(one)
+            if at.peer.pid == pid and at.next not in stuck:
+                behind.append(one)
                 break
             at = stuck.get(at.next, at) if at.next else at
-    return found
+    return behind
 
 
 def _missing_one(job: Job, rank: Rank, first: _Stuck, waits: list[_Stuck]) -> Finding:
@@ -137,27 +150,27 @@ def _waiting_text(job: Job, waits: list[_Stuck]) -> str:
 
 def _order(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
     """Ranks that wait for each other in a ring: they use communicators, or messages, in different orders."""
-    told: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
     for start in stuck:
         path: list[tuple[int, int]] = []
         at: tuple[int, int] | None = start
         while at is not None and at in stuck and at not in path:
             path.append(at)
             at = stuck[at].next
-        if at is None or at not in path or at in told:
+        if at is None or at not in path or at in seen:
             continue
         ring = path[path.index(at) :]
-        told.update(ring)
-        # Also those that wait for the ring: most ranks are in one call, and who is in another is the odd one. A rank
+        seen.update(ring)
+        # Also those that wait for the ring: the majority is in one call, and who is in another is the odd one. A rank
         # that is not in all of these communicators had no choice.
         waiting = [stuck[node] for node in stuck if node in ring or stuck[node].next in ring]
         involved = {stuck[node].slot.id for node in ring}
         free = [one for one in waiting if involved <= {slot.id for slot in one.rank.slots}]
-        common, most = Counter(one.place for one in free or waiting).most_common(1)[0]
+        common, count = Counter(one.place for one in free or waiting).most_common(1)[0]
         odd = [one for one in free if one.place != common]
-        clear = odd and most > len(free) - most
-        said = [f"rank {one.rank.number} is in {waited_text(job, one.slot, one.wait)}" for one in waiting]
-        text = f"ranks wait for each other: {'; '.join(said)}. They make calls in different orders"
+        clear = odd and count > len(free) - count
+        each = [f"rank {one.rank.number} is in {waited_text(job, one.slot, one.wait)}" for one in waiting]
+        text = f"ranks wait for each other: {'; '.join(each)}. They make calls in different orders"
         ranks = tuple(sorted({one.rank.number for one in (odd if clear else waiting)}))
         text += f", and {ranks_text(ranks)} in another one than the rest" if clear else ""
         calls = [common[:2]] if clear else list(dict.fromkeys(one.place[:2] for one in waiting))
@@ -165,32 +178,29 @@ def _order(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         yield Finding("order", ranks, text, tuple(calls), threads)
 
 
-def _halted(job: Job, found: list[Finding]) -> Iterator[Finding]:
+def _halted(job: Job, findings: list[Finding]) -> Iterator[Finding]:
     """Ranks that cannot run, though nobody waits for them yet."""
-    told = {number for finding in found for number in finding.ranks}
+    named = {number for finding in findings for number in finding.ranks}
     for rank in job.ranks.values():
-        if rank.process.state in ("T", "t") and rank.number not in told:
+        if rank.process.state in ("T", "t") and rank.number not in named:
             text = f"rank {rank.number} (process {rank.place}) is {rank.process.halted}"
             yield Finding("stopped", (rank.number,), text)
 
 
 def _differs(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
-    told: list[set[int]] = []  # the processes of communicators whose ranks differ
     for slots in job.communicators.values():
-        members = {peer.pid for peer in slots[0].peers}
-        found = differences(job, slots) or graph_differences(job, slots) or left_differently(job, slots)
-        if found is None or any(members < other for other in told):  # what a call is made of differs, too
+        difference = first_difference(job, slots)
+        if difference is None:
             continue
-        told += [members] * slots[0].by_torch
         # Where none is in the majority: one that a rank beyond waits for in another call has left that out.
-        beyond = [one for one in stuck.values() if one.rank.number not in found.ranks and one.peer is not None]
-        owes = {one.peer.number: one for one in beyond if one.peer is not None and one.peer.number in found.ranks}
-        ranks, text = found.ranks, found.text
+        ranks, text = difference.ranks, difference.text
+        beyond = [one for one in stuck.values() if one.rank.number not in ranks]
+        owes = {one.peer.number: one for one in beyond if one.peer.number in ranks}
         if len(ranks) > 1 and len(owes) == 1:
             ((number, one),) = owes.items()
             ranks, text = (number,), f"{text}; rank {one.rank.number} waits for rank {number} in"
             text = f"{text} {waited_text(job, one.slot, one.wait)}"
-        yield Finding("differs", ranks, text, ((slots[0].id, found.number),))
+        yield Finding("differs", ranks, text, ((slots[0].id, difference.number),))
 
 
 def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
@@ -212,13 +222,13 @@ def _gone(job: Job, stuck: dict[tuple[int, int], _Stuck]) -> Iterator[Finding]:
         yield Finding("gone", (name,), text, tuple({(slot.id, slot.entered) for slot, _ in places}))
 
 
-def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
-    """Communicators that ended with an error; the one that found it out says why."""
+def _ended(job: Job, findings: list[Finding]) -> Iterator[Finding]:
+    """Communicators that ended with an error; the slot of the rank that failed first says why."""
     for slots in job.communicators.values():
         slot = next((slot for slot in slots if slot.ended and not slot.closed), None)
         if slot is not None:
             numbers = tuple(job.name(slot, peer) for peer in range(slot.world))
-            serious = not any(number == slot.id for one in found for number, _ in one.calls)
+            serious = not any(number == slot.id for one in findings for number, _ in one.calls)
             which = where_text(job, slot).removeprefix(" of") or " the communicator"
             text = f"{slot.ended_kind} has ended{which}: {slot.ended.splitlines()[0]}"
             left = [one for one in slots if one.gpu.left_in]
@@ -226,14 +236,12 @@ def _ended(job: Job, found: list[Finding]) -> Iterator[Finding]:
             yield Finding("ended", numbers, text, ((slot.id, slot.entered),), serious=serious)
 
 
-def _late(job: Job, before: Job | None, explained: bool) -> Iterator[Finding]:
+def _late(job: Job, before: Job) -> Iterator[Finding]:
     """Ranks that others wait for much of the time, long each time, and that do not wait for such a rank themselves."""
-    if before is None or explained:
-        return
     span_s = (job.at_ns - before.at_ns) / 1e9
     long: dict[tuple[int, int], tuple[Slot, float]] = {}  # by who waits and for whom, as processes
     waiting: Counter[tuple[int, int]] = Counter()  # in ns, by communicator and process
-    for slot in [slot for slots in job.communicators.values() for slot in slots]:
+    for slot in chain(*job.communicators.values()):
         pid = slot.peers[slot.rank].pid
         was = (before.ranks.get(pid) or job.ranks[pid]).slot(slot.id) or slot
         for number, peer in enumerate(slot.peers):
@@ -242,13 +250,13 @@ def _late(job: Job, before: Job | None, explained: bool) -> Iterator[Finding]:
             if seconds / times >= _LATE_S and seconds >= _LATE_SHARE * span_s:
                 long[pid, peer.pid] = slot, seconds
     late = {peer for _, peer in long}
-    told = {peer for peer in late if not any((peer, other) in long for other in late)}
-    for (_, late_one), (slot, seconds) in long.items():
-        if late_one in told and waiting[slot.id, late_one] <= 1e9 * _WAITING_SHARE * span_s:
-            told.remove(late_one)
-            name, share = job.ranks[late_one].number, min(seconds / span_s, 1)
+    first = {peer for peer in late if not any((peer, other) in long for other in late)}
+    for (_, pid), (slot, seconds) in long.items():
+        if pid in first and waiting[slot.id, pid] <= 1e9 * _WAITING_SHARE * span_s:
+            first.remove(pid)
+            name, share = job.ranks[pid].number, min(seconds / span_s, 1)
             text = f"rank {name} is late: others wait for it {share:.0%} of the time{where_text(job, slot)}"
-            yield Finding("late", (name,), text, ((slot.id, slot.entered),), {late_one: 0})
+            yield Finding("late", (name,), text, ((slot.id, slot.entered),), {pid: 0})
 
 
 def _waited_s(job: Job, before: Job, slot: Slot, was: Slot, number: int) -> tuple[float, int]:
@@ -268,13 +276,11 @@ def _orphans(job: Job) -> Iterator[Finding]:
         yield Finding("launcher", numbers, text, serious=False)
 
 
-def _silent(job: Job, stuck_s: float) -> Iterator[Finding]:
-    """Hosts of which nobody has said what their ranks are in: they may keep the others."""
-    names = sorted({rank.card.host if rank.card else "another host" for rank in job.ranks.values() if rank.silent})
+def _elsewhere(job: Job, stuck_s: float) -> Iterator[Finding]:
+    """Ranks on other hosts, which cannot be seen from here: they may keep the others."""
     calls = [slot.under_way for rank in job.ranks.values() for slot in rank.slots if not slot.closed]
     stands = any(call is not None and job.seconds_since(call.entered_ns) >= stuck_s for call in calls)
-    for name in names:
-        silent = [rank for rank in job.ranks.values() if rank.silent and (rank.card is None or rank.card.host == name)]
-        numbers = tuple(sorted(rank.number for rank in silent))
-        text = f"{name} does not answer: what {ranks_text(numbers)} do is not known; run commlib debug there"
+    for host in sorted({rank.host for rank in job.ranks.values() if rank.host}):
+        numbers = tuple(sorted(rank.number for rank in job.ranks.values() if rank.host == host))
+        text = f"what {ranks_text(numbers)} on {host} do is not known here; run commlib debug there"
         yield Finding("silent", numbers, text, serious=stands)

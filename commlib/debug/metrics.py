@@ -7,13 +7,13 @@ import logging
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from commlib import env
 from commlib.debug.jobs import Job, Rank, look
-from commlib.debug.kept import Slot
+from commlib.debug.record_types import Slot
 
 EVERY_S = 5.0
 _LOG = logging.getLogger("commlib")
@@ -27,44 +27,44 @@ _FAMILIES = {
     "waiting_seconds": ("gauge", "How long the longest wait under way has lasted; 0: there is none."),
     "ended": ("gauge", "1: an error has ended the communicator."),
 }
-_RUNNING: set[int] = set()  # the process whose file is written
-_FAILED: set[int] = set()  # where the last attempt failed: one warning until one succeeds
+_FAILED: dict[int, bool] = {}  # by the process whose file is written: whether the last attempt failed
 
 
 def start() -> None:
     """Write the file of this rank every few seconds from now on, and when the process ends."""
-    if not env.METRICS.get() or os.getpid() in _RUNNING:
+    if not env.METRICS.get() or os.getpid() in _FAILED:
         return
-    _RUNNING.clear()  # a forked child has its parent's entry, and none of its threads
-    _RUNNING.add(os.getpid())
+    _FAILED.clear()  # a forked child has its parent's entry, and none of its threads
+    _FAILED[os.getpid()] = False
     threading.Thread(target=_serve, name="commlib-metrics", daemon=True).start()
     atexit.register(write)
 
 
 def _serve() -> None:
     pause = threading.Event()
-    while os.getpid() in _RUNNING:
+    while os.getpid() in _FAILED:
         write()
         pause.wait(EVERY_S)
 
 
 def write() -> bool:
-    """Write the file; say whether that worked."""
-    if os.getpid() not in _RUNNING:
+    """Write the file; return whether that worked. There is one warning until it works again."""
+    pid = os.getpid()
+    if pid not in _FAILED:
         return False
-    job = look([os.getpid()])
-    rank = job.ranks.get(os.getpid())
+    job = look([pid])
+    rank = job.ranks.get(pid)
     if rank is None or not rank.slots:
         return True
     try:
         _replace(path_of(env.METRICS.get(), rank.number), metrics_text(job, rank))
     except (OSError, ValueError) as error:
-        if os.getpid() not in _FAILED:
+        if not _FAILED[pid]:
             named, text = env.METRICS.get(), "%s=%s: the file of rank %d cannot be written: %s; it is tried again"
             _LOG.warning(text, env.METRICS.name, named, rank.number, error)
-        _FAILED.add(os.getpid())
+        _FAILED[pid] = True
         return False
-    _FAILED.clear()
+    _FAILED[pid] = False
     return True
 
 
@@ -101,21 +101,20 @@ def metrics_text(job: Job, rank: Rank) -> str:
 
 def _samples(job: Job, rank: Rank, slot: Slot, number: int) -> Iterator[tuple[str, str, float]]:
     base = {"rank": rank.number, "communicator": number, "ranks": slot.world, "backend": slot.backend}
-    yield "calls_total", _labels(base.items()), slot.entered
+    yield "calls_total", _labels(base), slot.entered
     for op, total in slot.large.items():
-        labels = _labels([*base.items(), ("op", op)])
+        labels = _labels({**base, "op": op})
         yield "large_calls_total", labels, total.calls
         yield "large_bytes_total", labels, total.bytes
         yield "large_seconds_total", labels, total.ns / 1e9
     for at, peer in enumerate(slot.peers):
         if at != slot.rank:
-            labels = _labels([*base.items(), ("peer", job.name(slot, at))])
+            labels = _labels({**base, "peer": job.name(slot, at)})
             yield "waits_total", labels, peer.waits
             yield "wait_seconds_total", labels, peer.waited_ns / 1e9
-    longest = max((job.seconds_since(wait.since_ns) for wait in slot.waits), default=0.0)
-    yield "waiting_seconds", _labels(base.items()), max(longest, 0.0)
-    yield "ended", _labels([*base.items(), ("kind", slot.ended_kind)]), bool(slot.ended_kind)
+    yield "waiting_seconds", _labels(base), max((job.seconds_since(wait.since_ns) for wait in slot.waits), default=0.0)
+    yield "ended", _labels({**base, "kind": slot.ended_kind}), bool(slot.ended_kind)
 
 
-def _labels(pairs: Iterable[tuple[str, object]]) -> str:
-    return ",".join(f'{name}="{value}"' for name, value in pairs)
+def _labels(values: Mapping[str, object]) -> str:
+    return ",".join(f'{name}="{value}"' for name, value in values.items())

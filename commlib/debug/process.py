@@ -1,11 +1,10 @@
-"""What the kernel tells of a process: whether it runs, is stopped or gone, how busy it is, and on which core."""
+"""What the kernel knows of a process: whether it runs, is stopped or gone, how busy it is, and on which core."""
 
 from __future__ import annotations
 
 import os
 import time
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,7 +37,7 @@ class Process:
 
     @property
     def halted(self) -> str:
-        """Why it cannot run, in words; empty for one that can."""
+        """Why it cannot run; empty for one that can."""
         return _STATES.get(self.state, "")
 
     def busy_since(self, before: Process) -> float:
@@ -50,11 +49,9 @@ def process(pid: int) -> Process:
     """Look at one; one that is not there is gone. Of those elsewhere, below 1, nothing is known."""
     if pid < 1:
         return Process(pid, state="?")
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+    fields = _stat(pid)
+    if not fields:
         return Process(pid, at_s=time.monotonic())
-    fields = text[text.rindex(")") + 2 :].split()
     return Process(
         pid,
         state=fields[0],
@@ -67,19 +64,24 @@ def process(pid: int) -> Process:
     )
 
 
+def state_of(pid: int) -> str:
+    """Return the kernel's letter for the state of a process; X: it is gone."""
+    return next(iter(_stat(pid)), "X")
+
+
+def _stat(pid: int) -> list[str]:
+    return _read(f"/proc/{pid}/stat").rpartition(") ")[2].split()
+
+
 def command_of(pid: int) -> str:
     """Return the command line of a process."""
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0")).strip()
 
 
-@cache
-def _cgroup(pid: int) -> Path:
-    return Path("/sys/fs/cgroup") / _read(f"/proc/{pid}/cgroup").rpartition("::/")[2].strip()
-
-
 def killed_for_memory() -> int:
     """Return how many processes of this control group the kernel has killed as memory ran out."""
-    for line in _read(str(_cgroup(os.getpid()) / "memory.events")).splitlines():
+    group = _read("/proc/self/cgroup").rpartition("::/")[2].strip()
+    for line in _read(f"/sys/fs/cgroup/{group}/memory.events").splitlines():
         name, _, count = line.partition(" ")
         if name == "oom_kill":
             return int(count)

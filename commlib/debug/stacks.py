@@ -1,8 +1,8 @@
 """Python stacks of a rank: a thread writes its own into a memfd when it is sent SIGURG, ignored by whoever does not.
 
 Python's faulthandler does it, in the signal's handler: so also a rank answers whose interpreter is held by native code,
-and no thread is needed for it. A thread writes its own stack alone: another thread's may change while it is read, which
-has ended processes. Its own may be half changed, too, where it runs Python: csrc/record/answer.h has the process
+and no thread is needed for it. Each thread writes its stack itself: another thread's may change while it is read, which
+has ended processes. Even so it may be half changed where the thread runs Python: csrc/record/answer.h has the process
 outlive that. A rank that is stopped does not answer.
 """
 
@@ -69,8 +69,9 @@ class Stack:
     @property
     def place(self) -> Frame | None:
         """The innermost frame of the program itself: neither of commlib nor of an installed package."""
-        own = [frame for frame in self.frames if not frame.file.startswith((_OURS, "<")) and _is_own(frame.file)]
-        return next(iter(own or [frame for frame in self.frames if not frame.file.startswith(_OURS)]), None)
+        others = [frame for frame in self.frames if not frame.file.startswith(_OURS)]
+        program = [one for one in others if not one.file.startswith("<") and not _is_library(one.file)]
+        return next(iter(program or others), None)
 
     @property
     def is_ours(self) -> bool:
@@ -83,9 +84,9 @@ class Stack:
         if self.collects:
             return "garbage collection"
         for frame in self.frames:
-            for part, words in _KNOWN:
+            for part, activity in _KNOWN:
                 if part in frame.file:
-                    return words
+                    return activity
         return ""
 
     def __str__(self) -> str:
@@ -93,8 +94,8 @@ class Stack:
         return f"{self.place}" + (f", in {self.activity}" if self.activity else "")
 
 
-def _is_own(file: str) -> bool:
-    return "-packages/" not in file and not _is_pythons(file)
+def _is_library(file: str) -> bool:
+    return "-packages/" in file or _is_pythons(file)
 
 
 def _is_pythons(file: str) -> bool:
@@ -113,10 +114,8 @@ def listen(guard: Callable[[], None]) -> None:
         return
     ours = bool(_LISTENING)
     _LISTENING.append(os.getpid())
-    for record in records_of(os.getpid()):
-        if env.CALL_SITES.get():
-            record.keep_sites(True)
-        record.close()
+    for record in records_of(os.getpid()) if env.CALL_SITES.get() else ():
+        record.header.wants_sites = 1
     if signal.getsignal(signal.SIGURG) is not signal.SIG_DFL or (_handles(os.getpid()) and not ours):
         return
     parents = descriptors(os.getpid(), NAME.partition("{")[0])
@@ -132,14 +131,14 @@ def listen(guard: Callable[[], None]) -> None:
 
 def ask(threads: Mapping[int, Iterable[int]]) -> dict[int, list[Stack]]:
     """Return the stacks of threads of processes that answer in time; that of a process's main thread is the first."""
-    found: dict[int, list[Stack]] = {pid: [] for pid in threads}
-    asked = [_asked(pid, [pid, *({*also} - {pid})], found[pid]) for pid, also in threads.items()]
+    answers: dict[int, list[Stack]] = {pid: [] for pid in threads}
+    asked = [_asked(pid, [pid, *({*also} - {pid})], answers[pid]) for pid, also in threads.items()]
     while asked := [one for one in asked if next(one, "over") != "over"]:
         time.sleep(_POLL_S)
-    return {pid: stacks for pid, stacks in found.items() if stacks}
+    return {pid: stacks for pid, stacks in answers.items() if stacks}
 
 
-def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[None]:
+def _asked(pid: int, threads: Iterable[int], stacks: list[Stack]) -> Generator[None]:
     """Have threads of a process write their stacks, one after the other; yield to wait for that."""
     places = descriptors(pid, NAME.format(pid))
     with suppress(OSError):
@@ -156,7 +155,7 @@ def _asked(pid: int, threads: Iterable[int], found: list[Stack]) -> Generator[No
                     yield from _answer(pid, thread, deadline)
                     text = os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
                     if text:
-                        found.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
+                        stacks.append(Stack(thread, tuple(Frame(*match) for match in _FRAME.findall(text))))
         finally:
             os.close(fd)
 

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -28,6 +27,16 @@ class Starting:
     since_ns: int
     timeout_s: float
     waits_for: str
+
+    @staticmethod
+    def of(pid: int) -> Starting | None:
+        """Return what a process waits for in init(), if it does."""
+        for fd in descriptors(pid, NAME):
+            with suppress(OSError, ValueError):  # it is over
+                starting = Starting(**json.loads(fd.read_bytes()))
+                if starting.pid == pid:  # a child has it from its parent
+                    return starting
+        return None
 
     @property
     def waited_s(self) -> float:
@@ -72,13 +81,3 @@ class Waiting:
         os.pwrite(self._fd, json.dumps(asdict(starting)).encode().ljust(_BYTES), 0)
         if starting.waited_s >= LOG_S:
             _LOG.warning("rank %d %s", starting.rank, starting)
-
-
-def starting_ranks(pids: Iterable[int]) -> Iterator[Starting]:
-    """Yield those of these processes that wait in init()."""
-    for pid in pids:
-        for fd in descriptors(pid, NAME):
-            with suppress(OSError, ValueError):  # it is over
-                found = Starting(**json.loads(fd.read_bytes()))
-                if found.pid == pid:  # a child has it from its parent
-                    yield found

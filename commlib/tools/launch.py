@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from commlib import debug, env
+from commlib import env
 from commlib.bootstrap.hub import Hub
 from commlib.tools import failure
+from commlib.tools.debug.children import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
@@ -283,7 +284,7 @@ class _Job:
             self.code = code if code > 0 else 128 - code
             if self.code != UNREAD:
                 self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
-                for line in debug.explained_below(os.getpid()):
+                for line in explained_below(os.getpid()):
                     self.say(line)
                 self.failed = f"rank {rank.number} {how}", rank.streams[1].last if rank.streams else ()
             self._end_all(signal.SIGTERM)
@@ -294,7 +295,7 @@ class _Job:
             signum = signal.SIGKILL
         elif signum != signal.SIGINT:  # at which Python shows where a program is
             self.say(f"{signal.Signals(signum).name} ends the ranks")
-            for line in debug.ranks_below(os.getpid()):
+            for line in ranks_below(os.getpid()):
                 self.say(line)
         self.asked, self.code = True, self.code or 128 + signum
         self._end_all(signum)

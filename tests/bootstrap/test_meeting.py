@@ -317,7 +317,7 @@ def test_hosts_with_addresses_of_their_own_reach_each_other(namespaces):
 UNMAPPED = """
 import os, socket
 from commlib.bootstrap.door import Door, Greeting, Place, knock
-from commlib.debug.jobs import jobs_here
+from commlib.tools.debug.host import jobs_here
 from commlib.errors import Unsupported
 
 assert os.geteuid() == 65534

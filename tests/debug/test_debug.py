@@ -18,14 +18,15 @@ import torch
 from click.testing import CliRunner
 
 from commlib.communicator import Communicator
-from commlib.debug import Finding, answer, findings_of, look
-from commlib.debug.flight import flights
-from commlib.debug.jobs import starting_here
+from commlib.debug import Finding, findings_of, look
 from commlib.debug.record import records_of
 from commlib.debug.stacks import ask
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug import children
+from commlib.tools.debug.flight import flights
+from commlib.tools.debug.host import starting_here
 from commlib.tools.testing import Handle, Ranks
 
 ROOT = Path(__file__).parents[2]
@@ -47,21 +48,21 @@ def come(ranks: Ranks, handle: Handle, rank: int = 2) -> None:
     handle.join()
 
 
-def wait_for(ranks: Ranks, kind: str, said: str = "") -> Finding:
+def wait_for(ranks: Ranks, kind: str, text: str = "") -> Finding:
     """Look until there is such a finding, which comes first; on a busy machine others come before it."""
     deadline = time.monotonic() + LONG_S
     while time.monotonic() < deadline:
-        found = findings_of(look(ranks.pids), stuck_s=QUICK_S)
-        if found and found[0].kind == kind and said in found[0].text:
-            return found[0]
-    raise AssertionError(f"no finding of kind {kind}: {found}")
+        findings = findings_of(look(ranks.pids), stuck_s=QUICK_S)
+        if findings and findings[0].kind == kind and text in findings[0].text:
+            return findings[0]
+    raise AssertionError(f"no finding of kind {kind}: {findings}")
 
 
 def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three: Ranks) -> None:
     handle = three.start(stay_away)
-    found = wait_for(three, "missing", "ranks 0 and 1 wait for it")
-    assert found.ranks == (2,)
-    assert "rank 2 has not made all_reduce #2 (bfloat16, 14336 elements, sum)" in found.text
+    finding = wait_for(three, "missing", "ranks 0 and 1 wait for it")
+    assert finding.ranks == (2,)
+    assert "rank 2 has not made all_reduce #2 (bfloat16, 14336 elements, sum)" in finding.text
     (stack,) = ask({three.pids[2]: ()})[three.pids[2]]
     assert "test_debug.py" in str(stack)
     assert "in stay_away" in str(stack)
@@ -77,7 +78,7 @@ def test_a_rank_that_has_not_come_is_named_with_the_call_and_what_it_is_in(three
         assert [entry["collective_seq_id"] for entry in pickle.loads(dump)["entries"]] == [2]
 
 
-def test_a_record_of_another_version_is_told(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_another_version_is_named(three: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commlib.debug.record.VERSION", 1)
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert "runs another version of commlib" in CliRunner().invoke(debug, [str(three.pids[0])]).output
@@ -96,9 +97,11 @@ def disagree(comm: Communicator) -> None:
 
 def test_of_a_call_that_differs_the_odd_rank_is_named(three: Ranks) -> None:
     three.run(disagree)
-    found = findings_of(look(three.pids))[0]
-    assert (found.kind, found.ranks) == ("differs", (1,))
-    assert "in its operation: rank 1 made broadcast #2 (float32, 3 elements, root 0); ranks 0 and 2 made" in found.text
+    finding = findings_of(look(three.pids))[0]
+    assert (finding.kind, finding.ranks) == ("differs", (1,))
+    assert (
+        "in its operation: rank 1 made broadcast #2 (float32, 3 elements, root 0); ranks 0 and 2 made" in finding.text
+    )
 
 
 def late(comm: Communicator) -> str:
@@ -112,15 +115,14 @@ def late(comm: Communicator) -> str:
 
 def test_a_timeout_brings_the_same_text() -> None:
     with Ranks(2, backend="shm", timeout_s=0.5, max_bytes=1 << 20) as ranks:
-        for said in ranks.run(late):
-            assert "rank 1 has not made all_reduce #2 (float32, 3 elements, sum): rank 0 waits for it" in said
-            assert "test_debug.py" in said
+        for text in ranks.run(late):
+            assert "rank 1 has not made all_reduce #2 (float32, 3 elements, sum): rank 0 waits for it" in text
+            assert "test_debug.py" in text
 
 
 def calls_of(pid: int) -> int:
     (record,) = records_of(pid)
     entered = max(slot.entered for slot in record.slots())
-    record.close()
     return entered
 
 
@@ -142,7 +144,7 @@ def test_the_loss_of_a_rank_brings_what_it_was_last_seen_in(three: Ranks) -> Non
 
 
 def run_threads(comm: Communicator, seconds: float) -> None:
-    """Wait for rank 2 with threads beside that run Python: what they are in comes and goes all the time."""
+    """Wait for rank 2 with other threads that run Python: what they are in comes and goes all the time."""
     over = time.monotonic() + seconds
 
     def down(n: int) -> int:
@@ -184,7 +186,7 @@ def test_a_rank_whose_threads_run_python_is_not_hurt(three: Ranks) -> None:
         ("replays another graph,loops", ("--graphs", "--faults", "2")),
     ],
 )
-def test_random_faults_are_told(kinds: str, options: tuple[str, ...]) -> None:
+def test_random_faults_are_named(kinds: str, options: tuple[str, ...]) -> None:
     command = [sys.executable, "benchmarks/hangs.py", "--kinds", kinds, *options]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -194,8 +196,8 @@ def test_a_launcher_ends_its_ranks_even_if_their_records_cannot_be_read(monkeypa
     def broken(pid: int) -> None:
         raise OSError(f"records of {pid}")
 
-    monkeypatch.setattr(answer, "jobs_here", broken)
-    assert answer.explained_below(os.getpid()) == []
+    monkeypatch.setattr(children, "jobs_here", broken)
+    assert children.explained_below(os.getpid()) == []
 
 
 def test_the_command_says_it_in_words_as_json_and_in_files(three: Ranks, tmp_path: Path) -> None:
@@ -219,8 +221,8 @@ def test_a_rank_that_waits_in_init_is_shown() -> None:
         waiting.tell("rank 1")
         shown = CliRunner().invoke(debug, [str(os.getpid())], standalone_mode=False)
         data = CliRunner().invoke(debug, [str(os.getpid()), "--json"], standalone_mode=False).output.splitlines()[0]
-    said = r"rank 0 of 2 waits in commlib\.init\(\) for rank 1: \d s of 300 s"
-    assert re.search(said, " ".join(shown.output.split()))
+    text = r"rank 0 of 2 waits in commlib\.init\(\) for rank 1: \d s of 300 s"
+    assert re.search(text, " ".join(shown.output.split()))
     assert [rank["waits_for"] for rank in json.loads(data)["ranks"]] == ["rank 1"]
     assert starting_here(os.getpid()) == []
 

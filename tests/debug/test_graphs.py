@@ -1,14 +1,14 @@
-"""What is said of ranks whose GPUs replay graphs, from records as ranks with GPUs keep them."""
+"""Findings on ranks whose GPUs replay graphs, from records as ranks with GPUs write them."""
 
 from dataclasses import replace
 
 from commlib.debug import Finding, findings_of
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.kept import Call, Gpu, Graph, Peer, Slot, Wait
 from commlib.debug.process import Process
+from commlib.debug.record_types import Call, Gpu, Graph, Peer, Slot, Wait
 
 NOW_NS, PIDS = 10_000_000_000, (101, 102)
-WORDS = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
+CALL = "all_reduce float32 max by lsa_ll_oneshot of 4096 bytes"
 IDLE = Gpu(NOW_NS, 0, 0, 0, 0, 0, 0, 0, 0, "nothing of 0 bytes", "")
 # Two graphs of three and of two calls; the first one has run twice, the second one not at all.
 GRAPHS = {1: Graph(1, 77, 6, 3, 3, "model.py:8"), 2: Graph(4, 78, 0, 2, 2, "model.py:9")}
@@ -58,7 +58,7 @@ def slot_of(rank: int, gpu: Gpu, graphs: dict[int, Graph] = GRAPHS) -> Slot:
 
 def test_of_two_ranks_that_made_different_calls_both_are_named() -> None:
     calls = captured(1, 0), replace(captured(1, 0), what=6)
-    (one,) = found(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
+    (one,) = findings_in(*(replace(slot_of(rank, IDLE), calls={1: call}, graphs={}) for rank, call in enumerate(calls)))
     assert (one.kind, one.ranks) == ("differs", (0, 1))
 
 
@@ -73,48 +73,48 @@ def test_of_a_ring_in_which_no_call_has_the_majority_all_ranks_are_named() -> No
     assert [(one.kind, one.ranks) for one in findings_of(Job(ranks, NOW_NS))] == [("order", (0, 1, 2, 3))]
 
 
-def found(*slots: Slot) -> list[Finding]:
+def findings_in(*slots: Slot) -> list[Finding]:
     ranks = {pid: Rank(Process(pid, "S"), [slot], number=slot.rank) for pid, slot in zip(PIDS, slots, strict=True)}
     return findings_of(Job(ranks, NOW_NS))
 
 
 def waiting(over: int, of_graph: int) -> Slot:
     """Rank 0, whose GPU waits for rank 1 in a call of graph 1."""
-    gpu = replace(IDLE, over=over, waits_in=over + 1, waits_for=1, since_ns=NOW_NS - 3_000_000_000, graph=1, what=WORDS)
+    gpu = replace(IDLE, over=over, waits_in=over + 1, waits_for=1, since_ns=NOW_NS - 3_000_000_000, graph=1, what=CALL)
     return slot_of(0, gpu, {**GRAPHS, 1: replace(GRAPHS[1], over=of_graph)})
 
 
 def test_the_replay_and_the_call_in_it_are_named() -> None:
-    (one,) = found(waiting(7, 7), slot_of(1, replace(IDLE, over=6)))
+    (one,) = findings_in(waiting(7, 7), slot_of(1, replace(IDLE, over=6)))
     assert (one.kind, one.ranks, one.calls) == ("missing", (1,), ((7, 8),))
-    place = f"has not come to {WORDS}, call 2 of 3 in replay 3 of graph 1 (captured at model.py:12)"
+    place = f"has not come to {CALL}, call 2 of 3 in replay 3 of graph 1 (captured at model.py:12)"
     assert place in one.text
     assert "its GPU has finished 6 calls and 2 replays of graph 1" in one.text
 
 
-def test_where_gpus_were_in_different_calls_both_are_told() -> None:
-    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
+def test_where_gpus_were_in_different_calls_both_are_named() -> None:
+    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=CALL)
     other = replace(left, left_graph=2, left_of_graph=1)
-    (one,) = found(slot_of(0, left), slot_of(1, other))
+    (one,) = findings_in(slot_of(0, left), slot_of(1, other))
     assert (one.kind, one.ranks, one.calls) == ("differs", (0, 1), ((7, 7),))
-    assert f"rank 0 was in {WORDS}, call 1 of 3 in replay 3 of graph 1 (captured at model.py:11)" in one.text
-    assert f"rank 1 was in {WORDS}, call 2 of 2 in replay 1 of graph 2 (captured at model.py:15)" in one.text
+    assert f"rank 0 was in {CALL}, call 1 of 3 in replay 3 of graph 1 (captured at model.py:11)" in one.text
+    assert f"rank 1 was in {CALL}, call 2 of 2 in replay 1 of graph 2 (captured at model.py:15)" in one.text
 
 
 def test_gpus_that_had_not_come_equally_far_do_not_differ_and_the_end_says_where_they_were() -> None:
-    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=WORDS)
+    left = replace(IDLE, left_in=7, left_graph=1, left_of_graph=6, left_what=CALL)
     ends = {"ended": "rank 0 aborted the communicator", "ended_kind": "CommError"}
     first = replace(slot_of(0, left), **ends)
-    (one,) = found(first, replace(slot_of(1, replace(left, left_in=8, left_of_graph=7)), **ends))
+    (one,) = findings_in(first, replace(slot_of(1, replace(left, left_in=8, left_of_graph=7)), **ends))
     assert (one.kind, one.serious) == ("ended", True)
-    assert f"; the GPU of rank 0 was in {WORDS}, call 1 of 3 in replay 3 of graph 1" in one.text
-    assert f"; the GPU of rank 1 was in {WORDS}, call 2 of 3 in replay 3 of graph 1" in one.text
+    assert f"; the GPU of rank 0 was in {CALL}, call 1 of 3 in replay 3 of graph 1" in one.text
+    assert f"; the GPU of rank 1 was in {CALL}, call 2 of 3 in replay 3 of graph 1" in one.text
 
 
-def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_kept() -> None:
+def test_graphs_that_differ_are_named_also_where_their_calls_are_no_longer_recorded() -> None:
     other = {**GRAPHS, 1: replace(GRAPHS[1], what=79, calls=4, kernels=4)}
     slots = [replace(slot_of(0, IDLE), calls={}), replace(slot_of(1, IDLE, other), calls={})]
-    (one,) = found(*slots)
+    (one,) = findings_in(*slots)
     assert (one.kind, one.ranks) == ("differs", (0, 1))
-    words = "in the calls of graph 1: rank 0 captured 3 calls at model.py:8; rank 1 captured 4 calls at model.py:8"
-    assert words in one.text
+    text = "in the calls of graph 1: rank 0 captured 3 calls at model.py:8; rank 1 captured 4 calls at model.py:8"
+    assert text in one.text

@@ -22,13 +22,13 @@ SAMPLE = re.compile(r'commlib_([a-z_]+)\{((?:[a-z]+="[^"]*",?)+)\} ([0-9.e+-]+)'
 
 def samples(text: str) -> dict[tuple[str, str], float]:
     """Read the format; a line that is none of it fails."""
-    found = {}
+    values = {}
     for line in text.splitlines():
         if not line.startswith("# HELP ") and not line.startswith("# TYPE "):
             match = SAMPLE.fullmatch(line)
             assert match, line
-            found[match[1], match[2]] = float(match[3])
-    return found
+            values[match[1], match[2]] = float(match[3])
+    return values
 
 
 def work(comm: Communicator) -> str:
@@ -69,8 +69,8 @@ def test_a_job_leaves_a_file_for_each_rank(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert sorted(path.name for path in tmp_path.glob("*.prom")) == ["commlib.0.prom", "commlib.1.prom"]
     assert not list(tmp_path.glob(".commlib*"))
-    found = samples((tmp_path / "commlib.1.prom").read_text(encoding="utf-8"))
-    assert {value for (name, labels), value in found.items() if name == "large_calls_total"} == {5}
+    values = samples((tmp_path / "commlib.1.prom").read_text(encoding="utf-8"))
+    assert {value for (name, labels), value in values.items() if name == "large_calls_total"} == {5}
 
 
 @pytest.mark.parametrize("named", ["/proc/missing/commlib.prom", "/", "."])
@@ -79,8 +79,7 @@ def test_a_place_that_cannot_be_written_is_one_warning_until_it_can(
 ) -> None:
     job = look(shm_ranks.pids)
     monkeypatch.setenv("COMMLIB_METRICS", named)
-    monkeypatch.setattr(metrics, "_RUNNING", {os.getpid()})
-    monkeypatch.setattr(metrics, "_FAILED", set())
+    monkeypatch.setattr(metrics, "_FAILED", {os.getpid(): False})
     monkeypatch.setattr(metrics, "look", lambda pids: job)
     job.ranks[os.getpid()] = job.ranks[shm_ranks.pids[0]]
     assert not metrics.write()

@@ -1,4 +1,4 @@
-"""What `commlib debug` says where a process has no record of its own, or a record has no room for all communicators."""
+"""What `commlib debug` says where a process has no record, or a record has no room for all communicators."""
 
 import os
 import signal
@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.communicator import Communicator
-from commlib.debug import look, page
-from commlib.debug.record import records_of
+from commlib.debug import look
+from commlib.debug.record import NAME, OPEN, descriptors, records_of
+from commlib.debug.record_types import GPU, Graph
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
 
 
@@ -24,18 +26,40 @@ def open_many(comm: Communicator, number: int) -> str:
         return page(job, before, [])
 
 
-def test_communicators_beyond_the_record_are_told(shm_ranks: Ranks) -> None:
-    for number, said in ((258, True), (10, False)):
-        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == said
+def test_communicators_beyond_the_record_are_counted(shm_ranks: Ranks) -> None:
+    for number, expected in ((258, True), (10, False)):
+        assert ("communicators of rank 1 nothing is known" in shm_ranks.run(open_many, number)[1]) == expected
 
 
-def test_the_communicator_that_was_closed_last_is_kept_when_records_are_used_again() -> None:
+def test_the_communicator_that_was_closed_last_stays_when_records_are_used_again() -> None:
     for timeout_s in (*range(1, 41), 99):
         with commlib.init(backend="shm", bootstrap="single", max_bytes=0, timeout_s=timeout_s):
             (record,) = records_of(os.getpid())
-            found = [slot.timeout_s for slot in record.slots()]
-            record.close()
-    assert found == [40, 99]
+            timeouts = [slot.timeout_s for slot in record.slots()]
+    assert timeouts == [40, 99]
+
+
+def test_graphs_and_where_a_gpu_is_are_read_as_native_code_writes_them() -> None:
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0):
+        (record,) = records_of(os.getpid())
+        (slot,) = [slot for slot in record.mapped_slots() if slot.state == OPEN]
+        slot.graphs[0].first, slot.graphs[0].calls, slot.graphs[0].kernels, slot.graphs_used = 5, 3, 2, 2
+        slot.gpu[0].at_ns, slot.gpu[0].over, slot.gpu[0].waits_in, slot.gpu[0].what = 9, 6, 7, b"all_reduce"
+        (read,) = [slot for slot in record.slots() if not slot.closed]
+    assert read.graphs == {1: Graph(first=5, what=0, over=0, calls=3, kernels=2, site="")}
+    assert [(wait.thread, wait.peer, wait.number) for wait in read.waits] == [(GPU, 0, 7)]
+    assert read.gpu.what == "all_reduce"
+
+
+def test_memory_that_could_shrink_while_it_is_read_is_no_record() -> None:
+    with commlib.init(backend="shm", bootstrap="single", max_bytes=0), ExitStack() as opened:
+        (path,) = descriptors(os.getpid(), NAME)
+        original = opened.enter_context(path.open("rb"))
+        copy = opened.enter_context(os.fdopen(os.memfd_create(NAME), "wb"))
+        copy.write(original.read(1 << 20))
+        copy.truncate(path.stat().st_size)
+        assert len(descriptors(os.getpid(), NAME)) == 2
+        assert len(records_of(os.getpid())) == 1
 
 
 def fork_for_a_while(comm: Communicator) -> int:
@@ -49,9 +73,9 @@ def test_a_forked_child_is_said_to_be_one_and_a_container_to_be_one(
     shm_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children = shm_ranks.run(fork_for_a_while)
-    said = CliRunner().invoke(debug, [str(children[1])]).output
-    assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in said
-    monkeypatch.setattr("commlib.debug.jobs._namespace", lambda pid: pid)
+    text = CliRunner().invoke(debug, [str(children[1])]).output
+    assert f"process {children[1]} is no rank: it was forked from rank process {shm_ranks.pids[1]}" in text
+    monkeypatch.setattr("commlib.tools.debug.host._namespace", lambda pid: pid)
     assert f"process {children[1]} is in a container" in CliRunner().invoke(debug, [str(children[1])]).output
     for child in children:
         os.kill(child, signal.SIGKILL)
@@ -65,7 +89,6 @@ def fork_and_close(comm: Communicator) -> list[bool]:
     os.waitpid(child, 0)
     (record,) = records_of(os.getpid())
     closed = [slot.closed for slot in record.slots()]
-    record.close()
     return closed
 
 

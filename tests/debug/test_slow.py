@@ -1,4 +1,4 @@
-"""commlib debug --slow: a late rank is named, even traffic has none, and other tools read what the ranks have kept."""
+"""commlib debug --slow: a late rank is named, even traffic has none, and other tools read its dumps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from click.testing import CliRunner
 from commlib.collectives.facts import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
-from commlib.debug.flight import flights
 from commlib.debug.jobs import Job, look
 from commlib.debug.record import records_of
-from commlib.debug.sample import Watched, watch, whereabouts
-from commlib.debug.slow import Kept, RankTime, Slowness, _late, slowness
-from commlib.debug.slow_page import late_text
 from commlib.errors import CommError
 from commlib.tools.cli.debug import debug
+from commlib.tools.debug.flight import flights
+from commlib.tools.debug.sample import Watched, watch, whereabouts
+from commlib.tools.debug.slow import Moments, RankTime, Slowness, _late, late_text, slowness
 from commlib.tools.testing import Handle, Ranks
 from tests.debug.test_debug import wait_for
 
@@ -34,7 +33,7 @@ LARGE = 1 << 16  # elements
 
 
 def nap(comm: Communicator | None = None) -> None:
-    time.sleep(0.1)  # most of a turn also where ranks wait for a core
+    time.sleep(0.1)  # the larger part of a turn also where ranks wait for a core
 
 
 def work(comm: Communicator, path: str, late: int, count: int) -> None:
@@ -65,8 +64,6 @@ class Working:
     def __exit__(self, *error: object) -> None:
         self._path.unlink()
         self._handle.join()
-        for record in self.records:
-            record.close()
 
     def slowness(self) -> tuple[Watched, Slowness]:
         watched = watch(self.records, WATCH_S)
@@ -76,10 +73,10 @@ class Working:
 @pytest.mark.parametrize(("waits", "late"), [(0.2, [0]), (0.5, [])])
 def test_a_rank_that_waits_as_long_as_others_for_it_is_not_late(waits: float, late: list[int]) -> None:
     ranks = [
-        RankTime(rank, rank, 0.0, own, 0.0, keeps, 0.0, 0.0, 1, 0.0, [])
-        for rank, own, keeps in ((0, waits, 0.5), (1, 0.5, 0.0))
+        RankTime(rank, rank, 0.0, waited, 0.0, keeps, 0.0, 0.0, 1, 0.0, [])
+        for rank, waited, keeps in ((0, waits, 0.5), (1, 0.5, 0.0))
     ]
-    looks: Kept = [(at, {}, [((1, 7), 0)]) for at in range(100)]
+    looks: Moments = [(at, {}, [((1, 7), 0)]) for at in range(100)]
     assert [one.rank for one in _late(ranks, looks)] == late
 
 
@@ -109,16 +106,16 @@ def test_a_job_may_end_meanwhile(three: Ranks, tmp_path: Path, monkeypatch: pyte
 
 def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: Ranks, tmp_path: Path) -> None:
     with Working(live, tmp_path / "go", late=1) as working:
-        watched, found = working.slowness()
-        (late,) = found.late
+        watched, slow = working.slowness()
+        (late,) = slow.late
         where = whereabouts(working.records, watched.job, late.pid)
     assert late.rank == 1
     text = late_text(watched.job, late, where)
     assert text.startswith("rank 1 is late: the others wait for it ")
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
-    assert late.program > max(one.program for one in found.ranks if one is not late)
-    (rate,) = [op.rate for op in found.ops if op.count == LARGE]
+    assert late.program > max(one.program for one in slow.ranks if one is not late)
+    (rate,) = [op.rate for op in slow.ops if op.count == LARGE]
     assert rate is not None and rate.moving_s < rate.late_s
 
 
@@ -126,21 +123,21 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: R
 def test_even_traffic_has_no_late_rank(live: Ranks, tmp_path: Path, count: int) -> None:
     with Working(live, tmp_path / "go", count=count) as working:
         looks = [working.slowness()[1] for _ in range(3)]
-    assert any(found.late == [] for found in looks)  # on few cores one may be, for a while
+    assert any(slow.late == [] for slow in looks)  # on few cores one may be, for a while
     for one in looks[0].ranks:
         assert one.program + one.moves + one.waits == pytest.approx(1)
 
 
 def test_the_command_shows_it_and_keeps_a_trace(live: Ranks, tmp_path: Path) -> None:
-    number, folder = str(live.pids[0]), tmp_path / "kept"
+    number, folder = str(live.pids[0]), tmp_path / "dump"
     with Working(live, tmp_path / "go", late=0):
         options = [number, "--slow", "--seconds", str(WATCH_S)]
         shown = CliRunner().invoke(debug, options, standalone_mode=False)
-        kept = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
+        printed = CliRunner().invoke(debug, [*options, "--json", "--dump", str(folder)], standalone_mode=False)
     assert shown.return_value == 3
     assert "rank 0 is late" in shown.output
     assert "waits over time" in shown.output
-    data = json.loads(kept.output)
+    data = json.loads(printed.output)
     assert (data["schema"], [late["rank"] for late in data["late"]]) == ("commlib.debug.slow", [0])
     trace = json.loads((folder / number / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     calls = [event for event in trace if event.get("cat") == "call" and event["ph"] == "X"]
@@ -181,8 +178,8 @@ def analysed(job: Job, folder: Path) -> str:
 def test_torchs_analyser_names_the_rank_that_left_out_a_call(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(leave_out_a_call)
     wait_for(three, "missing", "ranks 0 and 1 wait for it")
-    said = analysed(look(three.pids), tmp_path)
-    assert "Not all ranks joining collective" in said
-    assert "missing ranks: {2}" in said
-    assert "collective: nccl:all_reduce\n" in said
+    text = analysed(look(three.pids), tmp_path)
+    assert "Not all ranks joining collective" in text
+    assert "missing ranks: {2}" in text
+    assert "collective: nccl:all_reduce\n" in text
     handle.join()

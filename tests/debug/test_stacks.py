@@ -36,11 +36,11 @@ assert not int(caught.split()[1], 16) >> signal.SIGSEGV - 1 & 1
 """
 USES_THE_SIGNAL = f"""
 import faulthandler, os, signal, time, commlib
-kept = os.memfd_create("kept")
-faulthandler.register(signal.SIGURG, file=kept)
+memory = os.memfd_create("memory")
+faulthandler.register(signal.SIGURG, file=memory)
 {ALONE}
 os.kill(os.getpid(), signal.SIGURG)
-assert os.fstat(kept).st_size
+assert os.fstat(memory).st_size
 """
 CLOSES_DESCRIPTORS = f"""
 import os, commlib

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from commlib.communicator import Communicator
-from commlib.debug import look, page
+from commlib.debug import look
 from commlib.debug.record import records_of
+from commlib.tools.debug.page import page
 from commlib.tools.testing import Ranks
 from tests.debug.test_debug import LONG_S, stay_away, wait_for
 
@@ -39,14 +40,13 @@ def make_calls(comm: Communicator) -> tuple[list[str], list[bool], list[str]]:
         comm.send(x[:5], 0)
     (record,) = records_of(os.getpid())
     (slot,) = [slot for slot in record.slots() if not slot.closed]
-    record.close()
     assert (slot.backend, slot.entered, slot.finished, slot.waits) == ("torch", 5, 5, ())
     messages = [f"{call.details}, #{call.stream}, {call.root} {call.sends}" for call in slot.messages.values()]
     made = [slot.calls[number] for number in sorted(slot.calls)]
     return [str(call) for call in made], [bool(call.finished_ns) for call in made], messages
 
 
-def test_calls_are_kept_with_what_ranks_must_agree_on(three: Ranks) -> None:
+def test_calls_are_recorded_with_what_ranks_must_agree_on(three: Ranks) -> None:
     first, second, third = three.run(make_calls)
     assert first[0] == [
         "all_reduce #1 (float32, 30000 elements, max)",
@@ -81,7 +81,7 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
 
 
 @pytest.mark.parametrize(
-    ("call", "kind", "rank", "said"),
+    ("call", "kind", "rank", "text"),
     [
         (stay_away, "missing", 2, "rank 2 has not made all_reduce #2 (bfloat16, 14336 el"),
         (differ, "differs", 1, "ranks 0 and 2 made"),
@@ -89,13 +89,13 @@ NO_MESSAGE = "the other end of recv from rank 1 (message #1, float32, 7 elements
     ],
     ids=["missing", "differs", "message"],
 )
-def test_what_keeps_the_ranks_is_told(three: Ranks, call: Call, kind: str, rank: int, said: str) -> None:
+def test_what_keeps_the_ranks_is_named(three: Ranks, call: Call, kind: str, rank: int, text: str) -> None:
     three.start(call)
-    assert wait_for(three, kind, said).ranks == (rank,)
+    assert wait_for(three, kind, text).ranks == (rank,)
 
 
 def through_torch(comm: Communicator, path: str, seconds: float) -> None:
-    """Make calls of a group of torch's whose CPU gloo serves, beside ours; one rank stays away from the second."""
+    """Make calls of a group of torch's whose CPU gloo serves, next to ours; one rank stays away from the second."""
     timeout = datetime.timedelta(seconds=LONG_S)
     store = dist.FileStore(path, comm.size)
     dist.init_process_group("cpu:gloo,cuda:commlib", store=store, rank=comm.rank, world_size=comm.size, timeout=timeout)
@@ -107,10 +107,10 @@ def through_torch(comm: Communicator, path: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
-def test_calls_that_an_engine_of_torch_serves_are_kept_too(three: Ranks, tmp_path: Path) -> None:
+def test_calls_that_an_engine_of_torch_serves_are_recorded_too(three: Ranks, tmp_path: Path) -> None:
     handle = three.start(through_torch, str(tmp_path / "store"), 2.0)
-    found = wait_for(three, "missing", "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
-    assert "its last one there is all_gather #1 (float32, 5 elements)" in found.text
+    finding = wait_for(three, "missing", "rank 1 has not made reduce #2 (int32, 9 elements, max, root 2)")
+    assert "its last one there is all_gather #1 (float32, 5 elements)" in finding.text
     before, job = look(three.pids), look(three.pids)
     assert "all_gather #1 (float32, 5 elements) was handed to torch's group" in page(job, before, [])
     handle.join()

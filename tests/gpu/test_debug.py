@@ -11,8 +11,8 @@ from commlib.core.hooks import SlowCall
 from commlib.debug import Finding, findings_of, look
 from commlib.debug.jobs import moments
 from commlib.debug.record import records_of
-from commlib.debug.sample import watch
-from commlib.debug.slow import slowness
+from commlib.tools.debug.sample import watch
+from commlib.tools.debug.slow import slowness
 from commlib.tools.testing import Ranks
 from commlib.tools.timing.graph import capture
 
@@ -57,8 +57,6 @@ def found_while(ranks: Ranks, handle: Any, kind: str) -> Finding:
     while time.monotonic() < deadline and not (found and found[0].kind == kind):
         ((before, job),) = moments([records], APART_S)
         found = findings_of(job, before, stuck_s=0.5)
-    for record in records:
-        record.close()
     handle.join()
     assert found
     assert found[0].kind == kind
@@ -145,8 +143,6 @@ def test_a_rank_that_comes_late_is_named_while_the_job_goes_on(nccl_ranks: Ranks
     records = [record for pid in nccl_ranks.pids for record in records_of(pid)]
     while time.monotonic() < deadline and nccl_ranks.size - 1 not in late:
         late = [one.rank for one in slowness(watch(records, 1.0), traffic).late]
-    for record in records:
-        record.close()
     assert late == [nccl_ranks.size - 1]
     slow = handle.result(0)
     assert max(call.seconds for call in slow) > NAP_S / 2

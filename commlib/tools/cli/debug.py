@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from commlib.debug.jobs import Job
     from commlib.debug.record import Record
     from commlib.debug.starting import Starting
-    from commlib.debug.trace import Calls
+    from commlib.tools.debug.trace import Calls
 
 APART_S = 0.7  # between the two looks at a job
 WATCH_S = 2.0
@@ -36,7 +36,7 @@ _NATIVE = {  # tools that show native stacks, the better one first
 @click.argument("job", type=click.IntRange(min=1), metavar="[JOB|PID]", required=False)
 @click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document for each job.")
-@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
+@click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Save everything in this folder.")
 @click.option("--sites/--no-sites", default=None, help="Have the ranks keep the place of each call from now on.")
 @click.option("--slow", is_flag=True, help="Watch a job that is slow, and say where its time goes, and who is late.")
 @click.option("--seconds", type=Finite(0.1, 3600), default=2.0, help="How long --slow watches. [2]")
@@ -45,14 +45,14 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
     """Say what the ranks of JOB are in: commlib debug, from another shell, while the job runs.
 
     The job needs no preparation. JOB is the process of any of its ranks, or of what started them; without it, all jobs
-    of this user on this host are shown, with their ranks on other hosts. First it says in words which rank keeps the
-    others, and what that rank does; then there is a line for each rank and communicator. With --slow it says where the
-    time of a job goes that is not stuck: waiting, moving data or the program, for each rank and operation, and which
-    rank is late.
+    of this user on this host are shown. First it says which rank keeps the others, and what that rank does; then there
+    is a line for each rank and communicator. Of ranks on other hosts it says where they are. With --slow it says where
+    the time of a job goes that is not stuck: waiting, moving data or the program, for each rank and operation, and
+    which rank is late.
 
     The exit code is 3 if something is wrong.
     """
-    from commlib.debug.jobs import jobs_here, starting_here, why_none
+    from commlib.tools.debug.host import jobs_here, starting_here, why_none
 
     while True:
         jobs, starting = jobs_here(job), starting_here(job)
@@ -69,7 +69,7 @@ def debug(job: int | None, watch: bool, **options: Any) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """What is shown of a job, and kept."""
+    """What is shown of a job, and saved."""
 
     as_json: bool
     dump: Path | None
@@ -95,13 +95,12 @@ class Shown:
 
 def _show_all(jobs: list[list[Record]], options: Options) -> bool:
     """Show jobs, those in which something is wrong first; say whether there are such. All are looked at together."""
-    for record in chain(*jobs):
-        if options.sites is not None:
-            record.keep_sites(options.sites)
+    for record in chain(*jobs) if options.sites is not None else ():
+        record.header.wants_sites = options.sites
     if options.slow:
         shown = [_slow(records, options.seconds) for records in jobs]
     else:
-        shown = sorted(_stuck(jobs, options.sites), key=lambda one: not one.wrong)
+        shown = sorted(_stuck(jobs), key=lambda one: not one.wrong)
     wrong = sum(one.wrong for one in shown)
     if len(shown) > 1 and not options.as_json:
         click.echo(f"something is wrong in {wrong} of {len(shown)} jobs\n")
@@ -109,23 +108,21 @@ def _show_all(jobs: list[list[Record]], options: Options) -> bool:
         if at and not (options.as_json or shown[at - 1].line):
             click.echo()
         _show(one, options)
-    for record in chain(*jobs):
-        record.close()
     return wrong > 0
 
 
 def _show_starting(starting: list[Starting], as_json: bool) -> bool:
     """Show the ranks that wait in init(); say whether one has waited for long."""
-    from commlib.debug.page import wrapped
     from commlib.debug.process import command_of
     from commlib.debug.starting import LOG_S
+    from commlib.tools.debug.format import wrapped
 
     if as_json and starting:
         ranks = [asdict(one) for one in starting]
         click.echo(json.dumps({"schema": "commlib.debug.init", "version": 1, "ranks": ranks}))
     elif starting:
-        said = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
-        click.echo("\n".join([*wrapped(said), ""]))
+        lines = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
+        click.echo("\n".join([*wrapped(lines), ""]))
     return any(one.waited_s >= LOG_S for one in starting)
 
 
@@ -143,17 +140,17 @@ def _show(shown: Shown, options: Options) -> None:
         try:
             _dump(place, shown, data)
         except OSError as error:
-            said = error.strerror if error.filename is None else error
-            raise click.ClickException(f"--dump: what is kept in {place} is not complete: {said}") from None
+            why = error.strerror if error.filename is None else error
+            raise click.ClickException(f"--dump: what is in {place} is not complete: {why}") from None
 
 
-def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
-    from commlib.debug import document, findings_of, page
+def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
+    from commlib.debug import findings_of
     from commlib.debug.jobs import ask_stacks, moments
-    from commlib.debug.page import brief
-    from commlib.debug.trace import kept_calls
+    from commlib.tools.debug.page import brief, document, page
+    from commlib.tools.debug.trace import recorded_calls
 
-    looks = moments(jobs, APART_S, sites)
+    looks = moments(jobs, APART_S)
     ask_stacks(rank for _, job in looks for rank in job.ranks.values())
     for (before, job), records in zip(looks, jobs, strict=True):
         findings = findings_of(job, before)
@@ -161,29 +158,28 @@ def _stuck(jobs: list[list[Record]], sites: bool | None) -> Iterator[Shown]:
         wrong = any(finding.serious for finding in findings)
         text, data = page(job, before, findings), document(job, before, findings)
         line = "" if wrong or len(jobs) == 1 else brief(job, before)
-        yield Shown(job, records, text, data, suspects, wrong, kept_calls(job), line)
+        yield Shown(job, records, text, data, suspects, wrong, recorded_calls(job), line)
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:
     from commlib.collectives.facts import traffic
-    from commlib.debug.sample import cores_of, watch, whereabouts
-    from commlib.debug.slow import slowness
-    from commlib.debug.slow_page import slow_document, slow_page
+    from commlib.tools.debug.sample import cores_of, watch, whereabouts
+    from commlib.tools.debug.slow import slow_document, slow_page, slowness
 
     watched = watch(records, seconds)
-    job, found = watched.job, slowness(watched, traffic)
-    where = {one.pid: whereabouts(records, job, one.pid) for one in found.late}
-    given = job, found, where, cores_of(job)
-    return Shown(job, records, slow_page(*given), slow_document(*given), set(where), bool(found.late), watched.calls)
+    job, slow = watched.job, slowness(watched, traffic)
+    where = {one.pid: whereabouts(records, job, one.pid) for one in slow.late}
+    parts = job, slow, where, cores_of(job)
+    return Shown(job, records, slow_page(*parts), slow_document(*parts), set(where), bool(slow.late), watched.calls)
 
 
 def native_stack(pid: int) -> str:
     """Return what the first tool that is here says."""
-    for tool, words in _NATIVE.items():
+    for tool, options in _NATIVE.items():
         if path := shutil.which(tool):
             try:
                 ran = subprocess.run(
-                    [path, *words, str(pid)], capture_output=True, text=True, timeout=NATIVE_S, check=False
+                    [path, *options, str(pid)], capture_output=True, text=True, timeout=NATIVE_S, check=False
                 )
             except subprocess.TimeoutExpired:
                 return f"{tool} took longer than {NATIVE_S:g} s"
@@ -193,15 +189,14 @@ def native_stack(pid: int) -> str:
 
 def _dump(place: Path, shown: Shown, data: str) -> None:
     """Write a folder for the job: what was shown, the record of each rank as it is, and its calls for other tools."""
-    from commlib.debug.flight import flights
-    from commlib.debug.trace import events_of, trace_text
+    from commlib.tools.debug.flight import flights
+    from commlib.tools.debug.trace import events_of, trace_text
 
     (place / "flight").mkdir(parents=True, exist_ok=True)
     texts = {"page.txt": shown.text, "job.json": data, "trace.json": trace_text(events_of(shown.job, shown.calls))}
     for name, text in texts.items():
         (place / name).write_text(text + "\n", encoding="utf-8")
     for record in shown.records:
-        kept = Path(f"/proc/self/fd/{record.fd}").read_bytes().rstrip(b"\0")
-        (place / f"record.{record.pid}").write_bytes(kept)
+        (place / f"record.{record.pid}").write_bytes(record.in_use().rstrip(b"\0"))
     for rank, flight in flights(shown.job).items():
         (place / "flight" / f"rank_{rank}").write_bytes(flight)

@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from commlib.communicator import Communicator
-from commlib.debug.trace import Event, trace_text
 from commlib.tools.bench.job import joined
 from commlib.tools.bench.phases import GPU, HOST, Parts, Phases, Traced
 from commlib.tools.cli.profile.comm_job import CommJob
 from commlib.tools.cli.profile.comm_trace import events_of
+from commlib.tools.debug.trace import Event, trace_text
 from commlib.tools.report.document import Kind, Report, Row
 from commlib.tools.report.files import write
 from commlib.tools.report.run import Output, until_it_ends

@@ -1,4 +1,4 @@
-"""What the record of a process says, as data: communicators, their calls, waits, peers, graphs and GPUs."""
+"""What the record of a process has, as data: communicators, their calls, waits, peers, graphs and GPUs."""
 
 from __future__ import annotations
 
@@ -36,16 +36,11 @@ class Call:
         return bool(self.flags & SENDS)
 
     @property
-    def captured(self) -> bool:
-        """Whether it went into a graph, and runs when that is replayed."""
-        return bool(self.flags & CAPTURED)
-
-    @property
     def details(self) -> str:
-        """What ranks must agree on, in words: 'float32, 8 elements, sum'."""
-        words = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
-        words += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
-        return ", ".join([*words, "made inside another call"] if self.flags & INNER else words)
+        """What ranks must agree on: 'float32, 8 elements, sum'."""
+        parts = [] if self.op == "barrier" else [self.dtype, counted(self.count, "element")]
+        parts += [self.redop] * bool(self.redop) + [f"root {self.root}"] * (self.root >= 0 and self.op != "send_recv")
+        return ", ".join([*parts, "made inside another call"] if self.flags & INNER else parts)
 
     def __str__(self) -> str:
         """Return 'all_reduce #12 (float32, 8 elements, sum)'."""
@@ -108,7 +103,7 @@ class Gpu:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """The wait that its kernel is in, as that of a thread of its own."""
+        """The wait that its kernel is in, as that of a thread."""
         if self.at_ns == 0 or self.waits_in != self.over + 1 or self.left_in:
             return ()
         return (Wait(GPU, self.waits_for, self.waits_in, self.since_ns, 0),)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.kept import Call, Slot
+from commlib.debug.record_types import Call, Slot
 
 VERSION = "2.10"  # of torch's format
 # How torch names an operation, and how many blocks of `count` elements go in and come out: 0 is one for each rank.
@@ -34,7 +34,7 @@ Members = tuple[int, ...]
 def flights(job: Job) -> dict[int, bytes]:
     """Return the dump of each rank that is here, by its number."""
     since = _since(job)
-    found = {}
+    dumps = {}
     for rank in job.ranks.values():
         rows = sorted(_rows(job, rank, since), key=lambda row: (row[1]["time_created_ns"], row[1]["collective_seq_id"]))
         if rank.slots:
@@ -48,12 +48,12 @@ def flights(job: Job) -> dict[int, bytes]:
                 for members, entry in rows
             }
             dump = {"version": VERSION, "entries": entries, "pg_config": groups, "pg_status": {}, "rank": rank.number}
-            found[rank.number] = pickle.dumps(dump)
-    return found
+            dumps[rank.number] = pickle.dumps(dump)
+    return dumps
 
 
 def _rows(job: Job, rank: Rank, since: Mapping[str, int]) -> Iterator[tuple[Members, Entry]]:
-    """Yield the calls of a rank, each with the ranks that make it, from where all of these have kept theirs."""
+    """Yield the calls of a rank, each with the ranks that make it, from where all of these have theirs."""
     for slot in rank.slots:
         order = list(job.communicators)
         if slot.closed or slot.id not in order:
@@ -70,8 +70,8 @@ def _rows(job: Job, rank: Rank, since: Mapping[str, int]) -> Iterator[tuple[Memb
 
 
 def _since(job: Job) -> dict[str, int]:
-    """Return, for each process group, the first number that all ranks which keep some of it still have."""
-    found: dict[str, int] = {}
+    """Return, for each process group, the first number that all ranks which have some of it still have."""
+    since: dict[str, int] = {}
     for name, slots in enumerate(job.communicators.values()):
         for slot in slots:
             firsts = [(str(name), min(slot.calls, default=0))]
@@ -80,8 +80,8 @@ def _since(job: Job) -> dict[str, int]:
                 pair = _pair(slot, call, str(name))
                 streams[pair] = min(call.stream, streams.get(pair, call.stream))
             for group, first in [*firsts, *streams.items()]:
-                found[group] = max(found.get(group, 0), first)
-    return found
+                since[group] = max(since.get(group, 0), first)
+    return since
 
 
 def _pair(slot: Slot, call: Call, name: str) -> str:
@@ -91,15 +91,15 @@ def _pair(slot: Slot, call: Call, name: str) -> str:
 
 
 def _entry(call: Call, slot: Slot, name: str) -> Entry:
-    torchs, given, made = _NAMES.get(call.op, (call.op, 1, 1))
+    name_in_torch, blocks_in, blocks_out = _NAMES.get(call.op, (call.op, 1, 1))
     return _fields(call, call.number <= slot.finished) | {
         "process_group": (name, slot.backend),
         "collective_seq_id": call.number,
         "p2p_seq_id": 0,
         "is_p2p": False,
-        "profiling_name": f"nccl:{torchs}",  # the analyser does not know us
-        "input_sizes": [[call.count * (given or slot.world)]],
-        "output_sizes": [[call.count * (made or slot.world)]],
+        "profiling_name": f"nccl:{name_in_torch}",  # the analyser does not know us
+        "input_sizes": [[call.count * (blocks_in or slot.world)]],
+        "output_sizes": [[call.count * (blocks_out or slot.world)]],
     }
 
 

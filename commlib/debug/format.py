@@ -1,4 +1,4 @@
-"""Words that findings share: lists of ranks, times, calls of a communicator, what a rank is doing."""
+"""Texts that findings and pages share: lists of ranks, times, calls of a communicator, what a rank is doing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from commlib.counts import counted
 from commlib.debug.jobs import Job, Rank
-from commlib.debug.kept import GPU, Call, Slot, Wait
 from commlib.debug.process import Process
+from commlib.debug.record_types import GPU, Slot, Wait
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -47,15 +47,12 @@ def waited_text(job: Job, slot: Slot, wait: Wait) -> str:
 def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
     """Say what a thread waits in."""
     if wait.message:
-        way, verb = ("to", "send") if wait.message == 1 else ("from", "recv")
-        for call in slot.messages.values():
-            if (call.root, call.stream, call.sends) == (wait.peer, wait.number, wait.message == 1):
-                details = f", {call.details}"
-                break
-        else:
-            details = ""
-        peer = job.name(slot, wait.peer)
-        return f"{verb} {way} rank {peer} (message #{wait.number}{details})"
+        sends = wait.message == 1
+        wanted = (wait.peer, wait.number, sends)
+        calls = (call for call in slot.messages.values() if (call.root, call.stream, call.sends) == wanted)
+        details = next((f", {call.details}" for call in calls), "")
+        way = "send to" if sends else "recv from"
+        return f"{way} rank {job.name(slot, wait.peer)} (message #{wait.number}{details})"
     if wait.thread == GPU:
         return f"{slot.gpu.what}, {kernel_text(slot, slot.gpu.graph, wait.number)}"
     return str(slot.calls.get(wait.number) or f"call #{wait.number}")
@@ -95,31 +92,17 @@ def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
 
 def doing_text(rank: Rank, before: Process | None, thread: int = 0) -> str:
     """Say what the process of a rank does now."""
-    now = rank.process
+    now, process = rank.process, f"process {rank.place}"
     if now.gone or now.halted:
-        return f"process {rank.place} is {'gone' if now.state == 'X' else now.halted}"
+        return f"{process} is {'gone' if now.state == 'X' else now.halted}"
     stack = rank.stack(thread)
-    words = [
-        f"process {rank.place} is in {stack}" if stack and stack.frames else f"process {rank.place} runs no Python"
-    ]
     if not rank.stacks:
-        words = [f"process {rank.place} does not say where it is"]
+        text = f"{process} does not say where it is"
+    else:
+        text = f"{process} is in {stack}" if stack and stack.frames else f"{process} runs no Python"
     share = now.busy_since(before) if before is not None else -1
     if share > 0.05:
-        words.append(f"it uses {share:.0%} of core {now.core}")
+        text += f"; it uses {share:.0%} of core {now.core}"
     elif share >= 0:
-        words.append("it sleeps" + (f" in the kernel's {now.waits_in}" if now.waits_in not in ("", "0") else ""))
-    return "; ".join(words)
-
-
-def difference_text(mine: Call, theirs: Call) -> str:
-    """Name what differs between two calls of one number."""
-    fields = {
-        "operation": (mine.op, theirs.op),
-        "type": (mine.dtype, theirs.dtype),
-        "size": (counted(mine.count, "element"), counted(theirs.count, "element")),
-        "reduction": (mine.redop or "none", theirs.redop or "none"),
-        "root": (mine.root, theirs.root),
-    }
-    names = [name for name, (one, other) in fields.items() if one != other]
-    return "operation" if "operation" in names else " and ".join(names) or "arguments"
+        text += "; it sleeps" + (f" in the kernel's {now.waits_in}" if now.waits_in not in ("", "0") else "")
+    return text

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from commlib.debug.jobs import Job
-from commlib.debug.kept import Call
+from commlib.debug.record_types import Call, Slot
 
 Event = dict[str, Any]
 Calls = Mapping[tuple[int, int], Mapping[int, Call]]
 """By process and communicator, and by number."""
 
 
-def kept_calls(job: Job) -> Calls:
-    """Return the calls that the ranks of a job have kept."""
+def recorded_calls(job: Job) -> Calls:
+    """Return the calls that the records of a job have."""
     return {(rank.pid, slot.id): slot.calls for rank in job.ranks.values() for slot in rank.slots}
 
 
@@ -38,37 +38,35 @@ def events_of(job: Job, calls: Calls) -> list[Event]:
     A call whose end is not timed, being small, is a mark where it was entered.
     """
     order = list(job.communicators)
-    found: list[Event] = []
+    events: list[Event] = []
     for (pid, communicator), made in calls.items():
         rank, slot = job.ranks[pid].number, job.ranks[pid].slot(communicator)
         if slot is None or communicator not in order:
             continue
         thread = order.index(communicator) + 1
-        found.append(named("process_name", rank, 0, f"rank {rank} (process {pid})"))
-        found.append(named("thread_name", rank, thread, f"communicator {thread}"))
-        found += [_call(rank, thread, made[number], job, slot.under_way) for number in sorted(made)]
-        found += list(_waits(job, pid, thread, communicator))
-    return found
+        events.append(named("process_name", rank, 0, f"rank {rank} (process {pid})"))
+        events.append(named("thread_name", rank, thread, f"communicator {thread}"))
+        events += [_call(rank, thread, made[number], job, slot.under_way) for number in sorted(made)]
+        events += list(_waits(job, slot, rank, thread))
+    return events
 
 
 def _call(rank: int, thread: int, call: Call, job: Job, under_way: Call | None) -> Event:
     end = call.finished_ns or (job.at_ns if call == under_way else 0)
     times = {"ph": "X", "dur": (end - call.entered_ns) * 1e-3} if end else {"ph": "i", "s": "t"}
-    told = {"call": call.number, "what": call.details, "algorithm": call.algorithm, "site": call.site}
+    args = {"call": call.number, "what": call.details, "algorithm": call.algorithm, "site": call.site}
     base = {"name": call.op, "cat": "call", "pid": rank, "tid": thread, "ts": call.entered_ns * 1e-3}
-    return {**base, **times, "args": told}
+    return {**base, **times, "args": args}
 
 
-def _waits(job: Job, pid: int, thread: int, communicator: int) -> Iterator[Event]:
+def _waits(job: Job, slot: Slot, rank: int, thread: int) -> Iterator[Event]:
     """Yield the waits under way, inside their calls."""
-    slot = job.ranks[pid].slot(communicator)
-    for wait in slot.waits if slot is not None else ():
-        assert slot is not None
+    for wait in slot.waits:
         yield {
             "name": f"waits for rank {job.name(slot, wait.peer)}",
             "cat": "wait",
             "ph": "X",
-            "pid": job.ranks[pid].number,
+            "pid": rank,
             "tid": thread,
             "ts": wait.since_ns * 1e-3,
             "dur": max(job.at_ns - wait.since_ns, 0) * 1e-3,

@@ -1,0 +1,1 @@
+"""What `commlib debug` shows of a job, and writes for other tools."""

@@ -1,0 +1,49 @@
+"""commlib debug: a job on several hosts is looked at from one of them, which says who is elsewhere."""
+
+import json
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from commlib.backends import recorded
+from commlib.bootstrap.world import World
+from commlib.communicator import Communicator
+from commlib.debug import look
+from commlib.tools.cli.debug import debug
+from commlib.tools.debug import host
+from commlib.tools.testing import Ranks
+from commlib.tools.testing.worker import create_communicator
+from tests.debug.test_debug import come, stay_away
+
+LONG_S = 30.0
+
+
+def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
+    """Make a communicator of a rank that counts as one of the host that letter r of `hosts` names."""
+    boot, _, *rest = json.loads(recorded.card())
+    name = hosts[world.rank]
+    recorded.card = lambda: json.dumps([boot + name, name, *rest]).encode()
+    made: Communicator = create_communicator(world, **options)
+    return made
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_ranks_elsewhere_are_named_with_their_host(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Ranks(4, create=create_apart, hosts="aabb", backend="torch", timeout_s=LONG_S) as ranks:
+        monkeypatch.setattr(host, "processes", lambda wanted=None: iter(ranks.pids[:2]))
+        here = look(ranks.pids[:2])
+        assert [one.place for one in here.ranks.values()] == [
+            *map(str, ranks.pids[:2]),
+            *(f"b:{pid}" for pid in ranks.pids[2:]),
+        ]
+        handle = ranks.start(stay_away, LONG_S, rank)
+        time.sleep(1.5)
+        shown = CliRunner().invoke(debug, [str(ranks.pids[0])], standalone_mode=False)
+        text = " ".join(shown.output.split())
+        assert shown.return_value == 3
+        assert "2 of 4 ranks here" in text
+        assert "what ranks 2 and 3 on b do is not known here; run commlib debug there" in text
+        assert ("rank 1 has not made all_reduce #2" in text) == (rank == 1)
+        come(ranks, handle, rank)
