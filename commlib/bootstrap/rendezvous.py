@@ -1,14 +1,14 @@
-"""How ranks that know one address come together: at a door where it is of their host alone, else over a store."""
+"""How ranks that know one address come together: at a unix socket if it is loopback, else over a TCP store."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 
-from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.tcp import connect_store
+from commlib.bootstrap.unix_rendezvous import Place
 from commlib.bootstrap.world import World
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from commlib.errors import CommTimeout
 
@@ -27,9 +27,6 @@ class World(ABC):
     def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
         """Return `src`'s bytes on every rank."""
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
-
-    def when_mixed(self, end: Callable[[str], None]) -> None:
-        """Have `end` called with the reason, by a thread of some rank, if the ranks turn out to be of two jobs."""
 
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""

@@ -7,15 +7,16 @@ import os
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+
+from commlib.process_info import process_info
 
 HOSTS = "commlib.hosts"  # memory of a rank that has the cards of all, where some are on other hosts
 
 
 def here() -> tuple[str, str]:
     """Return what processes that see each other have in common: the booted kernel and the namespace of processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-    return boot, str(Path("/proc/self/ns/pid").readlink())
+    info = process_info()
+    return info.boot, info.pid_namespace
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,15 @@
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import commlib
-from commlib.bootstrap import connect, find, slurm
-from commlib.bootstrap.given import Given, given
+from commlib.bootstrap import connect, find, local, slurm
+from commlib.bootstrap.explicit import ExplicitRank, explicit_rank
 from commlib.bootstrap.neighbours import hosts_of
-from tests.bootstrap.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +79,7 @@ def test_launchers_that_contradict_each_other_are_ambiguous(environ, launchers):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, "SLURM_STEP_ID"),
-        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_FD"),
+        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_SERVER, COMMLIB_LOCAL_FD"),
     ],
 )
 def test_half_set_variables_say_what_is_missing(environ, missing):
@@ -146,9 +144,9 @@ def test_the_first_host_of_a_nodelist():
 
 
 def test_an_address_is_host_and_port():
-    assert given("auto", 1, 2, "10.0.0.5:29500") == Given(1, 2, "10.0.0.5", 29500)
-    assert given("auto", 1, 2, "[::1]:65535") == Given(1, 2, "::1", 65535)
-    assert given("auto", 1, 2, "tcp://[fd00::2]:80") == Given(1, 2, "fd00::2", 80)
+    assert explicit_rank("auto", 1, 2, "10.0.0.5:29500") == ExplicitRank(1, 2, "10.0.0.5", 29500)
+    assert explicit_rank("auto", 1, 2, "[::1]:65535") == ExplicitRank(1, 2, "::1", 65535)
+    assert explicit_rank("auto", 1, 2, "tcp://[fd00::2]:80") == ExplicitRank(1, 2, "fd00::2", 80)
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":80", "head:0", "head:65536", "head:http", "file:///tmp/x:1"])
@@ -169,24 +167,13 @@ def test_arguments_that_contradict_each_other_or_are_of_a_wrong_type_are_refused
             commlib.init(**{**good, name: value})
 
 
-def runs_until_it_ends(address, rank, group, folder):
-    os.setpgid(0, group)  # of a rank that runs, if it is not one of its own
-    with commlib.init(rank=rank, size=2, address=address, timeout_s=15, max_bytes="1M") as comm:
-        while True:
-            comm.barrier()
-            (folder / f"{rank}").touch()
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("latecomer", [0, 1])
-def test_ranks_of_two_jobs_that_were_taken_for_one_all_end_when_the_others_come(start, free_port, tmp_path, latecomer):
-    """Rank 0 of one job and rank 1 of another meet; whoever comes next is kin to one of them."""
-
-    def be(rank, group=0):
-        return start(runs_until_it_ends, f"localhost:{free_port}", rank, group, tmp_path)
-
-    mixed = [be(0), be(1)]
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 15)
-    last = be(latecomer, mixed[1 - latecomer].process.pid)
-    results = [running.result() for running in (last, *mixed)]
-    assert all(f"both are rank {latecomer}" in result and "two jobs meet" in result for result in results), results
+def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for_it():
+    read, write = os.pipe()
+    variables = {"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "1", "COMMLIB_LOCAL_SERVER": "a name"}
+    variables["COMMLIB_LOCAL_FD"] = f"{read}:{os.fstat(read).st_ino}"
+    assert local.detect(variables) == 1
+    other = os.pipe()
+    os.dup2(other[0], read)
+    assert local.detect(variables) is None
+    for fd in (read, write, *other):
+        os.close(fd)
