@@ -113,10 +113,10 @@ def _require(name: str, environ: Mapping[str, str]) -> None:
     if name not in BOOTSTRAPS:
         names = ", ".join(["auto", *BOOTSTRAPS, "single"])
         raise ValueError(f"bootstrap {name!r} is not one of {names}, a torch process group or an mpi4py communicator")
-    # MPI may be asked for by name: its own launchers are more than those whose variables we know.
+    # MPI may be named here although nothing shows it: we do not know the variables of all its launchers.
     if BOOTSTRAPS[name].detect(environ) is None and name != "mpi":
         raise ValueError(
-            f"bootstrap {name!r} was asked for, but its variables are not set; start the ranks with "
+            f"bootstrap is {name!r}, but its variables are not set; start the ranks with "
             f"`{BOOTSTRAPS[name].START} …`, or leave bootstrap at 'auto'"
         )
 

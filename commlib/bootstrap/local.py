@@ -40,7 +40,7 @@ def join(server: str, rank: int, size: int, timeout_s: float) -> World:
 def _is_pipe(fd: int, inode: int) -> bool:
     """Whether it is the launcher's pipe, and not a descriptor of the same number."""
     try:
-        found = os.fstat(fd)
+        opened = os.fstat(fd)
     except OSError:
         return False
-    return stat.S_ISFIFO(found.st_mode) and found.st_ino == inode
+    return stat.S_ISFIFO(opened.st_mode) and opened.st_ino == inode

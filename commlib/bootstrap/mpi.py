@@ -1,4 +1,4 @@
-"""The world mpiexec made, or an mpi4py communicator of the program's own; the only importer of mpi4py."""
+"""The world mpiexec made, or an mpi4py communicator of the program; the only importer of mpi4py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAUNCHERS = {
 RANKS = tuple(rank for rank, _ in LAUNCHERS.values())
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-NAP_S = 0.001
+PAUSE_S = 0.001
 MEETING_BYTES = 256
 
 
@@ -74,7 +74,7 @@ def connect(timeout_s: float) -> World:
     if expected not in (None, world.size):
         raise Unsupported(
             f"mpiexec started {counted(expected, 'rank')}, but the MPI that mpi4py loaded sees {world.size}: launcher "
-            f"and library belong to different MPIs; use the library's own mpiexec, or set MPI4PY_MPIABI"
+            f"and library belong to different MPIs; use the mpiexec of that library, or set MPI4PY_MPIABI"
         )
     if ours and world.size > 1:
         _abort_on_uncaught(mpi)
@@ -82,13 +82,13 @@ def connect(timeout_s: float) -> World:
 
 
 def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
-    """Make the world of an mpi4py communicator: MPI tells where the ranks meet; from there on, who is late or dead."""
+    """Make the world of an mpi4py communicator: MPI only passes on where the ranks meet."""
     deadline = time.monotonic() + timeout_s
     who = Identity(comm.rank, comm.size, local_rank)
     meeting = bytearray(MEETING_BYTES)
     if comm.rank == 0:
-        said = f"{secrets.token_hex(16)} {_address()}".encode()
-        meeting[: len(said)] = said
+        text = f"{secrets.token_hex(16)} {_address()}".encode()
+        meeting[: len(text)] = text
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
     request = comm.Ibcast([meeting, library().BYTE], 0)
     with Waiting(who.rank, who.size, timeout_s) as waiting:
@@ -100,7 +100,7 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
                 )
             if waiting.due():
                 waiting.tell("rank 0")
-            time.sleep(NAP_S)
+            time.sleep(PAUSE_S)
     name, *address = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
     if not address:

@@ -19,7 +19,7 @@ def rendezvous(
     host, port = address
     if not together and not is_loopback(host):
         return connect_store(name, address, who, timeout_s)
-    # Ranks may know this host by different names. Jobs of torchrun that were given one port have ids of their own.
+    # Ranks may know this host by different names. Jobs of torchrun that have one port have different ids.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
     return meet(name, Place(f"{port} {run}", f"{host}:{port}"), who, timeout_s)
 

@@ -214,7 +214,7 @@ class StoreWorld(World):
         if self._round > 1 or (current := self._current()) in ("", self._world):
             return
         if self.rank == 0:
-            self._refuse(f"two processes are rank 0 at one store ({self.name}); give each job an address of its own")
+            self._refuse(f"two processes are rank 0 at one store ({self.name}); give each job another address")
         raise _Moved(current)
 
     def _leave_round(self, keys: list[str]) -> None:
@@ -241,7 +241,7 @@ class StoreWorld(World):
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask the store, on a thread that may be left behind: it waits without a deadline, and deaf to Ctrl-C.
 
-        Its own errors say neither who we are nor what its end means.
+        Errors of torch say neither who we are nor what the store's end means.
         """
         try:
             return cast("T", self._lane.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))

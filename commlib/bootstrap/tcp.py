@@ -114,7 +114,7 @@ def served(address: tuple[str, int], **options: Any) -> TCPStore:
 
 
 def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float, waiting: Waiting) -> None:
-    """Connect until the server is there: torch's own retries print a stack trace each, and ignore Ctrl-C."""
+    """Connect until the server is there: retries of torch print a stack trace each, and ignore Ctrl-C."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

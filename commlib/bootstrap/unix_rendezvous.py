@@ -256,7 +256,7 @@ class _Search:
         self._place, self._client = place, client
         self._user = own_user()
         self.problem = NOBODY
-        self._others: dict[str, int] = {}  # servers of other users, which may be very many: they are not asked again
+        self._others: dict[str, int] = {}  # servers of other users, which may be very many: each is asked once
         self._silent: dict[str, socket.socket] = {}  # the servers that have not replied yet
         self._channel: socket.socket | None = None  # to the server that has let us in
         self._patience = 0.0  # until when the others may reply

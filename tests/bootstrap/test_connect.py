@@ -110,7 +110,7 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
 
 
 def test_a_host_is_one_kernel_namespace_user_and_given_name():
-    for differs in (0, 2, 3, 4):  # not its name alone: containers have their own
+    for differs in (0, 2, 3, 4):  # but not its hostname only: each container has another
         cards = [[str(at == differs and rank == 1) for at in range(6)] for rank in range(3)]
         world = SimpleNamespace(all_gather=lambda data, timeout_s: [json.dumps(card) for card in cards])  # noqa: B023
         assert hosts_of(world, 1.0) == [[0, 2], [1]]
@@ -128,8 +128,13 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
     (tmp_path / "srun").write_text("#!/bin/sh\necho $COMMLIB_SECRET\n")
     (tmp_path / "srun").chmod(0o755)
 
-    def secret(**given):
-        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **given}
+    def secret(**extra):
+        environ = {
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            **extra,
+        }
         batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
         return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -143,7 +143,9 @@ def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, sign
 def test_two_jobs_that_start_at_one_place_say_so_on_every_rank(place, start):
     zeros = [start(join, place, 0, 2), start(join, place, 0, 2)]
     wait_until(lambda: len(place.servers()) == 2)
-    time.sleep(0.3)  # each has asked the other: a rank 1 that comes before may be all that one of them waits for
+    time.sleep(
+        0.3
+    )  # each has asked the other: a rank 1 that comes before may be the only one that one of them waits for
     results = {caught(join, place, 1, 2), *(running.result() for running in zeros)}
     assert all("both are rank 0 (the test): two jobs meet" in str(result) for result in results), results
 
@@ -316,8 +318,8 @@ with commlib.init(timeout_s=60) as comm:
 """
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: p
     assert pmi.unsupported_reason().startswith("MPI does not start: ")
     monkeypatch.setattr(pmi, "SPEAK_PMI", ())
     monkeypatch.delenv("MPI4PY_LIBMPI")
-    assert pmi.unsupported_reason() == "MPICH starts only under its own mpirun"
+    assert pmi.unsupported_reason() == "MPICH starts only under its mpirun"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert pmi.unsupported_reason() == "mpi4py is not here; `pip install mpi4py mpich`"
 

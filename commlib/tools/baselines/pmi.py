@@ -30,7 +30,7 @@ SEGMENTS = "/dev/shm/mpich_shm"  # the memory that ranks share; only MPI_Finaliz
 def unsupported_reason() -> str:
     """Say why MPI cannot start among ranks that no mpiexec started, "" for nothing.
 
-    It is tried in a process of its own, as MPI ends the process where it cannot start.
+    It is tried in another process, as MPI ends the process where it cannot start.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not here; `pip install mpi4py mpich`"
@@ -45,7 +45,7 @@ def unsupported_reason() -> str:
     if tried.returncode != 0:
         errors = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
         return f"MPI does not start: {errors[-1]}"
-    return "" if vendor in SPEAK_PMI else f"{vendor} starts only under its own mpirun"
+    return "" if vendor in SPEAK_PMI else f"{vendor} starts only under its mpirun"
 
 
 def server(size: int) -> str:
@@ -127,7 +127,7 @@ def serve(listener: socket.socket, size: int) -> None:
 
 
 if __name__ == "__main__":
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    asked.settimeout(START_S)
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    listening.settimeout(START_S)
     with suppress(TimeoutError):
-        serve(asked, int(sys.argv[2]))
+        serve(listening, int(sys.argv[2]))
