@@ -13,7 +13,6 @@ answer is one of
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import select
@@ -59,7 +58,6 @@ class Exchange:
         self.lost: dict[int, str] = {}  # rank → what happened to it
         self.ended: tuple[str, str] | None = None  # the answer to every question from now on
         self._rounds: dict[int, dict[int, bytes]] = {}
-        self._unanswered = 0
         self._stopped = False
         self._changed = threading.Condition()
 
@@ -76,15 +74,10 @@ class Exchange:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Answer nobody any more who still waits for others."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-
-    def drain(self, limit_s: float) -> None:
-        """Wait until every question is answered."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._unanswered, limit_s)
 
     def serve(self, sock: socket.socket, file: io.BufferedIOBase, rank: int) -> None:
         """Answer a rank's questions until it leaves; one that leaves without a question may join again."""
@@ -93,28 +86,16 @@ class Exchange:
             while (question := read_message(file))[0] is not None:
                 reason = "ended"
                 (number, timeout_s), (data,) = question
-                with self._counted():
-                    for kind, answer in self._answers(sock, rank, number, timeout_s, data):
-                        head, parts = (answer, []) if isinstance(answer, str) else ("", answer)
-                        file.write(message([kind, head], parts))
-                        file.flush()
+                for kind, answer in self._answers(sock, rank, number, timeout_s, data):
+                    head, parts = (answer, []) if isinstance(answer, str) else ("", answer)
+                    file.write(message([kind, head], parts))
+                    file.flush()
             reason = reason and "closed its communicator"
         finally:
             if reason:
                 self.lose(rank, reason)
             else:
                 self.members.pop(rank, None)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        with self._changed:
-            self._unanswered += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._unanswered -= 1
-                self._changed.notify_all()
 
     def _answers(self, sock: socket.socket, rank: int, number: int, timeout_s: float, data: bytes) -> Iterator[Answer]:
         """Yield who is missing as long as the rank has to wait, and at last the answer."""
@@ -145,13 +126,13 @@ class Exchange:
     def _answer(self, sock: socket.socket, round_: dict[int, bytes]) -> Answer | None:
         if len(round_) == self.size:
             return "all", [round_[peer] for peer in range(self.size)]
-        if self._stopped or _hung_up(sock):
-            raise EOFError
         if self.ended:
             return self.ended
         if self.lost:
             rank, reason = next(iter(self.lost.items()))
             return "lost", f"rank {rank} {reason}"
+        if self._stopped or _hung_up(sock):
+            raise EOFError
         return None
 
 

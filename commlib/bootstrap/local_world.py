@@ -34,7 +34,6 @@ def meet(name: str, place: Place, who: Identity, timeout_s: float) -> UnixSocket
         if server is not None:
             if isinstance(error, ValueError):  # our other ranks are to know it, too
                 server.end(str(error))
-                server.drain()
             server.close()
         raise
     world = UnixSocketWorld(name, who, channel, place.label if place.server else "rank 0", server)
@@ -91,7 +90,7 @@ class UnixSocketWorld(World):
                 self._channel.send(message(None), socket.MSG_DONTWAIT)
             self._channel.close()
         if self._server is not None:
-            self._server.drain()
+            self._server.lose(self.rank, "closed its communicator")
             self._server.close()
             self._server = None
 

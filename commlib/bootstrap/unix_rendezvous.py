@@ -34,7 +34,7 @@ UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a n
 BACKLOG = 4096  # the kernel's limit
 HELLO_S = 10.0  # for a client to say which rank it is
 REPLY_S = 1.0  # for the other servers of a place to reply, once one has let this rank in
-DRAIN_S = 5.0  # how long a server that closes waits for its clients to have their answers
+ANSWERS_S = 5.0  # for clients to take their answers when the server closes
 LINGER_S = 1.0  # how long it answers that the ranks disagree
 COMPLETE_PAUSE_S = 0.02  # between two clients once all ranks have joined: connections must not cost rank 0 much
 MIN_PAUSE_S, MAX_PAUSE_S = 0.002, 0.1  # between two looks for a server
@@ -137,25 +137,22 @@ class RendezvousServer:
         for world in list(self._worlds.values()):
             world.end("wrong", reason)
 
-    def drain(self) -> None:
-        """Wait until the clients have their answers."""
-        for world in list(self._worlds.values()):
-            world.drain(DRAIN_S)
-            if world.ended:
-                time.sleep(LINGER_S)
-
     def close(self) -> None:
-        """Disconnect everyone, and wait for the threads."""
+        """Give the answers that there are, disconnect everyone, and wait for the threads."""
+        if not self.several and self._worlds[0].ended:
+            time.sleep(LINGER_S)
         self.abandon()
         if self._thread.ident is not None:
             self._thread.join()
         self._listener.close()
         with self._lock:
             clients = dict(self._clients)
-        for sock, thread in clients.items():
-            with contextlib.suppress(OSError):  # its thread has closed it
-                sock.shutdown(socket.SHUT_RDWR)
-            thread.join()
+        deadline = time.monotonic() + ANSWERS_S
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):  # first no more questions, then no more answers
+            for sock, thread in clients.items():
+                with contextlib.suppress(OSError):  # its thread has closed it
+                    sock.shutdown(how)
+                thread.join(max(deadline - time.monotonic(), 0) if how == socket.SHUT_RD else None)
 
     def abandon(self) -> None:
         """Stop serving without a wait."""
