@@ -9,7 +9,7 @@ import os
 import pickle
 import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -23,7 +23,7 @@ from commlib import backends, compiled, debug, env, native
 from commlib.agreement import agree, choose_plan, pin, settings, teach
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
-from commlib.bootstrap.given import given
+from commlib.bootstrap.explicit import explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import FACTS, facts
@@ -100,7 +100,7 @@ def init(  # noqa: PLR0913 - what a user may decide
     no_unknown(init, _unknown)
     log.show()
     options, _ = settings(backend, plan, timeout_s=timeout_s, max_bytes=max_bytes, checked=checked, max_sms=max_sms)
-    world = connect(given(bootstrap, rank, size, address), timeout_s=options.timeout_s)
+    world = connect(explicit_rank(bootstrap, rank, size, address), timeout_s=options.timeout_s)
     if world.rank == 0:
         log.warn_of_unknown()
     try:
@@ -158,7 +158,6 @@ class Communicator:
         lifetime.watch(self)
         debug.listen(native.library.guard_answers)
         metrics.start()
-        world.when_mixed(self._mixed)
 
     @classmethod
     def _create(
@@ -821,11 +820,6 @@ class Communicator:
         self._calls = cast("Any", None)  # the dispatcher refuses calls before they come here
         self.dispatcher.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self.world.close()
-
-    def _mixed(self, why: str) -> None:
-        """End it: its ranks are of two jobs. Called by a thread of the world's."""
-        with suppress(CommError):  # it has ended
-            self.abort(why)
 
     def _abandon(self) -> None:
         """Forget everything without a word to the peers: for a forked child, whose parent goes on."""

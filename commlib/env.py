@@ -83,7 +83,7 @@ def _multiprocessors(given: Any) -> int:
     return value
 
 
-def _link(text: str) -> tuple[int, int]:
+def _pipe(text: str) -> tuple[int, int]:
     fd, _, inode = text.partition(":")
     return int(fd), int(inode)
 
@@ -224,7 +224,14 @@ SECRET = Variable(
     secret=True,
 )
 LOCAL_FD = Variable(
-    "COMMLIB_LOCAL_FD", _link, (-1, 0), "set by `commlib run`: socket to the launcher, and its inode", internal=True
+    "COMMLIB_LOCAL_FD",
+    _pipe,
+    (-1, 0),
+    "set by `commlib run`: a pipe that ranks inherit, and its inode",
+    internal=True,
+)
+LOCAL_SERVER = Variable(
+    "COMMLIB_LOCAL_SERVER", str, "", "set by `commlib run`: name of the launcher's unix socket", internal=True
 )
 LOCAL_RANK = Variable("COMMLIB_LOCAL_RANK", int, -1, "set by `commlib run`: this rank", internal=True)
 LOCAL_SIZE = Variable("COMMLIB_LOCAL_SIZE", int, -1, "set by `commlib run`: number of ranks", internal=True)

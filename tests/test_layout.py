@@ -35,6 +35,7 @@ IMPORTERS = {
 ENVIRONMENT_READERS = (
     "commlib/env.py",
     "commlib/bootstrap/*.py",
+    "commlib/tools/baselines/pmi.py",
     "commlib/tools/launch.py",
     "commlib/tools/testing/*.py",
     "commlib/plan/machine.py",

@@ -8,10 +8,10 @@ import secrets
 import zlib
 from typing import TYPE_CHECKING
 
-from commlib.bootstrap.neighbours import card
 from commlib.bootstrap.world import World
 from commlib.debug.jobs import ELSEWHERE
 from commlib.native import library
+from commlib.process_info import ProcessInfo, process_info
 
 if TYPE_CHECKING:
     from commlib._native import Recorder
@@ -26,18 +26,20 @@ class Recorded:
     recorder: Recorder | None = None
 
     def __init__(self, world: World, backend: str, timeout_s: float) -> None:
-        mine = json.loads(card())
+        mine = process_info()
         texts = world.all_gather(json.dumps([secrets.randbits(62), mine]).encode(), timeout_s)
         shared = [json.loads(text) for text in texts]
         self.id: int = shared[0][0]
         pids: list[int] = []
         elsewhere: dict[int, str] = {}
-        for _, (boot, host, pid_namespace, _, _, pid) in shared:
-            if (boot, pid_namespace) != (mine[0], mine[2]):  # there, the number is that of another process or of none
-                pids.append(-1 - (zlib.crc32(f"{boot} {pid_namespace} {pid}".encode()) & 0x3FFFFFFF))
-                elsewhere[pids[-1]] = f"{host}:{pid}"
+        for _, fields in shared:
+            info = ProcessInfo(*fields)
+            if (info.boot, info.pid_namespace) != (mine.boot, mine.pid_namespace):  # the number means nothing here
+                identity = f"{info.boot} {info.pid_namespace} {info.pid}"
+                pids.append(-1 - (zlib.crc32(identity.encode()) & 0x3FFFFFFF))
+                elsewhere[pids[-1]] = f"{info.hostname}:{info.pid}"
             else:
-                pids.append(pid)
+                pids.append(info.pid)
         self._fd = -1
         if elsewhere:
             self._fd = os.memfd_create(ELSEWHERE)

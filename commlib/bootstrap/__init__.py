@@ -1,13 +1,14 @@
 """Who started the ranks, and how they find each other: one module per launcher.
 
-local          `commlib run` and `commlib bench -n`: a socket to the launcher
+local          `commlib run` and `commlib bench -n`
 torchrun       torchrun, or RANK and WORLD_SIZE set by hand
 mpi            mpiexec of Open MPI or MPICH, or an mpi4py communicator
 slurm          srun
-given          the program itself: rank, size and address of init()
+explicit       the program itself: rank, size and address of init()
 process_group  a torch process group that exists already: its store
 
-Ranks of one host meet at a door (door.py, meeting.py), others at a torch store (store.py, tcp.py).
+Ranks of one host meet at a unix socket (local_world.py, unix_rendezvous.py), others at a torch store (tcp.py,
+store.py).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any, Protocol
 
 from commlib import env
 from commlib.bootstrap import local, mpi, slurm, torchrun
-from commlib.bootstrap.given import Given
+from commlib.bootstrap.explicit import ExplicitRank
 from commlib.bootstrap.launcher import first_number
-from commlib.bootstrap.process_group import ProcessGroupWorld
+from commlib.bootstrap.store import ProcessGroupWorld
 from commlib.bootstrap.world import SingleWorld, World
 from commlib.counts import counted
 from commlib.errors import Unsupported
@@ -46,10 +47,10 @@ BOOTSTRAPS: dict[str, Bootstrap] = {"local": local, "torchrun": torchrun, "mpi":
 
 
 def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
-    """Return the world this process belongs to; `bootstrap` names it, or is `given()` or a torch or MPI group."""
+    """Return the world this process belongs to; `bootstrap` names it, or is an ExplicitRank or a torch or MPI group."""
     if isinstance(bootstrap, World):
         return bootstrap
-    if isinstance(bootstrap, Given):
+    if isinstance(bootstrap, ExplicitRank):
         return bootstrap.connect(timeout_s)
     if not isinstance(bootstrap, str):
         return _adopt(bootstrap, timeout_s)
@@ -59,10 +60,10 @@ def connect(bootstrap: object = "auto", timeout_s: float = 300.0) -> World:
     elif name != "single":
         _require(name, os.environ)
     world = SingleWorld() if name == "single" else BOOTSTRAPS[name].connect(timeout_s)
-    if name == "mpi" and world.size == 1 and mpi.detect(os.environ) is None and (started := around()):
+    if name == "mpi" and world.size == 1 and mpi.detect(os.environ) is None and (outer := around()):
         world.close()
         raise Unsupported(
-            f"bootstrap 'mpi': MPI knows one rank, but {started[0]} started {counted(started[1], 'rank')}; "
+            f"bootstrap 'mpi': MPI knows one rank, but {outer[0]} started {counted(outer[1], 'rank')}; "
             f"start them with `{mpi.START} …`, or leave bootstrap at 'auto'"
         )
     return world
@@ -100,22 +101,22 @@ def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:
         if theirs is None or spawns:
             continue
         ranks = counted(size, "rank")
-        told = f"torchrun announces {ranks}, {launcher} {theirs}"
+        wrong = f"torchrun announces {ranks}, {launcher} {theirs}"
         if theirs == size:
             if first_number(environ, *module.RANKS) == first_number(environ, "RANK"):
                 continue
-            told = f"torchrun and {launcher} announce {ranks} each, but give this process different numbers"
-        raise ValueError(f"ambiguous environment: {told}; set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP={name}")
+            wrong = f"torchrun and {launcher} announce {ranks} each, but give this process different numbers"
+        raise ValueError(f"ambiguous environment: {wrong}; set COMMLIB_BOOTSTRAP=torchrun or COMMLIB_BOOTSTRAP={name}")
 
 
 def _require(name: str, environ: Mapping[str, str]) -> None:
     if name not in BOOTSTRAPS:
         names = ", ".join(["auto", *BOOTSTRAPS, "single"])
         raise ValueError(f"bootstrap {name!r} is not one of {names}, a torch process group or an mpi4py communicator")
-    # MPI may be asked for by name: its own launchers are more than those whose variables we know.
+    # MPI may be named here although nothing shows it: we do not know the variables of all its launchers.
     if BOOTSTRAPS[name].detect(environ) is None and name != "mpi":
         raise ValueError(
-            f"bootstrap {name!r} was asked for, but its variables are not set; start the ranks with "
+            f"bootstrap is {name!r}, but its variables are not set; start the ranks with "
             f"`{BOOTSTRAPS[name].START} …`, or leave bootstrap at 'auto'"
         )
 

@@ -58,7 +58,7 @@ def announced(
 
 
 def identity(environ: Mapping[str, str], rank: str, size: str, local_rank: str) -> Identity:
-    """Read which rank this process is from variables that `announced` has found complete."""
+    """Read which rank this process is from variables that `announced` has checked."""
     who = Identity(number(environ, rank), number(environ, size), first_number(environ, local_rank))
     if who.local_rank is not None and not 0 <= who.local_rank < who.size:
         raise ValueError(

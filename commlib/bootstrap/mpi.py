@@ -1,4 +1,4 @@
-"""The world mpiexec made, or an mpi4py communicator of the program's own; the only importer of mpi4py."""
+"""The world mpiexec made, or an mpi4py communicator of the program; the only importer of mpi4py."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity, announced, first_number
-from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.tcp import connect_store, own_address, serve
+from commlib.bootstrap.unix_rendezvous import Place
 from commlib.bootstrap.world import World
 from commlib.counts import counted
 from commlib.debug.starting import Waiting
@@ -31,9 +30,7 @@ LAUNCHERS = {
 RANKS = tuple(rank for rank, _ in LAUNCHERS.values())
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-SPEAK_PMI = ("MPICH", "Intel MPI", "MVAPICH", "MVAPICH2")
-TRIAL_S = 20.0
-NAP_S = 0.001
+PAUSE_S = 0.001
 MEETING_BYTES = 256
 
 
@@ -51,27 +48,6 @@ def detect(environ: Mapping[str, str]) -> int | None:
 def is_launcher() -> bool:
     """Say whether mpiexec started this process."""
     return detect(os.environ) is not None
-
-
-def trial() -> str:
-    """Say why MPI cannot start among ranks that no mpiexec started (pmi.py), "" for nothing.
-
-    It is tried in a process of its own, as MPI ends the process where it cannot start.
-    """
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not here; `pip install mpi4py mpich`"
-    if "mpi4py.MPI" in sys.modules:
-        return "MPI has started in this process before"
-    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0]); MPI.Finalize()"]
-    try:
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"MPI did not start within {TRIAL_S:g} s"
-    vendor = tried.stdout.strip()
-    if tried.returncode != 0:
-        said = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
-        return f"MPI does not start: {said[-1]}"
-    return "" if vendor in SPEAK_PMI else f"{vendor} starts only under its own mpirun"
 
 
 def library(finalize: bool = True) -> Any:
@@ -98,7 +74,7 @@ def connect(timeout_s: float) -> World:
     if expected not in (None, world.size):
         raise Unsupported(
             f"mpiexec started {counted(expected, 'rank')}, but the MPI that mpi4py loaded sees {world.size}: launcher "
-            f"and library belong to different MPIs; use the library's own mpiexec, or set MPI4PY_MPIABI"
+            f"and library belong to different MPIs; use the mpiexec of that library, or set MPI4PY_MPIABI"
         )
     if ours and world.size > 1:
         _abort_on_uncaught(mpi)
@@ -106,13 +82,13 @@ def connect(timeout_s: float) -> World:
 
 
 def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
-    """Make the world of an mpi4py communicator: MPI tells where the ranks meet; from there on, who is late or dead."""
+    """Make the world of an mpi4py communicator: MPI only passes on where the ranks meet."""
     deadline = time.monotonic() + timeout_s
     who = Identity(comm.rank, comm.size, local_rank)
     meeting = bytearray(MEETING_BYTES)
     if comm.rank == 0:
-        said = f"{secrets.token_hex(16)} {_address()}".encode()
-        meeting[: len(said)] = said
+        text = f"{secrets.token_hex(16)} {_address()}".encode()
+        meeting[: len(text)] = text
     # A collective: a receive of the program's from anyone does not take it, and there is a deadline for it.
     request = comm.Ibcast([meeting, library().BYTE], 0)
     with Waiting(who.rank, who.size, timeout_s) as waiting:
@@ -124,11 +100,11 @@ def join(comm: Any, timeout_s: float, local_rank: int | None = None) -> World:
                 )
             if waiting.due():
                 waiting.tell("rank 0")
-            time.sleep(NAP_S)
+            time.sleep(PAUSE_S)
     name, *address = bytes(meeting).rstrip(b"\0").decode().split()
     left_s = max(deadline - time.monotonic(), 0.1)
     if not address:
-        return meet("mpi", Place(name, "MPI's rank 0"), who, left_s)
+        return meet("mpi", Place(name, "the job of mpiexec"), who, left_s)
     return connect_store("mpi", (address[0], int(address[1])), who, left_s, secret=name)
 
 

@@ -1,14 +1,14 @@
-"""How ranks that know one address come together: at a door where it is of their host alone, else over a store."""
+"""How ranks that know one address come together: at a unix socket if it is loopback, else over a TCP store."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 
-from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.tcp import connect_store
+from commlib.bootstrap.unix_rendezvous import Place
 from commlib.bootstrap.world import World
 
 
@@ -19,7 +19,7 @@ def rendezvous(
     host, port = address
     if not together and not is_loopback(host):
         return connect_store(name, address, who, timeout_s)
-    # Ranks may know this host by different names. Jobs of torchrun that were given one port have ids of their own.
+    # Ranks may know this host by different names. Jobs of torchrun that have one port have different ids.
     run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
     return meet(name, Place(f"{port} {run}", f"{host}:{port}"), who, timeout_s)
 

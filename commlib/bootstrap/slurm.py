@@ -6,10 +6,10 @@ import os
 import re
 from collections.abc import Mapping
 
-from commlib.bootstrap.door import Place
 from commlib.bootstrap.launcher import announced, identity, number, port
-from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.tcp import connect_store
+from commlib.bootstrap.unix_rendezvous import Place
 from commlib.bootstrap.world import World
 
 START = "srun -n N"

@@ -10,16 +10,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
 from commlib.bootstrap.address import address_of
-from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.neighbours import Neighbours, card, twin
+from commlib.bootstrap.launcher import Identity, first_number
+from commlib.bootstrap.neighbours import local_rank
 from commlib.bootstrap.world import World, named, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.lane import Lane
+from commlib.process_info import ProcessInfo, ProcessWatch, process_info
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not declared so
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DRAIN_S = 5.0  # how long the rank that serves the store waits at close for the others to have read
-ANSWER_S = 1.0  # what a store gets to answer, at least
-LONGEST_NAP_S = 0.02
-TOKEN_BYTES = 32  # make a rank's card one that was never there before
+ANSWER_S = 1.0  # the shortest time that a store has to answer
+MAX_PAUSE_S = 0.02
+TOKEN_BYTES = 32  # random, before what a rank puts down: so nobody ever put down the same
 HASH, SIGNATURE_BYTES = "sha256", 32
-LOOK_AROUND_S = 0.2  # between two looks for ranks that died or left
+CHECK_S = 0.2  # between two checks for ranks that died or left
 
 
 class _Moved(Exception):
@@ -48,7 +49,7 @@ class StoreWorld(World):
     def __init__(
         self, name: str, store: Store, who: Identity, timeout_s: float, *, serves: bool = False, secret: str = ""
     ) -> None:
-        """`serves`: the store is in this process. `secret`: what only the ranks know, beside COMMLIB_SECRET."""
+        """`serves`: the store is in this process. `secret`: what only the ranks know, besides COMMLIB_SECRET."""
         from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
         self.name, self.rank, self.size = name, who.rank, who.size
@@ -57,21 +58,23 @@ class StoreWorld(World):
         self._base = PrefixStore("commlib", store)
         self._serves = serves
         self._unread = ""  # a key of the last round, there until every rank has read it
-        self._neighbours: Neighbours | None = None
-        mine, deadline = secrets.token_hex(TOKEN_BYTES // 2).encode() + card(), self._deadline
-        cards = None
-        while cards is None:
+        self._watch: ProcessWatch | None = None
+        self._info, deadline = process_info(), self._deadline
+        mine = secrets.token_hex(TOKEN_BYTES // 2).encode() + self._info.encode()
+        everyone = None
+        while everyone is None:
             self._deadline, self._round = deadline, 0
             with Waiting(self.rank, self.size, timeout_s) as waiting:
-                self._world = self._name_world() if self.rank == 0 else self._find_world(mine, timeout_s, waiting)
+                self._world = self._name_world() if self.rank == 0 else self._join_world(mine, timeout_s, waiting)
             self._store = PrefixStore(self._world, self._base)
             self._key = (env.SECRET.get() + secret).encode()
             self._put_down(mine)
             with contextlib.suppress(_Moved):
-                cards = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
-        self._key = hmac.digest(self._key, b"".join(cards), HASH)  # of this world alone
-        self._neighbours = Neighbours(self.rank, [text[TOKEN_BYTES:] for text in cards])
-        self.local_rank = self._neighbours.local_rank if who.local_rank is None else who.local_rank
+                everyone = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
+        self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world alone
+        infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
+        self._watch = ProcessWatch(self.rank, infos)
+        self.local_rank = local_rank(self.rank, infos) if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Return every rank's bytes in rank order."""
@@ -90,10 +93,10 @@ class StoreWorld(World):
 
     def close(self) -> None:
         """Tell the others that no more rounds come from here; the serving rank lets them read first."""
-        if self._neighbours is None:
+        if self._watch is None:
             return
-        self._neighbours.close()
-        self._neighbours = None
+        self._watch.close()
+        self._watch = None
         self._deadline = time.monotonic() + DRAIN_S
         with contextlib.suppress(CommError):  # the store died before us: nobody is left to tell
             self._ask(self._drain)
@@ -107,19 +110,19 @@ class StoreWorld(World):
         self._lane.close(CommError(f"rank {self.rank}: this world is closed"))
 
     def _name_world(self) -> str:
-        """Name a new world, for the other ranks to find."""
+        """Name a new world, which the other ranks join."""
         name = secrets.token_hex(8)
         before = self._ask(lambda: self._base.compare_set("world", "", name)).decode()
         if before != name:  # rank 0 of before has another communicator open, or was killed, or is one of another job
             key = f"{before}/rank/0"
             if self._ask(lambda: self._base.check([key])):
-                self._refuse_twin(0, self._ask(lambda: self._base.get(key)), before)
+                self._refuse_second(0, self._ask(lambda: self._base.get(key)), before)
             self._ask(lambda: self._base.set("world", name))
         return name
 
-    def _find_world(self, mine: bytes, timeout_s: float, waiting: Waiting) -> str:
+    def _join_world(self, mine: bytes, timeout_s: float, waiting: Waiting) -> str:
         """Return the world that rank 0 named last, once it is one that this rank was never in."""
-        nap_s = 0.0005
+        pause_s = 0.0005
         while True:
             world = self._current()
             if world:
@@ -127,13 +130,13 @@ class StoreWorld(World):
                 holder = self._ask(put_down)
                 if holder == mine:
                     return world
-                self._refuse_twin(self.rank, holder, world)
+                self._refuse_second(self.rank, holder, world)
             if time.monotonic() >= self._deadline:
                 raise CommTimeout(f"rank {self.rank} waited {timeout_s:g} s for rank 0 to join ({self.name})")
             if waiting.due():
                 waiting.tell("rank 0")
-            time.sleep(nap_s)
-            nap_s = min(nap_s * 2, LONGEST_NAP_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _current(self) -> str:
         return self._ask(lambda: self._base.compare_set("world", "", "")).decode()
@@ -144,20 +147,21 @@ class StoreWorld(World):
             self._ask(lambda: self._store.set("rank/0", mine))  # type: ignore[arg-type]  # takes bytes too
         first = self._ask(lambda: self._store.compare_set("size", "", str(self.size))).decode()
         if first != str(self.size):
-            told = f"rank {self.rank} was told {self.size}, another rank {first}"
-            self._refuse(f"ranks disagree on their number: {told} ({self.name}); start all of them with the same")
+            numbers = f"rank {self.rank} expects {self.size}, another rank {first}"
+            self._refuse(f"ranks disagree on their number: {numbers} ({self.name}); start all of them with the same")
 
-    def _refuse_twin(self, rank: int, holder: bytes, world: str) -> None:
+    def _refuse_second(self, rank: int, holder: bytes, world: str) -> None:
         """Raise on all ranks if another process of this host that lives is this rank of a world."""
-        if pid := twin(holder[TOKEN_BYTES:]):
+        info = ProcessInfo.read(holder[TOKEN_BYTES:])
+        if info.place == self._info.place and info.pid != self._info.pid and info.is_running():
             self._store = type(self._base)(world, self._base)
-            self._refuse(two_processes(rank, pid, os.getpid(), self.name))
+            self._refuse(two_processes(rank, info.pid, self._info.pid, self.name))
 
     def _refuse(self, why: str) -> NoReturn:
         """Raise on this rank, and on all others of the world."""
         self._ask(partial(self._store.set, "refused", why))
         if self._serves:
-            time.sleep(2 * LOOK_AROUND_S)  # for the others to read it
+            time.sleep(2 * CHECK_S)  # for the others to read it
         raise ValueError(why)
 
     def _signature(self, rank: int, data: bytes) -> bytes:
@@ -173,13 +177,13 @@ class StoreWorld(World):
         return data
 
     def _wait(self, keys: list[str], timeout_s: float, waiting: Waiting) -> None:
-        look_around, nap_s = 0.0, 0.0005
+        next_check, pause_s = 0.0, 0.0005
         while not self._there(*keys):
             now = time.monotonic()
-            if now >= look_around:
+            if now >= next_check:
                 self._raise_if_lost(keys)
                 self._raise_if_moved()
-                look_around = now + LOOK_AROUND_S
+                next_check = now + CHECK_S
             late = now >= self._deadline
             if late or waiting.due():
                 missing = [rank for rank in range(self.size) if not self._there(keys[rank])]
@@ -188,14 +192,14 @@ class StoreWorld(World):
                 if missing:
                     waiting.tell(named(missing))
             # Polls, not Store.wait: a wait in C++ answers Ctrl-C and a dead peer only at its deadline.
-            time.sleep(nap_s)
-            nap_s = min(nap_s * 2, LONGEST_NAP_S)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     def _raise_if_lost(self, keys: list[str]) -> None:
         if self._there("refused"):
             raise ValueError(self._ask(lambda: self._store.get("refused")).decode())
         absent = [rank for rank in range(self.size) if not self._there(keys[rank])]
-        dead = self._neighbours.dead(absent) if self._neighbours else []
+        dead = self._watch.dead(absent) if self._watch else []
         gone = [rank for rank in absent if self._there(f"left/{rank}")]  # and its process may have ended since
         # Who was absent may have come, and then left, while we looked.
         missing = [rank for rank in {*dead, *gone} if not self._there(keys[rank])]
@@ -210,7 +214,7 @@ class StoreWorld(World):
         if self._round > 1 or (current := self._current()) in ("", self._world):
             return
         if self.rank == 0:
-            self._refuse(f"two processes are rank 0 at one store ({self.name}); give each job an address of its own")
+            self._refuse(f"two processes are rank 0 at one store ({self.name}); give each job another address")
         raise _Moved(current)
 
     def _leave_round(self, keys: list[str]) -> None:
@@ -237,7 +241,7 @@ class StoreWorld(World):
     def _ask(self, question: Callable[[], T]) -> T:
         """Ask the store, on a thread that may be left behind: it waits without a deadline, and deaf to Ctrl-C.
 
-        Its own errors say neither who we are nor what its end means.
+        Errors of torch say neither who we are nor what the store's end means.
         """
         try:
             return cast("T", self._lane.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))
@@ -251,6 +255,16 @@ class StoreWorld(World):
                 f"rank {self.rank}: the store behind {self.name} is gone: its launcher or rank 0 ended "
                 f"({first_line(error)})"
             ) from None
+
+
+class ProcessGroupWorld(StoreWorld):
+    """The ranks of a torch process group that the program made: over its store, as a late collective breaks a group."""
+
+    def __init__(self, group: Any, timeout_s: float = 300.0) -> None:
+        self.group = group
+        who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
+        super().__init__("process_group", group.get_group_store(), who, timeout_s)
+        self.store = self._store
 
 
 def first_line(error: Exception) -> str:

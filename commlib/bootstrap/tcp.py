@@ -23,7 +23,7 @@ from commlib.lane import Lane
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not declared so
 
-LONGEST_ANSWER_S = 60.0  # what a store gets to answer, at most
+MAX_ANSWER_S = 60.0  # the longest time that a store has to answer
 
 
 def connect_store(
@@ -65,7 +65,7 @@ def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
     if (address, serves) not in _STORES:
         # wait_for_workers=False: the first exchange waits instead, and names who is missing.
         options: dict[str, Any] = {
-            "timeout": timedelta(seconds=min(max(timeout_s, 1), LONGEST_ANSWER_S)),
+            "timeout": timedelta(seconds=min(max(timeout_s, 1), MAX_ANSWER_S)),
             "wait_for_workers": False,
         }
         if serves:
@@ -80,7 +80,7 @@ def _store(address: tuple[str, int], serves: bool, timeout_s: float) -> Store:
 @cache
 def serve(host: str) -> tuple[str, int]:
     """Serve a store at a port that the system picks, for the life of the process, and return its address."""
-    store = served((host, 0), wait_for_workers=False, timeout=timedelta(seconds=LONGEST_ANSWER_S))
+    store = served((host, 0), wait_for_workers=False, timeout=timedelta(seconds=MAX_ANSWER_S))
     _STORES[(host, store.port), True] = store
     return host, store.port
 
@@ -114,7 +114,7 @@ def served(address: tuple[str, int], **options: Any) -> TCPStore:
 
 
 def _wait_for_server(address: tuple[str, int], who: Identity, timeout_s: float, waiting: Waiting) -> None:
-    """Knock until the server is there: torch's own retries print a stack trace each, and ignore Ctrl-C."""
+    """Connect until the server is there: retries of torch print a stack trace each, and ignore Ctrl-C."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:

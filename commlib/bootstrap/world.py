@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 from commlib.errors import CommTimeout
 
@@ -25,9 +24,6 @@ class World(ABC):
     def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
         """Return `src`'s bytes on every rank."""
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
-
-    def when_mixed(self, end: Callable[[str], None]) -> None:
-        """Have `end` called with the reason, by a thread of some rank, if the ranks turn out to be of two jobs."""
 
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
         """Return the error of an exchange that `who` did not come to."""
@@ -62,5 +58,5 @@ def two_processes(rank: int, first: int, second: int, where: str) -> str:
     """Say that two processes have one rank, and why that may be."""
     return (
         f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
-        f"have one number; give each job an address of its own, and each rank its own number"
+        f"have one number; give each job another address, and each rank another number"
     )

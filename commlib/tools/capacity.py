@@ -8,8 +8,11 @@ from pathlib import Path
 
 RANK_BYTES = 256 << 20  # Python, torch and the tools take 170 MiB of a rank's own; the rest is for threads and peers
 USED = 0.9  # of the memory that is free
-FILES, FILES_RANK = 64, 8  # open files of a launcher, and those for each rank: its link, lifeline, pipes and pidfd
-TASKS_RANK = 4  # processes and threads: the rank, what torch starts for it, and who serves its link
+FILES, FILES_RANK = (
+    64,
+    8,
+)  # open files of a launcher, and those for each rank: connections, lifeline, pipes and pidfd
+TASKS_RANK = 4  # processes and threads: the rank, what torch starts for it, and who serves its connection
 CGROUPS = Path("/sys/fs/cgroup")
 MOST = 10_000
 Limit = tuple[int, str]  # ranks, and what allows no more

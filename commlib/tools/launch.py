@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from commlib import env
-from commlib.bootstrap.hub import Hub
+from commlib.bootstrap.local import LAUNCHER
+from commlib.bootstrap.unix_rendezvous import RendezvousServer
 from commlib.tools import failure
 from commlib.tools.debug.children import explained_below, ranks_below
 
@@ -59,7 +60,7 @@ def launch(
             job.say(f"cannot start {command[0]!r}: {error.strerror}")
             job.give_up(127 if error.errno == errno.ENOENT else 126)
         code = job.run(signals)
-        if job.failed and (code != USAGE or job.hub.joined):
+        if job.failed and (code != USAGE or job.server.joined):
             failure.keep(command, n, *job.failed)
         return code
 
@@ -182,7 +183,7 @@ class _Job:
         self.failed: tuple[str, Sequence[bytes]] | None = None  # how the first rank failed, and its last errors
         self.kill_at: float | None = None
         self.asked = False  # to end, by a signal
-        self.hub = Hub(size)
+        self.server = RendezvousServer(size, LAUNCHER, several=True)
 
     def spawn(self, command: list[str], bind: str) -> None:
         """Start every rank."""
@@ -197,7 +198,7 @@ class _Job:
                 self._spawn_one(command, rank, port)
         finally:
             os.sched_setaffinity(0, cores)
-        self.hub.start()
+        self.server.start()
 
     def run(self, signals: socket.socket) -> int:
         """Pass output and signals on until every rank has ended and its output is read; return the job's exit code.
@@ -232,11 +233,10 @@ class _Job:
         for rank in list(self.alive.values()):
             rank.reap()
         self.alive.clear()
-        self.hub.close()
+        self.server.close()
 
     def _spawn_one(self, command: list[str], number: int, port: int) -> None:
         output = subprocess.PIPE if self.prefix else None
-        link = self.hub.links[number].fileno()
         held, lifeline = os.pipe()
         try:
             process = subprocess.Popen(
@@ -245,8 +245,8 @@ class _Job:
                 stdin=None if number == 0 and not os.isatty(0) else subprocess.DEVNULL,
                 stdout=output or self.sinks[0].fd,
                 stderr=output or self.sinks[1].fd,
-                env=_environment(number, self.size, port, link),
-                pass_fds=(link, held),
+                env=_environment(number, self.server, port, held),
+                pass_fds=(held,),
                 start_new_session=True,
             )
             end_with(held, -process.pid)
@@ -279,7 +279,7 @@ class _Job:
         code = rank.reap()
         del self.alive[rank.number]
         how = fate(code)
-        self.hub.lost(rank.number, how)
+        self.server.lose(rank.number, how)
         if code and not self.code:
             self.code = code if code > 0 else 128 - code
             if self.code != UNREAD:
@@ -327,16 +327,17 @@ def _forwarded_signals() -> Iterator[socket.socket]:
                 signal.signal(signum, handler)
 
 
-def _environment(rank: int, size: int, port: int, link: int) -> dict[str, str]:
-    """Return a rank's environment: the socket to us, and torchrun's variables for torch.distributed."""
+def _environment(rank: int, server: RendezvousServer, port: int, pipe: int) -> dict[str, str]:
+    """Return a rank's environment: our server, and torchrun's variables for torch.distributed."""
+    size = server.size
     # An outer torchrun's agent serves no store for these ranks.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     beside = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
     kept["PATH"] = os.pathsep.join([beside, *filter(beside.__ne__, kept.get("PATH", os.defpath).split(os.pathsep))])
     kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
     kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
-    own = f"{link}:{os.fstat(link).st_ino}"  # a number alone may be of another socket in a child of the rank's
-    local = {env.LOCAL_FD.name: own, env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size}
-    torchrun = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    numbers = {name: str(value) for name, value in {**local, **torchrun, "MASTER_PORT": port}.items()}
-    return {**kept, **numbers, "MASTER_ADDR": "127.0.0.1"}
+    inherited = f"{pipe}:{os.fstat(pipe).st_ino}"  # the number may be of another descriptor in a child of the rank
+    local = {env.LOCAL_FD.name: inherited, env.LOCAL_SERVER.name: server.name, "MASTER_ADDR": "127.0.0.1"}
+    numbers = {env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size, "MASTER_PORT": port}
+    numbers |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    return {**kept, **local, **{name: str(value) for name, value in numbers.items()}}

@@ -53,8 +53,8 @@ def with_world(folder, dies, bootstrap="auto"):
     world, second = (connect(bootstrap, timeout_s=TIMEOUT_S) for _ in range(2))
     for turn in range(30):
         for number, each in enumerate((world, second)):
-            said = [b"%d/%d/%d" % (number, turn, rank) * rank for rank in range(world.size)]
-            assert each.all_gather(said[world.rank], TIMEOUT_S) == said
+            sent = [b"%d/%d/%d" % (number, turn, rank) * rank for rank in range(world.size)]
+            assert each.all_gather(sent[world.rank], TIMEOUT_S) == sent
     second.close()
     large = b"x" * 3_000_001
     assert world.broadcast(large if world.rank == 1 else b"", 1, TIMEOUT_S) == large
@@ -77,7 +77,7 @@ def with_world(folder, dies, bootstrap="auto"):
 
 
 def with_mpi(folder, dies):
-    """Use a communicator of the program's, whose messages are its own."""
+    """Use a communicator of the program, whose messages stay apart."""
     from mpi4py import MPI
 
     turned = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.Get_rank())

@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a
 
 
 class Running:
-    """A function under way in a process of its own."""
+    """A function under way in another process."""
 
     def __init__(self, function, *arguments, user=None):
         context = multiprocessing.get_context("forkserver")

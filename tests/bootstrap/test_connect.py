@@ -3,17 +3,15 @@
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import commlib
-from commlib.bootstrap import connect, find, slurm
-from commlib.bootstrap.given import Given, given
+from commlib.bootstrap import connect, find, local, slurm
+from commlib.bootstrap.explicit import ExplicitRank, explicit_rank
 from commlib.bootstrap.neighbours import hosts_of
-from tests.bootstrap.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -81,7 +79,7 @@ def test_launchers_that_contradict_each_other_are_ambiguous(environ, launchers):
         ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK"),
         ({"PMI_RANK": "0"}, "PMI_SIZE"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}, "SLURM_STEP_ID"),
-        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_FD"),
+        ({"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "2"}, "COMMLIB_LOCAL_SERVER, COMMLIB_LOCAL_FD"),
     ],
 )
 def test_half_set_variables_say_what_is_missing(environ, missing):
@@ -112,7 +110,7 @@ def test_a_bootstrap_asked_for_by_name_must_be_there(name, monkeypatch):
 
 
 def test_a_host_is_one_kernel_namespace_user_and_given_name():
-    for differs in (0, 2, 3, 4):  # not its name alone: containers have their own
+    for differs in (0, 2, 3, 4):  # but not its hostname only: each container has another
         cards = [[str(at == differs and rank == 1) for at in range(6)] for rank in range(3)]
         world = SimpleNamespace(all_gather=lambda data, timeout_s: [json.dumps(card) for card in cards])  # noqa: B023
         assert [host.ranks for host in hosts_of(world, 1.0)] == [[0, 2], [1]]
@@ -130,8 +128,13 @@ def test_a_batch_job_gets_a_secret_unless_it_has_one(tmp_path):
     (tmp_path / "srun").write_text("#!/bin/sh\necho $COMMLIB_SECRET\n")
     (tmp_path / "srun").chmod(0o755)
 
-    def secret(**given):
-        environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path), **given}
+    def secret(**extra):
+        environ = {
+            **os.environ,
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            **extra,
+        }
         batch = ["bash", str(ROOT / "launch/slurm.sbatch"), "true"]
         return subprocess.run(batch, env=environ, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -146,9 +149,9 @@ def test_the_first_host_of_a_nodelist():
 
 
 def test_an_address_is_host_and_port():
-    assert given("auto", 1, 2, "10.0.0.5:29500") == Given(1, 2, "10.0.0.5", 29500)
-    assert given("auto", 1, 2, "[::1]:65535") == Given(1, 2, "::1", 65535)
-    assert given("auto", 1, 2, "tcp://[fd00::2]:80") == Given(1, 2, "fd00::2", 80)
+    assert explicit_rank("auto", 1, 2, "10.0.0.5:29500") == ExplicitRank(1, 2, "10.0.0.5", 29500)
+    assert explicit_rank("auto", 1, 2, "[::1]:65535") == ExplicitRank(1, 2, "::1", 65535)
+    assert explicit_rank("auto", 1, 2, "tcp://[fd00::2]:80") == ExplicitRank(1, 2, "fd00::2", 80)
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":80", "head:0", "head:65536", "head:http", "file:///tmp/x:1"])
@@ -169,24 +172,13 @@ def test_arguments_that_contradict_each_other_or_are_of_a_wrong_type_are_refused
             commlib.init(**{**good, name: value})
 
 
-def runs_until_it_ends(address, rank, group, folder):
-    os.setpgid(0, group)  # of a rank that runs, if it is not one of its own
-    with commlib.init(rank=rank, size=2, address=address, timeout_s=15, max_bytes="1M") as comm:
-        while True:
-            comm.barrier()
-            (folder / f"{rank}").touch()
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("latecomer", [0, 1])
-def test_ranks_of_two_jobs_that_were_taken_for_one_all_end_when_the_others_come(start, free_port, tmp_path, latecomer):
-    """Rank 0 of one job and rank 1 of another meet; whoever comes next is kin to one of them."""
-
-    def be(rank, group=0):
-        return start(runs_until_it_ends, f"localhost:{free_port}", rank, group, tmp_path)
-
-    mixed = [be(0), be(1)]
-    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, 15)
-    last = be(latecomer, mixed[1 - latecomer].process.pid)
-    results = [running.result() for running in (last, *mixed)]
-    assert all(f"both are rank {latecomer}" in result and "two jobs meet" in result for result in results), results
+def test_a_descriptor_that_has_the_number_of_the_launchers_pipe_is_not_taken_for_it():
+    read, write = os.pipe()
+    variables = {"COMMLIB_LOCAL_RANK": "0", "COMMLIB_LOCAL_SIZE": "1", "COMMLIB_LOCAL_SERVER": "a name"}
+    variables["COMMLIB_LOCAL_FD"] = f"{read}:{os.fstat(read).st_ino}"
+    assert local.detect(variables) == 1
+    other = os.pipe()
+    os.dup2(other[0], read)
+    assert local.detect(variables) is None
+    for fd in (read, write, *other):
+        os.close(fd)

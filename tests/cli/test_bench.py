@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import commlib
-from commlib.bootstrap import mpi
 from commlib.collectives import COLLECTIVES, Call
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.tools.baselines import PEERS, CallTable, load
+from commlib.tools.baselines import PEERS, CallTable, load, pmi
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.measure import pinned_to
 from commlib.tools.bench.rows import KIND, measured, spread
@@ -260,14 +259,14 @@ def test_ranks_with_mpi_that_are_killed_leave_no_memory_and_no_process_behind(mp
 def test_why_mpi_cannot_start_is_found_before_it_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     assert "mpi4py.MPI" not in sys.modules
-    assert mpi.trial() == ""
+    assert pmi.unsupported_reason() == ""
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nowhere/libmpi.so")
-    assert mpi.trial().startswith("MPI does not start: ")
-    monkeypatch.setattr(mpi, "SPEAK_PMI", ())
+    assert pmi.unsupported_reason().startswith("MPI does not start: ")
+    monkeypatch.setattr(pmi, "SPEAK_PMI", ())
     monkeypatch.delenv("MPI4PY_LIBMPI")
-    assert mpi.trial() == "MPICH starts only under its own mpirun"
+    assert pmi.unsupported_reason() == "MPICH starts only under its mpirun"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert mpi.trial() == "mpi4py is not here; `pip install mpi4py mpich`"
+    assert pmi.unsupported_reason() == "mpi4py is not here; `pip install mpi4py mpich`"
 
 
 def test_what_cannot_work_in_place_is_not_measured_there() -> None:

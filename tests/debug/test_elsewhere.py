@@ -12,6 +12,7 @@ from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.debug import look
 from commlib.tools.cli.debug import debug
+from commlib.process_info import process_info
 from commlib.tools.debug import host
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.worker import create_communicator
@@ -22,9 +23,8 @@ LONG_S = 30.0
 
 def create_apart(world: World, hosts: str, **options: Any) -> Communicator:
     """Make a communicator of a rank that counts as one of the host that letter r of `hosts` names."""
-    boot, _, *rest = json.loads(recorded.card())
-    name = hosts[world.rank]
-    recorded.card = lambda: json.dumps([boot + name, name, *rest]).encode()
+    info, name = process_info(), hosts[world.rank]
+    recorded.process_info = lambda: info._replace(boot=info.boot + name, hostname=name)  # type: ignore[attr-defined]
     made: Communicator = create_communicator(world, **options)
     return made
 

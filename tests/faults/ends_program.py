@@ -12,8 +12,8 @@ import time
 
 import torch
 
-from commlib.bootstrap.hub import Hub
-from commlib.bootstrap.local import LocalWorld
+from commlib.bootstrap.local import LAUNCHER, join
+from commlib.bootstrap.unix_rendezvous import RendezvousServer
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 
@@ -91,10 +91,12 @@ def forked_child(comm):
     sys.exit(7)
 
 
-def rank(number, way, link, backend):
+def rank(number, way, server, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    comm = Communicator._create(LocalWorld(link, number, 2), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
+    comm = Communicator._create(
+        join(server, number, 2, DEADLINE_S), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16
+    )
     comm.barrier()
     if number == 0:
         print(time.monotonic(), flush=True)
@@ -108,8 +110,7 @@ def rank(number, way, link, backend):
 
 def start(way, backend):
     """Fork two ranks; return None in them, and what to reap and to read in the parent."""
-    hub = Hub(2)
-    links = [link.dup() for link in hub.links]
+    server = RendezvousServer(2, LAUNCHER, several=True)
     children = []
     for number in range(2):
         read, write = os.pipe()
@@ -118,20 +119,18 @@ def start(way, backend):
             os.dup2(write, 1)
             os.dup2(write, 2)
             os.close(write)
-            rank(number, way, links[number], backend)
+            rank(number, way, server.name, backend)
             return None
         os.close(write)
         children.append((pid, read))
-    for link in links:
-        link.close()
-    return hub, children
+    return server, children
 
 
-def reap(hub, children):
+def reap(server, children):
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in children]
     said = [os.fdopen(read).read() for _, read in children]
     print(json.dumps([codes, said]), flush=True)
-    hub.close()
+    server.close()
 
 
 def main():
@@ -140,8 +139,11 @@ def main():
         jobs.append(start(globals()[name], sys.argv[1]))
         if jobs[-1] is None:
             return
-    for hub, _ in jobs:  # behind the last fork: under TSan, no signal is handled in a child of a process with threads
-        hub.start()
+    for (
+        server,
+        _,
+    ) in jobs:  # after the last fork: under TSan, no signal is handled in a child of a process with threads
+        server.start()
     for job in jobs:
         reap(*job)
 

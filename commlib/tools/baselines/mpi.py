@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib.bootstrap import mpi as launcher
-from commlib.bootstrap import pmi
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
+from commlib.tools.baselines import pmi
 from commlib.tools.baselines.peer import CallTable, Message, averaged, neighbours
 from commlib.tools.timing import Empty, Prepare, Run, Started, plain
 
@@ -48,7 +48,7 @@ class Mpi(CallTable):
         if not launcher.is_launcher():
             if comm.backend not in ONE_HOST:
                 return "start it under mpirun"
-            return launcher.trial() if comm.rank == 0 else ""
+            return pmi.unsupported_reason() if comm.rank == 0 else ""
         try:
             self.library = launcher.library()
         except Unsupported as error:

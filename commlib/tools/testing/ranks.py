@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from commlib.bootstrap.hub import Hub
+from commlib.bootstrap.local import LAUNCHER
+from commlib.bootstrap.unix_rendezvous import RendezvousServer
 from commlib.tools.launch import fate
 from commlib.tools.testing.worker import Outcome, Seat, create_communicator, split, work
 
@@ -95,7 +95,7 @@ class Ranks:
         self._create, self._options = create or create_communicator, options
         self._workers: dict[int, _Worker] = {}
         self._worlds: set[int] = set()
-        self._hub: Hub | None = None
+        self._server: RendezvousServer | None = None
         self._latest: Handle | None = None
 
     def __enter__(self) -> Ranks:
@@ -138,13 +138,13 @@ class Ranks:
     def restart(self) -> None:
         """Replace every rank process and communicator."""
         self._stop(0)
-        self._hub = Hub(self.size)
+        self._server = RendezvousServer(self.size, LAUNCHER, several=True)
+        self._server.start()
         context = multiprocessing.get_context("forkserver")
         # pytest is the main module that every rank process would import again.
         context.set_forkserver_preload([*PRELOAD, *({"pytest"} & set(sys.modules))])
         for rank in range(self.size):
-            self._workers[rank] = self._spawn(context, rank, self._hub.links[rank])
-        self._hub.start()
+            self._workers[rank] = self._spawn(context, rank, self._server.name)
         self._latest = handle = Handle(self, self._workers, self.deadline_s)
         try:
             fds = handle.join()
@@ -212,12 +212,12 @@ class Ranks:
         handle.pending.clear()
         self._stop(0)
 
-    def _spawn(self, context: Any, rank: int, link: socket.socket) -> _Worker:
+    def _spawn(self, context: Any, rank: int, server: str) -> _Worker:
         control, theirs = context.Pipe()
         life, lifeline = context.Pipe(duplex=False)
         # The fork server's environment is as old as the server.
-        seat = Seat(rank, self.size, dict(os.environ), self._create, self._options)
-        process = context.Process(target=work, args=(seat, link, theirs, life), daemon=True)
+        seat = Seat(rank, self.size, server, dict(os.environ), self._create, self._options)
+        process = context.Process(target=work, args=(seat, theirs, life), daemon=True)
         process.start()
         theirs.close()
         life.close()
@@ -236,9 +236,9 @@ class Ranks:
             worker.process.join()
             _release(worker)
         self._workers.clear()
-        if self._hub is not None:
-            self._hub.close()
-            self._hub = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def _release(worker: _Worker) -> None:

@@ -7,16 +7,17 @@ import functools
 import os
 import pickle
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from commlib.bootstrap.local import LocalWorld
+from commlib.bootstrap.local import join
 from commlib.bootstrap.world import World
 from commlib.tools.launch import end_with
+
+START_S = 60.0  # for all ranks to come
 
 
 class Outcome(NamedTuple):
@@ -32,6 +33,7 @@ class Seat(NamedTuple):
 
     rank: int
     size: int
+    server: str
     environ: dict[str, str]
     create: Callable[..., Any]
     options: dict[str, Any]
@@ -44,7 +46,7 @@ def create_communicator(world: World, **options: Any) -> Any:
     return Communicator._create(world, **{"timeout_s": 30.0, **options})
 
 
-def work(seat: Seat, link: socket.socket, control: Connection, life: Connection) -> None:
+def work(seat: Seat, control: Connection, life: Connection) -> None:
     """Be a rank: sleep in recv() between calls, end when the control pipe closes."""
     end_with(life.fileno(), os.getpid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C at the terminal is for the test, which ends us
@@ -57,7 +59,7 @@ def work(seat: Seat, link: socket.socket, control: Connection, life: Connection)
     def open_communicator() -> int:
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // seat.size))
-        comms[seat.size] = seat.create(LocalWorld(link, seat.rank, seat.size), **seat.options)
+        comms[seat.size] = seat.create(join(seat.server, seat.rank, seat.size, START_S), **seat.options)
         return stacks_fd
 
     control.send_bytes(_reply(open_communicator))

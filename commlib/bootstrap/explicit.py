@@ -10,7 +10,7 @@ from commlib.bootstrap.rendezvous import rendezvous
 from commlib.bootstrap.world import World
 
 
-class Given(NamedTuple):
+class ExplicitRank(NamedTuple):
     """The arguments of init(), checked."""
 
     rank: int
@@ -19,31 +19,29 @@ class Given(NamedTuple):
     port: int
 
     def connect(self, timeout_s: float) -> World:
-        """Join the ranks that were given the same address, where rank 0 serves."""
+        """Join the ranks that have the same address, where rank 0 serves."""
         who = Identity(self.rank, self.size)
         return rendezvous("address", (self.host, self.port), who, timeout_s)
 
 
-def given(bootstrap: object, rank: int | None, size: int | None, address: str | None) -> object:
-    """Return what `connect` takes: the bootstrap, or in its place rank, size and address, if they were given."""
+def explicit_rank(bootstrap: object, rank: int | None, size: int | None, address: str | None) -> object:
+    """Return what `connect` takes: the bootstrap, or in its place rank, size and address, if they are passed."""
     values = {"rank": rank, "size": size, "address": address}
     missing = [name for name, value in values.items() if value is None]
     if len(missing) == len(values):
         return bootstrap
     if missing:
         present = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
-        raise ValueError(
-            f"init was given {present}, but not {', '.join(missing)}; pass rank, size and address, or none"
-        )
+        raise ValueError(f"init got {present}, but not {', '.join(missing)}; pass rank, size and address, or none")
     if bootstrap != "auto":
-        raise ValueError("init was given rank, size and address, and a bootstrap; pass one or the other")
+        raise ValueError("init got rank, size and address, and a bootstrap; pass one or the other")
     for name in ("rank", "size"):
         if not isinstance(values[name], SupportsIndex):
             raise TypeError(f"{name} is of type {type(values[name]).__name__}, but must be an int")
     total, number = operator.index(values["size"]), operator.index(values["rank"])  # type: ignore[arg-type]  # checked
     if total < 1 or not 0 <= number < total:
         raise ValueError(f"rank is {number} and size {total}, but size must be 1 or more, and rank from 0 to size - 1")
-    return Given(number, total, *_address(address))
+    return ExplicitRank(number, total, *_address(address))
 
 
 def _address(address: object) -> tuple[str, int]:

@@ -13,12 +13,15 @@ import time
 
 import pytest
 
-from commlib.bootstrap import door, pmi
-from commlib.bootstrap.door import Door, Greeting, Place, doors, knock
+from commlib.bootstrap import unix_rendezvous
+from commlib.bootstrap.exchange import message
 from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.meeting import meet
+from commlib.bootstrap.local import LAUNCHER
+from commlib.bootstrap.local import join as join_launcher
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.store import StoreWorld
-from commlib.errors import CommTimeout, PeerLost
+from commlib.bootstrap.unix_rendezvous import Place, RendezvousServer, Reply, connect, hello
+from commlib.errors import CommError, CommTimeout, PeerLost
 from tests.bootstrap.processes import NOBODY, caught, in_threads, needs_root, wait_until
 
 
@@ -28,8 +31,8 @@ def place():
 
 
 @pytest.fixture(autouse=True)
-def no_long_goodbyes(monkeypatch):
-    monkeypatch.setattr(door, "LINGER_S", 0.3)
+def no_long_waits_at_close(monkeypatch):
+    monkeypatch.setattr(unix_rendezvous, "LINGER_S", 0.3)
 
 
 def world_of(where, rank, size, timeout_s=10.0):
@@ -44,8 +47,8 @@ def join(where, rank, size, timeout_s=10.0, delay_s=0.0):
     time.sleep(delay_s)
     with contextlib.closing(world_of(where, rank, size, timeout_s)) as world:
         for number in range(3):
-            said = [b"%d of %d" % (peer, number) for peer in range(size)]
-            assert world.all_gather(said[rank], timeout_s) == said
+            sent = [b"%d of %d" % (peer, number) for peer in range(size)]
+            assert world.all_gather(sent[rank], timeout_s) == sent
     return world.rank
 
 
@@ -68,7 +71,7 @@ def where(request, place):
 def test_ranks_meet_in_whatever_order_they_start(where, late):
     for _ in range(2):  # the second time, in a later world of theirs
         assert in_threads(*((join, where, rank, 3, 10.0, 0.2 * (rank == late)) for rank in range(3))) == [0, 1, 2]
-    assert not isinstance(where, Place) or doors(where) == []
+    assert not isinstance(where, Place) or where.servers() == []
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -77,10 +80,10 @@ def test_a_rank_that_never_starts_is_named_on_every_other_rank(where, missing):
     assert all(result.startswith("CommTimeout") and f"for rank {missing}" in result for result in results), results
 
 
-def test_ranks_that_were_told_different_numbers_say_the_same(place):
+def test_ranks_that_expect_different_numbers_raise_the_same(place):
     first, second = in_threads((join, place, 0, 2), (join, place, 1, 3))
     assert first == second
-    assert first.startswith("ValueError") and "rank 1 was told 3, rank 0 2" in first
+    assert first.startswith("ValueError") and "rank 1 expects 3, rank 0 2" in first
 
 
 def test_two_processes_with_one_number_are_named_on_every_rank(where, start):
@@ -117,8 +120,8 @@ def test_a_rank_that_is_killed_while_others_come_is_named_at_once(place, start):
 
 def test_a_rank_that_was_let_in_and_has_not_asked_may_come_again(place, start):
     zero = start(join, place, 0, 3)
-    wait_until(lambda: doors(place))
-    knock(doors(place)[0], Greeting(1, 3, os.getpid()), 5.0)[1].close()
+    wait_until(place.servers)
+    connect(place, hello(1, 3), 5.0).close()
     assert in_threads((join, place, 1, 3), (join, place, 2, 3)) == [1, 2]
     assert zero.result() == 0
 
@@ -126,7 +129,7 @@ def test_a_rank_that_was_let_in_and_has_not_asked_may_come_again(place, start):
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, signum):
     zero = start(join, place, 0, 3)
-    wait_until(lambda: doors(place))
+    wait_until(place.servers)
     one = start(join, place, 1, 3, 1.5)
     time.sleep(0.3)
     zero.signal(signum)
@@ -139,8 +142,10 @@ def test_rank_0_killed_or_stopped_is_an_error_by_the_deadline(place, start, sign
 
 def test_two_jobs_that_start_at_one_place_say_so_on_every_rank(place, start):
     zeros = [start(join, place, 0, 2), start(join, place, 0, 2)]
-    wait_until(lambda: len(doors(place)) == 2)
-    time.sleep(0.3)  # each has looked for the other: a rank 1 that comes before may be all that one of them waits for
+    wait_until(lambda: len(place.servers()) == 2)
+    time.sleep(
+        0.3
+    )  # each has asked the other: a rank 1 that comes before may be the only one that one of them waits for
     results = {caught(join, place, 1, 2), *(running.result() for running in zeros)}
     assert all("both are rank 0 (the test): two jobs meet" in str(result) for result in results), results
 
@@ -153,14 +158,14 @@ def test_a_second_job_does_not_disturb_one_that_is_past_its_start(place, start):
         world.close()
 
 
-GARBAGE = [os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[1, 2]\n", b"[1"]
+GARBAGE = [os.urandom(64), b"[" * 9000 + b"\n", b'{"rank": 1}\n', b"[[1, 2]]\n", message([-1, 2, 3, "x"]), b"[1"]
 
 
 def attack(place, how, seconds):
-    """Do one thing to every door of a place, again and again; return how often, and all that came back."""
+    """Do one thing to every server of a place, again and again; return how often, and all that came back."""
     deadline, held, times, answers = time.monotonic() + seconds, [], 0, b""
     while time.monotonic() < deadline:
-        for name in doors(place) * (200 if how == "flood" else 1):
+        for name in place.servers() * (200 if how == "flood" else 1):
             sock = socket.socket(socket.AF_UNIX)
             sock.setblocking(False)
             with contextlib.suppress(OSError):
@@ -169,7 +174,7 @@ def attack(place, how, seconds):
                 if how == "garbage":
                     sock.send(random.choice(GARBAGE))
                 elif how == "join":
-                    sock.send(b"[1, 2, 999999]\n")
+                    sock.send(message([1, 2, 999999, "pid:[1]"]))
                     sock.settimeout(0.5)
                     answers += sock.recv(4096)
             held.append(sock)
@@ -195,75 +200,114 @@ def test_another_user_cannot_join_or_stall_a_job_and_is_not_read(place, start, h
         assert times > 5 and answers == b""
 
 
-def open_doors(place):
-    """Doors that answer nobody, and one that lets everyone in."""
+def open_servers(place):
+    """Sockets that answer nobody, and a server that lets everyone in."""
     held = [socket.socket(socket.AF_UNIX) for _ in range(200)]
     for sock in held:
         sock.bind(f"\0{place.prefix}{random.getrandbits(64):016x}")
         sock.listen(0)
-    Door._verdict = lambda self, guest: door.Reply("in")
-    time.sleep(len([Door(place, 2)]) * 30)
+    RendezvousServer._admit = lambda self, client: (self._worlds[0], Reply("in"))
+    RendezvousServer(2, place).start()
+    time.sleep(30)
 
 
 @needs_root
-def test_doors_of_another_user_are_passed_by(place, start):
-    start(open_doors, place, user=NOBODY)
-    wait_until(lambda: len(doors(place)) == 201)
-    own = Door(place, 2)
-    assert [doors(place)[0] for _ in range(5)] == [own._name] * 5, "of many, this user's come first"
-    own.close()
+def test_servers_of_another_user_are_passed_by(place, start):
+    start(open_servers, place, user=NOBODY)
+    wait_until(lambda: len(place.servers()) == 201)
     assert in_threads((join, place, 0, 2, 10.0, 0.3), (join, place, 1, 2)) == [0, 1]
 
 
 @needs_root
-def test_ranks_of_two_users_are_told_that_they_must_be_of_one(place, start):
+def test_ranks_of_two_users_raise_that_they_must_be_of_one(place, start):
     start(join, place, 0, 2, user=NOBODY)
-    wait_until(lambda: doors(place))
+    wait_until(place.servers)
     with pytest.raises(CommTimeout, match=f"only a process of user {NOBODY} serves there; all ranks must run as one"):
         join(place, 1, 2, 0.5)
 
 
-def test_thirty_meetings_leave_nothing_behind(place):
-    def held():
+def test_thirty_worlds_leave_nothing_behind(place):
+    def in_use():
         return len(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208
 
     in_threads((join, place, 0, 2), (join, place, 1, 2))
-    before = held()
+    before = in_use()
     for _ in range(30):
         assert in_threads((join, place, 0, 2), (join, place, 1, 2)) == [0, 1]
-    assert held() <= before
+    assert in_use() <= before
 
 
-def test_a_world_that_nobody_closes_leaves_no_door_open(place):
+def test_a_world_that_nobody_closes_leaves_no_server(place):
     worlds = in_threads(*((meet, "test", place, Identity(rank, 2), 10) for rank in range(2)))
-    assert len(doors(place)) == 1
+    assert len(place.servers()) == 1
     for world in worlds:
         world._channel.close()
     del world, worlds
-    wait_until(lambda: not doors(place))
+    wait_until(lambda: not place.servers())
 
 
-def ask(address):
-    with socket.socket(socket.AF_UNIX) as rank:
-        rank.settimeout(10)
-        rank.connect(address)
-        rank.sendall(b"cmd=init pmi_version=1 pmi_subversion=1\n")
-        return rank.recv(1000)
+@pytest.fixture
+def launcher():
+    """A launcher's server for two ranks, which live in this process."""
+    server = RendezvousServer(2, LAUNCHER, several=True)
+    server.start()
+    yield server
+    server.close()
 
 
-def occupy(address):
-    held = [socket.socket(socket.AF_UNIX) for _ in range(4)]
-    for sock in held:
-        sock.connect(address)
-    return [sock.recv(100) for sock in held]
+def launched(server):
+    return in_threads(*((join_launcher, server.name, rank, 2, 10) for rank in range(2)))
 
 
-@needs_root
-def test_another_user_takes_no_rank_s_place_at_mpichs_stand_in(start):
-    address = start(pmi.server, 2).result()
-    stranger = start(occupy, address, user=NOBODY)
-    assert stranger.result() in ([b""] * 4, "ConnectionResetError: [Errno 104] Connection reset by peer")
-    assert [ask(address) for _ in range(2)] == [b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"] * 2
+def test_a_rank_that_closes_is_named_to_those_who_wait_now_and_later(launcher):
+    ours, theirs = launched(launcher)
+    closing = threading.Timer(0.1, theirs.close)
+    closing.start()
+    started = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(PeerLost, match="rank 0: rank 1 closed its communicator"):
+            ours.all_gather(b"", 5)
+    assert time.monotonic() - started < 1
+    closing.join()
+    ours.close()
+    with pytest.raises(CommError, match="closed"):
+        ours.all_gather(b"", 5)
+
+
+def test_a_rank_that_the_launcher_saw_die_is_named_in_worlds_made_before_and_after(launcher):
+    before, theirs = launched(launcher)
+    starting = threading.Timer(0.2, launcher.lose, (1, "was killed by SIGKILL"))
+    starting.start()
+    assert "PeerLost: rank 0: rank 1 was killed by SIGKILL" in caught(join_launcher, launcher.name, 0, 2, 10)
+    for late in (lambda: before.all_gather(b"", 5), lambda: join_launcher(launcher.name, 0, 2, 10)):
+        with pytest.raises(PeerLost, match="rank 1 was killed by SIGKILL"):
+            late()
+    before.close()
+    theirs.close()
+    starting.join()
+
+
+def test_without_its_launcher_a_rank_says_so():
+    server = RendezvousServer(1, LAUNCHER, several=True)
+    server.start()
+    with contextlib.closing(join_launcher(server.name, 0, 1, 5)) as world:
+        assert world.all_gather(b"x", 5) == [b"x"]
+        server.close()
+        for late in (lambda: world.all_gather(b"", 5), lambda: join_launcher(server.name, 0, 1, 5)):
+            with pytest.raises(PeerLost, match="the launcher is gone"):
+                late()
+
+
+def test_a_stopped_rank_does_not_stop_the_others(launcher):
+    """Rank 1 reads nothing while megabytes wait for it; rank 0 still gets its answers, in other worlds too."""
+    pairs = [launched(launcher) for _ in range(3)]
+    for ours, theirs in pairs:
+        theirs._channel.sendall(message((2, 5), [b"y"]))
+        assert ours.all_gather(b"x" * 2_000_000, 5)[1] == b"y"
+    other = launched(launcher)
+    assert in_threads(*((world.all_gather, b"late", 5) for world in other)) == [[b"late"] * 2] * 2
+    for world in (*other, *(world for pair in pairs for world in pair)):
+        world.close()
 
 
 PROGRAM = """
@@ -274,8 +318,8 @@ with commlib.init(timeout_s=60) as comm:
 """
 
 
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def ip(*arguments):
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture
@@ -309,14 +353,14 @@ def test_hosts_with_addresses_of_their_own_reach_each_other(namespaces):
         command = ["ip", "netns", "exec", name, sys.executable, "-c", PROGRAM]
         environ = {**os.environ, **where, "COMMLIB_HOST": name}
         ranks.append(subprocess.Popen(command, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    said = [process.communicate(timeout=120) for process in ranks]
+    outputs = [process.communicate(timeout=120) for process in ranks]
     expected = [["torch", "torch_direct", local, "6.0"] for local in ("0", "0", "1")]
-    assert [out.split() for out, _ in said] == expected, said
+    assert [out.split() for out, _ in outputs] == expected, outputs
 
 
 UNMAPPED = """
 import os, socket
-from commlib.bootstrap.door import Door, Greeting, Place, knock
+from commlib.bootstrap.unix_rendezvous import Place, RendezvousServer, connect, hello
 from commlib.tools.debug.host import jobs_here
 from commlib.errors import Unsupported
 
@@ -324,7 +368,8 @@ assert os.geteuid() == 65534
 sock = socket.socket(socket.AF_UNIX)
 sock.bind("\\0anyones")
 sock.listen()
-for trusts in (lambda: Door(Place("0 ", "here"), 2), lambda: knock("anyones", Greeting(1, 2, 1), 0.1), jobs_here):
+place = Place("0 ", "here", "anyones")
+for trusts in (lambda: RendezvousServer(2, place), lambda: connect(place, hello(1, 2), 0.1), jobs_here):
     try:
         trusts()
     except Unsupported as error:

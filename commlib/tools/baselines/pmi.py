@@ -6,6 +6,7 @@ and a barrier. The process serves the ranks of one host until all have gone.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
 import socket
@@ -15,13 +16,36 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from commlib.bootstrap.door import user_of
+from commlib.bootstrap.unix_rendezvous import peer_user
 from commlib.users import own_user
 
 NAMES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 START_S = 60.0  # for all ranks to connect; who has not come then, never will
 LIMITS = "kvsname_max=256 keylen_max=64 vallen_max=1024"
+SPEAK_PMI = ("MPICH", "Intel MPI", "MVAPICH", "MVAPICH2")
+TRIAL_S = 20.0
 SEGMENTS = "/dev/shm/mpich_shm"  # the memory that ranks share; only MPI_Finalize would take its name away
+
+
+def unsupported_reason() -> str:
+    """Say why MPI cannot start among ranks that no mpiexec started, "" for nothing.
+
+    It is tried in another process, as MPI ends the process where it cannot start.
+    """
+    if importlib.util.find_spec("mpi4py") is None:
+        return "mpi4py is not here; `pip install mpi4py mpich`"
+    if "mpi4py.MPI" in sys.modules:
+        return "MPI has started in this process before"
+    command = [sys.executable, "-c", "from mpi4py import MPI; print(MPI.get_vendor()[0]); MPI.Finalize()"]
+    try:
+        tried = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"MPI did not start within {TRIAL_S:g} s"
+    vendor = tried.stdout.strip()
+    if tried.returncode != 0:
+        errors = tried.stderr.strip().splitlines() or [f"exit code {tried.returncode}"]
+        return f"MPI does not start: {errors[-1]}"
+    return "" if vendor in SPEAK_PMI else f"{vendor} starts only under its mpirun"
 
 
 def server(size: int) -> str:
@@ -29,9 +53,9 @@ def server(size: int) -> str:
     address = f"\0commlib-pmi-{secrets.token_hex(16)}"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
-        listener.listen()  # to more than the ranks: others may knock
+        listener.listen()  # to more than the ranks: others may connect
         subprocess.Popen(
-            [sys.executable, "-m", "commlib.bootstrap.pmi", str(listener.fileno()), str(size)],
+            [sys.executable, "-m", "commlib.tools.baselines.pmi", str(listener.fileno()), str(size)],
             pass_fds=(listener.fileno(),),
             start_new_session=True,  # Ctrl-C is for the ranks
         )
@@ -88,12 +112,12 @@ def serve(listener: socket.socket, size: int) -> None:
                 request = dict(word.split("=", 1) for word in line.split())
                 lines.write(f"cmd={answer(request)}\n")
                 lines.flush()
-        barrier.abort()  # nobody waits for who has gone
+        barrier.abort()  # this rank has gone: nobody waits for it
 
     threads: list[threading.Thread] = []
     while len(threads) < size:
         connection, _ = listener.accept()
-        if user_of(connection) != own_user():  # its name can be seen by everyone on this host
+        if peer_user(connection) != own_user():  # its name can be seen by everyone on this host
             connection.close()
             continue
         threads.append(threading.Thread(target=attend, args=(connection,)))
@@ -103,7 +127,7 @@ def serve(listener: socket.socket, size: int) -> None:
 
 
 if __name__ == "__main__":
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    asked.settimeout(START_S)
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    listening.settimeout(START_S)
     with suppress(TimeoutError):
-        serve(asked, int(sys.argv[2]))
+        serve(listening, int(sys.argv[2]))
