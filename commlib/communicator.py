@@ -16,7 +16,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar, cast
 
 import torch
 
-from commlib import backends, compiled, debug, env, guard, lifetime, log, native, objects
+from commlib import backends, compile, debug, env, guard, lifetime, log, native, objects
 from commlib.agreement import agree, choose_plan, pin, settings, teach, teach_inside
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -131,7 +131,7 @@ class Communicator(Fused):
         self._lanes = Lanes() if threads else StreamLanes(backend.device)
         self._closed = False
         calls = calls_of(backend)
-        self._leave_graphs = compiled.register(self, getattr(calls, "checks", calls))
+        self._leave_graphs = compile.register(self, getattr(calls, "checks", calls))
         self._calls = self._unordered = guard.watched(log.watched(calls, self), self)
         self.use(plan)
         lifetime.watch(self)

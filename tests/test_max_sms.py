@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 
-from commlib import compiled
 from commlib.calling import Calling
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
+from commlib.compile import operators
 from commlib.messages import Messages
 from commlib.methods import Collectives
 from commlib.plan.rules import SPARING
@@ -92,7 +92,7 @@ def test_a_graph_holds_the_limit_of_every_collective(comm: Communicator) -> None
     x = torch.arange(8.0) + 10 * comm.rank
     found = torch.compile(with_limits, fullgraph=True, backend=aot_autograd(fw_compiler=look))(comm, x)
     assert all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True))
-    schemas = [getattr(torch.ops.commlib, name).default._schema for name in compiled._DEFINED]
+    schemas = [getattr(torch.ops.commlib, name).default._schema for name in operators._RUNS]
     takes = {schema.name for schema in schemas if "int max_sms" in str(schema) and "epilogue" not in schema.name}
     assert limits == dict.fromkeys(takes, 3)
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import commlib
-from commlib import compiled
+from commlib.compile import dynamo
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 
@@ -157,12 +157,12 @@ def test_a_graph_without_its_communicator_says_so(comm):
 def test_a_graph_says_that_its_communicator_is_closed(comm):
     graph = torch.compile(in_place, backend="aot_eager")
     graph(comm, torch.ones(2))
-    name = compiled._name(comm._calls)
+    name = comm._graph_name
     comm.close()
     for call in (lambda: torch.ops.commlib.barrier(torch.empty(0), name), lambda: graph(comm, torch.ones(2))):
         with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
             call()
-    assert name not in {known for known, *_ in compiled._KNOWN.values()}
+    assert name not in {known for known, *_ in dynamo._KNOWN.values()}
 
 
 def test_debug_logging_does_not_disturb_a_graph(caplog):
@@ -190,7 +190,7 @@ def test_all_reduce_rms_norm_is_one_operator_and_keeps_its_place(comm):
 
 X, MOST = torch.arange(4.0), 3
 CASES = {
-    "all_reduce": (X, X, "sum", MOST),
+    "all_reduce": (X, "sum", X, MOST),
     "reduce": (X, X, 0, "max", MOST),
     "all_gather": (X.clone(), X, MOST),
     "all_gatherv": (X.clone(), X, [4], MOST),
@@ -208,8 +208,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_torchs_own_checks_of_operators_pass(comm, name):
     op = getattr(torch.ops.commlib, name).default
-    assert torch.equal(op(*CASES[name], compiled._name(comm._calls)).view(-1), X)
-    torch.library.opcheck(op, (*CASES[name], compiled._name(comm._calls)))
+    assert torch.equal(op(*CASES[name], comm._graph_name).view(-1), X)
+    torch.library.opcheck(op, (*CASES[name], comm._graph_name))
 
 
 ROWS, WEIGHT = torch.randn(3, 256), torch.randn(256)
@@ -225,7 +225,7 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_torchs_own_checks_of_the_norms_pass(comm, name):
     op = getattr(torch.ops.commlib, name.split()[0]).default
-    torch.library.opcheck(op, (*NORMS[name], compiled._name(comm._calls)))
+    torch.library.opcheck(op, (*NORMS[name], comm._graph_name))
 
 
 @pytest.mark.parametrize("name", [name for name in (*CASES, *NORMS) if name != "send_recv"])
@@ -287,6 +287,6 @@ def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(
 
     monkeypatch.setattr(torch.compiler, "substitute_in_graph", refuse)
     with caplog.at_level(logging.WARNING, "commlib"):
-        compiled._teach_dynamo()
+        dynamo._register_with_dynamo()
     assert f"torch.compile cannot take commlib's collectives with torch {torch.__version__}" in caplog.text
     assert "TypeError: substitute_in_graph is not what it was" in caplog.text
