@@ -1,4 +1,4 @@
-"""The native library, csrc/binding/module.cc: loaded once and told what Python decides; `_native.pyi` is its face."""
+"""The native library, csrc/binding/module.cc: loaded once, with what Python decides; `_native.pyi` has its types."""
 
 from __future__ import annotations
 

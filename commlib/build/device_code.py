@@ -125,7 +125,7 @@ def _find_nvrtc() -> Compiler:
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
-    # What comes out of its own cache comes without the report of ptxas.
+    # What comes out of NVRTC's cache comes without the report of ptxas.
     no_cache = ("--no-cache",) if (major, minor) >= _NVRTC_CACHES else ()
     return Compiler(f"NVRTC {major}.{minor}", partial(_run_nvrtc, nvrtc, no_cache))
 

@@ -31,7 +31,7 @@ def load_plugin(source: Path) -> None:
     with open(fd, "wb", closefd=False) as file:
         file.write(content)
     try:
-        # Python loads the library for itself alone; a plugin needs its symbols.
+        # Python loads the library only for itself; a plugin needs its symbols.
         ctypes.CDLL(library.library_path(), mode=os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_NOW)
         ctypes.CDLL(f"/proc/self/fd/{fd}", mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:

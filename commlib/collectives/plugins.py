@@ -66,7 +66,7 @@ class Tables(Mapping[str, Collective]):
         return self._faults
 
     def load(self, named: Iterable[tuple[str, str]]) -> None:
-        """Add plugins, given as (who asks for it, file or module); what is wrong with one is kept for `check`."""
+        """Add plugins, given as (who asks for it, file or module); `check` raises what is wrong with one."""
         for who, name in named:
             try:
                 plugin = read(name, self._tables)
@@ -155,7 +155,7 @@ def _fault_of_source(row: Algorithm) -> str | None:
     (file,) = native_files(row)
     if not file.is_file():
         return f"there is no {file}"
-    return "native code cannot be told a path with spaces; move the plugin" if " " in str(file) else None
+    return "native code takes no path with spaces; move the plugin" if " " in str(file) else None
 
 
 def native_files(row: Algorithm) -> list[Path]:

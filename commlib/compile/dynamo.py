@@ -51,9 +51,9 @@ def _call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor | None
     written = names.index("out") if "out" in names else 0
     limits = 0 if name in MESSAGES else 1
 
-    def traced(calls: Calls, *given: Any) -> Tensor | None:
+    def traced(calls: Calls, *arguments: Any) -> Tensor | None:
         graph_name, rank, _ = _KNOWN[id(calls)]
-        values = [_plain(parameter, value) for parameter, value in zip(parameters, given, strict=False)]
+        values = [_plain(parameter, value) for parameter, value in zip(parameters, arguments, strict=False)]
         if name == "send":
             OPS.send(*values, graph_name)
             return None
@@ -62,7 +62,7 @@ def _call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor | None
             target = values[written] = values[names.index("x")]
         if target is None:
             raise ValueError(f"{name}: a rank that receives from rank {values[names.index('src')]} needs out=")
-        limit = (*given[len(names) :], 0)[:limits]
+        limit = (*arguments[len(names) :], 0)[:limits]
         result = getattr(OPS, name)(*values, *limit, graph_name)
         if name not in ("reduce", "gather") or rank == values[names.index("dst")]:
             target.copy_(result)
@@ -73,18 +73,16 @@ def _call(name: str, parameters: tuple[str, ...]) -> Callable[..., Tensor | None
 
 def _plain(parameter: str, value: Any) -> Any:
     """Return what an operator takes for an argument of a call."""
-    if value is None or parameter.startswith(("Tensor", "int")):
-        return value
-    if parameter.startswith("SymInt[]"):
-        return list(value)
+    if parameter != "str op":
+        return list(value) if parameter.startswith("SymInt[]") and value is not None else value
     for name, torchs in TORCH_OPS.items():  # Dynamo does not hash torch's
         if value is torchs:
             return name
     return str(value)  # what is no reduction is refused by the call itself
 
 
-def _all_reduce_rms_norm(calls: Calls, *given: Any) -> None:
-    tensors, outs, how, limit = given[:5], given[5:8], given[8:12], given[12:] or (0,)
+def _all_reduce_rms_norm(calls: Calls, *arguments: Any) -> None:
+    tensors, outs, how, limit = arguments[:5], arguments[5:8], arguments[8:12], arguments[12:] or (0,)
     op = OPS.all_reduce_rms_norm if outs[-1] is None else OPS.all_reduce_rms_norm_scales
     results = op(*tensors, *how, *limit, _KNOWN[id(calls)][0])
     for target, result in zip(outs, results, strict=False):

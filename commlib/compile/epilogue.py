@@ -64,7 +64,7 @@ def epilogue(
             type `Row`, the float `width`, and every input, output and number by its name.
         outputs: What is written, by name: ("row", a type), ("number", a type) for one of each row, or ("groups", a
             type) for one of each 128 columns. None is the type of x.
-        reference: The same in torch's operations on whole tensors. It is given the sum, rounded to its type, the
+        reference: The same in torch's operations on whole tensors. It takes the sum, rounded to its type, the
             inputs and the numbers by their names, and returns the outputs in their order; they are then rounded.
         inputs: What is read, by name: "row" is a tensor like x, "columns" has one element for each column, "number" has
             one for each row, or one for all. Their types are those of the tensors at the call.

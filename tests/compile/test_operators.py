@@ -1,8 +1,10 @@
 """torch.compile(fullgraph=True) takes collectives: each is an operator, and the values are those of eager calls."""
 
+import ast
 import logging
 import os
 import subprocess
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import commlib
-from commlib.compile import dynamo
+from commlib.compile import dynamo, operators
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 
@@ -203,6 +205,16 @@ CASES = {
     "broadcast": (X, 0, MOST),
     "send_recv": (X, 0, X.clone(), 0),
 }
+
+
+def test_operators_take_what_native_calls_take():
+    stub = ast.parse((Path(commlib.__file__).parent / "_native.pyi").read_text())
+    (calls,) = (node for node in stub.body if isinstance(node, ast.ClassDef) and node.name == "Calls")
+    native = {node.name: [arg.arg for arg in node.args.posonlyargs[1:]] for node in calls.body[1:]}
+    for name, parameters in operators.SIGNATURES.items():
+        names = [parameter.split()[1].replace("op", "redop") for parameter in parameters]
+        limit = [] if name in operators.MESSAGES else ["max_sms"]
+        assert native[name] == (["x", "src"] if name == "recv" else [*names, *limit])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,7 +23,7 @@ FOR_TWO = kernels([2], ELEMENTS, ["max"]) + kernels([2], COMMON, ["sum"])
 FOR_MORE = kernels([1, 4, 8], COMMON, ["sum", "max"])
 EVERYWHERE = dict.fromkeys(kernels([2, 8], COMMON, ["sum", "max"]))
 # Of the kernels without a communicator: all for one generation, those of common rows for the others.
-ALONE = library.device_kernels()
+ALONE = list(library.device_kernels())
 COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
 ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words in COMMON_ROWS)]
 
