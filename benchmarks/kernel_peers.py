@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from cuda.bindings import driver
 
-from commlib import jit
+from commlib.build.device_code import compiler
 from commlib.errors import one_line
 
 Call = Callable[[], object]
@@ -87,7 +87,7 @@ def _launch(ids: torch.Tensor, source: torch.Tensor, row: int, target: torch.Ten
 @cache
 def _function() -> Any:
     major, minor = torch.cuda.get_device_capability()
-    code, log = jit.compiler().run(_PROBE, ["--std=c++17", f"--gpu-architecture=sm_{major}{minor}"])
+    code, log = compiler().run(_PROBE, ["--std=c++17", f"--gpu-architecture=sm_{major}{minor}"])
     if not code:
         raise RuntimeError(log)
     status, module = driver.cuModuleLoadData(code)

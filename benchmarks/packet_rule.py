@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from commlib import jit
+from commlib.build.sources import csrc
 
-AHEAD = int(re.search(r"kAhead = (\d+);", (jit.csrc() / "include/commlib/job.h").read_text()).group(1))
+AHEAD = int(re.search(r"kAhead = (\d+);", (csrc() / "include/commlib/job.h").read_text()).group(1))
 SLOTS, LAMPORT_SLOTS = 2 * AHEAD, 4 * AHEAD
 LOOKS_BACK = SLOTS  # who takes a number sees that the slot of so many before is empty
 MOST_STEPS = 3 * SLOTS // 2

@@ -11,9 +11,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init
+    from commlib.compile.epilogue import epilogue
+    from commlib.compile.fuse import fuse, inductor
     from commlib.core.work import Work
-    from commlib.epilogues import epilogue
-    from commlib.fusion import fuse, inductor
     from commlib.plan import Plan
     from commlib.radix import RadixCache
 
@@ -42,9 +42,9 @@ _LAZY = {
     "Plan": "commlib.plan",
     "RadixCache": "commlib.radix",
     "Work": "commlib.core.work",
-    "epilogue": "commlib.epilogues",
-    "fuse": "commlib.fusion",
-    "inductor": "commlib.fusion",
+    "epilogue": "commlib.compile.epilogue",
+    "fuse": "commlib.compile.fuse",
+    "inductor": "commlib.compile.fuse",
     "init": "commlib.communicator",
 }
 

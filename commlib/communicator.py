@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib import backends, compiled, debug, env, native
+from commlib import backends, compile, debug, env, native
 from commlib.agreement import agree, choose_plan, pin, settings, teach
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
@@ -153,7 +153,7 @@ class Communicator:
         if (mode := env.GUARD.get()) != "off":
             self.dispatcher.observe(guard.Guard(self, mode))
         self._hooks: Hooks | None = None
-        self.graph_name, self._leave_graphs = compiled.register(self, getattr(self._calls, "checks", self._calls))
+        self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
         lifetime.watch(self)
         debug.listen(native.library.guard_answers)

@@ -9,7 +9,9 @@ try:
 except ImportError as error:
     raise ImportError(f'commlib.ffi needs tvm-ffi: pip install "apache-tvm-ffi>=0.1.15,<0.2" ({error})') from error
 
-from commlib import errors, host, jit
+from commlib import errors
+from commlib.build.plugin_code import headers
+from commlib.build.sources import include_folders
 from commlib.native import library
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def handle(comm: Communicator) -> int:
 
 def include() -> str:
     """Return the folder of `commlib/ffi.h`, for algorithms: `extra_include_paths=[commlib.ffi.include()]`."""
-    return str(jit.include_folders(host.headers())[1])
+    return str(include_folders(headers())[1])
 
 
 def add_algorithm(backend: str, op: str, name: str, function: Any) -> None:

@@ -1,17 +1,17 @@
-"""The native library, csrc/binding/module.cc: loaded once and told what Python decides; `_native.pyi` is its face."""
+"""The native library, csrc/binding/module.cc: loaded once, with what Python decides; `_native.pyi` has its types."""
 
 from __future__ import annotations
 
 import gc
 import importlib
 from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from commlib import debug, env
+from commlib.build.modules import load_module
 from commlib.errors import BuildFailed
 from commlib.redops import CODES, TORCH_OPS
 
@@ -23,7 +23,10 @@ _NAME = "commlib._native"
 def _load() -> Any:
     override = env.LIBRARY.get()
     try:
-        module = _from_file(override) if override else importlib.import_module(_NAME)
+        if override:
+            module: Any = load_module(Path(override), ExtensionFileLoader(_NAME, override))
+        else:
+            module = importlib.import_module(_NAME)
     except (ImportError, OSError) as error:
         remedy = "in a checkout run `make setup`, else install commlib again"
         if override:
@@ -34,15 +37,6 @@ def _load() -> Any:
     module.prefix_use(env.ISA.get())
     module.set_recorded(debug.call_site, debug.explain)
     gc.callbacks.append(module.note_collection)
-    return module
-
-
-def _from_file(path: str) -> ModuleType:
-    loader = ExtensionFileLoader(_NAME, path)
-    spec = spec_from_file_location(_NAME, path, loader=loader)
-    assert spec is not None
-    module = module_from_spec(spec)
-    loader.exec_module(module)
     return module
 
 

@@ -65,7 +65,7 @@ def test_the_tests_of_the_copy_pass(extended: Run, file: str, names: str) -> Non
 
 def test_a_kernel_for_gpus_and_a_call_of_nccl_s_have_their_rows(extended: Run) -> None:
     program = (
-        "from commlib.collectives import algorithm_names as a; from commlib.collectives.device import kernels;"
+        "from commlib.collectives import algorithm_names as a; from commlib.tools.kernel_list import kernels;"
         "print(a('nccl')['all_reduce'], [e for s, e in kernels([2], ['float32'], ['sum']) if 'lsa_ll_twoshot' in e])"
     )
     out = extended(["-c", program])

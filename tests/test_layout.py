@@ -21,7 +21,7 @@ NATIVE = sorted(
 
 # Optional or heavy package → the only files that may import it.
 IMPORTERS = {
-    "cuda": "commlib/jit.py",
+    "cuda": "commlib/build/device_code.py",
     "mpi4py": "commlib/bootstrap/mpi.py",
     "click": "commlib/tools/cli/*.py",
     "nccl": "commlib/backends/nccl_control.py",

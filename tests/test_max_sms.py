@@ -8,9 +8,9 @@ from unittest import mock
 import pytest
 import torch
 
-from commlib import compiled
 from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
+from commlib.compile import operators
 from commlib.core.dispatch import Dispatcher
 from commlib.core.work import StreamLanes
 from commlib.plan.rules import SPARING
@@ -87,7 +87,7 @@ def test_a_graph_holds_the_limit_of_every_collective(comm: Communicator) -> None
     x = torch.arange(8.0) + 10 * comm.rank
     found = torch.compile(with_limits, fullgraph=True, backend=aot_autograd(fw_compiler=look))(comm, x)
     assert all(torch.equal(a, b) for a, b in zip(found, with_limits(comm, x), strict=True))
-    schemas = [getattr(torch.ops.commlib, name).default._schema for name in compiled._DEFINED]
+    schemas = [getattr(torch.ops.commlib, name).default._schema for name in operators._RUNS]
     takes = {schema.name for schema in schemas if "int max_sms" in str(schema) and "epilogue" not in schema.name}
     assert limits == dict.fromkeys(takes, 3)
 

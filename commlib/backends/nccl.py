@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from commlib import device, jit
 from commlib.backends.base import Options
 from commlib.backends.native import NativeBackend
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
-from commlib.device import MAX_WORLD
+from commlib.build.device_code import compile_kernel
+from commlib.build.kernel_names import MAX_WORLD, expression, row_expression
 from commlib.errors import CommError, Unsupported
 from commlib.native import library
 
@@ -132,10 +132,10 @@ class NcclBackend(NativeBackend["NcclGroup"]):
 
     def _build(self, source: str, algorithm: str, dtype: str, form: str, epilogue: str) -> tuple[bytes, str]:
         if "=" in form:
-            instance = device.row_expression(algorithm, dtype, form)
+            instance = row_expression(algorithm, dtype, form)
         else:
-            instance = device.expression(algorithm, self.size, dtype, form)
-        kernel = jit.compile_kernel(source, instance, self._arch, epilogue, self._stamped)
+            instance = expression(algorithm, self.size, dtype, form)
+        kernel = compile_kernel(source, instance, self._arch, epilogue, self._stamped)
         return kernel.code, kernel.symbol
 
     @contextmanager

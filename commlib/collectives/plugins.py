@@ -1,23 +1,23 @@
-"""Plugins: algorithms that live outside the tree. A Python file has their rows, and the native halves lie beside it.
+"""Plugins: algorithms that live outside the tree. A Python file has their rows, and the native files lie next to it.
 
 asked for by COMMLIB_PLUGINS or an entry point | run the file | check its rows | give each the place of its native half
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from hashlib import sha256
+from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from commlib import env, host
+from commlib import env
+from commlib.build.cache import COMPILER_S
+from commlib.build.modules import load_module
+from commlib.build.plugin_code import load_plugin
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.errors import BuildFailed, one_line
 
@@ -66,7 +66,7 @@ class Tables(Mapping[str, Collective]):
         return self._faults
 
     def load(self, named: Iterable[tuple[str, str]]) -> None:
-        """Add plugins, given as (who asks for it, file or module); what is wrong with one is kept for `check`."""
+        """Add plugins, given as (who asks for it, file or module); `check` raises what is wrong with one."""
         for who, name in named:
             try:
                 plugin = read(name, self._tables)
@@ -107,29 +107,16 @@ def asked_for() -> list[tuple[str, str]]:
 def read(name: str, tables: Mapping[str, Collective]) -> Plugin:
     """Run a plugin's Python file or module, and check its rows; every fault is a ValueError."""
     try:
-        module = (
-            _from_file(Path(name).expanduser().absolute()) if name.endswith(".py") else importlib.import_module(name)
-        )
+        module = load_module(Path(name).expanduser().absolute()) if name.endswith(".py") else import_module(name)
     except SyntaxError as error:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
     except Exception as error:  # whatever a stranger's file raises
         raise ValueError(f"plugin {name} cannot be loaded: {one_line(error)}") from error
     path = Path(module.__file__ or name)
-    given = getattr(module, "ALGORITHMS", None)
-    if not isinstance(given, Mapping):
+    by_op = getattr(module, "ALGORITHMS", None)
+    if not isinstance(by_op, Mapping):
         raise ValueError(f'{path} has no ALGORITHMS; give it ALGORITHMS = {{"all_reduce": [Algorithm(…)]}}')
-    return Plugin(path, {op: tuple(_placed(path, op, rows, tables)) for op, rows in given.items()})
-
-
-def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    name = f"commlib_plugin_{sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses and pickle look it up
-    spec.loader.exec_module(module)
-    return module
+    return Plugin(path, {op: tuple(_placed(path, op, rows, tables)) for op, rows in by_op.items()})
 
 
 def _placed(path: Path, op: str, rows: Any, tables: Mapping[str, Collective]) -> Iterator[Algorithm]:
@@ -168,7 +155,7 @@ def _fault_of_source(row: Algorithm) -> str | None:
     (file,) = native_files(row)
     if not file.is_file():
         return f"there is no {file}"
-    return "native code cannot be told a path with spaces; move the plugin" if " " in str(file) else None
+    return "native code takes no path with spaces; move the plugin" if " " in str(file) else None
 
 
 def native_files(row: Algorithm) -> list[Path]:
@@ -186,12 +173,12 @@ def load_natives(collectives: Tables, backend: str, world: World, timeout_s: flo
     if not rows:
         return
     failure = _load(rows) if world.rank == 0 else ""
-    failure = world.broadcast(failure.encode(), 0, max(timeout_s, host.COMPILER_S)).decode()
+    failure = world.broadcast(failure.encode(), 0, max(timeout_s, COMPILER_S)).decode()
     if not failure and world.rank != 0:
         failure = _load(rows)
-    for rank, said in enumerate(world.all_gather(failure.encode(), timeout_s)):
-        if said:
-            raise BuildFailed(f"rank {rank}: {said.decode()}")
+    for rank, of_rank in enumerate(world.all_gather(failure.encode(), timeout_s)):
+        if of_rank:
+            raise BuildFailed(f"rank {rank}: {of_rank.decode()}")
 
 
 def _load(rows: Iterable[tuple[str, Algorithm]]) -> str:
@@ -200,7 +187,7 @@ def _load(rows: Iterable[tuple[str, Algorithm]]) -> str:
             if row.function is not None:
                 _load_function(row.backend, op, row.name, row.function)
             else:
-                host.load(*native_files(row))
+                load_plugin(*native_files(row))
     except BuildFailed as error:
         return str(error)
     return ""

@@ -36,7 +36,7 @@ _KNOWN = (  # in files of these folders a rank is in …
     ("torch/_inductor/", "torch.compile"),
     ("torch/_dynamo/", "torch.compile"),
     ("triton/", "Triton's compiler"),
-    ("commlib/jit.py", "the compiler of commlib's kernels"),
+    ("commlib/build/device_code.py", "the compiler of commlib's kernels"),
     ("torch/serialization.py", "torch.save or torch.load"),
     ("torch/distributed/checkpoint/", "a checkpoint"),
     ("safetensors/", "safetensors"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from vllm.compilation.passes.vllm_inductor_pass import VllmInductorPass
 
-from commlib import compiled
+from commlib.compile import operators
 from commlib.engines.custom_all_reduce import NORM_TYPES
 
 _SCHEMA = "(Tensor x, Tensor? residual, Tensor weight, float eps, str group) -> (Tensor, Tensor)"
@@ -31,7 +31,7 @@ def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, group: 
     return ir.ops.fused_add_rms_norm(total, residual, weight, eps)
 
 
-_NORM = compiled.define(
+_NORM = operators.define(
     "vllm_all_reduce_rms_norm",
     _SCHEMA,
     _run,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from commlib.kernels import device as _device  # noqa: F401 - gives native code the compiler
+from commlib.build.device_code import compile_kernel
 from commlib.kernels.attention import decode_attention
 from commlib.kernels.counters import out_of_range_count
 from commlib.kernels.index import index
 from commlib.kernels.metadata import Metadata, metadata
 from commlib.kernels.prefix import prefix_match, prefix_match_many
 from commlib.kernels.store import store
+from commlib.native import library
 
 __all__ = [
     "Metadata",
@@ -20,3 +21,11 @@ __all__ = [
     "prefix_match_many",
     "store",
 ]
+
+
+def _build(source: str, expression: str, arch: str) -> tuple[bytes, str]:
+    kernel = compile_kernel(source, expression, arch)
+    return kernel.code, kernel.symbol
+
+
+library.set_builder(_build)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
-from commlib.compiled import untraced
+from commlib.compile import untraced
 from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place

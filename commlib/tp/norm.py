@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
-from commlib.epilogues import MOST, Epilogue, epilogue
+from commlib.compile.epilogue import MAX_FIELDS, Epilogue, epilogue
 from commlib.tp.linear import parameter
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.sequence import gather_rows, scatter_rows
@@ -86,7 +86,7 @@ class FusedResidualNorm(nn.Module):
         self.weight.copy_(source.read(f"{name}.weight", tuple(self.weight.shape)))
 
 
-MOST_PARTS = MOST - 3  # of the fields, residual, weight and two outputs are no parts, and the first part is x
+MOST_PARTS = MAX_FIELDS - 3  # of the fields, residual, weight and two outputs are no parts, and the first part is x
 
 
 def add_and_normalise(

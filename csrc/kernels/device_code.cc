@@ -12,7 +12,7 @@ namespace python = binding::python;
 
 namespace {
 
-// build(source, expression, arch) returns (cubin, symbol); commlib/kernels/device.py gives it.
+// build(source, expression, arch) returns (cubin, symbol); commlib/kernels/__init__.py gives it.
 python::Callback builder;
 
 std::vector<void (*)(const DeviceCodes::Show&)>& listings() {

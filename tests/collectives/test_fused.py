@@ -224,7 +224,7 @@ def test_a_rows_bits_depend_on_that_row_alone_by_every_algorithm(shm_ranks: Rank
 
 
 def test_a_call_is_not_fused_over_another_collective() -> None:
-    from commlib.fusion import _place  # here, as it loads torch's compiler, which takes a second in each rank
+    from commlib.compile.fuse import _place  # here, as it loads torch's compiler, which takes a second in each rank
 
     for op, fits in ((torch.ops.aten.neg.default, True), (torch.ops._c10d_functional.all_reduce.default, False)):
         graph = torch.fx.Graph()

@@ -10,8 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import commlib
-from commlib import fusion
 from commlib.communicator import Communicator
+from commlib.compile import fuse as fusion
 from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
 from tests.epilogues import INT8, RMS_NORM, SCALED

@@ -11,7 +11,7 @@ from torch import Tensor
 import commlib
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.epilogues import Epilogue
+from commlib.compile.epilogue import Epilogue
 from commlib.errors import BuildFailed
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks

@@ -7,10 +7,12 @@ from functools import cache
 
 import pytest
 
-from commlib import env, jit
-from commlib.collectives.device import ELEMENTS, kernels
-from commlib.device import row_expression
-from commlib.kernels import device
+from commlib import env
+from commlib.build.device_code import Kernel, Request, compile_kernel, compile_many
+from commlib.build.kernel_names import ELEMENTS, row_expression
+from commlib.build.sources import csrc, files_of
+from commlib.native import library
+from commlib.tools.kernel_list import kernels
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED
 
 HERE, *OTHERS = "sm_90", "sm_80", "sm_100"  # what the figures are of, and older and newer GPUs
@@ -21,7 +23,7 @@ FOR_TWO = kernels([2], ELEMENTS, ["max"]) + kernels([2], COMMON, ["sum"])
 FOR_MORE = kernels([1, 4, 8], COMMON, ["sum", "max"])
 EVERYWHERE = dict.fromkeys(kernels([2, 8], COMMON, ["sum", "max"]))
 # Of the kernels without a communicator: all for one generation, those of common rows for the others.
-ALONE = device.kernels()
+ALONE = list(library.device_kernels())
 COMMON_ROWS = (", 16>", "Copy<16>", "bfloat16, commlib::e4m3, 8>", "<256>")
 ALONE_COMMON = [kernel for kernel in ALONE if any(words in kernel[1] for words in COMMON_ROWS)]
 
@@ -33,10 +35,10 @@ ALIKE = ("lsa_lamport_cluster", "lsa_lamport_twoshot")
 
 def row_sources(dtype, world):
     """Yield (source, algorithm, ranks, pairs) of kernels of rows, up to the longest rows that each has."""
-    for path in sorted((jit.csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
+    for path in sorted((csrc() / "collectives/all_reduce_rms_norm").glob("*.cu")):
         longest = 2 if path.stem in TILES else 8 if dtype == "float32" else 4
         ranks = 1 if path.stem == "nccl_composed" else world
-        source = path.relative_to(jit.csrc()).as_posix()
+        source = path.relative_to(csrc()).as_posix()
         yield from ((source, path.stem, ranks, pairs) for pairs in (1, 2, 4, 8) if pairs <= longest)
 
 
@@ -54,7 +56,7 @@ def row_kernels(world, dtypes, norms):
 def epilogue_kernels(world, dtype, epilogues, arch=HERE, most_pairs=8):
     """Requests of kernels whose rows end with an epilogue of the user's, for inputs of these types."""
     return [
-        jit.Request(source, row_expression(name, dtype, form), arch, epilogue.text)
+        Request(source, row_expression(name, dtype, form), arch, epilogue.text)
         for epilogue, types in epilogues.items()
         for source, name, ranks, pairs in row_sources(dtype, world)
         if pairs <= most_pairs and name not in ALIKE
@@ -73,17 +75,17 @@ HALF_ON_EIGHT = [row for row in row_kernels(8, ["float16"], NORMS) if "lsa_twosh
 ROWS_FOR_MORE += HALF_ON_EIGHT
 # What the gate compiles: one of each algorithm of all_reduce, of one its marks, and of rows; and what has changed.
 OF_ALL_REDUCE = [each for each in dict.fromkeys(kernels([2], ["bfloat16"], ["sum"])) if "/all_reduce/" in each[0]]
-SOON = [jit.Request(*kernel, HERE) for kernel in OF_ALL_REDUCE]
+SOON = [Request(*kernel, HERE) for kernel in OF_ALL_REDUCE]
 SOON += [request._replace(marked=True) for request in SOON[:1]]
-SOON += [jit.Request(*kernel, HERE) for kernel in row_kernels(2, ["bfloat16"], [PLAIN]) if kernel[1].endswith("2>")]
-SOON += [jit.Request(*kernel, HERE) for kernel in ALONE_COMMON[::8]]
-MARKED = [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([2], ["bfloat16"], ["sum"])]
-REST = [jit.Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
-REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
-REST += [jit.Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
-REST += MARKED + [jit.Request(*kernel, HERE, marked=True) for kernel in kernels([8], ["bfloat16"], ["sum"])]
-REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
-REST += [jit.Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, ["bfloat16"], [WIDEST])]
+SOON += [Request(*kernel, HERE) for kernel in row_kernels(2, ["bfloat16"], [PLAIN]) if kernel[1].endswith("2>")]
+SOON += [Request(*kernel, HERE) for kernel in ALONE_COMMON[::8]]
+MARKED = [Request(*kernel, HERE, marked=True) for kernel in kernels([2], ["bfloat16"], ["sum"])]
+REST = [Request(*kernel, HERE) for kernel in row_kernels(2, COMMON, [PLAIN])]
+REST += [Request(*kernel, HERE) for kernel in dict.fromkeys(FOR_TWO + FOR_MORE + ALONE)]
+REST += [Request(*kernel, HERE) for kernel in dict.fromkeys(ROWS_FOR_TWO + ROWS_FOR_MORE)]
+REST += MARKED + [Request(*kernel, HERE, marked=True) for kernel in kernels([8], ["bfloat16"], ["sum"])]
+REST += [Request(*kernel, arch) for arch in OTHERS for kernel in [*EVERYWHERE, *ALONE_COMMON]]
+REST += [Request(*kernel, arch) for arch in OTHERS for kernel in row_kernels(2, ["bfloat16"], [WIDEST])]
 # An input of 8 bits, one that differs from x, and those of most models.
 SHOWN = {SCALED: "bfloat16,float32,float32", QK_NORM: "bfloat16,bfloat16", INT8: ""}
 OF_USERS = {SCALED: "float8_e4m3fn,float32,float16", QK_NORM: "int8,float32", INT8: ""}
@@ -107,15 +109,13 @@ def changed_since(commit):
     """Return a function that says of a request whether a file that it is made of has changed since."""
     if not commit:
         return lambda request: False
-    command = ["git", "-C", str(jit.csrc()), "diff", "--relative", "--name-only", commit, "--", "."]
+    command = ["git", "-C", str(csrc()), "diff", "--relative", "--name-only", commit, "--", "."]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    changed = {(jit.csrc() / name).resolve() for name in told.splitlines()}
+    changed = {(csrc() / name).resolve() for name in told.splitlines()}
 
     @cache
     def has_changed(source):
-        files = set()
-        list(jit._contents(jit.csrc() / source, jit.csrc(), files))
-        return not changed.isdisjoint(file.resolve() for file in files)
+        return not changed.isdisjoint(file.resolve() for file in files_of(csrc() / source, csrc()))
 
     return lambda request: request.arch == HERE and has_changed(request.source)
 
@@ -147,11 +147,11 @@ def compiled(request):
     wanted = [item.callspec.params["kernel"] for item in items]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(env.CACHE_DIR.name, str(request.config.cache.mkdir("kernels")))
-        return dict(jit.compile_many(wanted, len(os.sched_getaffinity(0))))
+        return dict(compile_many(wanted, len(os.sched_getaffinity(0))))
 
 
 def stays_in_registers(result):
-    assert isinstance(result, jit.Kernel), str(result)
+    assert isinstance(result, Kernel), str(result)
     assert "warning" not in result.log, result.log
     assert (result.spill_bytes, result.stack_bytes) == (0, 0), f"{result.registers} registers\n{result.log}"
 
@@ -169,7 +169,7 @@ def test_a_free_multiprocessor_has_room_for_a_block_of_every_kernel(compiled):
     """Two communicators rely on it (csrc/nccl/footprint.h); the compiler sees to registers."""
     seen = set()
     for request, kernel in compiled.items():
-        if request.arch != HERE or not isinstance(kernel, jit.Kernel):
+        if request.arch != HERE or not isinstance(kernel, Kernel):
             continue
         static = re.search(r"(\d+) bytes smem", kernel.log)
         slots = sum(count for name, count in SLOTS.items() if name in kernel.code)
@@ -186,7 +186,7 @@ def test_only_kernels_that_are_compiled_with_marks_have_them(compiled):
 
 def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc")
-    lines = (jit.csrc() / "device/row.cuh").read_text().splitlines()
+    lines = (csrc() / "device/row.cuh").read_text().splitlines()
     begin = lines.index("//   struct Scaled {")
     example = [line.removeprefix("//") for line in lines[begin : lines.index("//   };", begin) + 1]]
     source = tmp_path / "scaled.cu"
@@ -194,4 +194,4 @@ def test_the_example_of_an_epilogue_compiles_and_stays_in_registers(tmp_path):
     source.write_text("\n".join([*head, *example, "}  // namespace", ""]))
     for pairs in (1, 2, 4):
         expression = f"commlib::nccl_composed<commlib::bfloat16, commlib::Scaled, 1, {pairs}>"
-        stays_in_registers(jit.compile_kernel(source, expression, HERE))
+        stays_in_registers(compile_kernel(source, expression, HERE))

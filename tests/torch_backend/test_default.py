@@ -56,7 +56,7 @@ for name in ("all_gather_single", "reduce_scatter_single"):
     getattr(dist, name, lambda *_: None)(x, x + 1)
 print(dist.get_backend_config())
 import commlib.kernels
-print('commlib.kernels.device' in sys.modules)  # else native code lacks the compiler, which shows only on GPUs
+print('commlib.build.device_code' in sys.modules)  # else native code lacks the compiler, which shows only on GPUs
 dist.destroy_process_group()
 """
 

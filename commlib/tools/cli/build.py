@@ -30,27 +30,28 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
 
     No GPU is needed to compile for one: name its architecture. The cache is $COMMLIB_CACHE_DIR.
     """
-    from commlib import jit
-    from commlib.collectives.device import kernels
+    from commlib.build.cache import cache_dir, check_writable
+    from commlib.build.device_code import Request, compile_many, compiler
     from commlib.errors import BuildFailed
-    from commlib.kernels import device
+    from commlib.native import library
+    from commlib.tools.kernel_list import kernels
 
-    folder = jit.cache_dir()
+    folder = cache_dir()
     try:
-        jit.try_cache(folder)
+        check_writable(folder)
     except OSError as error:
         raise click.UsageError(
             f"the cache {folder} cannot be written: {error.strerror}; {env.CACHE_DIR.name}=FOLDER names another"
         ) from None
     names = [str(dtype).removeprefix("torch.") for dtype in read_dtypes(dtypes)]
     requests = [
-        jit.Request(source, expression, name)
+        Request(source, expression, name)
         for name in _architectures(arch)
-        for source, expression in [*kernels(_worlds(worlds), names), *device.kernels()]
+        for source, expression in [*kernels(_worlds(worlds), names), *library.device_kernels()]
     ]
-    tool, start = jit.compiler(), time.perf_counter()
+    tool, start = compiler(), time.perf_counter()
     compiled, failures = 0, []
-    for request, kernel in jit.compile_many(requests, jobs or len(os.sched_getaffinity(0))):
+    for request, kernel in compile_many(requests, jobs or len(os.sched_getaffinity(0))):
         if isinstance(kernel, BuildFailed):
             failures.append(str(kernel))
             continue
@@ -83,7 +84,7 @@ def _architectures(text: str | None) -> list[str]:
 
 
 def _worlds(text: str) -> list[int]:
-    from commlib.device import MAX_WORLD
+    from commlib.build.kernel_names import MAX_WORLD
 
     worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= world <= MAX_WORLD for world in worlds):

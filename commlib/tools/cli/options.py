@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib import env
+from commlib.build.modules import load_module
 from commlib.tools.report import files
 from commlib.tools.report.plot import check_name
 
@@ -87,13 +87,11 @@ def check_files(
 
 def python_file(path: Path, function: str, option: str = "--peer") -> Any:
     """Return the module that a Python file of the caller's is; it must have the function."""
-    spec = importlib.util.spec_from_file_location(f"commlib_peer_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise click.UsageError(f"{option} {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent))  # it may import what lies beside it
+    sys.path.insert(0, str(path.parent))  # it may import what lies next to it
     try:
-        spec.loader.exec_module(module)
+        module = load_module(path.absolute())
     except Exception as error:
         raise click.UsageError(f"{option} {path}: {type(error).__name__}: {error}") from error
     finally:

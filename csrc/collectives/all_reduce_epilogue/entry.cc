@@ -1,5 +1,5 @@
 // all_reduce_epilogue for Python: rows, summed, with an epilogue of the user's on each, as
-// commlib/epilogues.py declares and generates it.
+// commlib/compile/epilogue.py declares and generates it.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 using python::Owned;
 
-enum Kind : int64_t { kRow, kColumns, kNumber, kGroups };  // as commlib/epilogues.py: KINDS
+enum Kind : int64_t { kRow, kColumns, kNumber, kGroups };  // as commlib/compile/epilogue.py: KINDS
 constexpr int64_t kOfX = -1;                               // in place of an element type
 
 // A declaration, whose fields are those of Rows: inputs, then outputs.

@@ -12,10 +12,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from commlib import jit
 from commlib.backends import nccl
 from commlib.backends.nccl_control import capabilities
 from commlib.bootstrap.world import World
+from commlib.build.cache import cache_dir
 from commlib.errors import Unsupported
 
 RANKS = int(os.environ.get("RANKS_ON_ONE_GPU", "0"))  # 0: every rank has a GPU of its own
@@ -24,7 +24,7 @@ SOURCE = Path(__file__).with_name("nccl.cc")
 
 def built() -> Path:
     """Return the library in NCCL's place."""
-    path = Path(jit.cache_dir()) / "one_gpu_nccl.so"
+    path = cache_dir() / "one_gpu_nccl.so"
     if not path.exists() or path.stat().st_mtime < SOURCE.stat().st_mtime:
         path.parent.mkdir(parents=True, exist_ok=True)
         mine = path.with_suffix(f".{os.getpid()}")

@@ -21,12 +21,12 @@ OLD_S = 86400  # a failure that is older is no warning
 
 def cache() -> Finding:
     """Return what the cache holds, after writing into it."""
-    from commlib import jit
+    from commlib.build.cache import cache_dir, check_writable
 
     remedy = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
     try:
-        folder = jit.cache_dir()
-        jit.try_cache(folder)
+        folder = cache_dir()
+        check_writable(folder)
     except RuntimeError as error:
         return warning(f"no folder: {error}", remedy)
     except OSError as error:

@@ -30,21 +30,21 @@ def native_library() -> Finding:
 
 def plugins() -> Finding:
     """Load the plugins that the environment names."""
-    from commlib import host
+    from commlib.build.plugin_code import compiler
     from commlib.collectives import COLLECTIVES
 
     if COLLECTIVES.faults:
         return broken("; ".join(COLLECTIVES.faults), f"correct or unset {env.PLUGINS.name}")
     said = "; ".join(plugin.said for plugin in COLLECTIVES.plugins)
-    return ok(f"{said}; C++ by {host.compiler()[1]}" if said else "none")
+    return ok(f"{said}; C++ by {compiler()[1]}" if said else "none")
 
 
 def compilers() -> Finding:
     """Return what compiles device code: NVRTC, or nvcc where it is missing."""
-    from commlib import jit
+    from commlib.build.device_code import compiler
 
     try:
-        chosen = jit.compiler().name
+        chosen = compiler().name
     except CommError as error:
         said, _, remedy = str(error).partition("; ")
         return broken(said, remedy)

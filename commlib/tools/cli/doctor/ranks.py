@@ -60,7 +60,7 @@ def _on_gpus() -> list[Sums] | str:
     """Return each rank's sums, or why the ranks failed."""
     import torch
 
-    from commlib.device import MAX_WORLD
+    from commlib.build.kernel_names import MAX_WORLD
     from commlib.tools.testing import Ranks
 
     if not torch.cuda.is_available():

@@ -1,14 +1,18 @@
-"""Device code at run time: what the cache keeps, what it notices, and what a failure says. No GPU needed."""
+"""Device code at run time: what the cache stores, what it notices, and what an error shows. No GPU needed."""
 
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from commlib import env, jit
+from commlib import env
+from commlib.build import cache, device_code
 from commlib.errors import BuildFailed
 from commlib.tools.cli.doctor import kept
 from tests.bootstrap.processes import NOBODY, needs_root
@@ -44,12 +48,12 @@ def compiled(monkeypatch):
         calls.append((text, options))
         return b"\x7fELF\0" + bytes([len(calls)]), REPORT
 
-    monkeypatch.setattr(jit, "compiler", lambda: jit.Compiler("fake 1.0", run))
+    monkeypatch.setattr(device_code, "compiler", lambda: device_code.Compiler("fake 1.0", run))
     return calls
 
 
 def scale(source, factor=2, arch="sm_90"):
-    return jit.compile_kernel(source, f"commlib::scale<{factor}>", arch)
+    return device_code.compile_kernel(source, f"commlib::scale<{factor}>", arch)
 
 
 def entries(source):
@@ -63,6 +67,31 @@ def test_a_kernel_is_compiled_once(source, compiled):
     assert [path.suffix for path in entries(source)] == [".kernel"], "nothing but the entry is left"
 
 
+def test_threads_that_need_the_same_entry_build_it_once(source):
+    calls = []
+
+    def build():
+        calls.append(1)
+        time.sleep(0.2)
+        return b"content"
+
+    with ThreadPoolExecutor(4) as pool:
+        built = list(pool.map(lambda _: cache.build_cached("test", [b"part"], build), range(4)))
+    assert len(calls) == 1
+    assert {content for content, _ in built} == {b"content"}
+    assert [path.suffix for path in entries(source)] == [".test"], "no lock is left"
+
+
+def test_a_build_that_fails_leaves_nothing_and_is_tried_again(source):
+    def fail():
+        raise BuildFailed("no")
+
+    for _ in range(2):
+        with pytest.raises(BuildFailed, match="no"):
+            cache.build_cached("test", [b"part"], fail)
+    assert entries(source) == []
+
+
 def test_what_the_kernel_takes_is_read_from_the_log(source, compiled):
     kernel = scale(source)
     assert (kernel.symbol, kernel.registers, kernel.spill_bytes, kernel.stack_bytes) == ("_Zscale", 18, 12, 16)
@@ -71,15 +100,15 @@ def test_what_the_kernel_takes_is_read_from_the_log(source, compiled):
 def test_expression_and_architecture_and_compiler_are_part_of_the_key(source, compiled, monkeypatch):
     scale(source), scale(source, factor=3), scale(source, arch="sm_80")
     assert len(compiled) == 3
-    newer = jit.compiler()._replace(name="fake 1.1")
-    monkeypatch.setattr(jit, "compiler", lambda: newer)
+    newer = device_code.compiler()._replace(name="fake 1.1")
+    monkeypatch.setattr(device_code, "compiler", lambda: newer)
     scale(source)
     assert len(compiled) == 4
 
 
 def test_what_is_given_besides_the_file_is_compiled_and_part_of_the_key(source, compiled):
     for more in ("struct A {};\n", "struct B {};\n", "struct A {};\n"):
-        jit.compile_kernel(source, "commlib::scale<A>", "sm_90", more)
+        device_code.compile_kernel(source, "commlib::scale<A>", "sm_90", more)
     assert len(compiled) == 2
     (first, _), _ = compiled
     assert first.splitlines()[1:] == ["struct A {};", "static_assert(&commlib::scale<A> != nullptr);"]
@@ -120,7 +149,7 @@ def test_entries_are_the_owners_alone(source, compiled):
 
 
 def test_a_cache_that_cannot_be_written_costs_the_caching_only(source, compiled, caplog):
-    jit._warn.cache_clear()
+    cache._warn.cache_clear()
     (source.parent / "cache").write_text("a file, so no folder of that name can be made")
     with caplog.at_level(logging.WARNING, logger="commlib"):
         assert not scale(source).cached and not scale(source).cached
@@ -158,34 +187,34 @@ def test_what_others_may_have_written_is_not_loaded(source, compiled, spoilt, fo
 def test_the_cache_follows_xdg_unless_it_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(env.CACHE_DIR.name, raising=False)
-    assert jit.cache_dir() == tmp_path / "commlib"
+    assert cache.cache_dir() == tmp_path / "commlib"
     monkeypatch.setenv(env.CACHE_DIR.name, str(tmp_path / "named"))
-    assert jit.cache_dir() == tmp_path / "named"
+    assert cache.cache_dir() == tmp_path / "named"
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     with pytest.raises(BuildFailed, match=r"(?s)cuda.bindings.*nvcc.*pip install"):
-        jit.compiler.__wrapped__()
+        device_code.compiler.__wrapped__()
 
 
 def test_a_source_that_is_missing_is_named(compiled):
     with pytest.raises(BuildFailed, match=r"nowhere\.cu.*reinstall"):
-        jit.compile_kernel("collectives/nowhere.cu", "commlib::nowhere<2>", "sm_90")
+        device_code.compile_kernel("collectives/nowhere.cu", "commlib::nowhere<2>", "sm_90")
 
 
 def each_compiler():
     nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
-    return pytest.mark.parametrize("find", [jit._find_nvrtc, pytest.param(jit._find_nvcc, marks=nvcc)])
+    return pytest.mark.parametrize("find", [device_code._find_nvrtc, pytest.param(device_code._find_nvcc, marks=nvcc)])
 
 
 @each_compiler()
 def test_both_compilers_make_the_same_kernel(source, monkeypatch, find):
-    if find is jit._find_nvrtc:
+    if find is device_code._find_nvrtc:
         pytest.importorskip("cuda.bindings.nvrtc")
     tool = find()
-    monkeypatch.setattr(jit, "compiler", lambda: tool)
+    monkeypatch.setattr(device_code, "compiler", lambda: tool)
     kernel = scale(source)
     assert kernel.code.startswith(b"\x7fELF") and kernel.symbol.encode() in kernel.code
     assert kernel.symbol == "_ZN7commlib5scaleILi2EEEvNS_3JobEi"
@@ -204,10 +233,24 @@ def test_an_architecture_that_is_unknown_is_named(source):
         scale(source, arch="sm_12345")
 
 
+def test_the_command_of_an_error_repeats_it(source):
+    pytest.importorskip("cuda.bindings.nvrtc")
+    with pytest.raises(BuildFailed) as caught:
+        device_code.compile_kernel(source, "commlib::scale<Wrong>", "sm_90", "struct Wrong { it's };\n")
+    _, command = str(caught.value).split("to repeat it: ")
+    program, flag, code = shlex.split(command)
+    assert (program, flag) == ("python", "-c")
+    with pytest.raises(BuildFailed) as repeated:
+        exec(code, {})
+    assert str(repeated.value) == str(caught.value)
+
+
 def test_many_kernels_at_once_come_with_what_went_wrong(source):
     pytest.importorskip("cuda.bindings.nvrtc")
-    requests = [jit.Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")]
-    results = dict(jit.compile_many(requests, jobs=2))
+    requests = [
+        device_code.Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")
+    ]
+    results = dict(device_code.compile_many(requests, jobs=2))
     assert [results[request].symbol for request in requests[:2]] == [
         "_ZN7commlib5scaleILi2EEEvNS_3JobEi",
         "_ZN7commlib5scaleILi3EEEvNS_3JobEi",
@@ -219,9 +262,9 @@ def test_processes_that_compile_the_same_kernel_share_one_entry(source):
     pytest.importorskip("cuda.bindings.nvrtc")
     program = f"""if True:
         from hashlib import sha256
-        from commlib import jit
+        from commlib.build.device_code import compile_kernel
         for factor in range(5):
-            kernel = jit.compile_kernel({str(source)!r}, f"commlib::scale<{{factor}}>", "sm_90")
+            kernel = compile_kernel({str(source)!r}, f"commlib::scale<{{factor}}>", "sm_90")
             print(kernel.symbol, sha256(kernel.code).hexdigest())
     """
     ranks = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(4)]

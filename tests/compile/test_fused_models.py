@@ -9,7 +9,8 @@ import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
 
 import commlib
-from commlib import fusion, tp
+from commlib import tp
+from commlib.compile import fuse
 from tests.errors_and_logs import logged
 from tests.fused import EPS, OURS, WIDTH, drawn, fused, huggingface
 from tests.on_ranks import on_ranks
@@ -106,4 +107,4 @@ def test_what_inductor_keeps_on_disk_depends_on_the_backends_of_groups(shm_ranks
 
 
 def pass_name(device):
-    return fusion._Pass().uuid()
+    return fuse._Pass().uuid()

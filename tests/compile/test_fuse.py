@@ -279,7 +279,7 @@ def graph_with_torchs_own_norm(device):
     token, given, factor = (graph.placeholder(name) for name in ("token", "x", "weight"))
     ordered, aten = torch.ops.higher_order.with_effects, torch.ops.aten
     calls = [
-        graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, given, "sum", 3, "name"))
+        graph.call_function(ordered, (token, torch.ops.commlib.all_reduce.default, given, "sum", given, 3, "name"))
     ]
     calls += [graph.call_function(operator.getitem, (calls[0], 1))]
     calls += [graph.call_function(aten._fused_rms_norm.default, (calls[1], [WIDTH], factor, 1e-3))]

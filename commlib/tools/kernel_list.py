@@ -1,4 +1,4 @@
-"""Which GPU kernels there are: those of each algorithm of the tables that is device code."""
+"""Which GPU kernels the algorithms have: what `commlib build` compiles ahead of the first call."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from commlib.build.kernel_names import ELEMENTS, expression, row_expression
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Algorithm
-from commlib.device import ELEMENTS, expression, row_expression
 from commlib.redops import REDOPS
 
 PAIR_BYTES = 512 * 16  # that the threads of a row hold: csrc/include/commlib/rows.h
-MOST_COLUMNS, TILE_BYTES = 1 << 14, 1 << 14  # of a row: row_call.h, job.h
+MAX_COLUMNS, TILE_BYTES = 1 << 14, 1 << 14  # of a row: row_call.h, job.h
 
 
 def kernels(
@@ -20,7 +20,7 @@ def kernels(
 ) -> list[tuple[str, str]]:
     """Return (source, expression) of every kernel that calls of these worlds, types and reductions can need."""
     calls = [(dtype, redop, world) for world in worlds for dtype in dtypes for redop in redops]
-    found: dict[tuple[str, str], None] = {}
+    listed: dict[tuple[str, str], None] = {}
     for collective in COLLECTIVES.values():
         for algorithm in collective.algorithms:
             for dtype, redop, world in calls if algorithm.kernel else ():
@@ -30,16 +30,16 @@ def kernels(
                         if collective.of_rows
                         else [expression(algorithm.name, world, *((dtype, redop) if collective.reduces else ()))]
                     )
-                    found.update(((algorithm.source, instance), None) for instance in instances)
-    return list(found)
+                    listed.update(((algorithm.source, instance), None) for instance in instances)
+    return list(listed)
 
 
 def _of_rows(algorithm: Algorithm, world: int, dtype: str) -> Iterator[str]:
     """Yield the instances for the norm of most models, one for each length of rows; others are compiled when called."""
     in_tiles = any(param.name == "tile_bytes" for param in algorithm.params)
-    most = TILE_BYTES if in_tiles else MOST_COLUMNS * getattr(torch, dtype).itemsize
+    row_bytes = TILE_BYTES if in_tiles else MAX_COLUMNS * getattr(torch, dtype).itemsize
     ranks = 1 if algorithm.composed else world
     for pairs in (1, 2, 4, 8) if world > 1 or algorithm.composed else ():
-        if pairs == 1 or pairs * PAIR_BYTES <= most:
+        if pairs == 1 or pairs * PAIR_BYTES <= row_bytes:
             form = f"world={ranks} pairs={pairs} weight={dtype} center=no quant=none"
             yield row_expression(algorithm.name, dtype, form)

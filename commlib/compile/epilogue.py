@@ -7,32 +7,37 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from commlib import compiled, jit
+from commlib.build.device_code import compile_kernel
+from commlib.build.kernel_names import ELEMENTS, row_expression
 from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
-from commlib.communicator import Communicator
-from commlib.device import ELEMENTS, row_expression
+from commlib.compile import operators
 from commlib.native import library
 from commlib.redops import DTYPES
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
 
 KINDS = ("row", "columns", "number", "groups")  # by their codes in csrc/collectives/all_reduce_epilogue/entry.cc
 INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
 GROUP = 128  # columns that share a number
-MOST = 8  # fields, and numbers: csrc/include/commlib/rows.h
+MAX_FIELDS = 8  # tensors, and numbers: csrc/include/commlib/rows.h
 TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 FUNCTIONS = "abs has load map max max_of_groups min round set set_groups store sum sum_and_max sum_of_groups".split()
-WORDS = (
+KEYWORDS = (
     "auto bool case catch char const default delete do double enum explicit export extern float friend goto inline int "
     "long mutable namespace new operator private protected public register short signed sizeof static struct switch "
     "template this throw typedef typename union unsigned using virtual void volatile"
 ).split()  # of C++, and not of Python
-RESERVED = frozenset([*FUNCTIONS, *WORDS, "x", "width", "block", "Block", "Row", "T", "comm", "max_sms"])
+RESERVED = frozenset([*FUNCTIONS, *KEYWORDS, "x", "width", "block", "Block", "Row", "T", "comm", "max_sms"])
 
 Kinds = Mapping[str, str]
 Results = Mapping[str, tuple[str, torch.dtype | None]]
@@ -50,15 +55,16 @@ def epilogue(
 ) -> Epilogue:
     """Declare what is done to each row of a sum over all ranks; call what is returned: `scaled(comm, x, …)`.
 
-    On GPUs of one host the source becomes part of the kernel that adds up the rows, which is compiled at the first call
-    with such types and kept; the plan chooses as for all_reduce_rms_norm. Elsewhere `all_reduce` and the reference run.
+    On GPUs of one host the source becomes part of the kernel that adds up the rows. It is compiled at the first call
+    with such types, and cached; the plan chooses as for all_reduce_rms_norm. Elsewhere `all_reduce` and the reference
+    run.
 
     Args:
         source: Statements of CUDA on a row in registers, as csrc/device/row.cuh has them. They have the row `x`, the
             type `Row`, the float `width`, and every input, output and number by its name.
         outputs: What is written, by name: ("row", a type), ("number", a type) for one of each row, or ("groups", a
             type) for one of each 128 columns. None is the type of x.
-        reference: The same in torch's operations on whole tensors. It is given the sum, rounded to its type, the
+        reference: The same in torch's operations on whole tensors. It takes the sum, rounded to its type, the
             inputs and the numbers by their names, and returns the outputs in their order; they are then rounded.
         inputs: What is read, by name: "row" is a tensor like x, "columns" has one element for each column, "number" has
             one for each row, or one for all. Their types are those of the tensors at the call.
@@ -85,19 +91,22 @@ def epilogue(
     return Epilogue(declared, reference)
 
 
+@dataclass(frozen=True)
 class Declaration:
     """What is known of an epilogue before any call."""
 
-    def __init__(self, name: str, source: str, inputs: Kinds, outputs: Results, numbers: tuple[str, ...]) -> None:
-        self.name, self.source = name, source
-        self.inputs, self.outputs, self.numbers = inputs, outputs, numbers
+    name: str
+    source: str
+    inputs: Kinds
+    outputs: Results
+    numbers: tuple[str, ...]
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """What ranks must agree on, in 8 bytes."""
-        outputs = [(name, str(given)) for name, given in self.outputs.items()]
-        what = self.source, list(self.inputs.items()), outputs, self.numbers
-        return sha256(json.dumps(what).encode()).digest()[:8]
+        outputs = [(name, str(output)) for name, output in self.outputs.items()]
+        content = self.source, list(self.inputs.items()), outputs, self.numbers
+        return sha256(json.dumps(content).encode()).digest()[:8]
 
     @property
     def symbol(self) -> str:
@@ -106,27 +115,32 @@ class Declaration:
 
     def check(self) -> None:
         """Raise for what no call could be made of."""
-        named = (*self.inputs, *self.outputs, *self.numbers)
-        for name in (self.name, *named):
+        names = (*self.inputs, *self.outputs, *self.numbers)
+        for name in (self.name, *names):
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
                 raise ValueError(f"{name!r} is no name that Python and CUDA can use")
-        for at, name in enumerate(named):
-            if name in RESERVED or name in named[:at]:
+        for at, name in enumerate(names):
+            if name in RESERVED or name in names[:at]:
                 raise ValueError(f"{self.name}: {name!r} means something else already; use another name")
         for name, kind in self.inputs.items():
             self._one_of(name, kind, INPUTS)
-        for name, given in self.outputs.items():
-            self._check_output(name, given)
-        if not self.outputs or len(self.inputs) + len(self.outputs) > MOST or len(self.numbers) > MOST:
-            raise ValueError(f"{self.name} needs an output, and may have {MOST} tensors in all and {MOST} numbers")
+        for name, output in self.outputs.items():
+            self._check_output(name, output)
+        if not self.outputs or len(self.inputs) + len(self.outputs) > MAX_FIELDS or len(self.numbers) > MAX_FIELDS:
+            raise ValueError(
+                f"{self.name} needs an output, and may have {MAX_FIELDS} tensors in all and {MAX_FIELDS} numbers"
+            )
 
-    def _check_output(self, name: str, given: tuple[str, torch.dtype | None]) -> None:
-        if not isinstance(given, tuple) or len(given) != 2:
-            raise TypeError(f"{self.name}: output {name!r} is {given!r}, but must be (a kind, a type or None)")
-        kind, dtype = given
+    def _check_output(self, name: str, output: tuple[str, torch.dtype | None]) -> None:
+        if not isinstance(output, tuple) or len(output) != 2:
+            raise TypeError(f"{self.name}: output {name!r} is {output!r}, but must be (a kind, a type or None)")
+        kind, dtype = output
         self._one_of(name, kind, OUTPUTS)
         if dtype is not None and dtype not in TYPES:
-            raise ValueError(f"{self.name}: output {name!r} is of {dtype}, but must be None or {_words(TYPES)}")
+            *others, last = map(_name, TYPES)
+            raise ValueError(
+                f"{self.name}: output {name!r} is of {dtype}, but must be None or {', '.join(others)} or {last}"
+            )
         if not re.search(rf"\b{name}\b", self.source):
             raise ValueError(f"{self.name}: the source does not write output {name!r}")
 
@@ -162,26 +176,21 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _words(dtypes: Sequence[torch.dtype]) -> str:
-    *most, last = map(_name, dtypes)
-    return f"{', '.join(most)} or {last}"
-
-
 class Epilogue:
-    """What `commlib.epilogue` returns: `text` is its device code, `reference` the function it was given."""
+    """What `commlib.epilogue` returns: `text` is its device code, `reference` the caller's function."""
 
     def __init__(self, declared: Declaration, reference: Callable[..., Any]) -> None:
         self.name, self.symbol, self.text, self.reference = declared.name, declared.symbol, declared.text, reference
         self._inputs, self._outputs = tuple(declared.inputs), tuple(declared.outputs)
-        self._numbers, self._made = declared.numbers, tuple(declared.outputs.values())
+        self._numbers, self._results = declared.numbers, tuple(declared.outputs.values())
         names = (*self._inputs, *self._outputs, *self._numbers)
         self._read, self._written = len(self._inputs), len(self._inputs) + len(self._outputs)
-        self._ungiven = dict.fromkeys(self._outputs)
+        self._no_outputs = dict.fromkeys(self._outputs)
         self._in_order: Callable[[dict[str, Any]], tuple[Any, ...]] = (
-            itemgetter(*names) if len(names) > 1 else lambda given: (given[names[0]],)
+            itemgetter(*names) if len(names) > 1 else lambda arguments: (arguments[names[0]],)
         )
-        kinds = [*declared.inputs.values(), *(kind for kind, _ in self._made)]
-        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in self._made]
+        kinds = [*declared.inputs.values(), *(kind for kind, _ in self._results)]
+        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in self._results]
         self._native = library.open_epilogue(
             self.name,
             ", ".join((*self._inputs, *self._outputs)),
@@ -195,28 +204,28 @@ class Epilogue:
         )
         self._operator = self._define()
 
-    def __call__(self, comm: Communicator, x: Tensor, /, *, max_sms: int = 0, **given: Any) -> Any:
+    def __call__(self, comm: Communicator, x: Tensor, /, *, max_sms: int = 0, **arguments: Any) -> Any:
         """Add up all ranks' `x` and do this to each row, on so many multiprocessors at most; 0: no limit."""
         if torch.compiler.is_dynamo_compiling():
-            return self._traced(comm, x, given, max_sms)
-        named = {**self._ungiven, **given}
+            return self._traced(comm, x, arguments, max_sms)
+        by_name = {**self._no_outputs, **arguments}
         try:
-            found = self._in_order(named)
+            values = self._in_order(by_name)
         except KeyError:
-            found = ()
-        if len(named) != len(found) or not isinstance(comm, Communicator):
-            self._refuse(comm, named)
-        inputs, outs, numbers = found[: self._read], found[self._read : self._written], found[self._written :]
+            values = ()
+        if len(by_name) != len(values) or not hasattr(comm, "graph_name"):
+            self._refuse(comm, by_name)
+        inputs, outs, numbers = values[: self._read], values[self._read : self._written], values[self._written :]
         sums = None if comm.backend == "nccl" else self._copied(x)
-        made = self._outs(x, outs)
-        arguments = self._native, x, (*inputs, *made), numbers, sums
+        outs = self._outs(x, outs)
+        call = self._native, x, (*inputs, *outs), numbers, sums
         if max_sms or comm.dispatcher.detour:
-            comm.dispatcher.call("all_reduce_epilogue", arguments, None, False, max_sms)
+            comm.dispatcher.call("all_reduce_epilogue", call, None, False, max_sms)
         else:
-            comm.dispatcher.calls.all_reduce_epilogue(*arguments)
+            comm.dispatcher.calls.all_reduce_epilogue(*call)
         if sums is not None:
-            self._refer(sums, (*inputs, *numbers), made)
-        return made[0] if len(made) == 1 else made
+            self._run_reference(sums, (*inputs, *numbers), outs)
+        return outs[0] if len(outs) == 1 else outs
 
     def check(self, dtype: torch.dtype = torch.bfloat16, arch: str = "sm_90", **types: torch.dtype) -> None:
         """Compile it, also where there is no GPU: so a test finds a mistake before a call does.
@@ -229,10 +238,10 @@ class Epilogue:
         Raises:
             BuildFailed: With the line of the source, and what the compiler says; or there is no compiler.
         """
-        told = ",".join(_name(types.get(name, dtype)) for name in self._inputs)
+        names = ",".join(_name(types.get(name, dtype)) for name in self._inputs)
         kernel = ALL_REDUCE_RMS_NORM.algorithm("nccl_composed")
-        form = f"world=1 pairs=1 epilogue={self.symbol} types={told}"
-        jit.compile_kernel(kernel.source, row_expression(kernel.name, _name(dtype), form), arch, self.text)
+        form = f"world=1 pairs=1 epilogue={self.symbol} types={names}"
+        compile_kernel(kernel.source, row_expression(kernel.name, _name(dtype), form), arch, self.text)
 
     def __repr__(self) -> str:
         """Return how it is called."""
@@ -242,21 +251,21 @@ class Epilogue:
         """It never changes: a copy of a model has the same."""
         return self
 
-    def _refuse(self, comm: object, named: dict[str, Any]) -> None:
-        if not isinstance(comm, Communicator):
+    def _refuse(self, comm: object, arguments: dict[str, Any]) -> None:
+        if not hasattr(comm, "graph_name"):
             raise TypeError(f"comm of {self.name} is of type {type(comm).__name__}, but must be a commlib.Communicator")
         needed, known = (*self._inputs, *self._numbers), (*self._inputs, *self._numbers, *self._outputs)
-        wrong = [f"needs {name}=" for name in needed if name not in named]
-        wrong += [f"knows no {name}=" for name in named if name not in known]
+        wrong = [f"needs {name}=" for name in needed if name not in arguments]
+        wrong += [f"knows no {name}=" for name in arguments if name not in known]
         raise TypeError(f"{self.name} {wrong[0]}; it takes {', '.join(f'{name}=' for name in known)}")
 
     def _outs(self, x: Tensor, outs: Tensors) -> tuple[Tensor, ...]:
-        """Return where the outputs go: new tensors for those that are not given."""
-        given = [out for out in outs if out is not None]
-        if len(given) == len(outs):
-            return tuple(given)
+        """Return where the outputs go: new tensors for those that the caller left out."""
+        complete = [out for out in outs if out is not None]
+        if len(complete) == len(outs):
+            return tuple(complete)
         library.check_tensor(x, "x", self.name)
-        pairs = zip(outs, self._made, strict=True)
+        pairs = zip(outs, self._results, strict=True)
         return tuple(_like(x, kind, dtype) if out is None else out for out, (kind, dtype) in pairs)
 
     def _copied(self, x: Tensor) -> Tensor:
@@ -265,15 +274,15 @@ class Epilogue:
         return x.detach().clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
-    def _refer(self, sums: Tensor, given: Sequence[Any], made: tuple[Tensor, ...]) -> None:
+    def _run_reference(self, sums: Tensor, values: Sequence[Any], outs: tuple[Tensor, ...]) -> None:
         """Write the outputs in torch's operations."""
-        results = self.reference(sums, **dict(zip((*self._inputs, *self._numbers), given, strict=True)))
+        results = self.reference(sums, **dict(zip((*self._inputs, *self._numbers), values, strict=True)))
         results = results if isinstance(results, tuple) else (results,)
         shapes = [tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__ for result in results]
-        wanted = [tuple(out.shape) for out in made]
+        wanted = [tuple(out.shape) for out in outs]
         if shapes != wanted:
             raise ValueError(f"the reference of {self.name} returned {shapes}, but its outputs have shapes {wanted}")
-        for out, result in zip(made, results, strict=True):
+        for out, result in zip(outs, results, strict=True):
             out.copy_(_narrowed(result, out.dtype))
 
     # --- in torch.compile: an operator that returns new tensors
@@ -285,31 +294,30 @@ class Epilogue:
         results = ", ".join(["Tensor"] * len(self._outputs))
         names = (*self._inputs, *self._numbers)
 
-        def run(x: Tensor, *given: Any) -> Any:
-            *values, max_sms, comm = given
-            x, *values = compiled.contiguous(x, *values)
-            return self(compiled.communicator(comm), x, max_sms=max_sms, **dict(zip(names, values, strict=True)))
+        def run(*arguments: Any) -> Any:
+            *tensors_and_numbers, max_sms, comm = arguments
+            x, *values = operators.contiguous(*tensors_and_numbers)
+            return self(operators.communicator(comm), x, max_sms=max_sms, **dict(zip(names, values, strict=True)))
 
-        def fake(x: Tensor, *given: Any) -> Any:
-            made = tuple(_like(x, kind, dtype) for kind, dtype in self._made)
-            return made[0] if len(made) == 1 else made
+        def fake(x: Tensor, *arguments: Any) -> Any:
+            outs = tuple(_like(x, kind, dtype) for kind, dtype in self._results)
+            return outs[0] if len(outs) == 1 else outs
 
-        return compiled.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
+        return operators.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
 
-    def _traced(self, comm: Communicator, x: Tensor, given: dict[str, Any], max_sms: int) -> Any:
+    def _traced(self, comm: Communicator, x: Tensor, arguments: dict[str, Any], max_sms: int) -> Any:
         names = (*self._inputs, *self._numbers)
-        if given.keys() - self._ungiven.keys() != set(names) or not isinstance(comm, Communicator):
-            self._refuse(comm, given)
-        results = self._operator(x, *[given[name] for name in names], max_sms, comm.graph_name)
+        if arguments.keys() - self._no_outputs.keys() != set(names) or not hasattr(comm, "graph_name"):
+            self._refuse(comm, arguments)
+        results = self._operator(x, *[arguments[name] for name in names], max_sms, comm.graph_name)
         if len(self._outputs) == 1:
             results = (results,)
-        outs = [given.get(name) for name in self._outputs]
-        made = [result if out is None else out.copy_(result) for out, result in zip(outs, results, strict=True)]
-        return made[0] if len(made) == 1 else tuple(made)
+        places = [arguments.get(name) for name in self._outputs]
+        outs = [result if out is None else out.copy_(result) for out, result in zip(places, results, strict=True)]
+        return outs[0] if len(outs) == 1 else tuple(outs)
 
 
 def _like(x: Tensor, kind: str, dtype: torch.dtype | None) -> Tensor:
-    """Return an output."""
     if kind == "row":
         return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     last = (1 if kind == "number" else width // GROUP for width in x.shape[-1:])
@@ -322,5 +330,5 @@ def _narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x
     if dtype == torch.int8:
         return x.nan_to_num(0.0).round().clamp(-128, 127)
-    most = torch.finfo(dtype).max
-    return x.clamp(-most, most)
+    limit = torch.finfo(dtype).max
+    return x.clamp(-limit, limit)

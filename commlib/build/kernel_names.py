@@ -1,4 +1,4 @@
-"""Device code by name: which instance of an algorithm's kernel serves a call."""
+"""Names of kernels in C++: which instance of an algorithm's kernel serves a call."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ QUANTS = ("none", "fp8", "fp8_token", "fp8_group")  # by their codes in csrc/dev
 
 
 def row_expression(algorithm: str, dtype: str, form: str) -> str:
-    """Return the instance of a kernel that ends with an epilogue; the form is told as by csrc/nccl/kernels.cc."""
-    told = dict(word.split("=") for word in form.split())
-    if "epilogue" in told:
-        types = ", ".join(ELEMENTS[name] for name in told["types"].split(",") if name)
-        end = f"commlib::{told['epilogue']}<{types}>"
+    """Return the instance of a kernel that ends with an epilogue; csrc/nccl/kernels.cc writes the form."""
+    fields = dict(field.split("=") for field in form.split())
+    if "epilogue" in fields:
+        types = ", ".join(ELEMENTS[name] for name in fields["types"].split(",") if name)
+        end = f"commlib::{fields['epilogue']}<{types}>"
     else:
-        center = "true" if told["center"] == "yes" else "false"
-        end = f"commlib::RmsNorm<{ELEMENTS[told['weight']]}, {center}, {QUANTS.index(told['quant'])}>"
-    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {end}, {told['world']}, {told['pairs']}>"
+        center = "true" if fields["center"] == "yes" else "false"
+        end = f"commlib::RmsNorm<{ELEMENTS[fields['weight']]}, {center}, {QUANTS.index(fields['quant'])}>"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {end}, {fields['world']}, {fields['pairs']}>"
 
 
 def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:

@@ -1,8 +1,10 @@
 """torch.compile(fullgraph=True) takes collectives: each is an operator, and the values are those of eager calls."""
 
+import ast
 import logging
 import os
 import subprocess
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import commlib
-from commlib import compiled
+from commlib.compile import dynamo, operators
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 
@@ -162,7 +164,7 @@ def test_a_graph_says_that_its_communicator_is_closed(comm):
     for call in (lambda: torch.ops.commlib.barrier(torch.empty(0), name), lambda: graph(comm, torch.ones(2))):
         with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
             call()
-    assert name not in {known for known, *_ in compiled._KNOWN.values()}
+    assert name not in {known for known, *_ in dynamo._KNOWN.values()}
 
 
 def test_debug_logging_does_not_disturb_a_graph(caplog):
@@ -190,7 +192,7 @@ def test_all_reduce_rms_norm_is_one_operator_and_keeps_its_place(comm):
 
 X, MOST = torch.arange(4.0), 3
 CASES = {
-    "all_reduce": (X, X, "sum", MOST),
+    "all_reduce": (X, "sum", X, MOST),
     "reduce": (X, X, 0, "max", MOST),
     "all_gather": (X.clone(), X, MOST),
     "all_gatherv": (X.clone(), X, [4], MOST),
@@ -287,6 +289,6 @@ def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(
 
     monkeypatch.setattr(torch.compiler, "substitute_in_graph", refuse)
     with caplog.at_level(logging.WARNING, "commlib"):
-        compiled._teach_dynamo()
+        dynamo._register_with_dynamo()
     assert f"torch.compile cannot take commlib's collectives with torch {torch.__version__}" in caplog.text
     assert "TypeError: substitute_in_graph is not what it was" in caplog.text

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 import commlib
-from commlib import compiled, env
+from commlib import env
 from commlib.backends.nccl import NcclBackend
 from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
-from commlib.epilogues import Epilogue
+from commlib.compile import operators
+from commlib.compile.epilogue import Epilogue
 from commlib.errors import BuildFailed
 from commlib.tools.testing import Ranks
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED, has_other_bits
@@ -328,6 +329,6 @@ def test_an_epilogue_declared_after_dynamo_was_loaded_is_ordered_too(comm: Commu
     import torch._dynamo
 
     late = commlib.epilogue("store(out, x - 1.f);", outputs=OUT, reference=lambda x: x - 1, name="late")
-    assert f"epilogue_{late.symbol}" in compiled._ORDERED
+    assert f"epilogue_{late.symbol}" in operators._ORDERED
     graph = torch.compile(lambda x: late(comm, x) * 2, fullgraph=True, backend="aot_eager")
     assert graph(torch.ones(8)).tolist() == [0.0] * 8

@@ -2,7 +2,7 @@
 
 The pass reads graphs behind AOTAutograd: there every spelling of a norm is the same few operators of aten, and nothing
 is written in place. From each `rsqrt` it goes back to the sum that is normalised, and forward to the product with the
-weight. It looks at the graph and the backends of process groups alone, so all ranks that compile one program fuse the
+weight. It looks only at the graph and the backends of process groups, so all ranks that compile one program fuse the
 same calls.
 """
 
@@ -21,18 +21,18 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from commlib import compiled  # defines the operators
+from commlib.compile import operators
 
 _LOG = logging.getLogger("commlib")
 _ATEN: Any = torch.ops.aten
 _C10D: Any = torch.ops._c10d_functional
-_OURS: Any = torch.ops.commlib
+_OURS: Any = operators.OPS
 _WITH_EFFECTS: Any = torch.ops.higher_order.with_effects
 _MAKE_TOKEN: Any = torch.ops.prims._make_token.default
 _VIEWS = (_ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.reshape.default)
 _HOOK = "post_grad_custom_pre_pass"
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-COLUMNS, MOST_ROW_BYTES = 8, 1 << 16  # a row's width is a multiple; csrc/include/commlib/rows.h
+COLUMNS, MAX_ROW_BYTES = 8, 1 << 16  # a row's width is a multiple; csrc/include/commlib/rows.h
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class _Norm:
 def fuse(graph: Graph | GraphModule) -> int:
     """Make each all_reduce, + residual, RMSNorm of a graph one `all_reduce_rms_norm`; return how many there were.
 
-    `torch.compile(model, backend=commlib.inductor)` does this for Inductor. Call it in a torch.compile backend of your
-    own, on what AOTAutograd passes to it, or in a pass that you give Inductor as `post_grad_custom_pre_pass`.
+    `torch.compile(model, backend=commlib.inductor)` does this for Inductor. Call it in a torch.compile backend that
+    you write, on what AOTAutograd passes to it, or in a pass that you give Inductor as `post_grad_custom_pre_pass`.
 
     Args:
         graph: A graph of aten's operators, which is changed.
@@ -105,20 +105,20 @@ inductor.reset = _reset  # type: ignore[attr-defined]  # torch._dynamo.reset() a
 
 
 class _Pass(CustomGraphPass):
-    """`fuse` for Inductor, which keeps graphs on disk by what names the pass."""
+    """`fuse` for Inductor, which stores graphs on disk by what names the pass."""
 
     def __call__(self, graph: Graph) -> None:
         fuse(graph)
 
     def uuid(self) -> Any:
-        """Return what the result depends on beside the graph: this code, and the backends of groups."""
+        """Return what the result depends on in addition to the graph: this code, and the backends of groups."""
         world: Any = dist.distributed_c10d._world if dist.is_available() else None
         configs = {} if world is None else world.pg_backend_config
         groups = sorted((world.pg_names[group], str(config)) for group, config in configs.items())
-        return get_hash_for_files((__file__, str(compiled.__file__)), str(groups))
+        return get_hash_for_files((__file__, str(operators.__file__)), str(groups))
 
 
-# --- what is there ----------------------------------------------------------------------------------------------------
+# --- what a graph contains --------------------------------------------------------------------------------------------
 
 
 def _norms(node: Node) -> Iterator[_Norm]:
@@ -181,7 +181,7 @@ def _sum(result: Any) -> _Sum | None:
     if not _is_sum(call):
         return None
     if _is(call, _WITH_EFFECTS):
-        (_token, _op, _out, x, redop, *where), fused = call.args, _OURS.all_reduce_rms_norm.default
+        (_token, _op, x, redop, _out, *where), fused = call.args, _OURS.all_reduce_rms_norm.default
     else:
         (x, redop, *where), fused = call.args, _OURS.all_reduce_rms_norm_of_group.default
     return _Sum(call, x, fused, where) if redop.lower() == "sum" else None
@@ -189,12 +189,12 @@ def _sum(result: Any) -> _Sum | None:
 
 def _parts(h: Node) -> Iterator[tuple[_Sum, Node | None]]:
     """Find the all_reduce and the residual that h is the sum of."""
-    if (found := _sum(h)) is not None:
-        yield found, None
+    if (total := _sum(h)) is not None:
+        yield total, None
     elif _is(h, _ATEN.add.Tensor) and not h.kwargs:
         for result, residual in (h.args, h.args[::-1]):
-            if (found := _sum(result)) is not None and len(result.users) == 1 and isinstance(residual, Node):  # type: ignore[union-attr]
-                yield found, residual
+            if (total := _sum(result)) is not None and len(result.users) == 1 and isinstance(residual, Node):  # type: ignore[union-attr]
+                yield total, residual
 
 
 # --- what becomes of it -----------------------------------------------------------------------------------------------
@@ -202,11 +202,11 @@ def _parts(h: Node) -> Iterator[tuple[_Sum, Node | None]]:
 
 def _fused(graph: Graph, norm: _Norm) -> bool:
     """Replace a norm and the all_reduce before it, if there is one that may be part of it; say whether."""
-    for found, residual in _parts(norm.h):
-        inputs = [found.x, norm.weight] + ([] if residual is None else [residual])
-        place = _place(list(graph.nodes), found.call, inputs, norm.h)
+    for total, residual in _parts(norm.h):
+        inputs = [total.x, norm.weight] + ([] if residual is None else [residual])
+        place = _place(list(graph.nodes), total.call, inputs, norm.h)
         if place is not None and _fits(norm, inputs):
-            _replace(place, found, residual, norm)
+            _replace(place, total, residual, norm)
             return True
     return False
 
@@ -235,22 +235,22 @@ def _fits(norm: _Norm, inputs: list[Node]) -> bool:
         and weight.device == h.device
         and isinstance(width, int)
         and width % COLUMNS == 0
-        and width * h.element_size() <= MOST_ROW_BYTES
+        and width * h.element_size() <= MAX_ROW_BYTES
         and weight.shape == (width,)
         and all(_alike(node, norm.h) for node in (norm.y, *inputs) if node is not norm.weight)
         and all(_value(node).is_contiguous() for node in (norm.h, norm.y, *inputs))
     )
 
 
-def _replace(place: Node, found: _Sum, residual: Node | None, norm: _Norm) -> None:
+def _replace(place: Node, total: _Sum, residual: Node | None, norm: _Norm) -> None:
     form: tuple[Any, ...] = (norm.weight, norm.eps, norm.weight_bias)
-    if found.fused is _OURS.all_reduce_rms_norm.default:
+    if total.fused is _OURS.all_reduce_rms_norm.default:
         form = (norm.weight, None, None, norm.eps, norm.weight_bias, False, None)
     values = _value(norm.h).new_empty(0, dtype=torch.float32, device="cpu"), _value(norm.y), _value(norm.h)
-    old_tokens = [user for user in found.call.users if user.args[1:] == (0,)]  # torch's own collectives have none
+    old_tokens = [user for user in total.call.users if user.args[1:] == (0,)]  # torch's own collectives have none
     with place.graph.inserting_before(place.next):
-        given = found.call.args[0] if _is(found.call, _WITH_EFFECTS) else _added(place, _MAKE_TOKEN, (), values[0])
-        call = _added(place, _WITH_EFFECTS, (given, found.fused, found.x, residual, *form, *found.where), values)
+        before = total.call.args[0] if _is(total.call, _WITH_EFFECTS) else _added(place, _MAKE_TOKEN, (), values[0])
+        call = _added(place, _WITH_EFFECTS, (before, total.fused, total.x, residual, *form, *total.where), values)
         token, y, h = (_added(place, operator.getitem, (call, number), value) for number, value in enumerate(values))
     for old, new in (*((old, token) for old in old_tokens), (norm.y, y), (norm.h, h)):
         old.replace_all_uses_with(new)
@@ -270,8 +270,8 @@ def _drop(node: Node) -> None:
         return
     inputs = node.all_input_nodes
     node.graph.erase_node(node)
-    for given in inputs:
-        _drop(given)
+    for node_before in inputs:
+        _drop(node_before)
 
 
 # --- how nodes are read -----------------------------------------------------------------------------------------------
