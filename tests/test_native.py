@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commlib.debug.flight import _NAMES
 
 from commlib import native
 from commlib.collectives.signatures import SIGNATURES
-from commlib.debug.flight import _NAMES
 from commlib.errors import BuildFailed, CommError
 from commlib.kernels import store
 from commlib.native import library

@@ -1,10 +1,8 @@
 """torch.compile(fullgraph=True) takes collectives: each is an operator, and the values are those of eager calls."""
 
-import ast
 import logging
 import os
 import subprocess
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import commlib
-from commlib.compile import dynamo, operators
+from commlib.compile import dynamo
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 

@@ -1,6 +1,5 @@
 """commlib debug: a job on several hosts is looked at from one of them, which says who is elsewhere."""
 
-import json
 import time
 from typing import Any
 
@@ -11,8 +10,8 @@ from commlib.backends import recorded
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.tools.cli.debug import debug
 from commlib.process_info import process_info
+from commlib.tools.cli.debug import debug
 from commlib.tools.debug import host
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.worker import create_communicator
