@@ -115,7 +115,7 @@ def limits_of_splits(comm: Communicator) -> tuple[int, int, str]:
         part = few.split(0)
         assert part is not None
         with part:
-            found = few._options.max_sms, part._options.max_sms
+            found = few.options.max_sms, part.options.max_sms
     return *found, message_of(lambda: comm.split(0, max_sms=1 + comm.rank), PlanMismatch)
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commlib.debug.flight import _NAMES
 
 from commlib import native
 from commlib.collectives.signatures import SIGNATURES
 from commlib.errors import BuildFailed, CommError
 from commlib.kernels import store
 from commlib.native import library
+from commlib.tools.debug.flight import _NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 STUB = ast.parse((ROOT / "commlib/_native.pyi").read_text(encoding="utf-8"))
