@@ -65,8 +65,10 @@ def read_pids(process, count):
 
 
 def test_every_rank_gets_its_own_variables_and_prefix():
-    code, out, err = run("import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE')))", 3)
-    assert (code, out, err) == (0, ["[0] 0 0 3", "[1] 1 1 3", "[2] 2 2 3"], "")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+    threads = max(1, len(os.sched_getaffinity(0)) // 3)
+    code, out, err = run(f"import os; print(*map(os.environ.get, {names}))", 3)
+    assert (code, out, err) == (0, [f"[{rank}] {rank} {rank} 3 {threads}" for rank in range(3)], "")
 
 
 def test_lines_stay_whole_and_a_last_line_without_end_is_kept():

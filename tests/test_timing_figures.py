@@ -15,6 +15,7 @@ from commlib.tools.timing import (
     Protocol,
     Run,
     environment,
+    figures,
     fit_latency_and_rate,
     graph,
     measure_alone,
@@ -42,6 +43,12 @@ def test_an_interval_is_the_same_for_the_same_seed() -> None:
     above, below = noisy(3.0, 9, 1), noisy(2.0, 9, 2)
     assert ratio_of_medians(above, below, seed=4) == ratio_of_medians(above, below, seed=4)
     assert ratio_of_medians(above, below, seed=4) != ratio_of_medians(above, below, seed=5)
+
+
+def test_an_interval_leaves_out_as_much_below_as_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures, "LEVEL", 0.5)  # the middle half
+    half = ratio_of_medians(noisy(3.0, 41, 1), noisy(2.0, 41, 2))
+    assert half.low < half.ratio < half.high
 
 
 def test_what_disturbs_both_blocks_of_a_turn_does_not_widen_the_interval() -> None:

@@ -255,6 +255,16 @@ def test_live_ranks_on_gpus_must_sum_plain_and_symmetric_tensors(box, monkeypatc
         assert [found.state for found in findings_of("gpu ranks")] == states
 
 
+def test_a_version_that_mends_a_fault_does_not_have_it(monkeypatch):
+    for row in known.KNOWN:
+        for version, has in ((row.first, True), (row.fixed, False)):
+            here = {row.library: version}
+            monkeypatch.setattr(known, "installed", lambda library, here=here: here.get(library, ()))
+            monkeypatch.setattr(known, "_packaged", lambda name, here=here: here.get(name, ()))
+            details = [finding.detail for finding in known.faults()]
+            assert any(row.fault in detail for detail in details) == (has and row.happens()), row
+
+
 @pytest.mark.slow
 def test_a_version_has_the_faults_of_its_rows(monkeypatch):
     for versions, said in [

@@ -63,6 +63,12 @@ def fall_behind(comm: Communicator) -> str:
     return str(raised.value)
 
 
+def receive_what_nobody_sends(comm: Communicator) -> None:
+    if comm.rank == 1:
+        with pytest.raises(CommTimeout, match=r"^rank 0 did not come to rank 1's recv .*rank 1 gave up"):
+            comm.recv(torch.ones(3), 0)
+
+
 def rank_0_waits_least(world: World, **options: object) -> Communicator:
     return Communicator._create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
 
@@ -210,6 +216,11 @@ def test_a_rank_that_is_killed_while_others_read_its_memory_is_named(mortal: Ran
 def test_a_late_rank_is_named_and_all_raise_at_the_deadline() -> None:
     with Ranks(3, backend="shm", timeout_s=1.0, max_bytes=ARENA_BYTES) as ranks:
         assert 0.9 < min(ranks.run(stay_away, 2)) < 2.0  # the deadline is 1 s
+
+
+def test_a_message_that_nobody_sends_names_both_ranks() -> None:
+    with Ranks(2, backend="shm", timeout_s=1.0, max_bytes=ARENA_BYTES) as ranks:
+        ranks.run(receive_what_nobody_sends)
 
 
 def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_named() -> None:

@@ -119,9 +119,9 @@ def test_count_tells_how_many_rows_were_outside():
 
 def test_raise_names_the_first_bad_id_and_writes_nothing():
     weights, out = torch.ones(ROWS, 5), torch.full((2, 3, 5), 7.0)
-    ids = torch.tensor([[0, 1, 2], [3, ROWS, -1]])
+    ids = torch.tensor([[0, 1, 2], [ROWS, -1, 3]])
     for given in (ids, ids.int(), torch.stack([ids, ids], -1)[..., 0]):
-        with pytest.raises(ValueError, match=r"^ids\[1, 1\] is 37, but weights has 37 rows, numbered from 0; "):
+        with pytest.raises(ValueError, match=r"^ids\[1, 0\] is 37, but weights has 37 rows, numbered from 0; "):
             index(weights, given, out=out, out_of_range="raise")
     assert (out == 7).all()
     late = torch.zeros(600, 2, dtype=torch.int64)[:, 0]

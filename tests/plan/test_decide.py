@@ -116,11 +116,12 @@ def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -
         {"max_bytes": 1024, "algorithm": "a", "params": {"blocks": 1}},
         {"max_bytes": 2048, "algorithm": "b"},
         {"max_bytes": 1 << 20, "algorithm": "b", "params": {"blocks": 9}},
-        {"max_bytes": 1 << 21, "algorithm": "a", "params": {"blocks": 2}},
+        {"max_bytes": 3 << 19, "algorithm": "c"},  # nearer to the range before, as a ratio, than the first one is
+        {"max_bytes": 1 << 22, "algorithm": "a", "params": {"blocks": 2}},
     ]
     base = plan_of({"op": "x", "world": [1, 2], "ranges": ranges}, {"op": "x", "ranges": [{"algorithm": "c"}]})
     pinned = Plan.only({"x": "a"}, base=base)
-    sizes = (8, 2048, 4096, 1 << 21, 1 << 30)
+    sizes = (8, 2048, 4096, 1 << 22, 1 << 30)
     assert [pinned.explain("x", n, world=2).params.get("blocks") for n in sizes] == [1, 1, 2, 2, 2]
     assert {pinned.explain("x", n, world=2).algorithm for n in sizes} == {"a"}
     # The rule for more ranks names it nowhere, and overlaps with one that does.

@@ -24,6 +24,7 @@ from commlib.tools.cli.report.folder import Folder
 from commlib.tools.cli.report.pages import PAGE, write_pages
 from commlib.tools.report import files
 from commlib.tools.report.document import Report, Row
+from commlib.tools.report.figures import plus_minus_text
 from commlib.tools.report.formats import escaped
 from commlib.tools.report.html import html
 from commlib.tools.report.packed import packed, unpacked
@@ -259,6 +260,11 @@ def test_markdown_has_every_block_but_what_is_shown_on_demand() -> None:
     assert text.startswith("# Title\\_of\n\nA \\*text\\* with `code_of it`.\n\n**Told**\n\n- one\n- two\n\n```text\n")
     assert "| 1 | \\<script>" in text and "Folded" not in text
     assert "<details><summary>Folded" in html("t", "", [Section("name", "Title", blocks)])
+
+
+def test_a_speed_up_is_uncertain_by_the_farther_end_of_its_interval() -> None:
+    ratio = {"ratio": 2.0, "low": 1.5, "high": 2.25}
+    assert (plus_minus_text(ratio), plus_minus_text(ratio | {"low": 1.9})) == ("2.00x ±0.50", "2.00x ±0.25")
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [0.001, 900.0]])
