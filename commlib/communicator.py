@@ -30,7 +30,7 @@ from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.collectives.told import choice_of, plan_text
 from commlib.core import guard, lifetime, log
-from commlib.core.dispatch import Dispatcher
+from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
 from commlib.core.split import split
 from commlib.core.work import Lanes, StreamLanes, Work
@@ -817,7 +817,7 @@ class Communicator:
         end()
         self._leave_graphs()
         # The calls hold the memory; tensors from empty() that still live keep it, nothing else does.
-        self._calls = cast("Any", None)  # the dispatcher refuses calls before they come here
+        self._calls = CLOSED
         self.dispatcher.close(Closed("this communicator was closed before the call was done; wait() first"), wait_s)
         self.world.close()
 
@@ -827,7 +827,7 @@ class Communicator:
             self._closed = True
             self.resources.abandon()
             self._leave_graphs()
-            self._calls = cast("Any", None)
+            self._calls = CLOSED
             self.dispatcher.forget()  # the parent's threads are not here
 
     def __enter__(self) -> Communicator:

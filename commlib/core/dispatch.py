@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from copy import copy
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast
 from weakref import ref
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from commlib.communicator import Communicator
 
 T = TypeVar("T")
+_IS_CLOSED = "this communicator is closed; call commlib.init() for a new one"
 Make: TypeAlias = Callable[..., Any]
 """Makes one native call: its name, then its arguments."""
 
@@ -99,7 +100,6 @@ class Dispatcher:
 
     def make(self, name: str, *arguments: Any) -> Any:
         """Make a native call before the observers' eyes."""
-        self._check_open()
         run = getattr(self.calls, name)
         if torch.compiler.is_dynamo_compiling():  # a graph's operators come here again when they run
             return run(*arguments)
@@ -122,7 +122,7 @@ class Dispatcher:
     def forget(self) -> None:
         """Refuse calls from now on, and let go of the native ones, which hold the communicator's memory."""
         self._closed = self.detour = True
-        self.calls = cast("Calls", None)  # nothing comes past _check_open
+        self.calls = CLOSED
 
     def _submit(self, lane: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
@@ -143,7 +143,17 @@ class Dispatcher:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise Closed("this communicator is closed; call commlib.init() for a new one")
+            raise Closed(_IS_CLOSED)
+
+
+class _Closed:
+    """The calls after close(): also for a thread that looked at `detour` just before."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Closed(_IS_CLOSED)
+
+
+CLOSED = cast("Calls", _Closed())
 
 
 def _call_of(comm: Communicator | None, call: Callable[[], Any]) -> Any:

@@ -222,7 +222,7 @@ REFUSED = {
         (f"--results {__file__}", "--results is for --analyze SIZES"),
         (f"--analyze 1M --results {__file__}", "not JSON"),
     ],
-    "radix": [("simulate t", "was removed; in its place: make_traces.py and simulate.py in benchmarks/radix")],
+    "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("all_reduces", "no collective 'all_reduces'"),
         ("-b 1M -e 1K", "less than -b"),

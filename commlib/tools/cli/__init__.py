@@ -34,10 +34,6 @@ COMMANDS = {
     "tune": ("commlib.tools.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),
     "test": ("commlib.tools.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }
-# Removed command, with or without a command below it → what takes its place.
-REMOVED = {
-    "radix": "make_traces.py and simulate.py in benchmarks/radix of a checkout",
-}
 Table = dict[str, tuple[str, str]]
 
 
@@ -70,15 +66,6 @@ class Main(LazyGroup):
     """The group of all commands, which turns errors into one line and an exit code."""
 
     table = COMMANDS
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command, or name what takes the place of one that was removed."""
-        for name in (" ".join(args[:2]), args[0]):
-            if name in REMOVED:
-                raise click.UsageError(f"`commlib {name}` was removed; in its place: {REMOVED[name]}", ctx)
-        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command line; unless `standalone_mode` is off, end the process with its exit code."""
