@@ -92,8 +92,8 @@ if __name__ == "__main__":
 
 def test_a_kernel_runs_and_is_compiled_for_gpus(extended: Run) -> None:
     program = (
-        "import torch; from commlib.kernels.reverse import reverse; from commlib.kernels.device import kernels;"
-        "print(reverse(torch.arange(4, dtype=torch.int32)).tolist(), [s for s, _ in kernels()])"
+        "import torch; from commlib.kernels.reverse import reverse; from commlib.native import library;"
+        "print(reverse(torch.arange(4, dtype=torch.int32)).tolist(), [s for s, _ in library.device_kernels()])"
     )
     out = extended(["-c", program])
     assert out.startswith("[3, 2, 1, 0]")
