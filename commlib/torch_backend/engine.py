@@ -7,8 +7,9 @@ on the communicator's lane of asynchronous calls.
 from __future__ import annotations
 
 import datetime
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,15 @@ from commlib.torch_backend.layout import in_place, joined, room_for, spread
 from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
 
+W = TypeVar("W", bound=dist.Work)
 DONE = Done()
 _NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not said"
 # An asynchronous call on GPUs of at most so many bytes goes to the current stream: it takes less time there than the
 # host needs to bring another stream behind that one.
 INLINE_BYTES = 4 << 20
+# DDP's join() gives C++ the work of an all_reduce of one number and drops it. C++ keeps only its own half of an object
+# of Python, which never ends, so so many works of one number stay alive here: one for each module that may train.
+WORKS_OF_A_NUMBER = 256
 # A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
 OPS = {hash(dist.ReduceOp(op)): name for name, op in TORCH_OPS.items()}
 
@@ -39,6 +44,7 @@ class Engine:
         comm.dispatcher.calls.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has kept
         self._gpu, self._index = comm.device.type == "cuda", comm.device.index
         self._blocks = blocking()
+        self._numbers = deque[dist.Work](maxlen=WORKS_OF_A_NUMBER)
 
     def _run(
         self,
@@ -77,17 +83,22 @@ class Engine:
             sum_sparse(self.comm.dispatcher.now, x, self.comm.size)  # asynchronous too: the host needs the sizes
             return Done(tensors)
         if not row or (later and not (self._gpu and x.nbytes <= INLINE_BYTES)):
-            return self._all_reduce(tensors, op, opts)
+            return self._lasting(x, self._all_reduce(tensors, op, opts))
         dispatcher = self.comm.dispatcher
         if dispatcher.detour:
             dispatcher.now("all_reduce", x, op, None)
         else:
             dispatcher.calls.all_reduce(x, op, None)
-        return OnStream(self._index, tensors, self._blocks) if later else DONE
+        return self._lasting(x, OnStream(self._index, tensors, self._blocks)) if later else DONE
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
         """Reduce several tensors, each in place."""
         return self._all_reduce(tensors, _op("all_reduce", opts), opts)
+
+    def _lasting(self, x: Tensor, work: W) -> W:
+        if x.numel() == 1:
+            self._numbers.append(work)
+        return work
 
     def _all_reduce(self, tensors: Sequence[Tensor], op: Any, opts: Any) -> dist.Work:
         run = in_place(tensors, lambda make, x: make("all_reduce", x, op, None))

@@ -20,17 +20,19 @@ Kernel::Kernel(void* function, binding::Device device, int rank,
 }
 
 void Kernel::set(int value, void* data, int64_t count, DType dtype) {
-  using namespace binding;  // the codes of DLPack
+  using Code = binding::TypeCode;  // tvm-ffi has others by the same names
   constexpr uint8_t codes[kDTypes] = {
-      kFloat,   kFloat, kFloat, kBfloat, kFloat8_e4m3fn, kFloat8_e5m2, kInt,  kUInt,
-      kInt,     kUInt,  kInt,   kUInt,   kInt,           kUInt,        kBool, kComplex,
-      kComplex, kUInt,  kUInt,  kUInt,   kUInt,          kUInt};
-  const ElementType type = {codes[static_cast<int>(dtype)],
-                            static_cast<uint8_t>(size_of(dtype) * 8), 1};
+      Code::kFloat,       Code::kFloat,   Code::kFloat, Code::kBfloat, Code::kFloat8_e4m3fn,
+      Code::kFloat8_e5m2, Code::kInt,     Code::kUInt,  Code::kInt,    Code::kUInt,
+      Code::kInt,         Code::kUInt,    Code::kInt,   Code::kUInt,   Code::kBool,
+      Code::kComplex,     Code::kComplex, Code::kUInt,  Code::kUInt,   Code::kUInt,
+      Code::kUInt,        Code::kUInt};
+  const binding::ElementType type = {codes[static_cast<int>(dtype)],
+                                     static_cast<uint8_t>(size_of(dtype) * 8), 1};
   View& view = views_[value];
   view = {{data, device_, 1, type, &view.count, &view.step, 0}, count, 1};
   values_[value] = {kTensorView, 0, {}};
-  values_[value].pointer = static_cast<TensorFields*>(&view);
+  values_[value].pointer = static_cast<binding::TensorFields*>(&view);
 }
 
 void Kernel::run(const Call& call) {

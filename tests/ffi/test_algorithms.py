@@ -138,6 +138,29 @@ def test_what_is_no_function_or_raises_is_an_error_of_all_ranks(
     assert failures(with_example, plugin).count(said) == 2
 
 
+TYPES = """
+import torch, commlib
+with commlib.init(backend="shm", timeout_s=60) as comm:
+    for name in ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "int8", "uint8", "int64", "bool"):
+        print("wanted", name, flush=True)
+        x = torch.zeros(4, dtype=getattr(torch, name))
+        comm.all_gather_into_tensor(torch.cat([x, x]), x)
+"""
+
+
+def test_a_function_sees_the_types_of_torch(with_example: Run, tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    body = "import tvm_ffi\n    return tvm_ffi.convert(lambda out, x, *rest: print('came', x.dtype, flush=True))"
+    plugin.write_text(ROW.format(op="all_gather", body=body))
+    said = on_ranks(
+        with_example, 2, "-c", TYPES, COMMLIB_PLUGINS=str(plugin), COMMLIB_ALGORITHM="all_gather:mine"
+    )
+    assert len(re.findall("wanted", said)) == 18, said
+    assert said.count("came") == 18, said
+    for name in re.findall(r"wanted (\w+)", said):
+        assert re.search(rf"came {name}\b", said), said
+
+
 def test_ranks_with_different_functions_are_refused(with_example: Run, tmp_path: Path) -> None:
     for folder, code in (("a", "// one\n"), ("b", "// another\n")):
         plugin = tmp_path / folder / "mine.py"

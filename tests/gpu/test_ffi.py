@@ -53,7 +53,7 @@ with commlib.init(backend="nccl", timeout_s=60) as comm:
             print("refused:", error)
     weights, ids = torch.randn(40, 64, device=comm.device), torch.tensor([3, 50, 7], device=comm.device)
     out = torch.empty(3, 64, device=comm.device)
-    mod.index(weights, ids, out)
+    mod.index(out, weights, ids, 0, -1, "zero")
     assert torch.equal(out, index(weights, ids))
     cache, k = torch.zeros(9, 64, device=comm.device), torch.randn(3, 64, device=comm.device)
     mod.store(cache, None, torch.tensor([5, 0, 8], device=comm.device), k[:, :32], k[:, 32:])

@@ -123,7 +123,7 @@ def rows_by_engines(comm: Communicator, dtype: torch.dtype, count: int, captured
                 torch.cuda._sleep(1_000_000)
             run() if graph is None else graph.replay()
             found.append(model.buffer.float().cpu())
-    pipeline.alone.check()
+    pipeline.local.check()
     comm.check()
     return found
 

@@ -179,6 +179,22 @@ def test_a_compiled_ddp_model_trains(ranks: Ranks) -> None:
     ranks.run(trains_compiled)
 
 
+def trains_uneven(comm: Communicator) -> list[float]:
+    """DDP hands C++ the work of an all_reduce that says who still trains, and drops it; a hang is what would be wrong."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    grads = []
+    with model.join(divide_by_initial_world_size=False):
+        for _ in range(2 + comm.rank):
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            grads.append(model.module.weight.grad.sum().item())
+    return grads
+
+
+def test_ddp_joins_ranks_with_uneven_inputs(ranks: Ranks) -> None:
+    assert ranks.run(trains_uneven) == [[2.0] * (2 + rank) for rank in range(SIZE)]
+
+
 def options(comm: Communicator) -> tuple[bool, int, str]:
     group = dist.new_group(
         pg_options=Options(
