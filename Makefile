@@ -26,9 +26,10 @@ bench: setup ## time every collective of this machine beside MPI and torch, or N
 test: setup ## run the tests of the gate, but for those of `make lint`: minutes
 	$(pytest) --ignore tests/test_layout.py --ignore tests/typed $(ARGS)
 
-test-all: setup ## run every test, PyTorch's own and the sanitizers: an hour
+test-all: setup ## run every test, PyTorch's own, the engines' if .venv-engines is there, and the sanitizers: an hour
 	$(pytest) -m "slow or not slow" --durations=50 $(ARGS)
 	$(bin)/python -m tests.torch_suite -n 2
+	@if [ -d .venv-engines ]; then $(MAKE) test-engines; else echo "not run: tests/engines, which 'make test-engines' installs for"; fi
 	@launch/sanitize.sh
 
 test-one-gpu: setup ## run what GPU tests can with N ranks on one GPU, 8 at most

@@ -170,6 +170,9 @@ def test_empty_gives_symmetric_memory_and_says_when_it_is_full(comm: Communicato
     freed = y.data_ptr()
     del y
     assert comm.empty(2, 3).data_ptr() == freed
+    nothing, one = comm.empty(0), comm.empty(8)
+    del nothing
+    assert comm.empty(8).data_ptr() != one.data_ptr()
     full = message_of(lambda: comm.empty(1 << 40))
     assert "largest free block" in full
     assert "COMMLIB_MAX_BYTES" in full

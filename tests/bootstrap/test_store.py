@@ -89,6 +89,16 @@ def gather_with(store, rank, secret):
         return world.all_gather(b"%d" % rank, 5.0)
 
 
+def count_keys(store, rank):
+    with contextlib.closing(StoreWorld("test", store, Identity(rank, 2), 5.0)) as world:
+        return [len(world.all_gather(b"x", 5.0)) and store.num_keys() for _ in range(20)]
+
+
+def test_a_store_does_not_grow_with_the_rounds(store):
+    for counts in in_threads(*((count_keys, store, rank) for rank in range(2))):
+        assert max(counts) <= counts[0] + 4  # a round that some have left and others have not
+
+
 @pytest.mark.parametrize("secrets", [("a", "b"), ("a", "")])
 def test_ranks_with_different_secrets_say_so_on_each(store, secrets):
     for rank, result in enumerate(in_threads(*((gather_with, store, rank, secrets[rank]) for rank in range(2)))):

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import commlib
@@ -37,6 +38,16 @@ def test_the_communicator_that_was_closed_last_stays_when_records_are_used_again
             (record,) = records_of(os.getpid())
             timeouts = [slot.timeout_s for slot in record.slots()]
     assert timeouts == [40, 99]
+
+
+def test_a_call_that_is_not_timed_has_no_end_of_the_call_that_was_there_before() -> None:
+    with commlib.init(backend="torch", bootstrap="single", max_bytes=0) as comm:
+        for count in (1 << 16, 1):  # of 256 KiB, timed; of 4 bytes, not
+            for _ in range(256):  # as many as a record has room for
+                comm.all_reduce(torch.ones(count))
+            (slot,) = [slot for record in records_of(os.getpid()) for slot in record.slots() if not slot.closed]
+            assert len(slot.calls) == 256
+            assert {call.finished_ns > 0 for call in slot.calls.values()} == {count > 1}
 
 
 def test_graphs_and_where_a_gpu_is_are_read_as_native_code_writes_them() -> None:

@@ -114,6 +114,7 @@ def test_a_rank_that_comes_late_to_each_call_is_named_with_what_it_is_in(live: R
     assert text.startswith("rank 1 is late: the others wait for it ")
     assert f"then process {live.pids[1]} is in test_slow.py:" in text
     assert "in nap" in text
+    assert 0.01 < late.longest_s < WATCH_S  # it naps for 0.1 s
     assert late.program > max(one.program for one in slow.ranks if one is not late)
     (rate,) = [op.rate for op in slow.ops if op.count == LARGE]
     assert rate is not None and rate.moving_s < rate.late_s

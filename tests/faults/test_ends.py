@@ -2,6 +2,7 @@
 
 import functools
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,26 @@ def test_a_process_ends_with_its_own_code_and_its_peer_hears_of_it_at_once(
     kind, heard, text = said[1].split(" ", 2)
     assert kind == "PeerLost", text
     assert float(heard) - began < NOTICE_S
+
+
+CLOSED = """
+import os, sys, commlib
+child = os.fork()
+comm = commlib.init(backend="shm", rank=int(child == 0), size=2, address=sys.argv[1], timeout_s=30)
+comm.barrier()
+if child == 0:
+    comm.close()
+    os._exit(0)
+os.waitpid(child, 0)
+comm.check()
+print("all is well", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_peer_that_closed_and_then_ended_is_no_loss(quick_python: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    command = [str(quick_python), "-c", CLOSED, address]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "all is well\n", done.stderr

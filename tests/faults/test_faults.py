@@ -103,6 +103,11 @@ def gather_sizes(comm: Communicator, odd: bool) -> None:
     comm.all_gatherv(torch.empty(8 * comm.size), torch.ones(sizes[comm.rank]), sizes)
 
 
+def gather_in_another_order(comm: Communicator, odd: bool) -> None:
+    sizes = [8] * (comm.size - 2) + ([9, 7] if odd else [7, 9])
+    comm.all_gatherv(torch.empty(sum(sizes)), torch.ones(sizes[comm.rank]), sizes)
+
+
 CALLS: dict[str, Callable[[Communicator, bool], object]] = {
     "operation": lambda comm, odd: comm.broadcast(torch.ones(8), 0) if odd else comm.all_reduce(torch.ones(8)),
     "dtype": lambda comm, odd: comm.all_reduce(torch.ones(8, dtype=torch.float64 if odd else torch.float32)),
@@ -110,6 +115,7 @@ CALLS: dict[str, Callable[[Communicator, bool], object]] = {
     "redop": lambda comm, odd: comm.all_reduce(torch.ones(8), "max" if odd else "sum"),
     "root": lambda comm, odd: comm.broadcast(torch.ones(8), 1 if odd else 0),
     "sizes": gather_sizes,
+    "order of sizes": gather_in_another_order,
     "an exchange of splits": exchange_or_gather,  # what one rank calls is a part of what the others do
     "an object": object_or_tensor,
 }

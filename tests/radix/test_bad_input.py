@@ -1,5 +1,7 @@
 """Bad input to a RadixCache is a clear error, and the tree is as it was."""
 
+from array import array
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,13 @@ def test_bad_input_is_a_clear_error_and_changes_nothing(case):
     assert "\n" not in str(caught.value)
     cache.check()
     assert [line.split("used")[0] for line in cache.dump().splitlines()] == before
+
+
+def test_a_buffer_that_was_refused_can_grow_again():
+    numbers = array("d", [1.0])
+    with pytest.raises(ValueError, match="ids"):
+        RadixCache().match(numbers)
+    numbers.append(2.0)  # BufferError as long as anybody holds what it exports
 
 
 def test_bad_options_are_refused():
