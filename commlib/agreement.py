@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from commlib import __version__, env
+from commlib import env
 from commlib.backends import BACKENDS
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
@@ -20,6 +20,7 @@ from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
+from commlib.version import __version__
 
 _LOG = logging.getLogger("commlib")
 LIMITS: Mapping[str, env.Variable[Any]] = {

@@ -149,13 +149,13 @@ class Communicator:
         lanes = Lanes() if threads else StreamLanes(backend.device)
         self.dispatcher = Dispatcher(self, self._calls, lanes, native=backend.native)
         if _LOG.isEnabledFor(logging.DEBUG):
-            self.dispatcher.observe(log.FirstCalls(self))
+            self.dispatcher.observe(log.FirstCalls(backend, self.explain))
         if (mode := env.GUARD.get()) != "off":
-            self.dispatcher.observe(guard.Guard(self, mode))
+            self.dispatcher.observe(guard.Guard(backend, self.dispatcher, mode))
         self._hooks: Hooks | None = None
         self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
-        lifetime.watch(self)
+        lifetime.watch(self, Communicator._leave, Communicator._abandon)
         debug.listen(native.library.guard_answers)
         metrics.start()
 
@@ -791,7 +791,7 @@ class Communicator:
     def _with_hooks(self) -> Hooks:
         self.dispatcher.drain()
         if self._hooks is None:
-            self._hooks = Hooks(self)
+            self._hooks = Hooks(self.resources)
             self.dispatcher.observe(self._hooks)
         return self._hooks
 

@@ -7,7 +7,7 @@ its communicator by a string. Eager calls do not use them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -16,10 +16,8 @@ from torch import Tensor
 
 from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
 from commlib.collectives.signatures import SIGNATURES
+from commlib.core.dispatch import Dispatching
 from commlib.errors import Closed
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv"),
@@ -33,14 +31,14 @@ PARAMETERS = {
 }
 _NORM = f"{SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm"
 
-COMMUNICATORS: WeakValueDictionary[str, Communicator] = WeakValueDictionary()
+COMMUNICATORS: WeakValueDictionary[str, Dispatching] = WeakValueDictionary()
 OPS = torch.ops.commlib
 _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
 _RUNS: dict[str, Callable[..., Any]] = {}
 _ORDERED: set[str] = set()
 
 
-def communicator(name: str) -> Communicator:
+def communicator(name: str) -> Dispatching:
     """Return the communicator that a graph knows by this name."""
     comm = COMMUNICATORS.get(name)
     if comm is None:
@@ -146,7 +144,7 @@ def _define_all() -> None:
     define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *rest: _norm_results(x, None))
     # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
     schema = "(Tensor on, str comm) -> ()"
-    define("barrier", schema, lambda on, comm: communicator(comm).barrier(), lambda on, comm: None)
+    define("barrier", schema, lambda on, comm: communicator(comm).dispatcher.now("barrier"), lambda on, comm: None)
 
 
 _define_all()

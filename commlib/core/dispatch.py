@@ -22,7 +22,6 @@ from commlib.plan.rules import SPARING
 
 if TYPE_CHECKING:
     from commlib._native import Calls
-    from commlib.communicator import Communicator
 
 T = TypeVar("T")
 _IS_CLOSED = "this communicator is closed; call commlib.init() for a new one"
@@ -37,18 +36,28 @@ class Observer(Protocol):
         """Make the call, `run(*arguments)`, and return what it returned."""
 
 
+class Dispatching(Protocol):
+    """What torch.compile's operators and epilogues need of a Communicator, which stands above this layer."""
+
+    rank: int
+    device: torch.device
+    backend: str
+    graph_name: str
+    dispatcher: Dispatcher
+
+
 class Dispatcher:
     """Makes the calls of one communicator: now or later, with or without a limit, seen by its observers.
 
     `detour` is what a public call looks at first: whether it must come here although it is an ordinary one.
     """
 
-    def __init__(self, comm: Communicator, calls: Calls, lanes: Lanes | StreamLanes, *, native: bool) -> None:
+    def __init__(self, owner: object, calls: Calls, lanes: Lanes | StreamLanes, *, native: bool) -> None:
         self.calls = calls
         self.lanes = lanes
         self.observers: list[Observer] = []  # the first one is closest to the call
         self.detour = False
-        self._comm = ref(comm)
+        self._owner = ref(owner)
         self._native = native
         self._pending = False  # whether asynchronous collectives may be under way, which later calls come behind
         self._closed = False
@@ -127,7 +136,7 @@ class Dispatcher:
     def _submit(self, lane: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
         self._check_open()
-        work = self.lanes.submit(lane, name, partial(_call_of, self._comm(), call))
+        work = self.lanes.submit(lane, name, partial(_call_of, self._owner(), call))
         if lane == COLLECTIVE_CALLS and self.lanes.orders_later_calls:
             self._pending = self.detour = True
         return work
@@ -156,5 +165,5 @@ class _Closed:
 CLOSED = cast("Calls", _Closed())
 
 
-def _call_of(comm: Communicator | None, call: Callable[[], Any]) -> Any:
+def _call_of(owner: object, call: Callable[[], Any]) -> Any:
     return call()

@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import proxy
 
 import torch
 from torch import Tensor
 
 from commlib import env
+from commlib.backends.base import Backend
 from commlib.collectives.signatures import SIGNATURES, Signature
+from commlib.core.dispatch import Dispatcher
 from commlib.errors import CommError
 from commlib.lane import call_site
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 _LOG = logging.getLogger("commlib")
 _NOTHING, _INPUT, _RESULT = range(3)
@@ -40,8 +39,9 @@ class Found(NamedTuple):
 class Guard:
     """Looks at every call as COMMLIB_GUARD says."""
 
-    def __init__(self, comm: Communicator, mode: str) -> None:
-        self._comm, self._mode = cast("Communicator", proxy(comm)), mode
+    def __init__(self, backend: Backend, dispatcher: Dispatcher, mode: str) -> None:
+        self._backend, self._mode = backend, mode
+        self._dispatcher = cast("Dispatcher", proxy(dispatcher))  # which keeps its observers
         self._number, self._warned = 0, False
 
     def observe(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
@@ -50,7 +50,7 @@ class Guard:
         if not signature.parameters or self._in_capture():
             return run(*arguments)
         self._number += 1
-        looks, rank = self._mode == "nan", self._comm.rank
+        looks, rank = self._mode == "nan", self._backend.rank
         found = _nan(_INPUT, signature.tensors("reads", arguments, rank)) if looks else None
         result = run(*arguments)
         written = signature.tensors("writes", arguments, rank)
@@ -66,7 +66,7 @@ class Guard:
         return result
 
     def _in_capture(self) -> bool:
-        if self._comm.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if self._backend.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             return False
         if not self._warned:
             _LOG.warning("%s does not look at calls that a CUDA graph captures", env.GUARD.name)
@@ -75,10 +75,10 @@ class Guard:
 
     def _compare(self, called: str, signature: Signature, mine: Found) -> None:
         """Tell the other ranks, and raise on all of them what any of them has found."""
-        everyone = torch.empty(self._comm.size, len(mine), dtype=torch.int64, device=self._comm.device)
-        row = torch.tensor([mine], dtype=torch.int64, device=self._comm.device)
-        with self._comm.resources.inner():
-            self._comm.dispatcher.calls.all_gather(everyone, row)
+        everyone = torch.empty(self._backend.size, len(mine), dtype=torch.int64, device=self._backend.device)
+        row = torch.tensor([mine], dtype=torch.int64, device=self._backend.device)
+        with self._backend.inner():
+            self._dispatcher.calls.all_gather(everyone, row)
         found = dict(enumerate(Found(*row) for row in everyone.tolist()))
         _raise_nan(called, signature, {rank: each for rank, each in found.items() if each.kind != _NOTHING})
         sums = {rank: each.checksum for rank, each in found.items()}
