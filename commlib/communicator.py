@@ -104,9 +104,31 @@ def init(  # noqa: PLR0913 - what a user may decide
     if world.rank == 0:
         log.warn_of_unknown()
     try:
-        return Communicator._create(world, backend=backend, plan=plan, **options.shared)
+        return create(world, backend=backend, plan=plan, **options.shared)
     except BaseException:
         world.close()
+        raise
+
+
+def create(
+    world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
+) -> Communicator:
+    """Make a communicator over a world that is connected; limits: those of LIMITS, as of init()."""
+    options, name = settings(backend, plan, **limits)
+    if env.BIND.get() == "core":
+        pin(world)
+    agree(world, options, name)
+    made = backends.create(name, world, options)
+    try:
+        teach(made, world, options.timeout_s)
+        chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
+        if world.rank == 0:
+            room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
+            _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
+            _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
+        return Communicator(world, made, chosen, options)
+    except BaseException:
+        made.close()
         raise
 
 
@@ -158,28 +180,6 @@ class Communicator:
         lifetime.watch(self, Communicator._leave, Communicator._abandon)
         debug.listen(native.library.guard_answers)
         metrics.start()
-
-    @classmethod
-    def _create(
-        cls, world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
-    ) -> Communicator:
-        """Make a communicator over a world that is connected; limits: those of LIMITS, as of init."""
-        options, name = settings(backend, plan, **limits)
-        if env.BIND.get() == "core":
-            pin(world)
-        agree(world, options, name)
-        made = backends.create(name, world, options)
-        try:
-            teach(made, world, options.timeout_s)
-            chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
-            if world.rank == 0:
-                room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
-                _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
-                _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
-            return cls(world, made, chosen, options)
-        except BaseException:
-            made.close()
-            raise
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -754,7 +754,7 @@ class Communicator:
             if not isinstance(number, SupportsIndex):
                 raise TypeError(f"{name} is of type {type(number).__name__}, but must be an int")
         limits = self.options.shared | ({} if max_sms is None else {"max_sms": max_sms})
-        make = partial(Communicator._create, backend=self.backend, plan=self.plan, **limits)
+        make = partial(create, backend=self.backend, plan=self.plan, **limits)
         return split(self, color, key, make)
 
     def check(self) -> None:

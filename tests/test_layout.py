@@ -104,6 +104,36 @@ def test_no_circle_of_imports_has_more_than_three_files():
     assert not long, "move what they share into a lower file"
 
 
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def test_a_private_name_is_used_in_its_file_only():
+    # What others call private is seldom a name of ours, too: these of torch and of named tuples are.
+    theirs = {"_end_coalescing", "_fields", "_fields_", "_get_backend", "_replace", "_start_coalescing"}
+    theirs |= {"_timeout", "_world"}
+    used, ours = [], {}
+    for path in PACKAGE:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                ours.setdefault(node.name, set()).add(path)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                ours.setdefault(node.id, set()).add(path)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                if isinstance(node.ctx, ast.Store):
+                    ours.setdefault(node.attr, set()).add(path)
+            elif isinstance(node, ast.Attribute):
+                used.append((path, node.lineno, node.attr))
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("commlib."):
+                used += [(path, node.lineno, alias.name) for alias in node.names]
+    strays = [
+        f"{name_of(path)}:{line}: {name}"
+        for path, line, name in used
+        if is_private(name) and name not in theirs and name in ours and path not in ours[name]
+    ]
+    assert not strays, "give it a public name, or move the code to it"
+
+
 def lines_of(path):
     return len(path.read_text(encoding="utf-8").splitlines())
 
