@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlib import backends, compile, debug, env, native
-from commlib.agreement import agree, choose_plan, pin, settings, teach
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.explicit import explicit_rank
@@ -32,8 +31,9 @@ from commlib.collectives.told import choice_of, plan_text
 from commlib.core import guard, lifetime, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
+from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings
 from commlib.core.split import split
-from commlib.core.work import Lanes, StreamLanes, Work
+from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.errors import Closed, CommError, limits_of, meant, no_unknown
@@ -116,12 +116,12 @@ def create(
     """Make a communicator over a world that is connected; limits: those of LIMITS, as of init()."""
     options, name = settings(backend, plan, **limits)
     if env.BIND.get() == "core":
-        pin(world)
-    agree(world, options, name)
+        pin_core(world)
+    check_same_settings(world, options, name)
     made = backends.create(name, world, options)
     try:
-        teach(made, world, options.timeout_s)
-        chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
+        send_algorithms(made, world, options.timeout_s)
+        chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.other_backends)
         if world.rank == 0:
             room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
             _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
@@ -168,8 +168,8 @@ class Communicator:
         self._closed = False
         self._calls = calls_of(backend)
         threads = backend.device.type == "cpu" or not backend.native
-        lanes = Lanes() if threads else StreamLanes(backend.device)
-        self.dispatcher = Dispatcher(self, self._calls, lanes, native=backend.native)
+        executor = ThreadExecutor() if threads else StreamExecutor(backend.device)
+        self.dispatcher = Dispatcher(self, self._calls, executor, native=backend.native)
         if _LOG.isEnabledFor(logging.DEBUG):
             self.dispatcher.observe(log.FirstCalls(backend, self.explain))
         if (mode := env.GUARD.get()) != "off":
@@ -681,7 +681,7 @@ class Communicator:
         """
         dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
-        self.dispatcher.lanes.let_go()
+        self.dispatcher.executor.release_tensors()
         return self.resources.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
@@ -800,7 +800,7 @@ class Communicator:
         self._check_open()
         said = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
         self.resources.abort(said)  # half a surrogate pair was no text
-        self.dispatcher.lanes.close(CommError(said))
+        self.dispatcher.executor.close(CommError(said))
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""

@@ -8,10 +8,10 @@ import secrets
 import zlib
 from typing import TYPE_CHECKING
 
+from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.world import World
 from commlib.debug.jobs import ELSEWHERE
 from commlib.native import library
-from commlib.process_info import ProcessInfo, process_info
 
 if TYPE_CHECKING:
     from commlib._native import Recorder

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from commlib.bootstrap.exchange import Exchange, message, read_message
+from commlib.bootstrap.process_info import process_info
 from commlib.bootstrap.world import two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, PeerLost, Unsupported
-from commlib.process_info import process_info
 from commlib.users import own_user
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known

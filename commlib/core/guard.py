@@ -20,7 +20,7 @@ from commlib.backends.base import Backend
 from commlib.collectives.signatures import SIGNATURES, Signature
 from commlib.core.dispatch import Dispatcher
 from commlib.errors import CommError
-from commlib.lane import call_site
+from commlib.worker import call_site
 
 _LOG = logging.getLogger("commlib")
 _NOTHING, _INPUT, _RESULT = range(3)

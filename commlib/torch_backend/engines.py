@@ -144,7 +144,7 @@ class Engines:
             if kind == "cuda" and not one_host(world, timeout_s):
                 return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
-            settings["beside"] = [BACKENDS[other] for other in self._served() if other != kind]
+            settings["other_backends"] = [BACKENDS[other] for other in self._served() if other != kind]
             comm = create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:
             world.close()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.agreement import pin
 from commlib.communicator import Communicator, create
+from commlib.core.setup import pin_core
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
@@ -131,7 +131,7 @@ def test_ranks_are_pinned_by_their_numbers_on_their_host(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 7})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(cores))
     for rank, local_rank in enumerate((0, 1, 2, 0)):
-        pin(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
+        pin_core(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
     assert taken == [{4}, {7}, {4}, {4}]
 
 
