@@ -26,7 +26,7 @@ from commlib.bootstrap.explicit import explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import FACTS, facts
-from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
+from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.told import choice_of, plan_text
 from commlib.core import guard, lifetime, log
 from commlib.core.dispatch import CLOSED, Dispatcher
@@ -576,7 +576,7 @@ class Communicator:
         if out is None:
             out = x if quant is None else torch.empty(x.shape, dtype=FP8, device=x.device)
         made = None
-        if quant in OWN_SCALES:
+        if quant in COMPUTED_SCALES:
             made = torch.empty(scale_shape(x, quant), dtype=torch.float32, device=x.device)
         arguments = x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
         if max_sms or self.dispatcher.detour:
@@ -721,7 +721,7 @@ class Communicator:
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        limit, own_limit = env.MAX_SMS.given(max_sms, "max_sms"), self.options.max_sms
+        limit, own_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
         keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
@@ -798,9 +798,9 @@ class Communicator:
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
         self._check_open()
-        said = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
-        self.resources.abort(said)  # half a surrogate pair was no text
-        self.dispatcher.executor.close(CommError(said))
+        reason = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
+        self.resources.abort(reason)  # without lone surrogates, which UTF-8 cannot encode
+        self.dispatcher.executor.close(CommError(reason))
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
@@ -840,8 +840,8 @@ class Communicator:
         """Close; after an error, tell the peers first."""
         try:
             if kind is not None and not self._closed:
-                said = "".join(traceback.format_exception_only(kind, error)).strip()
-                self.abort(f"rank {self.rank} left the communicator with {said}")
+                text = "".join(traceback.format_exception_only(kind, error)).strip()
+                self.abort(f"rank {self.rank} left the communicator with {text}")
         finally:
             self.close()
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
+from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.signatures import SIGNATURES
 from commlib.core.dispatch import Dispatching
 from commlib.errors import Closed
@@ -124,7 +124,7 @@ def _run_norm(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, ...]:
     results = x.new_empty(x.shape, dtype=FP8 if quant else x.dtype), x.new_empty(x.shape)
-    return (*results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)) if quant in OWN_SCALES else results
+    return (*results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)) if quant in COMPUTED_SCALES else results
 
 
 def _run_norm_of_group(*arguments: Any) -> tuple[Tensor, ...]:

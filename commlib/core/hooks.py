@@ -24,8 +24,8 @@ T = TypeVar("T")
 Kind = tuple[str, int, str]  # of calls that should take the same time: operation, bytes, type
 _LOG = logging.getLogger("commlib")
 RECENT, KNOWN = 32, 8  # calls whose median is the usual time, and how many of them it takes
-MOST_UNDER_WAY = 1000  # calls on a GPU that are not looked at yet; more are not timed
-LEAST_S = 1e-3  # beyond the usual time: less is noise
+MAX_UNDER_WAY = 1000  # calls on a GPU that are not looked at yet; more are not timed
+MIN_EXCESS_S = 1e-3  # beyond the usual time: less is noise
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Hooks:
             start.record()
             result = self.watch(run, *arguments)
             end.record()
-        if len(self._under_way) < MOST_UNDER_WAY:
+        if len(self._under_way) < MAX_UNDER_WAY:
             self._under_way.append((self._kind(name, arguments), start, end))
         return result
 
@@ -136,7 +136,7 @@ class Hooks:
         usual = median(recent) if len(recent) >= KNOWN else float("inf")
         recent.append(seconds)
         slow = [callback for callback, factor in self._on_slow if seconds >= factor * usual]
-        if slow and seconds - usual >= LEAST_S:
+        if slow and seconds - usual >= MIN_EXCESS_S:
             for callback in slow:
                 _run(callback, SlowCall(*kind, seconds, usual, waited_s))
 

@@ -48,7 +48,7 @@ def settings(
     if isinstance(name, str) and name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
     nccl_comm = None if isinstance(name, str) else backend
-    checked = {limit: variable.given(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
+    checked = {limit: variable.resolve(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
     options = Options(**checked, cpus=cpus, nccl_comm=nccl_comm, **limits)
     return options, name if nccl_comm is None else "nccl"
 
