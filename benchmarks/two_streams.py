@@ -12,8 +12,8 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.errors import Unsupported
-from commlib.lane import Lane
 from commlib.tools.timing import Run, graph
+from commlib.worker import Worker
 
 LAUNCH_S = 30e-6  # more than the host takes for one of them
 # NVML's function, what it takes between the device and the result, and its unit.
@@ -71,20 +71,20 @@ class OnCpu:
     """The same without GPUs: the calls run on a thread."""
 
     def __init__(self, comm: Communicator, clocks: Clocks) -> None:
-        self._comm, self._lane = comm, Lane("calls")
+        self._comm, self._worker = comm, Worker("calls")
 
     def time(self, products: Sequence[Run], calls: Sequence[Run]) -> Times:
         """Run both, and return the host's times."""
         self._comm.barrier()
         start = time.perf_counter()
-        ended = self._lane.submit(lambda: _in_turn(calls))
+        ended = self._worker.submit(lambda: _in_turn(calls))
         products_end = _in_turn(products)
         calls_end = float(ended.result())
         return Times(max(products_end, calls_end) - start, products_end - start, calls_end - start)
 
     def close(self) -> None:
         """Let the thread end."""
-        self._lane.close(Unsupported("the measurement is over"))
+        self._worker.close(Unsupported("the measurement is over"))
 
 
 def _in_turn(runs: Sequence[Run]) -> float:

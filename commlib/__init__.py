@@ -6,8 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import BuildFailed, Closed, CommError, CommTimeout, PeerLost, PlanMismatch, Unsupported, meant
-
-__version__ = "0.1.0"
+from commlib.version import __version__
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator, init

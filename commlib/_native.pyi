@@ -161,8 +161,8 @@ def check_tensor(given: object, argument: str, function: str, /) -> None:
 def open_shm(world: int, rank: int, arena_bytes: int, nonce: int, pid: int, fd: int, /) -> ShmGroup:
     """csrc/binding/shm_group.cc: open_shm"""
 
-def most_shm_ranks() -> int:
-    """csrc/binding/shm_group.cc: most_shm_ranks"""
+def max_shm_ranks() -> int:
+    """csrc/binding/shm_group.cc: max_shm_ranks"""
 
 def shm_section_bytes(world: int, /) -> int:
     """csrc/binding/shm_group.cc: shm_section_bytes"""

@@ -20,20 +20,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from commlib import backends, compile, debug, env, native
-from commlib.agreement import agree, choose_plan, pin, settings, teach
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap import connect
 from commlib.bootstrap.explicit import explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
 from commlib.collectives.facts import FACTS, facts
-from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
+from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.told import choice_of, plan_text
 from commlib.core import guard, lifetime, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
+from commlib.core.setup import check_same_settings, choose_plan, pin_core, send_algorithms, settings
 from commlib.core.split import split
-from commlib.core.work import Lanes, StreamLanes, Work
+from commlib.core.work import StreamExecutor, ThreadExecutor, Work
 from commlib.counts import counted
 from commlib.debug import metrics
 from commlib.errors import Closed, CommError, limits_of, meant, no_unknown
@@ -104,9 +104,31 @@ def init(  # noqa: PLR0913 - what a user may decide
     if world.rank == 0:
         log.warn_of_unknown()
     try:
-        return Communicator._create(world, backend=backend, plan=plan, **options.shared)
+        return create(world, backend=backend, plan=plan, **options.shared)
     except BaseException:
         world.close()
+        raise
+
+
+def create(
+    world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
+) -> Communicator:
+    """Make a communicator over a world that is connected; limits: those of LIMITS, as of init()."""
+    options, name = settings(backend, plan, **limits)
+    if env.BIND.get() == "core":
+        pin_core(world)
+    check_same_settings(world, options, name)
+    made = backends.create(name, world, options)
+    try:
+        send_algorithms(made, world, options.timeout_s)
+        chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.other_backends)
+        if world.rank == 0:
+            room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
+            _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
+            _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
+        return Communicator(world, made, chosen, options)
+    except BaseException:
+        made.close()
         raise
 
 
@@ -146,40 +168,18 @@ class Communicator:
         self._closed = False
         self._calls = calls_of(backend)
         threads = backend.device.type == "cpu" or not backend.native
-        lanes = Lanes() if threads else StreamLanes(backend.device)
-        self.dispatcher = Dispatcher(self, self._calls, lanes, native=backend.native)
+        executor = ThreadExecutor() if threads else StreamExecutor(backend.device)
+        self.dispatcher = Dispatcher(self, self._calls, executor, native=backend.native)
         if _LOG.isEnabledFor(logging.DEBUG):
-            self.dispatcher.observe(log.FirstCalls(self))
+            self.dispatcher.observe(log.FirstCalls(backend, self.explain))
         if (mode := env.GUARD.get()) != "off":
-            self.dispatcher.observe(guard.Guard(self, mode))
+            self.dispatcher.observe(guard.Guard(backend, self.dispatcher, mode))
         self._hooks: Hooks | None = None
         self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)
-        lifetime.watch(self)
+        lifetime.watch(self, Communicator._leave, Communicator._abandon)
         debug.listen(native.library.guard_answers)
         metrics.start()
-
-    @classmethod
-    def _create(
-        cls, world: World, *, backend: Any = "auto", plan: str | os.PathLike[str] | Plan = "auto", **limits: Any
-    ) -> Communicator:
-        """Make a communicator over a world that is connected; limits: those of LIMITS, as of init."""
-        options, name = settings(backend, plan, **limits)
-        if env.BIND.get() == "core":
-            pin(world)
-        agree(world, options, name)
-        made = backends.create(name, world, options)
-        try:
-            teach(made, world, options.timeout_s)
-            chosen = choose_plan(world, made.plan_name, plan, options.timeout_s, options.beside)
-            if world.rank == 0:
-                room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
-                _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
-                _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
-            return cls(world, made, chosen, options)
-        except BaseException:
-            made.close()
-            raise
 
     # --- reductions ---------------------------------------------------------------------------------------------
 
@@ -576,7 +576,7 @@ class Communicator:
         if out is None:
             out = x if quant is None else torch.empty(x.shape, dtype=FP8, device=x.device)
         made = None
-        if quant in OWN_SCALES:
+        if quant in COMPUTED_SCALES:
             made = torch.empty(scale_shape(x, quant), dtype=torch.float32, device=x.device)
         arguments = x, residual, weight, bias, scale, out, residual_out, made, eps, weight_bias, center, quant
         if max_sms or self.dispatcher.detour:
@@ -681,7 +681,7 @@ class Communicator:
         """
         dims, dtype = _shape_and_type(shape, dtype)
         self._check_open()
-        self.dispatcher.lanes.let_go()
+        self.dispatcher.executor.release_tensors()
         return self.resources.empty(math.prod(dims) * dtype.itemsize).view(dtype).view(dims)
 
     def symmetric(self) -> AbstractContextManager[None]:
@@ -721,7 +721,7 @@ class Communicator:
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        limit, own_limit = env.MAX_SMS.given(max_sms, "max_sms"), self.options.max_sms
+        limit, own_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
         keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
@@ -754,7 +754,7 @@ class Communicator:
             if not isinstance(number, SupportsIndex):
                 raise TypeError(f"{name} is of type {type(number).__name__}, but must be an int")
         limits = self.options.shared | ({} if max_sms is None else {"max_sms": max_sms})
-        make = partial(Communicator._create, backend=self.backend, plan=self.plan, **limits)
+        make = partial(create, backend=self.backend, plan=self.plan, **limits)
         return split(self, color, key, make)
 
     def check(self) -> None:
@@ -791,16 +791,16 @@ class Communicator:
     def _with_hooks(self) -> Hooks:
         self.dispatcher.drain()
         if self._hooks is None:
-            self._hooks = Hooks(self)
+            self._hooks = Hooks(self.resources)
             self.dispatcher.observe(self._hooks)
         return self._hooks
 
     def abort(self, why: str = "") -> None:
         """End the communicator on all ranks: calls under way and later ones raise CommError, with `why` in it."""
         self._check_open()
-        said = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
-        self.resources.abort(said)  # half a surrogate pair was no text
-        self.dispatcher.lanes.close(CommError(said))
+        reason = (str(why) or f"rank {self.rank} aborted the communicator").encode(errors="replace").decode()
+        self.resources.abort(reason)  # without lone surrogates, which UTF-8 cannot encode
+        self.dispatcher.executor.close(CommError(reason))
 
     def close(self) -> None:
         """Release everything this rank holds; may be called twice. On GPUs, wait some seconds for the other ranks."""
@@ -840,8 +840,8 @@ class Communicator:
         """Close; after an error, tell the peers first."""
         try:
             if kind is not None and not self._closed:
-                said = "".join(traceback.format_exception_only(kind, error)).strip()
-                self.abort(f"rank {self.rank} left the communicator with {said}")
+                text = "".join(traceback.format_exception_only(kind, error)).strip()
+                self.abort(f"rank {self.rank} left the communicator with {text}")
         finally:
             self.close()
 

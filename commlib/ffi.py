@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 try:
     import tvm_ffi
@@ -14,12 +14,17 @@ from commlib.build.plugin_code import headers
 from commlib.build.sources import include_folders
 from commlib.native import library
 
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
-
 _ADDED: list[tvm_ffi.Function] = []  # native code holds their addresses
 for _kind in (errors.CommError, errors.Closed, errors.CommTimeout, errors.PeerLost, errors.Unsupported):
     tvm_ffi.register_error(_kind.__name__, _kind)
+
+
+class HasCalls(Protocol):
+    """A Communicator, which stands above this layer."""
+
+    @property
+    def resources(self) -> Any:
+        """Its backend."""
 
 
 def path() -> str:
@@ -27,9 +32,10 @@ def path() -> str:
     return library.library_path()
 
 
-def handle(comm: Communicator) -> int:
+def handle(comm: HasCalls) -> int:
     """Return the number by which calls through tvm-ffi name a communicator; it does not keep the communicator open."""
-    return comm.resources.calls().handle()
+    number: int = comm.resources.calls().handle()
+    return number
 
 
 def include() -> str:

@@ -1,4 +1,4 @@
-"""Whose processes and files are this user's own, as the kernel shows them."""
+"""Which processes and files belong to this user, as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commlib.errors import Unsupported
 _EVERYONE = 2**32 - 1  # numbers that a user may have
 
 
-def own_user() -> int:
+def current_user() -> int:
     """Return this process's user; an error where the kernel shows others by the same number."""
     user = os.geteuid()
     if user == _overflow_user() and not _maps_everyone():
@@ -27,24 +27,24 @@ def own_user() -> int:
 
 
 @contextmanager
-def opened_own(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+def opened_trusted(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
     """Open a file, or a folder, that nobody but this user and root can have written; an OSError says why it is none."""
     fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
     try:
-        if why := _why_not_own(os.fstat(fd)):
+        if why := _distrusted(os.fstat(fd)):
             raise PermissionError(errno.EPERM, why, str(path))
         yield fd
     finally:
         os.close(fd)
 
 
-def _why_not_own(found: os.stat_result) -> str:
+def _distrusted(info: os.stat_result) -> str:
     try:
-        if found.st_uid not in (0, own_user()):
-            return f"it belongs to another user (number {found.st_uid})"
+        if info.st_uid not in (0, current_user()):
+            return f"it belongs to another user (number {info.st_uid})"
     except Unsupported as error:
         return str(error)
-    return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    return "other users may write to it" if info.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def _overflow_user() -> int:

@@ -48,7 +48,7 @@ def test_ranks_that_share_cores_are_told_of(
 
 def test_a_backend_allows_so_many_whatever_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "free_memory", lambda: 1 << 50)
-    most = library.most_shm_ranks()
+    most = library.max_shm_ranks()
     capacity.check(most, "auto", lambda ranks: 0)
     with pytest.raises(ValueError, match=f"the shm backend serves {most} ranks at most; give -n {most} or fewer"):
         capacity.check(most + 1, "shm", lambda ranks: 0)

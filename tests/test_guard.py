@@ -12,7 +12,7 @@ import torch
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.tools.testing import Ranks
 from tests.errors_and_logs import message_of
 from tests.on_ranks import on_ranks
@@ -24,7 +24,7 @@ NAN = float("nan")
 def guarded(mode: str, world: World, **options: Any) -> Communicator:
     """Make a rank's communicator; the mode is in the environment for so long alone."""
     with mock.patch.dict(os.environ, {"COMMLIB_GUARD": mode}):
-        return Communicator._create(world, timeout_s=30.0, **options)
+        return create(world, timeout_s=30.0, **options)
 
 
 @pytest.fixture(scope="module", params=["shm", "torch"])

@@ -123,7 +123,7 @@ NOW = [0.0]  # ms
 
 
 class OnGpu(SimpleNamespace):
-    """In the place of a communicator."""
+    """In the place of a backend."""
 
 
 def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,10 +135,10 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     def broadcast(x: torch.Tensor, took_ms: float) -> None:
         NOW[0] += took_ms
 
-    comm = OnGpu(device=torch.device("cuda"), size=2, rank=0, resources=SimpleNamespace(recorded_as=0))
-    comm.told = []
-    hooks = Hooks(comm)  # type: ignore[arg-type]
-    hooks.on_slow(comm.told.append, factor=20.0)
+    backend = OnGpu(device=torch.device("cuda"), size=2, rank=0, recorded_as=0)
+    backend.told = []
+    hooks = Hooks(backend)  # type: ignore[arg-type]
+    hooks.on_slow(backend.told.append, factor=20.0)
     for _ in range(KNOWN):
         hooks.observe("broadcast", broadcast, torch.ones(8), 10.0)
     capturing[0] = True
@@ -146,9 +146,9 @@ def test_on_a_gpu_a_slow_call_is_told_when_a_later_one_is_made(monkeypatch: pyte
     capturing[0] = False
     hooks.observe("broadcast", broadcast, torch.ones(8), 500.0)
     NOW[0] += 1.0
-    assert comm.told == []
+    assert backend.told == []
     hooks.observe("broadcast", broadcast, torch.ones(8), 10.0)
-    (call,) = comm.told
+    (call,) = backend.told
     assert (call.op, call.num_bytes, call.seconds, call.usual_s, call.late) == ("broadcast", 32, 0.5, 0.01, None)
 
 

@@ -68,6 +68,72 @@ def test_an_optional_package_is_imported_in_one_place():
         assert not {name for name in importers if not fnmatch(name, place)}, f"only {place} may import {package}"
 
 
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(path, modules):
+    """Return the modules of commlib that a file imports: at its top, in functions and for types alike."""
+    names = set()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{name_of(path)}:{node.lineno}: name the module from commlib on"
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in modules else node.module for name in inside}
+    return names & modules - {module_of(path)}
+
+
+def reached_from(module, imports):
+    seen, ahead = set(), [module]
+    while ahead:
+        new = imports[ahead.pop()] - seen
+        seen |= new
+        ahead.extend(new)
+    return seen
+
+
+def test_no_circle_of_imports_has_more_than_three_files():
+    files = {module_of(path): path for path in [*PACKAGE, ROOT / "commlib/_native.pyi"]}
+    imports = {module: modules_imported(path, files.keys()) for module, path in files.items()}
+    reached = {module: reached_from(module, imports) for module in files}
+    circles = {frozenset(other for other in reached[module] if module in reached[other]) for module in files}
+    long = [sorted(circle) for circle in circles if len(circle) > 3]
+    assert not long, "move what they share into a lower file"
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def test_a_private_name_is_used_in_its_file_only():
+    # What others call private is seldom a name of ours, too: these of torch and of named tuples are.
+    theirs = {"_end_coalescing", "_fields", "_fields_", "_get_backend", "_replace", "_start_coalescing"}
+    theirs |= {"_timeout", "_world"}
+    used, ours = [], {}
+    for path in PACKAGE:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                ours.setdefault(node.name, set()).add(path)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                ours.setdefault(node.id, set()).add(path)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                if isinstance(node.ctx, ast.Store):
+                    ours.setdefault(node.attr, set()).add(path)
+            elif isinstance(node, ast.Attribute):
+                used.append((path, node.lineno, node.attr))
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("commlib."):
+                used += [(path, node.lineno, alias.name) for alias in node.names]
+    strays = [
+        f"{name_of(path)}:{line}: {name}"
+        for path, line, name in used
+        if is_private(name) and name not in theirs and name in ours and path not in ours[name]
+    ]
+    assert not strays, "give it a public name, or move the code to it"
+
+
 def lines_of(path):
     return len(path.read_text(encoding="utf-8").splitlines())
 

@@ -12,7 +12,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.communicator import Communicator
 from commlib.compile import operators
 from commlib.core.dispatch import Dispatcher
-from commlib.core.work import StreamLanes
+from commlib.core.work import StreamExecutor
 from commlib.plan.rules import SPARING
 from commlib.tools.testing.conformance import Scope, check_algorithm
 from tests.epilogues import INT8
@@ -114,9 +114,9 @@ def test_on_cpus_an_asynchronous_call_is_told_nothing_of_multiprocessors(comm: C
 
 
 def test_on_gpus_an_asynchronous_call_spares_them_unless_it_has_a_limit() -> None:
-    calls, lanes = mock.Mock(), StreamLanes(torch.device("cuda", 0))
-    dispatcher, ways = Dispatcher(mock.Mock(), calls, lanes, native=True), []
-    with mock.patch.object(StreamLanes, "submit", lambda self, lane, name, call: ways.append(call())):
+    calls, executor = mock.Mock(), StreamExecutor(torch.device("cuda", 0))
+    dispatcher, ways = Dispatcher(mock.Mock(), calls, executor, native=True), []
+    with mock.patch.object(StreamExecutor, "submit", lambda self, queue, name, call: ways.append(call())):
         dispatcher.call("all_reduce", ("x", "sum", None), None, True, 0)
         dispatcher.call("all_reduce", ("x", "sum", None), None, True, 8)
         dispatcher.later("all_gather", lambda make: make("all_gather", "out", "x"))  # as torch's group does

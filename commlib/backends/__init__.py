@@ -48,8 +48,8 @@ def create(name: str, world: World, options: Options) -> Backend:
 def _best(world: World, options: Options) -> tuple[str, str]:
     """On one host: GPUs where every rank has one of its own and nccl4py is there; else shared memory. And why."""
     if options.cpus:
-        most = library.most_shm_ranks()
-        return ("shm" if world.size <= most else "torch"), f"tensors on CPUs; shm serves up to {most} ranks"
+        limit = library.max_shm_ranks()
+        return ("shm" if world.size <= limit else "torch"), f"tensors on CPUs; shm serves up to {limit} ranks"
     only = _only_gpu()
     lacks = lacks_gpu(0 if only else world.local_rank, f"rank {world.rank}")
     answers = world.all_gather(json.dumps([lacks, only]).encode(), options.timeout_s)

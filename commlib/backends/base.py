@@ -28,7 +28,7 @@ class Options:
     checked: bool
     max_sms: int = 0  # multiprocessors of a GPU that a call may take; 0: all
     cpus: bool = False  # tensors are on the CPU, whatever GPUs there are
-    beside: Sequence[str] = ()  # backends of other communicators that the same COMMLIB_PLAN and plan= are for
+    other_backends: Sequence[str] = ()  # of communicators that share COMMLIB_PLAN and plan=
     nccl_comm: Any = None  # to run on instead of one of our own: nccl4py's, a torch group's, an address
 
     @property
@@ -40,7 +40,7 @@ class Options:
             "checked": self.checked,
             "max_sms": self.max_sms,
             "cpus": self.cpus,
-            "beside": self.beside,
+            "other_backends": self.other_backends,
         }
 
 

@@ -45,11 +45,11 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self.device = _pick_device(world, options.timeout_s)
         major, minor = torch.cuda.get_device_capability(self.device)
         self._arch = f"sm_{major}{minor}"
-        given = options.nccl_comm
+        source = options.nccl_comm
         self.control = (
             Control.create(world, options.timeout_s, options.max_sms)
-            if given is None
-            else _adopt(world, given, options.timeout_s)
+            if source is None
+            else _adopt(world, source, options.timeout_s)
         )
         try:
             self._join(world, options)
@@ -65,8 +65,8 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         # Those of a second communicator in a process have fewer (csrc/nccl/footprint.h).
         count = torch.cuda.get_device_properties(self.device).multi_processor_count
         mine = f"{count} {_OPEN[self.device]}"
-        told = [[int(word) for word in each.split()] for each in world.all_gather(mine.encode(), options.timeout_s)]
-        smallest, first = min(count for count, _ in told), not any(others for _, others in told)
+        counts = [[int(word) for word in each.split()] for each in world.all_gather(mine.encode(), options.timeout_s)]
+        smallest, first = min(count for count, _ in counts), not any(others for _, others in counts)
         self.multiprocessors = min(smallest, options.max_sms or smallest)
         self._group: NcclGroup | None = library.open_nccl(
             self.control.ptr,
@@ -193,11 +193,11 @@ class NcclBackend(NativeBackend["NcclGroup"]):
         self.native_group.abandon()
 
 
-def _adopt(world: World, given: Any, timeout_s: float) -> Control:
+def _adopt(world: World, source: Any, timeout_s: float) -> Control:
     """Run on the caller's communicator, if it is one of these very ranks; ending it stays the caller's."""
     control, failure = None, ""
     try:
-        control = Control.adopt(given)
+        control = Control.adopt(source)
         if (control.rank, control.size) != (world.rank, world.size):
             failure = f"it is rank {control.rank} of {control.size} in the NCCL communicator"
     except (CommError, TypeError, ValueError) as error:
@@ -227,11 +227,11 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
     for rank, reply in enumerate(replies):
         if reply.partition("|")[2]:
             raise Unsupported(f"rank {rank}: {reply.partition('|')[2]}")
-    require_own_gpus([reply.partition("|")[0] for reply in replies])
+    require_distinct_gpus([reply.partition("|")[0] for reply in replies])
     return torch.device("cuda", index)
 
 
-def require_own_gpus(uuids: list[str]) -> None:
+def require_distinct_gpus(uuids: list[str]) -> None:
     """Raise Unsupported where two ranks are on one GPU."""
     for rank, theirs in enumerate(uuids):
         if uuids.index(theirs) != rank:

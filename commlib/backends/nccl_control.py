@@ -18,7 +18,7 @@ from commlib.errors import KINDS, CommError, CommTimeout, Unsupported
 
 REMEDY = 'pip install "nccl4py>=0.6" "cuda-bindings>=13,<14"'
 _OLDEST_NCCL4PY = (0, 6)
-_MOST_CTAS = 64  # NCCL never has more
+_MAX_CTAS = 64  # NCCL never has more
 REPORT_S = 10.0  # after a rank's own deadline, for its report to reach the others
 _END_S = 10.0  # for destroy and abort: a live CUDA graph or a spinning kernel may hold them for ever
 
@@ -79,7 +79,7 @@ class Control:
         try:
             core = _core()
             # One of NCCL's blocks is on a multiprocessor.
-            limit = {"config": core.NCCLConfig(max_ctas=max_sms)} if 0 < max_sms <= _MOST_CTAS else {}
+            limit = {"config": core.NCCLConfig(max_ctas=max_sms)} if 0 < max_sms <= _MAX_CTAS else {}
             init = partial(core.Communicator.init, world.size, world.rank, core.UniqueId.from_bytes(unique_id), **limit)
             control = cls(within(timeout_s, "ncclCommInitRank", init))
         except Exception as error:  # nccl4py's errors have no common base
@@ -146,8 +146,8 @@ def _core() -> Any:
         raise Unsupported(f"nccl4py cannot be used ({error}); {REMEDY}") from None
     if tuple(int(part) for part in core.__version__.split(".")[:2]) < _OLDEST_NCCL4PY:
         raise Unsupported(f"nccl4py {core.__version__} is too old, 0.6 is needed; {REMEDY}")
-    found = core.get_version().libnccl
-    if found is None or found.path is None:
+    libnccl = core.get_version().libnccl
+    if libnccl is None or libnccl.path is None:
         raise Unsupported("nccl4py finds no libnccl.so.2; install torch for CUDA, or use backend='shm'")
     return core
 

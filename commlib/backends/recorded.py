@@ -8,10 +8,10 @@ import secrets
 import zlib
 from typing import TYPE_CHECKING
 
+from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.world import World
 from commlib.debug.jobs import ELSEWHERE
 from commlib.native import library
-from commlib.process_info import ProcessInfo, process_info
 
 if TYPE_CHECKING:
     from commlib._native import Recorder
@@ -44,7 +44,7 @@ class Recorded:
         if elsewhere:
             self._fd = os.memfd_create(ELSEWHERE)
             os.write(self._fd, json.dumps(elsewhere).encode())
-        if world.size <= library.most_shm_ranks():
+        if world.size <= library.max_shm_ranks():
             self.recorder = library.open_recorder(backend[:11], self.id, world.rank, timeout_s, pids)
 
     def close(self) -> None:

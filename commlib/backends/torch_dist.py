@@ -23,7 +23,7 @@ from commlib.bootstrap.store import ANSWER_S
 from commlib.bootstrap.tcp import own_address, served
 from commlib.bootstrap.world import World, named
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
-from commlib.lane import Lane
+from commlib.worker import Worker
 
 _TIMED_OUT = ("timed out", "Timed out", "timeout", "Timeout")
 _LOST = ("closed by peer", "Connection reset", "Broken pipe", "Connection refused", "failed to connect")
@@ -229,7 +229,7 @@ class TorchBackend(Backend):
     def _ask(self, question: Callable[[], Any]) -> Any:
         """Ask the store, which may not answer."""
         try:
-            return Lane("store").submit(question).result(ANSWER_S)
+            return Worker("store").submit(question).result(ANSWER_S)
         except (RuntimeError, FutureTimeout) as error:
             who = "rank 0 is gone, which served" if self._is_ours else "nobody serves"
             raise PeerLost(f"{who} this communicator's store ({type(error).__name__})") from None

@@ -11,11 +11,11 @@ from typing import NoReturn
 from commlib.bootstrap.exchange import message, read_message
 from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import local_rank
+from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.unix_rendezvous import BROKEN, Place, RendezvousServer, connect, hello
 from commlib.bootstrap.world import World
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
-from commlib.process_info import ProcessInfo, process_info
 
 ANSWER_S = 2.0  # how long after its deadline a rank waits for the server to say who is missing
 MAX_WAIT_S = 1e6  # that a socket can wait

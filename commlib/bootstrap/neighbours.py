@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from commlib.bootstrap.process_info import ProcessInfo, process_info
 from commlib.bootstrap.world import World, named
-from commlib.process_info import ProcessInfo, process_info
 
 
 class Host(NamedTuple):

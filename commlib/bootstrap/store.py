@@ -16,11 +16,11 @@ from commlib import env
 from commlib.bootstrap.address import address_of
 from commlib.bootstrap.launcher import Identity, first_number
 from commlib.bootstrap.neighbours import local_rank
+from commlib.bootstrap.process_info import ProcessInfo, ProcessWatch, process_info
 from commlib.bootstrap.world import World, named, two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout, PeerLost
-from commlib.lane import Lane
-from commlib.process_info import ProcessInfo, ProcessWatch, process_info
+from commlib.worker import Worker
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # public, but not declared so
@@ -54,7 +54,7 @@ class StoreWorld(World):
 
         self.name, self.rank, self.size = name, who.rank, who.size
         self.address = address_of(who.rank, store)
-        self._lane, self._deadline = Lane("store"), time.monotonic() + timeout_s
+        self._worker, self._deadline = Worker("store"), time.monotonic() + timeout_s
         self._base = PrefixStore("commlib", store)
         self._serves = serves
         self._unread = ""  # a key of the last round, there until every rank has read it
@@ -107,7 +107,7 @@ class StoreWorld(World):
                 self._delete(
                     "size", "left", *(f"{kind}/{rank}" for kind in ("left", "rank") for rank in range(self.size))
                 )
-        self._lane.close(CommError(f"rank {self.rank}: this world is closed"))
+        self._worker.close(CommError(f"rank {self.rank}: this world is closed"))
 
     def _name_world(self) -> str:
         """Name a new world, which the other ranks join."""
@@ -244,7 +244,7 @@ class StoreWorld(World):
         Errors of torch say neither who we are nor what the store's end means.
         """
         try:
-            return cast("T", self._lane.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))
+            return cast("T", self._worker.submit(question).result(max(self._deadline - time.monotonic(), ANSWER_S)))
         except FutureTimeout:
             why = f"the store behind {self.name} does not answer; is the process that serves it stopped?"
             raise CommTimeout(f"rank {self.rank}: {why}") from None

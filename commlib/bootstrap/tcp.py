@@ -18,7 +18,7 @@ from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout
-from commlib.lane import Lane
+from commlib.worker import Worker
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not declared so
@@ -43,7 +43,7 @@ def connect_store(
             _wait_for_server(address, who, timeout_s, waiting)
     where = f"rank {who.rank}: no store at {address[0]}:{address[1]}"
     try:
-        connecting = Lane("store").submit(partial(_store, address, serves, timeout_s))
+        connecting = Worker("store").submit(partial(_store, address, serves, timeout_s))
         store = connecting.result(max(deadline - time.monotonic(), ANSWER_S))
     except FutureTimeout:
         raise CommTimeout(

@@ -11,11 +11,12 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from commlib import __version__, env
+from commlib import env
 from commlib.build.cache import COMPILER_S, build_cached
 from commlib.build.sources import csrc, files_of, include_folders
 from commlib.errors import BuildFailed
 from commlib.native import library
+from commlib.version import __version__
 
 OPTIONS = ("-std=gnu++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-Wall")
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_MOST = 448.0
-OWN_SCALES = ("fp8_token", "fp8_group")  # found by the call
+COMPUTED_SCALES = ("fp8_token", "fp8_group")  # found by the call
 GROUP = 128  # columns that share a scale in "fp8_group"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,9 +14,6 @@ from commlib.collectives.params import PULL
 from commlib.collectives.spec import Algorithm, Call, Collective
 from commlib.collectives.torch_calls import refuses_lonely
 from commlib.collectives.variants import pulled
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 Message: TypeAlias = "torch.Tensor | None"
 
@@ -31,7 +28,7 @@ def torch_direct(backend: TorchBackend, x: Message, dst: int, out: Message, src:
     backend.at_once(messages)
 
 
-def _pass_on(comm: Communicator, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
+def _pass_on(comm: Any, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
     """Send to the next rank and receive from the one before: the ring of nccl-tests' sendrecv."""
     comm.send_recv(x, (comm.rank + 1) % comm.size, out, (comm.rank - 1) % comm.size)
 

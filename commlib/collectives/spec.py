@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.collectives.reference import reducible
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 Variants = tuple[Mapping[str, int], ...]
 MOST_SMS = 256  # of a GPU that kernels serve
@@ -131,10 +128,10 @@ class Call:
 class Collective:
     """The contract of one collective and the table of its algorithms.
 
-    `count` of a call is what nccl-tests prints as count. `shapes(call)` gives the elements of (input,
-    output) on this rank, 0 where it has none. `reference(call, inputs, fold)` gives this rank's output from
-    every rank's input, or None where it receives nothing. `invoke(comm, x, out, call)` makes the public
-    call. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
+    `count` of a call is what nccl-tests prints as count. `shapes(call)` gives the elements of (input, output) on this
+    rank, 0 where it has none. `reference(call, inputs, fold)` gives this rank's output from every rank's input, or None
+    where it receives nothing. `invoke(comm, x, out, call)` makes the public call of a Communicator, which stands above
+    this layer. `in_place(call, whole)` cuts (input, output) out of one buffer; None where that has no meaning.
     `of_rows`: kernels end with what is done to each row of the sum. A count near c is a multiple of `unit(c)`. Outputs
     may be `close` to the reference, as a share of it, where their bits may differ.
     """
@@ -142,7 +139,7 @@ class Collective:
     name: str
     shapes: Callable[[Call], tuple[int, int]]
     reference: Callable[[Call, Sequence[torch.Tensor], Fold], torch.Tensor | None]
-    invoke: Callable[[Communicator, torch.Tensor, torch.Tensor, Call], object]
+    invoke: Callable[[Any, torch.Tensor, torch.Tensor, Call], object]
     size_count: Callable[[Call], int]
     bus_factor: Callable[[int], float]
     algorithms: tuple[Algorithm, ...]

@@ -21,19 +21,19 @@ from torch import Tensor
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from commlib.compile.operators import COMMUNICATORS, MESSAGES, OPS, PARAMETERS, order
+from commlib.core.dispatch import Dispatching
 from commlib.native import library
 from commlib.redops import TORCH_OPS
 
 if TYPE_CHECKING:
     from commlib._native import Calls
-    from commlib.communicator import Communicator
 
 _NUMBERS = count()
 _KNOWN: dict[int, tuple[str, int, str]] = {}  # a communicator's name, rank and device, by the identity of its calls
 C = TypeVar("C")
 
 
-def register(comm: Communicator, calls: Calls) -> tuple[str, Callable[[], object]]:
+def register(comm: Dispatching, calls: Calls) -> tuple[str, Callable[[], object]]:
     """Give a communicator the name by which graphs know it; return that, and what takes it back before the calls go."""
     name = f"commlib-{next(_NUMBERS)}"
     COMMUNICATORS[name] = comm

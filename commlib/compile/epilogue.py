@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +20,9 @@ from commlib.build.device_code import compile_kernel
 from commlib.build.kernel_names import ELEMENTS, row_expression
 from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
 from commlib.compile import operators
+from commlib.core.dispatch import Dispatching
 from commlib.native import library
 from commlib.redops import DTYPES
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 KINDS = ("row", "columns", "number", "groups")  # by their codes in csrc/collectives/all_reduce_epilogue/entry.cc
 INPUTS, OUTPUTS = KINDS[:3], (KINDS[0], *KINDS[2:])
@@ -204,7 +202,7 @@ class Epilogue:
         )
         self._operator = self._define()
 
-    def __call__(self, comm: Communicator, x: Tensor, /, *, max_sms: int = 0, **arguments: Any) -> Any:
+    def __call__(self, comm: Dispatching, x: Tensor, /, *, max_sms: int = 0, **arguments: Any) -> Any:
         """Add up all ranks' `x` and do this to each row, on so many multiprocessors at most; 0: no limit."""
         if torch.compiler.is_dynamo_compiling():
             return self._traced(comm, x, arguments, max_sms)
@@ -305,7 +303,7 @@ class Epilogue:
 
         return operators.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
 
-    def _traced(self, comm: Communicator, x: Tensor, arguments: dict[str, Any], max_sms: int) -> Any:
+    def _traced(self, comm: Dispatching, x: Tensor, arguments: dict[str, Any], max_sms: int) -> Any:
         names = (*self._inputs, *self._numbers)
         if arguments.keys() - self._no_outputs.keys() != set(names) or not hasattr(comm, "graph_name"):
             self._refuse(comm, arguments)

@@ -7,19 +7,17 @@ its communicator by a string. Eager calls do not use them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from commlib.collectives.norms import FP8, OWN_SCALES, scale_shape
+from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
 from commlib.collectives.signatures import SIGNATURES
+from commlib.core.dispatch import Dispatching
 from commlib.errors import Closed
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 COLLECTIVES = (
     *("all_reduce", "reduce", "broadcast", "all_gather", "all_gatherv", "reduce_scatter", "reduce_scatterv"),
@@ -33,14 +31,14 @@ PARAMETERS = {
 }
 _NORM = f"{SIGNATURES['all_reduce_rms_norm'].inputs}, int max_sms, str comm"
 
-COMMUNICATORS: WeakValueDictionary[str, Communicator] = WeakValueDictionary()
+COMMUNICATORS: WeakValueDictionary[str, Dispatching] = WeakValueDictionary()
 OPS = torch.ops.commlib
 _LIBRARY = torch.library.Library("commlib", "FRAGMENT")
 _RUNS: dict[str, Callable[..., Any]] = {}
 _ORDERED: set[str] = set()
 
 
-def communicator(name: str) -> Communicator:
+def communicator(name: str) -> Dispatching:
     """Return the communicator that a graph knows by this name."""
     comm = COMMUNICATORS.get(name)
     if comm is None:
@@ -126,7 +124,7 @@ def _run_norm(*arguments: Any) -> tuple[Tensor, ...]:
 
 def _norm_results(x: Tensor, quant: str | None) -> tuple[Tensor, ...]:
     results = x.new_empty(x.shape, dtype=FP8 if quant else x.dtype), x.new_empty(x.shape)
-    return (*results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)) if quant in OWN_SCALES else results
+    return (*results, x.new_empty(scale_shape(x, quant), dtype=torch.float32)) if quant in COMPUTED_SCALES else results
 
 
 def _run_norm_of_group(*arguments: Any) -> tuple[Tensor, ...]:
@@ -146,7 +144,7 @@ def _define_all() -> None:
     define("all_reduce_rms_norm_of_group", schema, _run_norm_of_group, lambda x, *rest: _norm_results(x, None))
     # Of no device, Inductor would run it before what it has computed for the CPU, and free what that reads.
     schema = "(Tensor on, str comm) -> ()"
-    define("barrier", schema, lambda on, comm: communicator(comm).barrier(), lambda on, comm: None)
+    define("barrier", schema, lambda on, comm: communicator(comm).dispatcher.now("barrier"), lambda on, comm: None)
 
 
 _define_all()

@@ -16,13 +16,12 @@ import torch
 
 from commlib import env
 from commlib.collectives.signatures import SIGNATURES
-from commlib.core.work import COLLECTIVE_CALLS, Lanes, StreamLanes, Work
+from commlib.core.work import COLLECTIVE_CALLS, StreamExecutor, ThreadExecutor, Work
 from commlib.errors import Closed
 from commlib.plan.rules import SPARING
 
 if TYPE_CHECKING:
     from commlib._native import Calls
-    from commlib.communicator import Communicator
 
 T = TypeVar("T")
 _IS_CLOSED = "this communicator is closed; call commlib.init() for a new one"
@@ -37,18 +36,28 @@ class Observer(Protocol):
         """Make the call, `run(*arguments)`, and return what it returned."""
 
 
+class Dispatching(Protocol):
+    """What torch.compile's operators and epilogues need of a Communicator, which stands above this layer."""
+
+    rank: int
+    device: torch.device
+    backend: str
+    graph_name: str
+    dispatcher: Dispatcher
+
+
 class Dispatcher:
     """Makes the calls of one communicator: now or later, with or without a limit, seen by its observers.
 
     `detour` is what a public call looks at first: whether it must come here although it is an ordinary one.
     """
 
-    def __init__(self, comm: Communicator, calls: Calls, lanes: Lanes | StreamLanes, *, native: bool) -> None:
+    def __init__(self, owner: object, calls: Calls, executor: ThreadExecutor | StreamExecutor, *, native: bool) -> None:
         self.calls = calls
-        self.lanes = lanes
+        self.executor = executor
         self.observers: list[Observer] = []  # the first one is closest to the call
         self.detour = False
-        self._comm = ref(comm)
+        self._owner = ref(owner)
         self._native = native
         self._pending = False  # whether asynchronous collectives may be under way, which later calls come behind
         self._closed = False
@@ -74,7 +83,7 @@ class Dispatcher:
         if not self.detour:
             return getattr(self.calls, name)(*arguments)
         if self._pending:
-            self.lanes.settle(self._none_pending)
+            self.executor.wait_pending(self._clear_pending)
         return self.make(name, *arguments)
 
     def later(self, name: str, run: Callable[[Make], object], result: object = None, *, spares: bool = True) -> Work:
@@ -92,14 +101,14 @@ class Dispatcher:
         run(x, peer)
         return None
 
-    def drain(self, *lanes: Hashable) -> None:
-        """Wait for the asynchronous collectives, and for the messages of these lanes."""
+    def drain(self, *queues: Hashable) -> None:
+        """Wait for the asynchronous collectives, and for the messages of these queues."""
         self._check_open()
-        if self.lanes.used:
-            self.lanes.drain(COLLECTIVE_CALLS, *lanes)
+        if self.executor.used:
+            self.executor.drain(COLLECTIVE_CALLS, *queues)
 
     def make(self, name: str, *arguments: Any) -> Any:
-        """Make a native call before the observers' eyes."""
+        """Make a native call, seen by the observers."""
         run = getattr(self.calls, name)
         if torch.compiler.is_dynamo_compiling():  # a graph's operators come here again when they run
             return run(*arguments)
@@ -111,33 +120,33 @@ class Dispatcher:
         """Return the last argument of a native call with a limit; other backends leave it to their engine."""
         if torch.compiler.is_dynamo_compiling():
             return (max_sms,)  # a graph asks again when it runs
-        limit = env.MAX_SMS.given(max_sms, "max_sms")
+        limit = env.MAX_SMS.resolve(max_sms, "max_sms")
         return (limit,) if self._native else ()
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Fail the calls under way and refuse later ones."""
         self.forget()
-        self.lanes.close(why, wait_s)
+        self.executor.close(why, wait_s)
 
     def forget(self) -> None:
-        """Refuse calls from now on, and let go of the native ones, which hold the communicator's memory."""
+        """Refuse calls from now on, and release the native ones, which hold the communicator's memory."""
         self._closed = self.detour = True
         self.calls = CLOSED
 
-    def _submit(self, lane: Hashable, name: str, call: Callable[[], Any]) -> Work:
+    def _submit(self, queue: Hashable, name: str, call: Callable[[], Any]) -> Work:
         """Submit a call that keeps the communicator, which ends with its last reference, until it is over."""
         self._check_open()
-        work = self.lanes.submit(lane, name, partial(_call_of, self._comm(), call))
-        if lane == COLLECTIVE_CALLS and self.lanes.orders_later_calls:
+        work = self.executor.submit(queue, name, partial(_call_of, self._owner(), call))
+        if queue == COLLECTIVE_CALLS and self.executor.orders_later_calls:
             self._pending = self.detour = True
         return work
 
     def _make_sparing(self, name: str, *arguments: Any) -> Any:
         """Make a call that leaves most of a GPU to what runs next to it; a barrier has one block anyway."""
-        spares = self.lanes.spares and self._native and name != "enqueue_barrier"
+        spares = self.executor.spares and self._native and name != "enqueue_barrier"
         return self.make(name, *arguments, SPARING) if spares else self.make(name, *arguments)
 
-    def _none_pending(self) -> None:
+    def _clear_pending(self) -> None:
         self._pending = False
         self.detour = bool(self.observers) or self._closed
 
@@ -156,5 +165,5 @@ class _Closed:
 CLOSED = cast("Calls", _Closed())
 
 
-def _call_of(comm: Communicator | None, call: Callable[[], Any]) -> Any:
+def _call_of(owner: object, call: Callable[[], Any]) -> Any:
     return call()

@@ -10,25 +10,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import proxy
+from typing import Any, TypeVar
 
 import torch
 
+from commlib.backends.base import Backend
 from commlib.collectives.signatures import kind_of
 from commlib.counts import counted
 from commlib.debug.record import Waited
 from commlib.errors import Closed, CommError, CommTimeout, PeerLost
 
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
-
 T = TypeVar("T")
 Kind = tuple[str, int, str]  # of calls that should take the same time: operation, bytes, type
 _LOG = logging.getLogger("commlib")
 RECENT, KNOWN = 32, 8  # calls whose median is the usual time, and how many of them it takes
-MOST_UNDER_WAY = 1000  # calls on a GPU that are not looked at yet; more are not timed
-LEAST_S = 1e-3  # beyond the usual time: less is noise
+MAX_UNDER_WAY = 1000  # calls on a GPU that are not looked at yet; more are not timed
+MIN_EXCESS_S = 1e-3  # beyond the usual time: less is noise
 
 
 @dataclass(frozen=True)
@@ -60,14 +57,14 @@ class SlowCall:
 class Hooks:
     """Calls the program's functions: for the error that ends the communicator, and for slow calls."""
 
-    def __init__(self, comm: Communicator) -> None:
-        self._comm = cast("Communicator", proxy(comm))
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._on_error: list[Callable[[CommError], object]] = []
         self._on_slow: list[tuple[Callable[[SlowCall], object], float]] = []
         self._reported = Lock()
         self._recent: dict[Kind, deque[float]] = {}
         self._under_way: deque[tuple[Kind, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._waited = Waited(comm.resources.recorded_as)
+        self._waited = Waited(backend.recorded_as)
 
     def on_error(self, callback: Callable[[CommError], object]) -> None:
         """Add a function for the error that ends the communicator."""
@@ -83,19 +80,19 @@ class Hooks:
         """Make the call; time it where there are functions for slow ones."""
         if not self._on_slow:
             return self.watch(run, *arguments)
-        if self._comm.device.type != "cpu":
+        if self._backend.device.type != "cpu":
             return self._on_gpu(name, run, *arguments)
         before, start = self._waited.by_rank(), time.perf_counter()
         result = self.watch(run, *arguments)
         seconds, after = time.perf_counter() - start, self._waited.by_rank()
         pairs = enumerate(zip(before, after, strict=True))
-        waited = {rank: (now - then) / 1e9 for rank, (then, now) in pairs if rank != self._comm.rank}
+        waited = {rank: (now - then) / 1e9 for rank, (then, now) in pairs if rank != self._backend.rank}
         self._look(self._kind(name, arguments), seconds, waited)
         return result
 
     def _on_gpu(self, name: str, run: Callable[..., Any], *arguments: Any) -> Any:
         """Time it by events around it, which are looked at when later calls are made; what is captured is not timed."""
-        with torch.cuda.device(self._comm.device):
+        with torch.cuda.device(self._backend.device):
             if torch.cuda.is_current_stream_capturing():
                 return self.watch(run, *arguments)
             while self._under_way and self._under_way[0][2].query():
@@ -105,7 +102,7 @@ class Hooks:
             start.record()
             result = self.watch(run, *arguments)
             end.record()
-        if len(self._under_way) < MOST_UNDER_WAY:
+        if len(self._under_way) < MAX_UNDER_WAY:
             self._under_way.append((self._kind(name, arguments), start, end))
         return result
 
@@ -125,13 +122,13 @@ class Hooks:
         if isinstance(error, (PeerLost, CommTimeout)):
             return True
         try:
-            self._comm.resources.check()
+            self._backend.check()
         except CommError:
             return True
         return False
 
     def _kind(self, name: str, arguments: tuple[Any, ...]) -> Kind:
-        num_bytes, dtype, _ = kind_of(name, arguments, self._comm.size)
+        num_bytes, dtype, _ = kind_of(name, arguments, self._backend.size)
         return name, num_bytes, dtype
 
     def _look(self, kind: Kind, seconds: float, waited_s: dict[int, float]) -> None:
@@ -139,7 +136,7 @@ class Hooks:
         usual = median(recent) if len(recent) >= KNOWN else float("inf")
         recent.append(seconds)
         slow = [callback for callback, factor in self._on_slow if seconds >= factor * usual]
-        if slow and seconds - usual >= LEAST_S:
+        if slow and seconds - usual >= MIN_EXCESS_S:
             for callback in slow:
                 _run(callback, SlowCall(*kind, seconds, usual, waited_s))
 

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import atexit
 import os
-import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
 
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
-
-_LIVE: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_OPEN: WeakKeyDictionary[Any, tuple[Callable[[Any], None], Callable[[Any], None]]] = WeakKeyDictionary()
 
 
-def watch(communicator: Communicator) -> None:
-    """Close it when the process ends; in a forked child make it unusable."""
-    _LIVE.add(communicator)
+def watch(owner: Any, leave: Callable[[Any], None], abandon: Callable[[Any], None]) -> None:
+    """Call `leave(owner)` when the process ends, and `abandon(owner)` in a forked child."""
+    _OPEN[owner] = leave, abandon
 
 
 @atexit.register
-def _close_all() -> None:
+def _leave_all() -> None:
     """A rank that ends tells its peers, so that they raise at once instead of waiting for a dead process."""
-    for communicator in list(_LIVE):
-        communicator._leave()
+    for owner, (leave, _) in list(_OPEN.items()):
+        leave(owner)
 
 
-def _forget_all() -> None:
-    for communicator in list(_LIVE):
-        communicator._abandon()
+def _abandon_all() -> None:
+    for owner, (_, abandon) in list(_OPEN.items()):
+        abandon(owner)
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_abandon_all)

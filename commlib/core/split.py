@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+import torch
 
 from commlib.bootstrap.world import World
 from commlib.errors import CommError, limits_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from commlib.communicator import Communicator
+class Parent(Protocol):
+    """What a split needs of a Communicator, which stands above this layer."""
 
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    world: World
+
+    def all_gather_object(self, obj: T) -> list[T]:
+        """Return every rank's object."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+T = TypeVar("T")
+P = TypeVar("P", bound=Parent)
 _Part = tuple[bool, bytes, str]  # whether this rank is still at work, what it says, and why it failed
 
 
@@ -24,7 +41,7 @@ class Subworld(World):
 
     name = "split"
 
-    def __init__(self, parent: Communicator, members: list[int]) -> None:
+    def __init__(self, parent: Parent, members: list[int]) -> None:
         self._carrier = self._parent = parent
         self._members = members
         self.rank = members.index(parent.rank)
@@ -43,14 +60,12 @@ class Subworld(World):
                 raise CommError(f"split: rank {member} could not make its communicator: {failure}")
         return [data for _, data, _ in parts]
 
-    def carried_by(self, communicator: Communicator) -> None:
+    def carried_by(self, communicator: Parent) -> None:
         """Talk over the new communicator from now on."""
         self._carrier = communicator
 
 
-def split(
-    parent: Communicator, color: int | None, key: int, make: Callable[[World], Communicator]
-) -> Communicator | None:
+def split(parent: P, color: int | None, key: int, make: Callable[[World], P]) -> P | None:
     """Make this rank's communicator, and stay with the parent's rounds until every rank has its own."""
     table = parent.all_gather_object((color, key))
     made, failure = None, None

@@ -19,13 +19,13 @@ from torch.futures import Future as TorchFuture
 
 from commlib import env
 from commlib.errors import CommTimeout, limits_of
-from commlib.lane import Lane, done_now
+from commlib.worker import Worker, run_now
 
 
 class Work(dist.Work):
     """A call under way, as torch has it: what `async_op=True` returns."""
 
-    timeout: datetime.timedelta | None = None  # of a wait() that is given none
+    timeout: datetime.timedelta | None = None  # of a wait() without one
 
     def result(self) -> Any:
         """Do as wait(), then return what the synchronous call would have returned."""
@@ -38,7 +38,7 @@ class Work(dist.Work):
     block_current_stream = synchronize
 
 
-class LaneWork(Work):
+class ThreadWork(Work):
     """A call under way on another thread; wait() returns when its result is there."""
 
     def __init__(self, future: Future[Any], what: str) -> None:
@@ -87,11 +87,11 @@ class LaneWork(Work):
         return target
 
 
-COLLECTIVE_CALLS = "collectives"  # the lane of all of them; messages have one for each direction and peer
+COLLECTIVE_CALLS = "collectives"  # the queue of all of them; messages have one for each direction and peer
 
 
-class Lanes:
-    """Lanes of asynchronous calls: calls of one run in order, and messages come after the collectives before them.
+class ThreadExecutor:
+    """Runs asynchronous calls on threads, one for each queue: in order, and messages after the collectives before them.
 
     A receive must not hold up the send its peer waits for, so messages of different pairs never queue behind each
     other, and no collective behind a message.
@@ -101,30 +101,30 @@ class Lanes:
     orders_later_calls = True  # a call of the caller's own thread comes behind those under way
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, Lane] = {}
+        self._workers: dict[Hashable, Worker] = {}
         self._last: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
         self._ended: Exception | None = None
         self.used = False
 
-    def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> LaneWork:
-        """Run `call` after everything submitted to this lane before, and after every collective before."""
+    def submit(self, queue: Hashable, what: str, call: Callable[[], Any]) -> ThreadWork:
+        """Run `call` after everything submitted to this queue before, and after every collective before."""
         _refuse_tracing(what)
         with self._lock:
             if self._ended is not None:
                 raise self._ended
-            if lane not in self._lanes:
+            if queue not in self._workers:
                 with limits_of(what):
-                    self._lanes[lane] = Lane(f"{lane}")
+                    self._workers[queue] = Worker(f"{queue}")
             self.used = True
-            if not self._lanes[lane].runs_here():
-                first = lane == COLLECTIVE_CALLS or self._runs_here()
+            if not self._workers[queue].runs_here():
+                first = queue == COLLECTIVE_CALLS or self._runs_here()
                 before = None if first else self._last.get(COLLECTIVE_CALLS)
-                self._last[lane] = self._lanes[lane].submit(partial(_call_after, before, call))
-                return LaneWork(self._last[lane], what)
-        return LaneWork(done_now(call), what)  # of a callback, which holds up the calls behind the one it follows
+                self._last[queue] = self._workers[queue].submit(partial(_call_after, before, call))
+                return ThreadWork(self._last[queue], what)
+        return ThreadWork(run_now(call), what)  # of a callback, which holds up the calls behind the one it follows
 
-    def settle(self, done: Callable[[], object]) -> None:
+    def wait_pending(self, done: Callable[[], object]) -> None:
         """Wait for the collectives submitted before, and call `done` if no other came meanwhile."""
         self.drain(COLLECTIVE_CALLS)
         if torch.compiler.is_dynamo_compiling():
@@ -133,31 +133,31 @@ class Lanes:
             if (last := self._last.get(COLLECTIVE_CALLS)) is None or last.done():
                 done()
 
-    def let_go(self) -> None:
-        """Nothing is held that ranks must have alike."""
+    def release_tensors(self) -> None:
+        """Do nothing: a thread releases the tensors of a call when it ends."""
 
-    def drain(self, *lanes: Hashable) -> None:
-        """Wait until the lanes are empty; what a lane itself calls does not wait."""
+    def drain(self, *queues: Hashable) -> None:
+        """Wait until the queues are empty; a call of one of them does not wait."""
         if torch.compiler.is_dynamo_compiling():
             return  # a graph's calls do, when they run
         if self._runs_here():
             return
-        for lane in lanes:
-            if lane in self._last:
-                self._last[lane].exception()
+        for queue in queues:
+            if queue in self._last:
+                self._last[queue].exception()
 
     def _runs_here(self) -> bool:
-        return any(lane.runs_here() for lane in self._lanes.copy().values())
+        return any(worker.runs_here() for worker in self._workers.copy().values())
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
         """Fail what is not done; wait so long for the threads to come back from calls that have been aborted."""
         with self._lock:
             self._ended = why
         deadline = time.monotonic() + wait_s
-        for lane in self._lanes.values():
-            lane.close(why)
-        for lane in self._lanes.values():
-            lane.join(max(deadline - time.monotonic(), 0))
+        for worker in self._workers.values():
+            worker.close(why)
+        for worker in self._workers.values():
+            worker.join(max(deadline - time.monotonic(), 0))
 
 
 def _refuse_tracing(what: str) -> None:
@@ -212,18 +212,18 @@ class StreamWork(Work):
     """
 
     def __init__(
-        self, event: torch.cuda.Event, result: Any, held: list[object], caller: object, lanes: StreamLanes
+        self, event: torch.cuda.Event, result: Any, held: list[object], caller: object, executor: StreamExecutor
     ) -> None:
         super().__init__()
-        self._event, self._result, self._held, self._caller, self._lanes = event, result, held, caller, lanes
+        self._event, self._result, self._held, self._caller, self._executor = event, result, held, caller, executor
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         """Order the current stream behind the call."""
-        current = self._lanes.current.get()
+        current = self._executor.current.get()
         self._event.wait(current)
         if self._caller is None or self._caller is current:
             self._held.clear()
-        if self._lanes.blocks:
+        if self._executor.blocks:
             finish(self._event, timeout)
         return True
 
@@ -244,15 +244,15 @@ class StreamWork(Work):
 
     def get_future(self) -> TorchFuture[Any]:
         """Return a torch future of the result, which orders streams as wait() does."""
-        target: TorchFuture[Any] = TorchFuture(devices=[self._lanes.device])
-        with torch.cuda.stream(torch.cuda.Stream(self._lanes.device)):
+        target: TorchFuture[Any] = TorchFuture(devices=[self._executor.device])
+        with torch.cuda.stream(torch.cuda.Stream(self._executor.device)):
             self.wait()
             target.set_result(self._result)
         return target
 
 
-class StreamLanes:
-    """Asynchronous calls on a stream beside the caller's; the backend keeps calls in order over streams itself."""
+class StreamExecutor:
+    """Makes asynchronous calls on a second stream; the backend keeps calls in order over streams itself."""
 
     spares = True
     orders_later_calls = False
@@ -265,7 +265,7 @@ class StreamLanes:
         self._held: deque[tuple[torch.cuda.Event, list[object]]] = deque()  # what calls under way read and write
         self.used = False
 
-    def submit(self, lane: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
+    def submit(self, queue: Hashable, what: str, call: Callable[[], Any]) -> StreamWork:
         """Make the call behind what the current stream has so far."""
         _refuse_tracing(what)
         if self._side is None:
@@ -293,18 +293,18 @@ class StreamLanes:
         self._held.append((event, held))
         return StreamWork(event, result, held, caller, self)
 
-    def let_go(self) -> None:
-        """Let go of what calls held, once they are over: then all ranks' memory is free alike."""
+    def release_tensors(self) -> None:
+        """Release the tensors of calls, once they are over: then all ranks have the same memory free."""
         if self._held and not torch.cuda.is_current_stream_capturing():
             self._held[-1][0].synchronize()
             self._held.clear()
 
-    def drain(self, *lanes: Hashable) -> None:
+    def drain(self, *queues: Hashable) -> None:
         """Nothing waits on the host."""
 
-    def settle(self, done: Callable[[], object]) -> None:
+    def wait_pending(self, done: Callable[[], object]) -> None:
         """Nothing is ordered on the host."""
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:
-        """Let go of what calls held."""
+        """Release the tensors of calls."""
         self._held.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from commlib import lane
+from commlib import worker
 from commlib.debug.findings import findings_lines, findings_of
 from commlib.debug.jobs import look
 
@@ -15,7 +15,7 @@ _LINES, _BYTES = 8, 2500
 
 def call_site() -> tuple[bytes, str]:
     """Return the place in the program of the call under way."""
-    return b"", lane.call_site()
+    return b"", worker.call_site()
 
 
 def explain(communicator: str, kind: str) -> tuple[bytes, str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from commlib import __version__, env
+from commlib import env
+from commlib.version import __version__
 
 # The variables that change a figure: named families only, as the rest of the environment holds secrets.
 FAMILIES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "OMP_", "COMMLIB_")

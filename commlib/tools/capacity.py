@@ -42,7 +42,7 @@ def _served(backend: str) -> Iterator[Limit]:
     from commlib.native import library
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    on_cpu = library.most_shm_ranks()
+    on_cpu = library.max_shm_ranks()
     if backend == "nccl":
         yield gpus, f"nccl needs a GPU for each rank, and there are {gpus}"
     elif backend != "torch" and gpus <= on_cpu:

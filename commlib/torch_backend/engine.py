@@ -1,7 +1,7 @@
 """Engine: what c10d asks of a backend, as calls of one Communicator.
 
 Every collective is a function that makes the communicator's native calls. `opts.asyncOp` decides whether it runs now or
-on the communicator's lane of asynchronous calls.
+on the communicator's executor of asynchronous calls.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from commlib.bootstrap.launcher import Identity
 from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.world import World
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.gpu_mail import GpuMail
 from commlib.torch_backend.handed import enter
@@ -144,8 +144,8 @@ class Engines:
             if kind == "cuda" and not one_host(world, timeout_s):
                 return self._recorded(world, "nccl", kind)  # NCCL serves GPUs of several hosts, inside them too
             backend = "nccl" if kind == "cuda" else "auto"
-            settings["beside"] = [BACKENDS[other] for other in self._served() if other != kind]
-            comm = Communicator._create(world, backend=backend, cpus=kind == "cpu", **settings)
+            settings["other_backends"] = [BACKENDS[other] for other in self._served() if other != kind]
+            comm = create(world, backend=backend, cpus=kind == "cpu", **settings)
         finally:
             world.close()
         self._communicators[kind] = comm

@@ -191,7 +191,7 @@ std::unique_ptr<ShmGroup> open_shm(int64_t world, int64_t rank, int64_t arena_by
   return std::make_unique<ShmGroup>(world, rank, arena_bytes, nonce, pid, fd);
 }
 
-int64_t most_shm_ranks() { return kMaxRanks; }
+int64_t max_shm_ranks() { return kMaxRanks; }
 
 // What a rank's section takes before anything lies in its arena.
 int64_t shm_section_bytes(int64_t world) {
@@ -201,7 +201,7 @@ int64_t shm_section_bytes(int64_t world) {
 COMMLIB_MODULE(module) {
   module.add({
       COMMLIB_METHOD("open_shm", open_shm, "world, rank, arena_bytes, nonce, pid, fd"),
-      COMMLIB_METHOD("most_shm_ranks", most_shm_ranks, ""),
+      COMMLIB_METHOD("max_shm_ranks", max_shm_ranks, ""),
       COMMLIB_METHOD("shm_section_bytes", shm_section_bytes, "world"),
   });
   module.add_class<ShmGroup>({

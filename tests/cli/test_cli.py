@@ -36,6 +36,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
         "commlib.tools",
         "commlib.tools.cli",
         "commlib.tools.cli.removed",
+        "commlib.version",
         "False",
     ]
 

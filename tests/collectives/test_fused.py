@@ -33,7 +33,7 @@ def test_what_is_measured_is_rows_as_models_have_them(elements: int, rows: int, 
             made.append(x)
 
     x = torch.zeros(elements)
-    COLLECTIVES["all_reduce_rms_norm"].invoke(Takes(), x, x, Call(0, 2, elements, x.dtype))  # type: ignore[arg-type]
+    COLLECTIVES["all_reduce_rms_norm"].invoke(Takes(), x, x, Call(0, 2, elements, x.dtype))
     assert [each.shape for each in made] == [(rows, width)]
 
 

@@ -7,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.backends import recorded
+from commlib.bootstrap.process_info import process_info
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator
 from commlib.debug import look
-from commlib.process_info import process_info
 from commlib.tools.cli.debug import debug
 from commlib.tools.debug import host
 from commlib.tools.testing import Ranks

@@ -14,7 +14,7 @@ import torch
 
 from commlib.bootstrap.local import LAUNCHER, join
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
-from commlib.communicator import Communicator
+from commlib.communicator import create
 from commlib.errors import CommError
 
 DEADLINE_S = 60.0
@@ -94,9 +94,7 @@ def forked_child(comm):
 def rank(number, way, server, backend):
     signal.alarm(int(DEADLINE_S) + 5)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    comm = Communicator._create(
-        join(server, number, 2, DEADLINE_S), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16
-    )
+    comm = create(join(server, number, 2, DEADLINE_S), backend=backend, timeout_s=DEADLINE_S, max_bytes=1 << 16)
     comm.barrier()
     if number == 0:
         print(time.monotonic(), flush=True)

@@ -15,7 +15,7 @@ import torch
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Call
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
@@ -70,7 +70,7 @@ def receive_what_nobody_sends(comm: Communicator) -> None:
 
 
 def rank_0_waits_least(world: World, **options: object) -> Communicator:
-    return Communicator._create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
+    return create(world, timeout_s=30.0 if world.rank else 1.0, **options)  # type: ignore[arg-type]
 
 
 def receive_another_type(comm: Communicator, both_ways: bool) -> str:

@@ -11,7 +11,7 @@ import torch
 from commlib import env
 from commlib.bootstrap import connect
 from commlib.bootstrap.world import World
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.errors import CommError, CommTimeout, PeerLost
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.ranks import Handle
@@ -79,7 +79,7 @@ def over_a_group(world: World) -> Communicator:
     os.environ[env.HOST.name] = "aabb"[world.rank]
     store = dist.FileStore(world.broadcast(tempfile.mktemp().encode(), 0, 30.0).decode(), world.size)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=10.0)  # the group is not hung up
+    return create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=10.0)  # the group is not hung up
 
 
 def sum_of_ranks(comm: Communicator) -> tuple[float, str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from commlib import native
 from commlib.bootstrap.world import World
 from commlib.collectives import nccl_calls, told
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.errors import Unsupported
 from commlib.plan import Plan
 
@@ -38,7 +38,7 @@ def fresh(comm: Communicator, *, patience_s: float = 30.0, **limits: Any) -> Com
 
     with mock.patch.object(native.library, "open_nccl", impatient):
         limits = {"timeout_s": 30.0, "max_bytes": 1 << 20} | limits
-        return Communicator._create(Borrowed(comm.world), backend="nccl", **limits)
+        return create(Borrowed(comm.world), backend="nccl", **limits)
 
 
 def leave(made: list[Communicator]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.tools.testing import Ranks
 from tests.gpu.fresh import Borrowed
 
@@ -11,7 +11,7 @@ from tests.gpu.fresh import Borrowed
 def run_on_given(comm: Communicator, as_address: bool) -> tuple[float, float]:
     control = comm.resources.control  # the live communicator's own plays the program's
     given = control.ptr if as_address else control._communicator
-    made = Communicator._create(Borrowed(comm.world), backend=given, timeout_s=30.0, max_bytes=1 << 20)
+    made = create(Borrowed(comm.world), backend=given, timeout_s=30.0, max_bytes=1 << 20)
     total = float(made.all_reduce(torch.full((5000,), made.rank + 1.0, device=made.device))[4999])
     made.close()
     return total, float(comm.all_reduce(torch.ones(1, device=comm.device)))

@@ -47,7 +47,7 @@ def block_in_chunks(comm: Communicator, dtype: torch.dtype, count: int, captured
     block, pipeline = Block(comm, 512 * comm.size, dtype), Pipeline(comm, {0: count}, max_sms=8)
     block.set(0)
     out = block.run(pipeline)
-    side: Any = comm.dispatcher.lanes
+    side: Any = comm.dispatcher.executor
     assert side._side.priority < 0, "blocks of calls do not wait for all blocks of products"
     graph = torch.cuda.CUDAGraph() if captured else None
     if graph is not None:

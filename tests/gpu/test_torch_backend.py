@@ -11,7 +11,7 @@ import torch.distributed as dist
 from commlib import env
 from commlib.bootstrap import connect
 from commlib.collectives import COLLECTIVES
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
 from commlib.tools.testing import Ranks
 from commlib.tools.testing.conformance import EVERY_SIZE, Scope, check_algorithm
 from tests.gpu.conftest import GPUS
@@ -24,7 +24,7 @@ def over_nccl(world: Any, **options: Any) -> Communicator:
     port = world.broadcast(str(free_port()).encode(), 0, 30.0).decode()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", port
     dist.init_process_group("nccl", rank=world.rank, world_size=world.size)
-    return Communicator._create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=60.0, backend="torch")
+    return create(connect(dist.group.WORLD, timeout_s=60.0), timeout_s=60.0, backend="torch")
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def gpu_ranks() -> Iterator[Ranks]:
 def on_hosts_of_their_own(world: Any, **options: Any) -> Communicator:
     """Make a communicator of ranks that count as on several hosts."""
     os.environ[env.HOST.name] = f"host{world.rank}"
-    return Communicator._create(world, timeout_s=60.0)
+    return create(world, timeout_s=60.0)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from commlib.agreement import find_plan
+from commlib.core.setup import find_plan
 from commlib.plan import Plan, shipped, shipped_plan
 from commlib.plan.read import MAX_RULES, read_rules, schema
 from commlib.plan.schema import fault_of

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.agreement import check_names, find_plan, override, unplanned, usable
 from commlib.collectives import COLLECTIVES, algorithm_names
 from commlib.collectives.facts import FACTS
 from commlib.collectives.told import plan_text
+from commlib.core.setup import check_names, find_plan, override, unplanned, usable
 from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
 from commlib.plan.machine import driver_of
 from commlib.tools.timing import fingerprint

@@ -202,7 +202,7 @@ def waited_for_without_a_thread(rank: int) -> Any:
     if rank == 1:
         dist.recv(x, 0, group=group)
         dist.send(x, 0, group=group)
-    assert not group.communicator(torch.device("cpu")).dispatcher.lanes.used
+    assert not group.communicator(torch.device("cpu")).dispatcher.executor.used
     dist.destroy_process_group(group)
     return x, block(0 if rank == 1 else rank, 2)
 

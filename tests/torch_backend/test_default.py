@@ -67,7 +67,7 @@ def test_a_program_without_a_backend_runs_unchanged_and_without_a_warning(value:
     """And importing torch registers the backend and loads nothing more."""
     command = ["env", f"COMMLIB_TORCH_DEFAULT={value}", sys.executable, "-W", "error", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    registered = ["True ['cpu', 'cuda']", "commlib.env commlib.errors commlib.torch_backend"]
+    registered = ["True ['cpu', 'cuda']", "commlib.env commlib.errors commlib.torch_backend commlib.version"]
     assert done.stdout.splitlines() == [*registered, backend, "True"]
     assert value or not done.stderr  # with it, a torch for CUDA may miss nccl4py
 

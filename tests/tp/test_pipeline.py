@@ -64,7 +64,7 @@ def all_ways(comm, shape, counts, bias):
             middle = column.gathered(x[part.start : part.start + part.length], tokens, pipeline)
             rows = row.scattered(middle, pipeline)
             found.append((middle, rows, gather_rows(comm, rows, rows.new_empty(tokens, *rows.shape[1:]))))
-        return column(x), found, beside.dispatcher.lanes.used
+        return column(x), found, beside.dispatcher.executor.used
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def generate(comm, rule):
         model = model_of(comm, max_tokens=64, pipeline=Pipeline(made, rule, multiple=4))
         engine = Engine(model, pages=24, page_size=4)
         tokens = [one.tokens for one in engine.generate(PROMPTS, 6)]
-        beside = made.dispatcher.lanes.used
+        beside = made.dispatcher.executor.used
     waited = time.monotonic() + 10
     while threading.active_count() > before and time.monotonic() < waited:
         time.sleep(0.01)

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
-from commlib import __version__, env
+from commlib import env
 from commlib.errors import CommError, limit_of
 from commlib.tools.cli.removed import Group
+from commlib.version import __version__
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {

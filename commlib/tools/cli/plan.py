@@ -101,7 +101,7 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 
     Print the first mistake of each file on standard error, and exit with 1 if there is one.
     """
-    from commlib.agreement import check_names, usable
+    from commlib.core.setup import check_names, usable
 
     faulty = False
     for file in files:
@@ -177,7 +177,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
 def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     """Return the plan that is named, compared with this machine; else what init() would take here."""
     from commlib import backends, env
-    from commlib.agreement import check_names, find_plan, override, usable
+    from commlib.core.setup import check_names, find_plan, override, usable
     from commlib.plan.machine import fingerprint
 
     if plan is not None:

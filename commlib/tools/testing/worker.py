@@ -41,9 +41,9 @@ class Seat(NamedTuple):
 
 def create_communicator(world: World, **options: Any) -> Any:
     """Make a rank's communicator, with deadlines that suit tests."""
-    from commlib.communicator import Communicator
+    from commlib.communicator import create
 
-    return Communicator._create(world, **{"timeout_s": 30.0, **options})
+    return create(world, **{"timeout_s": 30.0, **options})
 
 
 def work(seat: Seat, control: Connection, life: Connection) -> None:

@@ -88,7 +88,7 @@ def public_call(comm: Communicator, collective: Collective, later: bool = False)
 
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         recorder = _Recorder(comm, later)
-        collective.invoke(recorder, x, out, call)  # type: ignore[arg-type]  # it stands in for one
+        collective.invoke(recorder, x, out, call)
         calls = recorder.calls
         if recorder.later:
             return Started(calls)

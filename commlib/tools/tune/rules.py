@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from commlib import __version__
 from commlib.collectives.reference import reducible
 from commlib.plan import HEAD, MODES, Plan, Range, Rule
 from commlib.redops import DTYPES, REDOPS
@@ -21,6 +20,7 @@ from commlib.tools.tune.choose import Choice, Settings, Stretch, compared
 from commlib.tools.tune.judge import Verdict
 from commlib.tools.tune.knee import curve
 from commlib.tools.tune.samples import Samples
+from commlib.version import __version__
 
 
 @dataclass(frozen=True)

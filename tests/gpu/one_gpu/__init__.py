@@ -72,4 +72,4 @@ class OneGpu:
 ALGORITHMS: dict[str, Any] = {}
 if RANKS:
     nccl.Control = OneGpu  # type: ignore[misc,assignment]
-    nccl.require_own_gpus = lambda uuids: None
+    nccl.require_distinct_gpus = lambda uuids: None

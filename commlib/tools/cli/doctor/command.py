@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from commlib import __version__
 from commlib.tools.cli.doctor.finding import STATE, TOPIC, Finding, as_json, main_job
 from commlib.tools.report.document import Kind
+from commlib.version import __version__
 
 KIND = Kind("commlib.doctor", 1, "commlib doctor --json", "commlib.tools.cli.doctor")
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}

@@ -49,7 +49,7 @@ def plan() -> Finding:
     """Return the plan that init() would take here, and how well it fits this machine."""
     import torch
 
-    from commlib.agreement import find_plan
+    from commlib.core.setup import find_plan
 
     job = main_job()
     world = max(torch.cuda.device_count(), 1) if job == "nccl" else 2

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from commlib import __version__, env
+from commlib import env
 from commlib.errors import CommError
 from commlib.tools.cli.doctor.finding import Finding, broken, missing, ok, warning
+from commlib.version import __version__
 
 
 def torch_build() -> Finding:

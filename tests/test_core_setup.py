@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.agreement import pin
-from commlib.communicator import Communicator
+from commlib.communicator import Communicator, create
+from commlib.core.setup import pin_core
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.tools.testing import RankError, Ranks
@@ -31,7 +31,7 @@ def read_plan(comm: Communicator) -> tuple[str, str, float]:
 def make_at_home(world: Any, homes: list[str]) -> Communicator:
     """Give every rank a configuration folder of its own."""
     os.environ["XDG_CONFIG_HOME"] = homes[world.rank]
-    return Communicator._create(world, backend="shm", max_bytes=SMALL)
+    return create(world, backend="shm", max_bytes=SMALL)
 
 
 def source_of(comm: Communicator) -> tuple[str, str, str]:
@@ -71,7 +71,7 @@ def test_a_faulty_plan_and_a_wrong_pin_are_the_same_error_on_all_ranks(
 def make_with(world: Any, **options: Any) -> Communicator:
     """Give every rank another plan."""
     name = ("shm_oneshot", "shm_twoshot")[world.rank]
-    return Communicator._create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
+    return create(world, backend="shm", plan=Plan.only({"all_reduce": name}, base=shipped_plan("shm")))
 
 
 @pytest.mark.parametrize("pins", ["", "all_reduce:shm_oneshot"])
@@ -93,9 +93,9 @@ def make_different(world: Any, setting: str) -> Communicator:
     """Give every rank another value of a setting."""
     value: Any = DIFFERENT[setting][world.rank]
     if setting == "max_sms":
-        return Communicator._create(world, backend="shm", max_bytes=SMALL, max_sms=value)
+        return create(world, backend="shm", max_bytes=SMALL, max_sms=value)
     os.environ[setting] = value
-    return Communicator._create(world, backend="shm", max_bytes=SMALL)
+    return create(world, backend="shm", max_bytes=SMALL)
 
 
 @pytest.mark.parametrize("setting", DIFFERENT)
@@ -131,7 +131,7 @@ def test_ranks_are_pinned_by_their_numbers_on_their_host(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 7})
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: taken.append(cores))
     for rank, local_rank in enumerate((0, 1, 2, 0)):
-        pin(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
+        pin_core(SimpleNamespace(rank=rank, local_rank=local_rank))  # type: ignore[arg-type]
     assert taken == [{4}, {7}, {4}, {4}]
 
 

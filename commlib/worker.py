@@ -1,4 +1,4 @@
-"""Lane: a thread that runs calls one after the other, and never keeps the process alive."""
+"""Worker: a thread that runs calls one after the other, and never keeps the process alive."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 _Site = tuple[str, int]
 _Call = tuple[Future[Any], Callable[[], Any], _Site]
-_OURS = str(Path(__file__).parent) + os.sep
-_TORCHS = f"{os.sep}torch{os.sep}distributed{os.sep}"  # it calls us for the program
+_COMMLIB = str(Path(__file__).parent) + os.sep
+_TORCH = f"{os.sep}torch{os.sep}distributed{os.sep}"  # it calls us for the program
 
 
 class _Submitted(threading.local):
-    """Where the call was submitted that this thread runs, if it is a lane's."""
+    """Where the call was submitted that this thread runs, if it is a worker's."""
 
     at: _Site | None = None
 
@@ -29,7 +29,7 @@ _SUBMITTED = _Submitted()
 
 
 def call_site() -> str:
-    """Return the file and line of the program that makes the call under way, or that has submitted it to a lane."""
+    """Return the file and line of the program that makes the call under way, or that has submitted it to a worker."""
     file, line = _site()
     return f"{file}:{line}"
 
@@ -38,14 +38,14 @@ def _site() -> _Site:
     if _SUBMITTED.at is not None:
         return _SUBMITTED.at
     frame = sys._getframe()
-    while (file := frame.f_code.co_filename).startswith(_OURS) or _TORCHS in file:
+    while (file := frame.f_code.co_filename).startswith(_COMMLIB) or _TORCH in file:
         if frame.f_back is None:
             break
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
 
-class Lane:
+class Worker:
     """Runs what is submitted, in order; at its end, calls that are not done fail instead of staying open."""
 
     def __init__(self, name: str) -> None:
@@ -53,7 +53,7 @@ class Lane:
         self._pending: deque[Future[Any]] = deque()
         self._lock = threading.Lock()
         self._ended: Exception | None = None
-        # A daemon, which holds the queue alone: the process may end, or the lane be dropped, while it waits.
+        # A daemon, which holds the queue only: the process may end, or the worker be dropped, while it waits.
         self._thread = threading.Thread(target=_serve, args=(self._calls,), name=f"commlib-{name}", daemon=True)
         self._thread.start()
 
@@ -70,7 +70,7 @@ class Lane:
         return future
 
     def runs_here(self) -> bool:
-        """Whether the caller is a call of this lane."""
+        """Whether the caller is a call of this worker."""
         return threading.current_thread() is self._thread
 
     def close(self, why: Exception) -> None:
@@ -82,7 +82,7 @@ class Lane:
             _settle(future.set_exception, why)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the call under way has returned, unless it is that which waits."""
+        """Wait until the call under way has returned, unless it is the caller."""
         if not self.runs_here():
             self._thread.join(timeout_s)
 
@@ -105,7 +105,7 @@ def _run(next_call: _Call | None) -> bool:
     return True
 
 
-def done_now(call: Callable[[], Any]) -> Future[Any]:
+def run_now(call: Callable[[], Any]) -> Future[Any]:
     """Make a call at once, in this thread."""
     future: Future[Any] = Future()
     _fill(future, call)

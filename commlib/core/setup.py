@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from commlib import __version__, env
+from commlib import env
 from commlib.backends import BACKENDS
 from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
@@ -20,6 +20,7 @@ from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
 from commlib.redops import DTYPES
+from commlib.version import __version__
 
 _LOG = logging.getLogger("commlib")
 LIMITS: Mapping[str, env.Variable[Any]] = {
@@ -28,7 +29,7 @@ LIMITS: Mapping[str, env.Variable[Any]] = {
     "checked": env.CHECK,
     "max_sms": env.MAX_SMS,
 }
-"""Arguments of init() and the variables for those that it is not given."""
+"""Arguments of init(), and the variables that stand in for those left out."""
 
 
 def settings(
@@ -46,19 +47,19 @@ def settings(
     name = env.BACKEND.get() if backend == "auto" else backend
     if isinstance(name, str) and name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
-    given = None if isinstance(name, str) else backend
-    found = {limit: variable.given(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
-    options = Options(**found, cpus=cpus, nccl_comm=given, **limits)
-    return options, name if given is None else "nccl"
+    nccl_comm = None if isinstance(name, str) else backend
+    checked = {limit: variable.resolve(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
+    options = Options(**checked, cpus=cpus, nccl_comm=nccl_comm, **limits)
+    return options, name if nccl_comm is None else "nccl"
 
 
-def pin(world: World) -> None:
-    """Give each rank a core of its own, round robin over those the process may use."""
+def pin_core(world: World) -> None:
+    """Pin each rank to one core, round robin over those the process may use."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[world.local_rank % len(cores)]})
 
 
-def agree(world: World, options: Options, backend: str) -> None:
+def check_same_settings(world: World, options: Options, backend: str) -> None:
     """Compare what must be equal on all ranks; all of them fail together, with the same table."""
     mine = {
         "commlib version": __version__,
@@ -78,32 +79,32 @@ def agree(world: World, options: Options, backend: str) -> None:
         for fault in other["faults"]:
             raise ValueError(f"rank {rank}: {fault}")
     remedy = f"start every rank with the same {env.PLUGINS.name}, and the same files behind it"
-    _refuse_others([other["plugins"] for other in everyone], "ranks disagree on plugins", remedy)
+    _check_equal([other["plugins"] for other in everyone], "ranks disagree on plugins", remedy)
     for key in mine:
         values = [other[key] for other in everyone]
-        _refuse_others(values, f"ranks disagree on {key}", "start every rank with the same settings")
+        _check_equal(values, f"ranks disagree on {key}", "start every rank with the same settings")
 
 
-def _refuse_others(values: Sequence[object], what: str, remedy: str) -> None:
+def _check_equal(values: Sequence[object], what: str, remedy: str) -> None:
     if any(value != values[0] for value in values):
         table = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
         raise PlanMismatch(f"{what} ({table}); {remedy}")
 
 
 def choose_plan(
-    world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float, beside: Sequence[str] = ()
+    world: World, backend: str, plan: str | os.PathLike[str] | Plan, timeout_s: float, others: Sequence[str] = ()
 ) -> Plan:
     """Rank 0's plan is everyone's; a plan passed as an object must be the same on every rank.
 
-    Where the program has communicators of other backends `beside`, what is asked for one of those is not for this one.
+    With communicators of `others`, backends too, a plan or an algorithm that only one of those has is not for this one.
     """
     chosen: Plan | None = None
     reply = ["", "", ""]  # the plan, the digest of what was passed to rank 0, why there is none
     if world.rank == 0:
         try:
-            found = find_plan(backend, plan, world.size, beside)
-            chosen = override(found, backend, beside)
-            reply = [chosen.packed(), found.digest, ""]
+            wanted = find_plan(backend, plan, world.size, others)
+            chosen = override(wanted, backend, others)
+            reply = [chosen.packed(), wanted.digest, ""]
         except ValueError as error:
             reply[2] = str(error)
     packed, digest, failure = json.loads(world.broadcast(json.dumps(reply).encode(), 0, timeout_s))
@@ -111,36 +112,36 @@ def choose_plan(
         raise ValueError(failure)
     mine = plan.digest if isinstance(plan, Plan) else digest
     digests = [d.decode() for d in world.all_gather(mine.encode(), timeout_s)]
-    _refuse_others(digests, "ranks were given different plans", "pass the same plan= on every rank")
+    _check_equal(digests, "ranks were given different plans", "pass the same plan= on every rank")
     agreed = chosen if chosen is not None else Plan.unpacked(packed)
     return plan if isinstance(plan, Plan) and agreed.digest == plan.digest else agreed
 
 
-def teach(made: Backend, world: World, timeout_s: float) -> None:
-    """Tell a native half the rows of its algorithms, once those of plugins are loaded."""
-    if made.native_group is not None:
-        load_natives(COLLECTIVES, made.name, world, timeout_s)
-        made.native_group.learn(rows_text(made.name, world.size))
+def send_algorithms(backend: Backend, world: World, timeout_s: float) -> None:
+    """Pass the table of algorithms to native code, once those of plugins are loaded."""
+    if backend.native_group is not None:
+        load_natives(COLLECTIVES, backend.name, world, timeout_s)
+        backend.native_group.learn(rows_text(backend.name, world.size))
 
 
-def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, beside: Sequence[str] = ()) -> Plan:
+def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, others: Sequence[str] = ()) -> Plan:
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
-    if other := _meant_for(plan, backend, beside):
+    if other := _meant_for(plan, backend, others):
         _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
         return _completed(find_own(backend, world, _acceptable(backend)), backend)
     if isinstance(plan, Plan):
         return plan
-    found = find(backend, plan, world, _acceptable(backend))
-    return _completed(found, backend) if plan == "auto" else found
+    wanted = find(backend, plan, world, _acceptable(backend))
+    return _completed(wanted, backend) if plan == "auto" else wanted
 
 
-def _meant_for(plan: str | os.PathLike[str] | Plan, backend: str, beside: Sequence[str]) -> str:
-    """Return the backend beside this one that a plan is for; empty: it is for this one, or for none of them."""
+def _meant_for(plan: str | os.PathLike[str] | Plan, backend: str, others: Sequence[str]) -> str:
+    """Return which other backend a plan is for; empty: it is for this one, or for none of them."""
     asked = env.PLAN.get() if plan == "auto" else plan
-    if not asked or not beside:
+    if not asked or not others:
         return ""
     wanted = asked if isinstance(asked, Plan) else Plan.load(asked)
-    fits = [name for name in (backend, *beside) if _could_run(wanted, name)]
+    fits = [name for name in (backend, *others) if _could_run(wanted, name)]
     return "" if backend in fits or not fits else fits[0]
 
 
@@ -174,15 +175,15 @@ def unplanned(backend: str) -> Plan:
     return Plan({**HEAD, "rules": rules}, "the collectives' tables")
 
 
-def override(plan: Plan, backend: str, beside: Sequence[str] = ()) -> Plan:
+def override(plan: Plan, backend: str, others: Sequence[str] = ()) -> Plan:
     """Return the plan with COMMLIB_ALGORITHM on top: for experiments, and for bisecting a bug."""
     pairs = env.ALGORITHM.get()
     wanted = dict(pair.split(":") for pair in pairs.split(",")) if pairs else {}
-    others = [usable(name) for name in beside]
+    elsewhere = [usable(name) for name in others]
     wanted = {
         op: algorithm
         for op, algorithm in wanted.items()
-        if algorithm in usable(backend).get(op, ()) or not any(algorithm in names.get(op, ()) for names in others)
+        if algorithm in usable(backend).get(op, ()) or not any(algorithm in names.get(op, ()) for names in elsewhere)
     }
     if not wanted or plan.pinned == wanted:  # a split takes over a plan that has them already
         return plan
@@ -193,8 +194,8 @@ def override(plan: Plan, backend: str, beside: Sequence[str] = ()) -> Plan:
         if algorithm not in algorithms[op]:
             known = ", ".join(algorithms[op])
             raise ValueError(f"{env.ALGORITHM.name}: {op} has no algorithm {algorithm!r} on {backend}; it has {known}")
-    told = ", ".join(f"{op} to {algorithm}" for op, algorithm in wanted.items())
-    _LOG.warning("%s pins %s", env.ALGORITHM.name, told)
+    pins = ", ".join(f"{op} to {algorithm}" for op, algorithm in wanted.items())
+    _LOG.warning("%s pins %s", env.ALGORITHM.name, pins)
     return plan.overridden(wanted)
 
 
