@@ -53,6 +53,7 @@ Splits: TypeAlias = "Sequence[int] | None"
 _INTERNAL = ("dispatcher", "graph_name", "options", "resources", "world")
 T = TypeVar("T")
 _LOG = logging.getLogger("commlib")
+OBSERVERS = (log.observer, guard.observer)  # of all calls, where a variable asks for them
 LEAVE_S = 1.0  # for threads inside calls to come back when the process ends
 
 
@@ -170,10 +171,9 @@ class Communicator:
         threads = backend.device.type == "cpu" or not backend.native
         executor = ThreadExecutor() if threads else StreamExecutor(backend.device)
         self.dispatcher = Dispatcher(self, self._calls, executor, native=backend.native)
-        if _LOG.isEnabledFor(logging.DEBUG):
-            self.dispatcher.observe(log.FirstCalls(backend, self.explain))
-        if (mode := env.GUARD.get()) != "off":
-            self.dispatcher.observe(guard.Guard(backend, self.dispatcher, mode))
+        for observer in OBSERVERS:
+            if (made := observer(backend, self.dispatcher, self.explain)) is not None:
+                self.dispatcher.observe(made)
         self._hooks: Hooks | None = None
         self.graph_name, self._leave_graphs = compile.register(self, getattr(self._calls, "checks", self._calls))
         self.use(plan)

@@ -36,6 +36,12 @@ class Report(NamedTuple):
     checksum: int = 0
 
 
+def observer(backend: Backend, dispatcher: Dispatcher, explain: object) -> Guard | None:
+    """Return what looks at calls, where COMMLIB_GUARD wants that."""
+    mode = env.GUARD.get()
+    return None if mode == "off" else Guard(backend, dispatcher, mode)
+
+
 class Guard:
     """Looks at every call as COMMLIB_GUARD says."""
 

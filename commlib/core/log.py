@@ -14,6 +14,7 @@ from commlib import env
 from commlib.backends.base import Backend
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.signatures import kind_of
+from commlib.core.dispatch import Dispatcher
 from commlib.plan import Explanation
 from commlib.plan.rules import SPARING, size_text
 
@@ -39,6 +40,11 @@ def warn_of_unknown() -> None:
     """Name the variables that nothing reads, once in a process."""
     for name in env.unknown():
         _LOG.warning("%s", env.describe_unknown(name))
+
+
+def observer(backend: Backend, dispatcher: Dispatcher, explain: Callable[..., Explanation]) -> FirstCalls | None:
+    """Return what logs the first calls, where COMMLIB_LOG or the program wants that."""
+    return FirstCalls(backend, explain) if _LOG.isEnabledFor(logging.DEBUG) else None
 
 
 class FirstCalls:

@@ -54,7 +54,8 @@ class Target : public std::enable_shared_from_this<Target> {
   virtual const char* backend() const = 0;
   virtual bool reduces(DType dtype, RedOp redop) const = 0;
 
-  // Runs `call` with the algorithm the plan names for `plan_bytes`.
+  // Runs `call` with the algorithm the plan names for `plan_bytes`: ShmTarget in shm_group.cc,
+  // NcclTarget in nccl_target.h.
   virtual void run(Call& call, size_t plan_bytes, Placed placed) = 0;
   // Shows every rank `count` numbers of each, as part of another call. False: ranks of this backend
   // do not meet on the host, as a CUDA graph could not hold that.

@@ -65,7 +65,7 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric, CUstream st
   } else if (natives_[static_cast<size_t>(choice->algorithm)].vendor) {
     vendor(call, choice->algorithm, stream, capture);
   } else {
-    launch(call, *choice, stream, capture);
+    launch(call, *choice, stream, capture);  // csrc/collectives/<collective>/<its name>.cu
   }
 }
 
