@@ -78,7 +78,7 @@ void Group::run_planned(const Call& call, size_t plan_bytes, bool symmetric) {
   const Choice& plain = plain_choice(call);
   // Chunks are cut as the plain rule says on every rank, wherever its tensors lie: peers must agree
   // on the steps. So must those whose tensors are not in the arena on the algorithm: symmetric ones
-  // work beside the plain one, and nothing else runs on symmetric tensors.
+  // work next to the plain one, and nothing else runs on symmetric tensors.
   chunk_bytes_ = plain.params[kChunkBytes];
   prepare(plain.params[kHot] != 0);
   prefers_pull_ = plain.params[kPull] != 0;
