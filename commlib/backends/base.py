@@ -65,7 +65,7 @@ class Backend(ABC):
 
     @property
     def native_group(self) -> ShmGroup | NcclGroup | None:
-        """The native half, which is told the rows and the plan; without one the engine chooses by itself."""
+        """The native half, which gets the algorithms and the plan; without one the engine chooses."""
         return None
 
     def calls(self) -> Calls:
@@ -85,7 +85,7 @@ class Backend(ABC):
         return nullcontext()
 
     def inner(self) -> AbstractContextManager[None]:
-        """Mark the calls inside as part of another one: a peer's call of the caller's own does not match them."""
+        """Mark the calls inside as part of another one: a peer's ordinary call does not match them."""
         return nullcontext()
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""What the backends with a native half have in common: it is told the rows and the plan, and choices are its own."""
+"""What backends with a native half have in common: native code gets the algorithms and the plan, and chooses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
         return self._group
 
     def calls(self) -> Calls:
-        """Return the native calls; the interpreter's lock, and on GPUs the stream, are their own business."""
+        """Return the native calls; they release the interpreter's lock, and find the stream on GPUs."""
         return self.native_group.calls()
 
     def choice(
         self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
     ) -> str:
-        """Return the algorithm as the native table finds it: the plan's own words must agree with it."""
+        """Return the algorithm that the native table chooses; the plan's explanation must agree with it."""
         return self.native_group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
 
     def stamp(self, room: int) -> torch.Tensor | None:

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("commlib")
 
 
 def show() -> None:
-    """Do as COMMLIB_LOG says: on stderr, unless the program has given logging a level and handlers of its own."""
+    """Do as COMMLIB_LOG says: on stderr, unless the program has set a level and handlers of logging."""
     if not env.LOG.is_set():
         return
     level = env.LOG.get().upper()

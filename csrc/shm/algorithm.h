@@ -12,7 +12,7 @@ class Group;
 
 // A symmetric algorithm must work when some ranks' tensors are plain and those ranks run a plain
 // algorithm: either it only changes where its data is read (Source::offered), or it asks first
-// (Source::hoping, Group::run_plain).
+// (Source::symmetric_if_all, Group::run_plain).
 using Algorithm = Native<void (*)(Group&, const Call&)>;
 
 // A plugin has no list of its own: it adds to the library's.

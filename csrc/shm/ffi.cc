@@ -35,12 +35,12 @@ struct Group::Ffi : ffi::Deadline {
 void Group::add_ffi(const Row& row, void* function) {
   if (!ffi_) ffi_ = std::make_shared<Ffi>(*this);
   std::vector<unsigned char*> arenas;
-  for (int r = 0; r < world_; ++r) arenas.push_back(segment_->arena(r));
+  for (int r = 0; r < world(); ++r) arenas.push_back(segment().arena(r));
   auto* const area =
-      static_cast<unsigned char*>(arena_.allocate(ffi::Kernel::kRoomAt + row.room_bytes));
-  const auto at = static_cast<size_t>(area - segment_->arena(rank_));
+      static_cast<unsigned char*>(arena().allocate(ffi::Kernel::kRoomAt + row.room_bytes));
+  const auto at = static_cast<size_t>(area - segment().arena(rank()));
   const auto [made, _] =
-      ffi_->kernels.try_emplace(&row, function, binding::Device{binding::kCpu, 0}, rank_, arenas,
+      ffi_->kernels.try_emplace(&row, function, binding::Device{binding::kCpu, 0}, rank(), arenas,
                                 at, static_cast<ffi::Deadline*>(ffi_.get()));
   const auto& addresses = made->second.addresses();
   std::memcpy(area + ffi::Kernel::kAddressesAt, addresses.data(),
@@ -55,8 +55,8 @@ void Group::run_ffi(const Call& call) {
   try {
     ffi_->kernels.at(&row).run(call);
   } catch (const Failure& failure) {
-    waiter_.end("CommError", text(name_of(call.op), " by ", row.name, " failed on rank ", rank_,
-                                  ": ", failure.kind(), ": ", failure.what()));
+    waiter().end("CommError", text(name_of(call.op), " by ", row.name, " failed on rank ", rank(),
+                                   ": ", failure.kind(), ": ", failure.what()));
   }
   if (ffi_->failure) std::rethrow_exception(ffi_->failure);
   for_each_peer(*this, [&](int r) { await_line(r); });

@@ -37,10 +37,10 @@ static_assert(Counter::is_always_lock_free, "ranks share counters across process
 
 // How a rank's data can be read in an operation.
 enum class Source : uint8_t {
-  staged,   // in its staging slots
-  offered,  // in place in its arena, at `in_offset`
-  hoping,   // as offered, provided every rank says so; else it will be staged
-  pulled,   // in the memory of its process, at the address `in_offset`, through the kernel
+  staged,            // in its staging slots
+  offered,           // in place in its arena, at `in_offset`
+  symmetric_if_all,  // as offered, provided every rank says so; else it will be staged
+  pulled,            // in the memory of its process, at the address `in_offset`, through the kernel
 };
 
 // What an operation is, in one word that ranks compare: 64 bits.
@@ -64,7 +64,7 @@ constexpr uint64_t kOutBits = (uint64_t{1} << 48) - 1;  // of a Line's `out_and_
 
 // The announcement of one operation by one rank; ready when `seq` has the operation's number.
 // `in_offset` is where its data lies: in its staging area when staged, in its arena when offered or
-// hoped for, in its process when pulled.
+// symmetric_if_all, in its process when pulled.
 // `out_and_history`: where its output lies, and in the upper bits a digest of all operations up to
 // this one. Bit fields would cost 25 ns: they are read before they are written.
 struct alignas(kCacheLine) Line {

@@ -13,9 +13,9 @@ void publish_process(RankControl* control) {
 
 bool can_read(const RankControl* peer) {
   const uint64_t self = peer->self.load();
-  uint64_t found = 0;
+  uint64_t value = 0;
   const auto* there = reinterpret_cast<const void*>(self);
-  return read_memory(peer->pid.load(), there, &found, sizeof(found)) && found == self;
+  return read_memory(peer->pid.load(), there, &value, sizeof(value)) && value == self;
 }
 
 bool can_be_pulled(const Segment& segment, int rank, const void* data) {

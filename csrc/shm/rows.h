@@ -33,9 +33,9 @@ class Norms {
     const During reducing(group_.stamps(), Phase::reduce);
     return group_.add_rows(call_.dtype)(norm_, row, sources, count, h);
   }
-  void finish(size_t row, const unsigned char* h, RowNorm found) {
+  void finish(size_t row, const unsigned char* h, RowNorm row_norm) {
     const During reducing(group_.stamps(), Phase::reduce);
-    group_.norms(call_.dtype)(norm_, row, h, found, wide_.get());
+    group_.norms(call_.dtype)(norm_, row, h, row_norm, wide_.get());
   }
   // Both.
   void run(size_t row, const void* const* sources, int count) {

@@ -49,14 +49,14 @@ std::shared_ptr<Segment> Segment::create(const Layout& layout, uint64_t nonce) {
 
 std::shared_ptr<Segment> Segment::attach(const Layout& layout, uint64_t nonce, int pid, int fd) {
   const std::string path = text("/proc/", pid, "/fd/", fd);
-  const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (own < 0) {
+  const int mine = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (mine < 0) {
     fail("CommError", "cannot open the segment of process ", pid, ": ", std::strerror(errno),
          "; all ranks must run as one user in one PID namespace, or use backend='torch'");
   }
-  std::shared_ptr<Segment> segment(new Segment(layout, own));
+  std::shared_ptr<Segment> segment(new Segment(layout, mine));
   struct stat info;
-  if (fstat(own, &info) != 0 || info.st_uid != geteuid() ||
+  if (fstat(mine, &info) != 0 || info.st_uid != geteuid() ||
       static_cast<size_t>(info.st_size) != layout.total_bytes()) {
     fail("CommError", "the segment of process ", pid, " is not ours: ", info.st_size,
          " bytes of user ", info.st_uid, ", expected ", layout.total_bytes(), " bytes of user ",

@@ -45,11 +45,11 @@ int cores_of_all(const Segment& segment) {
   return cores;
 }
 
-// As much of `said` as fits `room` bytes, cut between two characters of UTF-8.
-std::string beginning(const std::string& said, size_t room) {
-  if (said.size() <= room) return said;
-  while (room > 0 && (said[room] & 0xC0) == 0x80) --room;
-  return said.substr(0, room);
+// As much of `reason` as fits `room` bytes, cut between two characters of UTF-8.
+std::string beginning(const std::string& reason, size_t room) {
+  if (reason.size() <= room) return reason;
+  while (room > 0 && (reason[room] & 0xC0) == 0x80) --room;
+  return reason.substr(0, room);
 }
 
 // As record::Wait has it.
@@ -311,12 +311,12 @@ bool Waiter::is_behind(const Awaited& awaited, int rank) const {
 void Waiter::time_out(const Awaited& awaited) {
   // The ranks furthest behind are to blame: others that this one waits for may be waiting for them.
   std::vector<int> missing;
-  uint64_t least = UINT64_MAX;
+  uint64_t slowest = UINT64_MAX;
   for (int r = 0; r < world_; ++r) {
     const uint64_t seq = newest_line(r).seq.load();
-    if (!is_behind(awaited, r) || seq > least) continue;
-    if (seq < least) missing.clear();
-    least = seq;
+    if (!is_behind(awaited, r) || seq > slowest) continue;
+    if (seq < slowest) missing.clear();
+    slowest = seq;
     missing.push_back(r);
   }
   if (missing.empty())

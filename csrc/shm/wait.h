@@ -52,7 +52,7 @@ class COMMLIB_API Waiter {
   Waiter& operator=(const Waiter&) = delete;
 
   // Returns once `counter` has reached `value`; throws Failure or Interrupted otherwise.
-  // `progress`, when given, is run while waiting (a sender empties its inbox there).
+  // `progress`, if any, runs while waiting (a sender empties its inbox there).
   void await(const Counter& counter, const Awaited& awaited,
              const std::function<void()>* progress = nullptr) {
     if (counter.load(std::memory_order_acquire) >= awaited.value) return;

@@ -13,10 +13,10 @@ namespace {
 
 constexpr size_t kBlockBytes = 16 << 10;  // reduced, then copied to the peers while it is in L1
 
-bool everyone_hopes(Group& group) {
+bool all_are_symmetric(Group& group) {
   bool all = true;
   for_each_peer(group, [&](int r) {
-    all = all & (static_cast<Source>(group.await_line(r).what.source) == Source::hoping);
+    all = all & (static_cast<Source>(group.await_line(r).what.source) == Source::symmetric_if_all);
   });
   return all;
 }
@@ -45,8 +45,8 @@ void reduce_slice(Group& group, const Call& call) {
 
 void all_reduce_symmetric(Group& group, const Call& call) {
   group.begin(call);
-  group.publish(Source::hoping);
-  if (!everyone_hopes(group)) return group.run_plain(call);
+  group.publish(Source::symmetric_if_all);
+  if (!all_are_symmetric(group)) return group.run_plain(call);
   reduce_slice(group, call);
   group.finish_together();
 }
