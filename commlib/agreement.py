@@ -47,7 +47,7 @@ def settings(
     if isinstance(name, str) and name not in ("auto", *BACKENDS):
         raise ValueError(f"backend={name!r} is not known; use 'auto', {', '.join(map(repr, BACKENDS))}")
     given = None if isinstance(name, str) else backend
-    found = {limit: variable.given(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
+    found = {limit: variable.resolve(limits.pop(limit, None), limit) for limit, variable in LIMITS.items()}
     options = Options(**found, cpus=cpus, nccl_comm=given, **limits)
     return options, name if given is None else "nccl"
 

@@ -721,7 +721,7 @@ class Communicator:
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        limit, own_limit = env.MAX_SMS.given(max_sms, "max_sms"), self.options.max_sms
+        limit, own_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
         keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
         found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)

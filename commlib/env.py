@@ -34,7 +34,7 @@ class Variable(Generic[T]):
         text = os.environ.get(self.name, "")
         return self._parsed(text, f"{self.name}={text!r}") if text else self.default
 
-    def given(self, value: object, argument: str) -> T:
+    def resolve(self, value: object, argument: str) -> T:
         """Return an argument, checked as the variable is; for None, what the variable says."""
         return self.get() if value is None else self._parsed(value, f"{argument}={reprlib.repr(value)}")
 
@@ -47,19 +47,19 @@ class Variable(Generic[T]):
 
 PREFIX = "COMMLIB_"
 LONGEST_S = 1e9  # 31 years: in nanoseconds it fits 64 bits
-MOST_BYTES = 1 << 46  # an address space has 2^47
+ADDRESS_BYTES = 1 << 46  # an address space has 2^47
 
 
-def _flag(given: Any) -> bool:
-    text = str(given).lower()
+def _flag(raw: Any) -> bool:
+    text = str(raw).lower()
     if text not in ("1", "true", "on", "0", "false", "off"):
         raise ValueError("expected 0 or 1")
     return text in ("1", "true", "on")
 
 
-def _seconds(given: Any) -> float:
+def _seconds(raw: Any) -> float:
     try:
-        value = float(given)
+        value = float(raw)
     except (ValueError, OverflowError):
         value = math.inf
     if not 0 < value <= LONGEST_S:
@@ -67,17 +67,17 @@ def _seconds(given: Any) -> float:
     return value
 
 
-def _memory(given: Any) -> int:
-    value = parse_bytes(given) if isinstance(given, str) else operator.index(given)
-    if not 0 <= value <= MOST_BYTES:
-        raise ValueError(f"expected 0 to {MOST_BYTES} bytes")
+def _memory(raw: Any) -> int:
+    value = parse_bytes(raw) if isinstance(raw, str) else operator.index(raw)
+    if not 0 <= value <= ADDRESS_BYTES:
+        raise ValueError(f"expected 0 to {ADDRESS_BYTES} bytes")
     return value
 
 
-def _multiprocessors(given: Any) -> int:
-    if isinstance(given, str):
-        given = int(given) if given.strip().isdecimal() else -1
-    value = operator.index(given)
+def _multiprocessors(raw: Any) -> int:
+    if isinstance(raw, str):
+        raw = int(raw) if raw.strip().isdecimal() else -1
+    value = operator.index(raw)
     if value < 0:
         raise ValueError("expected a number of multiprocessors, or 0 for no limit")
     return value
@@ -250,13 +250,13 @@ def hides_gpus() -> bool:
 
 
 def unknown() -> list[str]:
-    """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
+    """Return the COMMLIB_ names in the environment that nothing reads: probably misspelt."""
     known = {variable.name for variable in VARIABLES}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 
 
-def told_unknown(name: str) -> str:
-    """Say that nothing reads a variable, and which one was most likely meant."""
+def unknown_text(name: str) -> str:
+    """Say that nothing reads a variable, and which one was probably meant."""
     ours = [variable.name.removeprefix(PREFIX) for variable in VARIABLES if not variable.internal]
     near = get_close_matches(name.removeprefix(PREFIX), ours, 1)
     meant = f"did you mean {PREFIX}{near[0]}?" if near else "docs/environment.md lists all"

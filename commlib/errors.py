@@ -54,9 +54,9 @@ def meant(name: str, known: Iterable[str]) -> str:
     return next((f"; did you mean {one}?" for one in near if one in known), "")
 
 
-def no_unknown(function: Callable[..., object], given: Iterable[str]) -> None:
-    """Raise a TypeError for the first keyword that is given, which the function does not know."""
-    for name in given:
+def no_unknown(function: Callable[..., object], names: Iterable[str]) -> None:
+    """Raise a TypeError for the first of these keywords, which the function does not know."""
+    for name in names:
         known = signature(function).parameters
         raise TypeError(f"{function.__name__}() has no argument {name!r}{meant(name, known)}")
 

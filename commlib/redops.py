@@ -31,14 +31,14 @@ SHORT = {
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 TORCH_OPS: dict[str, Any] = {
-    name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)
+    name: getattr(dist.ReduceOp, attribute) for name, attribute in zip(REDOPS, _TORCH_NAMES, strict=False)
 }
 CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in (name, TORCH_OPS.get(name, name))}
-"""What callers may give for a reduction: its name, or torch's ReduceOp."""
+"""What callers may pass as a reduction: its name, or torch's ReduceOp."""
 
 
 def redop_name(op: Any) -> str:
-    """Return the name of a reduction given by name or as a torch.distributed.ReduceOp."""
+    """Return the name of a reduction that is passed by name or as a torch.distributed.ReduceOp."""
     names = f"{', '.join(REDOPS)} or a torch.distributed.ReduceOp"
     if not isinstance(op, (str, type(TORCH_OPS["sum"]))):  # torch's equals the integers behind it, which say nothing
         raise TypeError(f"op is of type {type(op).__name__} ({op!r}), but must be one of {names}")
@@ -56,5 +56,5 @@ def dtype_named(name: str) -> torch.dtype:
     """Return the element type that torch, nccl-tests or a user calls so."""
     if torch_name(name) not in DTYPES:
         raise ValueError(f"no element type {name!r}; there are {', '.join([*DTYPES, *SHORT])}")
-    found: torch.dtype = getattr(torch, torch_name(name))
-    return found
+    dtype: torch.dtype = getattr(torch, torch_name(name))
+    return dtype

@@ -1,4 +1,4 @@
-"""Whose processes and files are this user's own, as the kernel shows them."""
+"""Whose processes and files are this user's, as the kernel shows them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commlib.errors import Unsupported
 _EVERYONE = 2**32 - 1  # numbers that a user may have
 
 
-def own_user() -> int:
+def current_user() -> int:
     """Return this process's user; an error where the kernel shows others by the same number."""
     user = os.geteuid()
     if user == _overflow_user() and not _maps_everyone():
@@ -27,24 +27,24 @@ def own_user() -> int:
 
 
 @contextmanager
-def opened_own(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+def open_trusted(path: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
     """Open a file, or a folder, that nobody but this user and root can have written; an OSError says why it is none."""
     fd = os.open(path, flags | os.O_CLOEXEC, dir_fd=folder)
     try:
-        if why := _why_not_own(os.fstat(fd)):
+        if why := _why_untrusted(os.fstat(fd)):
             raise PermissionError(errno.EPERM, why, str(path))
         yield fd
     finally:
         os.close(fd)
 
 
-def _why_not_own(found: os.stat_result) -> str:
+def _why_untrusted(status: os.stat_result) -> str:
     try:
-        if found.st_uid not in (0, own_user()):
-            return f"it belongs to another user (number {found.st_uid})"
+        if status.st_uid not in (0, current_user()):
+            return f"it belongs to another user (number {status.st_uid})"
     except Unsupported as error:
         return str(error)
-    return "other users may write to it" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    return "other users may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def _overflow_user() -> int:
@@ -55,7 +55,7 @@ def _overflow_user() -> int:
 
 
 def _maps_everyone() -> bool:
-    """Whether each user of the host has a number of its own here, as outside of containers."""
+    """Whether each user of the host has a number here, as outside of containers."""
     try:
         ranges = Path("/proc/self/uid_map").read_text().splitlines()
     except OSError:  # a kernel without user namespaces

@@ -198,7 +198,6 @@ WITH_VAGUE_NAMES = (
     *("commlib/backends/*", "commlib/build/*", "commlib/collectives/*", "commlib/compile/*", "commlib/core/*"),
     *("commlib/bootstrap/*", "commlib/debug/*", "commlib/engines/*", "commlib/kernels/*", "commlib/radix/*"),
     *("commlib/plan/*", "commlib/tools/*", "commlib/torch_backend/*", "commlib/tp/*"),
-    *("commlib/errors.py", "commlib/env.py", "commlib/users.py", "commlib/redops.py"),
     *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "cuda", "device", "include", "kernels", "nccl")),
     *(f"csrc/{folder}/*" for folder in ("ffi", "plan", "radix", "record", "reduce", "shm")),
 )

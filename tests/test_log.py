@@ -135,5 +135,5 @@ def test_why_a_backend_was_taken_is_told(logger, caplog):
 
 
 def test_the_nearest_name_is_a_public_one():
-    assert "did you mean COMMLIB_MAX_BYTES?" in env.told_unknown("COMMLIB_MAXBYTES")
-    assert "did you mean" not in env.told_unknown("COMMLIB_LOCAL_RANKS")
+    assert "did you mean COMMLIB_MAX_BYTES?" in env.unknown_text("COMMLIB_MAXBYTES")
+    assert "did you mean" not in env.unknown_text("COMMLIB_LOCAL_RANKS")

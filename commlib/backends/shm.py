@@ -15,7 +15,7 @@ from commlib.backends.native import NativeBackend
 from commlib.bootstrap.world import World
 from commlib.errors import CommError
 from commlib.native import library
-from commlib.users import own_user
+from commlib.users import current_user
 
 if TYPE_CHECKING:
     from commlib._native import ShmGroup
@@ -47,7 +47,7 @@ class ShmBackend(NativeBackend["ShmGroup"]):
         memory, failure = json.loads(reply)
         if not failure and world.rank != 0:
             try:
-                own_user()  # by it, peers' memory is known to be of this user
+                current_user()  # by it, peers' memory is known to be of this user
                 group = library.open_shm(world.size, world.rank, *memory)
             except CommError as error:
                 failure = f"rank {world.rank}: {error}"

@@ -28,7 +28,7 @@ from commlib.bootstrap.world import two_processes
 from commlib.debug.starting import Waiting
 from commlib.errors import CommTimeout, PeerLost, Unsupported
 from commlib.process_info import process_info
-from commlib.users import own_user
+from commlib.users import current_user
 
 UNIX_SOCKETS = Path("/proc/net/unix")  # of this network namespace, in which a name is known
 BACKLOG = 4096  # the kernel's limit
@@ -109,7 +109,7 @@ class RendezvousServer:
         self.size, self.several = size, several
         self.name = f"{place.prefix}{secrets.token_hex(8)}"
         self.joined = False  # whether a rank has come
-        self._label, self._user = place.label, own_user()
+        self._label, self._user = place.label, current_user()
         self._closed = False
         self._lock = threading.Lock()  # guards what follows
         self._worlds: dict[int, Exchange] = {} if several else {0: Exchange(size)}
@@ -251,7 +251,7 @@ class _Search:
 
     def __init__(self, place: Place, client: Hello) -> None:
         self._place, self._client = place, client
-        self._user = own_user()
+        self._user = current_user()
         self.problem = NOBODY
         self._others: dict[str, int] = {}  # servers of other users, which may be very many: each is asked once
         self._silent: dict[str, socket.socket] = {}  # the servers that have not replied yet

@@ -18,7 +18,7 @@ from tempfile import NamedTemporaryFile, TemporaryFile
 from typing import NamedTuple
 
 from commlib import env
-from commlib.users import opened_own
+from commlib.users import open_trusted
 
 COMPILER_S = 300.0  # a file takes seconds
 _CHECKSUM_BYTES = 32
@@ -82,7 +82,7 @@ def check_writable(folder: Path) -> None:
 def _opened_folder(folder: Path) -> Iterator[Path]:
     """Yield a path to the folder that stays this user's when somebody puts another folder in its place."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with opened_own(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+    with open_trusted(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
         yield Path(f"/proc/self/fd/{fd}")
 
 
@@ -112,8 +112,8 @@ def _read(folder: Path, name: str) -> bytes | None:
     """Return an entry that is whole and that only this user, or root, can have written."""
     try:
         with (
-            opened_own(folder, os.O_RDONLY | os.O_DIRECTORY) as opened,
-            opened_own(name, os.O_RDONLY | os.O_NOFOLLOW, opened) as fd,
+            open_trusted(folder, os.O_RDONLY | os.O_DIRECTORY) as opened,
+            open_trusted(name, os.O_RDONLY | os.O_NOFOLLOW, opened) as fd,
             open(fd, "rb", closefd=False) as file,
         ):
             entry = file.read()

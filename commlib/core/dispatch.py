@@ -111,7 +111,7 @@ class Dispatcher:
         """Return the last argument of a native call with a limit; other backends leave it to their engine."""
         if torch.compiler.is_dynamo_compiling():
             return (max_sms,)  # a graph asks again when it runs
-        limit = env.MAX_SMS.given(max_sms, "max_sms")
+        limit = env.MAX_SMS.resolve(max_sms, "max_sms")
         return (limit,) if self._native else ()
 
     def close(self, why: Exception, wait_s: float = 0.0) -> None:

@@ -40,7 +40,7 @@ def show() -> None:
 def warn_of_unknown() -> None:
     """Name the variables that nothing reads, once in a process."""
     for name in env.unknown():
-        _LOG.warning("%s", env.told_unknown(name))
+        _LOG.warning("%s", env.unknown_text(name))
 
 
 class FirstCalls:

@@ -152,9 +152,7 @@ def test_a_function_sees_the_types_of_torch(with_example: Run, tmp_path: Path) -
     plugin = tmp_path / "mine.py"
     body = "import tvm_ffi\n    return tvm_ffi.convert(lambda out, x, *rest: print('came', x.dtype, flush=True))"
     plugin.write_text(ROW.format(op="all_gather", body=body))
-    said = on_ranks(
-        with_example, 2, "-c", TYPES, COMMLIB_PLUGINS=str(plugin), COMMLIB_ALGORITHM="all_gather:mine"
-    )
+    said = on_ranks(with_example, 2, "-c", TYPES, COMMLIB_PLUGINS=str(plugin), COMMLIB_ALGORITHM="all_gather:mine")
     assert len(re.findall("wanted", said)) == 18, said
     assert said.count("came") == 18, said
     for name in re.findall(r"wanted (\w+)", said):

@@ -180,7 +180,7 @@ def test_a_compiled_ddp_model_trains(ranks: Ranks) -> None:
 
 
 def trains_uneven(comm: Communicator) -> list[float]:
-    """DDP hands C++ the work of an all_reduce that says who still trains, and drops it; a hang is what would be wrong."""
+    """DDP hands C++ the work of an all_reduce that says who still trains, and drops it: that must not hang."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
     grads = []
     with model.join(divide_by_initial_world_size=False):

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from commlib.bootstrap.unix_rendezvous import peer_user
-from commlib.users import own_user
+from commlib.users import current_user
 
 NAMES = ("PMI_FD", "PMI_RANK", "PMI_SIZE")
 START_S = 60.0  # for all ranks to connect; who has not come then, never will
@@ -117,7 +117,7 @@ def serve(listener: socket.socket, size: int) -> None:
     threads: list[threading.Thread] = []
     while len(threads) < size:
         connection, _ = listener.accept()
-        if peer_user(connection) != own_user():  # its name can be seen by everyone on this host
+        if peer_user(connection) != current_user():  # its name can be seen by everyone on this host
             connection.close()
             continue
         threads.append(threading.Thread(target=attend, args=(connection,)))

@@ -11,12 +11,12 @@ from pathlib import Path
 from commlib.debug.process import process
 from commlib.debug.record import NAME, OPEN, Record, descriptors, opened, records_of
 from commlib.debug.starting import Starting
-from commlib.users import own_user
+from commlib.users import current_user
 
 
 def processes(wanted: int | None = None) -> Iterator[int]:
     """Yield the processes of this user; of `wanted`, this one and those below it."""
-    user = own_user()
+    user = current_user()
     with os.scandir("/proc") as entries:
         for entry in entries:
             with suppress(OSError):
@@ -60,7 +60,7 @@ def why_none(wanted: int | None) -> str:
             owner = Path(f"/proc/{wanted}").stat().st_uid
         except OSError:
             return f"there is no process {wanted} on this host"
-        if own_user() not in (0, owner):
+        if current_user() not in (0, owner):
             return f"process {wanted} belongs to another user (number {owner}); run this as that user, or as root"
     if why := next(filter(None, map(_why_passed_over, processes(wanted))), ""):
         return why

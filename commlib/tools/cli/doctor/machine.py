@@ -160,7 +160,7 @@ def environment() -> Finding:
     except ValueError as error:
         return broken(str(error), "correct or unset it")
     if env.unknown():
-        told = ". ".join(map(env.told_unknown, env.unknown()))
+        told = ". ".join(map(env.unknown_text, env.unknown()))
         return warning(told, "correct or unset it; docs/environment.md lists all")
     return ok(", ".join(set_here) or "no COMMLIB_ variable is set")
 
