@@ -197,7 +197,7 @@ WITH_VAGUE_NAMES = (
     *("commlib/agreement.py", "commlib/communicator.py", "commlib/lane.py"),
     *("commlib/backends/*", "commlib/build/*", "commlib/collectives/*", "commlib/compile/*", "commlib/core/*"),
     *("commlib/debug/*", "commlib/engines/*", "commlib/kernels/*", "commlib/radix/*"),
-    *("commlib/plan/*", "commlib/tools/*", "commlib/torch_backend/*", "commlib/tp/*"),
+    *("commlib/plan/*", "commlib/tools/*", "commlib/tp/*"),
     *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "cuda", "device", "include", "kernels", "nccl")),
     *(f"csrc/{folder}/*" for folder in ("ffi", "plan", "radix", "record", "reduce", "shm")),
 )
