@@ -196,7 +196,7 @@ VAGUE_NAMES = (
 WITH_VAGUE_NAMES = (
     *("commlib/agreement.py", "commlib/communicator.py", "commlib/lane.py"),
     *("commlib/backends/*", "commlib/build/*", "commlib/collectives/*", "commlib/compile/*", "commlib/core/*"),
-    *("commlib/debug/*", "commlib/engines/*", "commlib/kernels/*", "commlib/radix/*"),
+    *("commlib/engines/*", "commlib/kernels/*", "commlib/radix/*"),
     *("commlib/plan/*", "commlib/tools/*", "commlib/tp/*"),
     *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "cuda", "device", "include", "kernels", "nccl")),
     *(f"csrc/{folder}/*" for folder in ("ffi", "plan", "radix", "record", "reduce", "shm")),

@@ -32,7 +32,6 @@ class Process:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
         return self.state in "ZX"
 
     @property
@@ -74,7 +73,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process."""
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0")).strip()
 
 
