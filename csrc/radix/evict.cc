@@ -108,7 +108,7 @@ void Tree::reset(bool force) {
   table_.clear();
   heap_.clear();
   Node& root = at(kRoot);
-  root.children = root.own_locks = 0;
+  root.children = root.handle_locks = 0;
   root.lock_ref = 1;
   fresh_generation(kRoot);
   evictable_ = locked_ = held_ = 0;

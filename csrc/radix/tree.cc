@@ -226,18 +226,18 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
 
 void Tree::lock(Handle handle) {
   const NodeId id = resolve(handle);
-  ++at(id).own_locks;
+  ++at(id).handle_locks;
   ++held_;
   hold(id);
 }
 
 void Tree::unlock(Handle handle) {
   const NodeId id = resolve(handle);
-  if (at(id).own_locks == 0) {
+  if (at(id).handle_locks == 0) {
     fail("ValueError", "handle ", handle,
          " is not locked, but unlock() takes back one lock(); call it once for each");
   }
-  --at(id).own_locks;
+  --at(id).handle_locks;
   --held_;
   release(id);
 }

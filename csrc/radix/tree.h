@@ -52,7 +52,7 @@ struct Node {
   uint32_t hash = 0;
   uint32_t space = 0;
   uint32_t lock_ref = 0;   // locks here and below
-  uint32_t own_locks = 0;  // locks of handles to this very node
+  uint32_t handle_locks = 0;  // locks of handles to this very node
   uint32_t hits = 0;       // insert walks that passed
 
   const int32_t* keys() const { return tokens; }
