@@ -20,7 +20,6 @@ class CacheHandle(BaseCacheHandle):
     tree: RadixCache
 
     def get_matched_indices(self) -> Tensor:
-        """Return the slots of the prefix."""
         return self.tree.slots(self.number)
 
 
