@@ -53,7 +53,6 @@ def named(ranks: list[int]) -> str:
 
 
 def two_processes(rank: int, first: int, second: int, where: str) -> str:
-    """Say that two processes have one rank, and why that may be."""
     return (
         f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
         f"have one number; give each job another address, and each rank another number"

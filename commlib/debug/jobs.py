@@ -102,7 +102,6 @@ class Job:
         return rank.number if rank is not None and rank.number >= 0 else slot.peers[peer].name
 
     def ask_stacks(self, pids: Collection[int]) -> None:
-        """Have these ranks say where their threads are."""
         ask_stacks([self.ranks[pid] for pid in pids if pid in self.ranks])
 
 

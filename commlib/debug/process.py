@@ -19,8 +19,6 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Process:
-    """A process at one moment."""
-
     pid: int
     state: str = "X"  # the kernel's letter
     core: int = -1

@@ -47,8 +47,6 @@ _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 @dataclass(frozen=True)
 class Frame:
-    """A call in a stack."""
-
     file: str
     line: str
     function: str

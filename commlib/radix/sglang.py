@@ -116,7 +116,6 @@ class SGLangRadixCache:
         return self._changed(self._cache.lock, node)
 
     def dec_lock_ref(self, node: int, params: object = None) -> LockResult:
-        """Take back one lock of a node."""
         return self._changed(self._cache.unlock, node)
 
     def _changed(self, change: Any, node: int) -> LockResult:

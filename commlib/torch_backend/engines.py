@@ -162,7 +162,6 @@ class Engines:
         return [kind for kind, name in self.kinds.items() if name == OURS and kind in here]
 
     def _torch(self, name: str, use: str) -> Any:
-        """Make an engine of torch's."""
         place, store = self._place, _C10D.PrefixStore(f"{name}/{use}", self._place.store)
         if name == "gloo":
             engine: Any = dist.ProcessGroupGloo(store, place.rank, place.size, place.timeout)

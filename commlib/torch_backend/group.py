@@ -149,7 +149,6 @@ class CommlibGroup(dist.ProcessGroup):
         return normalised(h, weight, eps, weight_bias, None, False).to(x.dtype), h
 
     def _engine_of(self, arguments: tuple[Any, ...]) -> Any:
-        """Return the engine of the first tensor."""
         first = arguments[0]
         x = first[0] if type(first) is list and first else first
         if type(x) is not torch.Tensor:

@@ -70,7 +70,6 @@ class OnStream(Done):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the GPU has finished the call."""
         return bool(self._marked().query())
 
     is_success = is_completed
