@@ -197,8 +197,7 @@ WITH_VAGUE_NAMES = (
     *("commlib/agreement.py", "commlib/communicator.py"),
     *("commlib/backends/*", "commlib/collectives/*", "commlib/core/*"),
     *("commlib/plan/*", "commlib/tools/*"),
-    *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "cuda", "device", "include", "kernels", "nccl")),
-    *(f"csrc/{folder}/*" for folder in ("ffi", "plan", "radix", "record", "reduce", "shm")),
+    *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "device", "include", "nccl", "plan", "shm")),
 )
 PUBLIC_NAMES = ("at_most", "beside")  # an argument of RadixCache.evict; what Pipeline.overlap was called before
 

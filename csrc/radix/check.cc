@@ -1,4 +1,4 @@
-// Every invariant of the tree, recomputed from its nodes alone; and the nodes as numbers.
+// Every invariant of the tree, recomputed from its nodes only; and the nodes as numbers.
 #include "commlib/check.h"
 
 #include <algorithm>
@@ -105,7 +105,7 @@ class Checker {
     const uint32_t page = tree_.options_.page_size;
     const Name name = tree_.spaces_.name_of(node.space);
     const Digest top = digest_of(name);
-    const Digest* before = name.given ? &top : nullptr;
+    const Digest* before = name.is_set ? &top : nullptr;
     if (node.parent != Tree::kRoot) before = &parent.digests[parent.length / page - 1];
     for (uint32_t i = 0; i < node.length / page; ++i) {
       const Digest digest = chained(before, node.keys() + size_t{i} * page, size_t{page} * 4);
