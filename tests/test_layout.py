@@ -197,7 +197,7 @@ WITH_VAGUE_NAMES = (
     *("commlib/agreement.py", "commlib/communicator.py"),
     *("commlib/backends/*", "commlib/collectives/*", "commlib/core/*"),
     *("commlib/plan/*", "commlib/tools/*"),
-    *(f"csrc/{folder}/*" for folder in ("binding", "collectives", "device", "include", "nccl", "plan", "shm")),
+    *(f"csrc/{folder}/*" for folder in ("binding", "device", "nccl", "plan", "shm")),
 )
 PUBLIC_NAMES = ("at_most", "beside")  # an argument of RadixCache.evict; what Pipeline.overlap was called before
 
