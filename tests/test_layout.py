@@ -195,8 +195,7 @@ VAGUE_NAMES = (
 # Not clean yet; a line goes as its files get better names.
 WITH_VAGUE_NAMES = (
     *("commlib/agreement.py", "commlib/communicator.py"),
-    *("commlib/backends/*", "commlib/collectives/*", "commlib/core/*"),
-    *("commlib/plan/*", "commlib/tools/*"),
+    *(f"commlib/{folder}/*" for folder in ("backends", "collectives", "core", "plan", "tools")),
     *(f"csrc/{folder}/*" for folder in ("binding", "device", "nccl", "plan", "shm")),
 )
 PUBLIC_NAMES = ("at_most", "beside")  # an argument of RadixCache.evict; what Pipeline.overlap was called before
