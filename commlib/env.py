@@ -250,7 +250,7 @@ def hides_gpus() -> bool:
 
 
 def unknown() -> list[str]:
-    """Return the COMMLIB_ names in the environment that nothing reads: most likely misspelt."""
+    """Return the COMMLIB_ names in the environment that nothing reads: probably misspelt."""
     known = {variable.name for variable in VARIABLES}
     return sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known)
 

@@ -31,7 +31,7 @@ SHORT = {
 
 _TORCH_NAMES = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR")
 TORCH_OPS: dict[str, Any] = {
-    name: getattr(dist.ReduceOp, theirs) for name, theirs in zip(REDOPS, _TORCH_NAMES, strict=False)
+    name: getattr(dist.ReduceOp, attribute) for name, attribute in zip(REDOPS, _TORCH_NAMES, strict=False)
 }
 CODES: dict[Any, int] = {op: code for code, name in enumerate(REDOPS) for op in (name, TORCH_OPS.get(name, name))}
 """What callers may pass for a reduction: its name, or torch's ReduceOp."""

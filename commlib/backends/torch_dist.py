@@ -17,10 +17,9 @@ from torch._C._distributed_c10d import TCPStore
 from commlib import debug, env
 from commlib.backends.base import Backend, Options
 from commlib.backends.recorded import Recorded
-from commlib.bootstrap.address import source_address
 from commlib.bootstrap.neighbours import Host
-from commlib.bootstrap.store import ANSWER_S
-from commlib.bootstrap.tcp import own_address, served
+from commlib.bootstrap.store import ANSWER_S, source_address
+from commlib.bootstrap.tcp import host_address, served
 from commlib.bootstrap.world import World, named
 from commlib.errors import KINDS, Closed, CommError, CommTimeout, PeerLost, Unsupported
 from commlib.worker import Worker
@@ -86,7 +85,7 @@ class TorchBackend(Backend):
         addresses = [text.decode() for text in world.all_gather(world.address.encode(), self._timeout_s)]
         elsewhere = [addresses[peer] for host in hosts if world.rank not in host.ranks for peer in host.ranks]
         known = next(filter(None, elsewhere), "")
-        return source_address(known) if known else own_address(len(hosts) == 1)
+        return source_address(known) if known else host_address(len(hosts) == 1)
 
     def _gloo(self, address: str) -> Any:
         gloo: Any = dist.ProcessGroupGloo

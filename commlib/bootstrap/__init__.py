@@ -96,13 +96,12 @@ def _refuse_contradiction(size: int, environ: Mapping[str, str]) -> None:
     for name, launcher, module in (("mpi", "mpiexec", mpi), ("slurm", "srun", slurm)):
         if name == "slurm" and environ.get("TORCHELASTIC_RUN_ID"):
             continue  # one agent of torchrun for each task
-        theirs = module.detect(environ)
-        spawns = name == "slurm" and theirs is not None and size > theirs and size % theirs == 0  # in each task
-        if theirs is None or spawns:
+        announced = module.detect(environ)
+        if announced is None or (name == "slurm" and size > announced and size % announced == 0):  # each task spawns
             continue
         ranks = counted(size, "rank")
-        wrong = f"torchrun announces {ranks}, {launcher} {theirs}"
-        if theirs == size:
+        wrong = f"torchrun announces {ranks}, {launcher} {announced}"
+        if announced == size:
             if first_number(environ, *module.RANKS) == first_number(environ, "RANK"):
                 continue
             wrong = f"torchrun and {launcher} announce {ranks} each, but give this process different numbers"

@@ -6,7 +6,7 @@ import operator
 from typing import NamedTuple, SupportsIndex
 
 from commlib.bootstrap.launcher import Identity
-from commlib.bootstrap.rendezvous import rendezvous
+from commlib.bootstrap.tcp import rendezvous
 from commlib.bootstrap.world import World
 
 

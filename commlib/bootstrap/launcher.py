@@ -30,7 +30,6 @@ def first_number(environ: Mapping[str, str], *names: str) -> int | None:
 
 
 def port(environ: Mapping[str, str], name: str) -> int:
-    """Read a port that ranks can meet at."""
     value = number(environ, name)
     if not 1 <= value <= 65535:
         raise ValueError(f"{name} must be a port from 1 to 65535; correct it or unset it")

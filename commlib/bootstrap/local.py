@@ -27,7 +27,6 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 
 def connect(timeout_s: float) -> World:
-    """Join the ranks of the same `commlib run`."""
     rank, size = env.LOCAL_RANK.get(), env.LOCAL_SIZE.get()
     return join(env.LOCAL_SERVER.get(), rank, size, timeout_s)
 

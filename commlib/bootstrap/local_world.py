@@ -63,7 +63,6 @@ class UnixSocketWorld(World):
             weakref.finalize(self, server.abandon).atexit = False
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Return every rank's bytes in rank order."""
         if self._lost:
             self._raise_lost(self._lost)
         if self._channel.fileno() < 0:

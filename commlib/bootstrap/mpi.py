@@ -14,7 +14,7 @@ from typing import Any
 
 from commlib.bootstrap.launcher import Identity, announced, first_number
 from commlib.bootstrap.local_world import meet
-from commlib.bootstrap.tcp import connect_store, own_address, serve
+from commlib.bootstrap.tcp import connect_store, host_address, serve
 from commlib.bootstrap.unix_rendezvous import Place
 from commlib.bootstrap.world import World
 from commlib.counts import counted
@@ -46,7 +46,6 @@ def detect(environ: Mapping[str, str]) -> int | None:
 
 
 def is_launcher() -> bool:
-    """Say whether mpiexec started this process."""
     return detect(os.environ) is not None
 
 
@@ -67,7 +66,6 @@ def library(finalize: bool = True) -> Any:
 
 
 def connect(timeout_s: float) -> World:
-    """Join the ranks of COMM_WORLD."""
     ours = "mpi4py.MPI" not in sys.modules
     mpi = library()
     world, expected = mpi.COMM_WORLD, detect(os.environ)
@@ -112,7 +110,7 @@ def _address() -> str:
     """Return where rank 0 serves a store, "" where it needs none as all ranks of the job are on this host."""
     if first_number(os.environ, *LOCAL_SIZES) == library().COMM_WORLD.size:
         return ""
-    return "{} {}".format(*serve(own_address(together=False)))
+    return "{} {}".format(*serve(host_address(together=False)))
 
 
 def _abort_on_uncaught(mpi: Any) -> None:

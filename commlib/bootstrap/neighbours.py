@@ -31,13 +31,11 @@ def hosts_of(world: World, timeout_s: float) -> list[Host]:
 
 
 def hosts_text(hosts: Sequence[Host]) -> str:
-    """Say which ranks are on which host."""
     distinct = len({host.name for host in hosts}) == len(hosts)
     return "; ".join(f"{named(host.ranks)} on {host.name}" + f" ({host.space})" * (not distinct) for host in hosts)
 
 
 def one_host(world: World, timeout_s: float) -> bool:
-    """Whether all ranks are on one host."""
     return len(hosts_of(world, timeout_s)) == 1
 
 

@@ -29,7 +29,6 @@ class ProcessInfo(NamedTuple):
         return cls(*json.loads(text))
 
     def encode(self) -> bytes:
-        """Return it as `read` takes it."""
         return json.dumps(self).encode()
 
     @property
@@ -50,7 +49,6 @@ class ProcessInfo(NamedTuple):
 
 
 def process_info() -> ProcessInfo:
-    """Return where this process runs."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     pid_namespace = str(Path("/proc/self/ns/pid").readlink())
     host = env.HOST.get()
@@ -76,7 +74,6 @@ class ProcessWatch:
         return [rank for rank in ranks if rank in self._pidfds and _has_exited(self._pidfds[rank])]
 
     def close(self) -> None:
-        """Close the descriptors."""
         for pidfd in self._pidfds.values():
             if pidfd is not None:
                 os.close(pidfd)

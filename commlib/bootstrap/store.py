@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeout  # before Python 3.11 not the builtin
@@ -13,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from commlib import env
-from commlib.bootstrap.address import address_of
 from commlib.bootstrap.launcher import Identity, first_number
 from commlib.bootstrap.neighbours import local_rank
 from commlib.bootstrap.process_info import ProcessInfo, ProcessWatch, process_info
@@ -43,7 +43,7 @@ class StoreWorld(World):
     """Each rank puts its bytes under a key of this round and reads the others'; the last reader cleans up.
 
     Rank 0 names the world, and every rank puts itself down for it. A store may hold worlds of before, also of ranks
-    that were killed: whoever waits in one of those follows when rank 0 names another.
+    that were killed: a rank that waits in one of those follows when rank 0 names another.
     """
 
     def __init__(
@@ -71,13 +71,12 @@ class StoreWorld(World):
             self._put_down(mine)
             with contextlib.suppress(_Moved):
                 everyone = self.all_gather(mine, round(max(deadline - time.monotonic(), 0.1), 1))
-        self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world alone
+        self._key = hmac.digest(self._key, b"".join(everyone), HASH)  # of this world only
         infos = [ProcessInfo.read(text[TOKEN_BYTES:]) for text in everyone]
         self._watch = ProcessWatch(self.rank, infos)
         self.local_rank = local_rank(self.rank, infos) if who.local_rank is None else who.local_rank
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Return every rank's bytes in rank order."""
         self._round += 1
         self._deadline = time.monotonic() + timeout_s
         keys = [f"{self._round}/{rank}" for rank in range(self.size)]
@@ -218,7 +217,7 @@ class StoreWorld(World):
         raise _Moved(current)
 
     def _leave_round(self, keys: list[str]) -> None:
-        """Count this rank's last look at the round; whoever is last deletes its keys."""
+        """Count this rank's last look at the round; the last rank deletes its keys."""
         count = f"{self._round}/read"
         with contextlib.suppress(CommError):  # the store died; the exchange itself says so
             if self._ask(lambda: self._store.add(count, 1)) == self.size:
@@ -265,6 +264,25 @@ class ProcessGroupWorld(StoreWorld):
         who = Identity(group.rank(), group.size(), first_number(os.environ, "LOCAL_RANK"))
         super().__init__("process_group", group.get_group_store(), who, timeout_s)
         self.store = self._store
+
+
+def address_of(rank: int, store: Any) -> str:
+    """Return an address at which other hosts reach a rank, as far as its store tells: rank 0 is where the store is."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    server = str(getattr(store, "host", ""))  # "" for a store without a server
+    try:
+        return source_address(server) if server and rank else server
+    except OSError:
+        return ""
+
+
+def source_address(peer: str) -> str:
+    """Return the address of this host from which packets to `peer` go; none is sent."""
+    family, _, _, _, where = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)
+        return str(probe.getsockname()[0])
 
 
 def first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The TCP store of ranks that know one address: who serves it, where it listens, and how the others reach it."""
+"""Ranks that know one address meet at a unix socket if it is loopback, else at a TCP store, which rank 0 serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from commlib.bootstrap.launcher import Identity
+from commlib.bootstrap.local_world import meet
 from commlib.bootstrap.store import ANSWER_S, StoreWorld, first_line
+from commlib.bootstrap.unix_rendezvous import Place
+from commlib.bootstrap.world import World
 from commlib.debug.starting import Waiting
 from commlib.errors import CommError, CommTimeout
 from commlib.worker import Worker
@@ -24,6 +27,26 @@ if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # public, but not declared so
 
 MAX_ANSWER_S = 60.0  # the longest time that a store has to answer
+
+
+def rendezvous(
+    name: str, address: tuple[str, int], who: Identity, timeout_s: float, *, together: bool = False
+) -> World:
+    """Join the other ranks; `together` says that all are on this host, as a loopback address does."""
+    host, port = address
+    if not together and not is_loopback(host):
+        return connect_store(name, address, who, timeout_s)
+    # Ranks may know this host by different names. Jobs of torchrun that have one port have different ids.
+    run = os.environ.get("TORCHELASTIC_RUN_ID", "") if name == "torchrun" else ""
+    return meet(name, Place(f"{port} {run}", f"{host}:{port}"), who, timeout_s)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address means this host on every host: then all who use it are on one."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def connect_store(
@@ -85,7 +108,7 @@ def serve(host: str) -> tuple[str, int]:
     return host, store.port
 
 
-def own_address(together: bool) -> str:
+def host_address(together: bool) -> str:
     """Return the address at which peers reach this host."""
     name = socket.gethostname()
     try:
@@ -95,7 +118,7 @@ def own_address(together: bool) -> str:
 
 
 def served(address: tuple[str, int], **options: Any) -> TCPStore:
-    """Serve a store at an address, and there alone if it is one of this host; what a name means may differ by host."""
+    """Serve a store at an address, and only there if it is one of this host; what a name means may differ by host."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     host, port = address

@@ -6,14 +6,13 @@ import os
 from collections.abc import Mapping
 
 from commlib.bootstrap.launcher import announced, identity, port
-from commlib.bootstrap.rendezvous import rendezvous
+from commlib.bootstrap.tcp import rendezvous
 from commlib.bootstrap.world import World
 
 START = "torchrun --nproc-per-node N"
 
 
 def detect(environ: Mapping[str, str]) -> int | None:
-    """Return WORLD_SIZE, or None outside torchrun."""
     return announced(environ, "torchrun", "RANK", "WORLD_SIZE", ("MASTER_ADDR", "MASTER_PORT"))
 
 

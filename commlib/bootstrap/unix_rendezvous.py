@@ -52,7 +52,6 @@ class Place(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """How the name of each server begins."""
         return f"commlib-{hashlib.sha256(self.key.encode()).hexdigest()[:16]}-"
 
     def servers(self) -> list[str]:
@@ -96,7 +95,6 @@ class Reply(NamedTuple):
 
 
 def hello(rank: int, size: int) -> Hello:
-    """Return the greeting of this process."""
     info = process_info()
     return Hello(rank, size, info.pid, info.pid_namespace)
 
@@ -122,7 +120,6 @@ class RendezvousServer:
         self._thread = threading.Thread(target=self._accept_clients, name="commlib-rendezvous", daemon=True)
 
     def start(self) -> None:
-        """Answer those who have connected and those who will."""
         self._thread.start()
 
     def lose(self, rank: int, reason: str) -> None:

@@ -22,7 +22,6 @@ class World(ABC):
         """Return every rank's bytes in rank order, or raise PeerLost / CommTimeout naming ranks."""
 
     def broadcast(self, data: bytes, src: int, timeout_s: float) -> bytes:
-        """Return `src`'s bytes on every rank."""
         return self.all_gather(data if self.rank == src else b"", timeout_s)[src]
 
     def late(self, timeout_s: float, exchange: int, who: str) -> CommTimeout:
@@ -45,7 +44,6 @@ class SingleWorld(World):
     local_rank = 0
 
     def all_gather(self, data: bytes, timeout_s: float) -> list[bytes]:
-        """Return the one rank's bytes."""
         return [data]
 
 
@@ -55,7 +53,6 @@ def named(ranks: list[int]) -> str:
 
 
 def two_processes(rank: int, first: int, second: int, where: str) -> str:
-    """Say that two processes have one rank, and why that may be."""
     return (
         f"processes {first} and {second} both are rank {rank} ({where}): two jobs meet at one address, or two ranks "
         f"have one number; give each job another address, and each rank another number"

@@ -1,6 +1,6 @@
 """What the ranks of a job are in, seen from outside: records read, who waits for whom.
 
-`listen` and `call_site` are the half of a rank, the rest is for whoever asks; none of it loads torch or native code.
+`listen` and `call_site` are for the rank itself, the rest for those who look; none of it loads torch or native code.
 """
 
 from __future__ import annotations

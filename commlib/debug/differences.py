@@ -43,28 +43,28 @@ def _in_calls(job: Job, slots: list[Slot]) -> Difference | None:
     return None
 
 
-def _fields_that_differ(mine: Call, theirs: Call) -> str:
+def _fields_that_differ(call: Call, other: Call) -> str:
     fields = {
-        "operation": (mine.op, theirs.op),
-        "type": (mine.dtype, theirs.dtype),
-        "size": (mine.count, theirs.count),
-        "reduction": (mine.redop, theirs.redop),
-        "root": (mine.root, theirs.root),
+        "operation": (call.op, other.op),
+        "type": (call.dtype, other.dtype),
+        "size": (call.count, other.count),
+        "reduction": (call.redop, other.redop),
+        "root": (call.root, other.root),
     }
-    names = [name for name, (one, other) in fields.items() if one != other]
+    names = [name for name, pair in fields.items() if pair[0] != pair[1]]
     return "operation" if "operation" in names else " and ".join(names) or "arguments"
 
 
 def _hint(slots: list[Slot], number: int, odd: int, other: int) -> str:
     """Say what the calls around it look like: one left out, one made twice, two in another order."""
     calls = {slot.rank: {at: call.what for at, call in slot.calls.items()} for slot in slots}
-    mine, theirs = calls[odd], calls[other]
-    ahead, behind = mine.get(number) == theirs.get(number + 1), theirs.get(number) == mine.get(number + 1)
-    if ahead and behind and number + 1 in mine:
+    of_odd, of_other = calls[odd], calls[other]
+    ahead, behind = of_odd.get(number) == of_other.get(number + 1), of_other.get(number) == of_odd.get(number + 1)
+    if ahead and behind and number + 1 in of_odd:
         return ". It made two calls in another order"
-    if ahead and number + 1 in theirs:
+    if ahead and number + 1 in of_other:
         return ". It left out a call"
-    if (behind and number + 1 in mine) or mine.get(number) == mine.get(number - 1):
+    if (behind and number + 1 in of_odd) or of_odd.get(number) == of_odd.get(number - 1):
         return ". It made one more call, as it seems"
     return ""
 

@@ -85,13 +85,13 @@ def _stuck(job: Job, before: Job | None, stuck_s: float) -> Iterator[_Stuck]:
 
 def _awaited(peer: Rank, slot: Slot, wait: Wait) -> tuple[int, int] | None:
     """Return the thread of the peer that makes the calls of this communicator: that of its last one."""
-    theirs = peer.slot(slot.id)
-    if theirs is None:
+    peer_slot = peer.slot(slot.id)
+    if peer_slot is None:
         return None
     if wait.thread == GPU:
         return peer.pid, GPU
-    entries = theirs.messages.values() if wait.message else theirs.calls.values()
-    calls = list(entries) or [*theirs.calls.values(), *theirs.messages.values()]
+    entries = peer_slot.messages.values() if wait.message else peer_slot.calls.values()
+    calls = list(entries) or [*peer_slot.calls.values(), *peer_slot.messages.values()]
     if calls:
         return peer.pid, max(calls, key=lambda call: (call.entered_ns, call.number)).thread
     return peer.pid, next((other.thread for mine in peer.slots for other in mine.waits), 0)

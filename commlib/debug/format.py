@@ -27,7 +27,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def members_text(job: Job, slot: Slot) -> str:
-    """Write the ranks of a communicator."""
     return ranks_text(job.name(slot, peer) for peer in range(slot.world))
 
 
@@ -45,7 +44,6 @@ def waited_text(job: Job, slot: Slot, wait: Wait) -> str:
 
 
 def waited_in(job: Job, slot: Slot, wait: Wait) -> str:
-    """Say what a thread waits in."""
     if wait.message:
         sends = wait.message == 1
         wanted = (wait.peer, wait.number, sends)
@@ -91,7 +89,6 @@ def last_text(job: Job, slot: Slot, graph: int = 0) -> str:
 
 
 def doing_text(rank: Rank, before: Process | None, thread: int = 0) -> str:
-    """Say what the process of a rank does now."""
     now, process = rank.process, f"process {rank.place}"
     if now.gone or now.halted:
         return f"{process} is {'gone' if now.state == 'X' else now.halted}"

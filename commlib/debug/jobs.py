@@ -53,7 +53,6 @@ class Rank:
         return not self.process.gone and self.started_by not in (0, 1, self.process.parent)
 
     def slot(self, communicator: int) -> Slot | None:
-        """Return its part of a communicator."""
         return next((slot for slot in self.slots if slot.id == communicator), None)
 
     def stack(self, thread: int) -> Stack | None:
@@ -92,11 +91,9 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The command line of its first rank."""
         return command_of(self.number)
 
     def seconds_since(self, ns: int) -> float:
-        """Return how long ago that was."""
         return max(self.at_ns - ns, 0) / 1e9
 
     def name(self, slot: Slot, peer: int) -> int:
@@ -105,7 +102,6 @@ class Job:
         return rank.number if rank is not None and rank.number >= 0 else slot.peers[peer].name
 
     def ask_stacks(self, pids: Collection[int]) -> None:
-        """Have these ranks say where their threads are."""
         ask_stacks([self.ranks[pid] for pid in pids if pid in self.ranks])
 
 
@@ -177,8 +173,8 @@ def _inferred_wait(ranks: Mapping[int, Rank], slot: Slot) -> Wait | None:
 def _late_peers(ranks: Mapping[int, Rank], slot: Slot) -> Iterator[int]:
     """Yield who has not come to a rank's call: the one that is furthest behind first; then who is gone, or halted."""
     there = {peer: ranks[known.pid] for peer, known in enumerate(slot.peers) if known.pid in ranks}
-    slots = {peer: theirs for peer, rank in there.items() if (theirs := rank.slot(slot.id)) is not None}
-    behind = [peer for peer, theirs in slots.items() if theirs.entered < slot.entered]
+    slots = {peer: part for peer, rank in there.items() if (part := rank.slot(slot.id)) is not None}
+    behind = [peer for peer, part in slots.items() if part.entered < slot.entered]
     yield from sorted(behind, key=lambda peer: (slots[peer].entered, peer))
     yield from (peer for peer, rank in there.items() if rank.process.gone and peer != slot.rank)
     if not slot.handed_over:

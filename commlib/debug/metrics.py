@@ -90,7 +90,6 @@ def path_of(named: str, rank: int) -> Path:
 
 
 def metrics_text(job: Job, rank: Rank) -> str:
-    """Return the file."""
     samples = [sample for number, slot in enumerate(rank.slots, 1) for sample in _samples(job, rank, slot, number)]
     lines = []
     for name, (kind, text) in _FAMILIES.items():

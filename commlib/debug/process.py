@@ -19,8 +19,6 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Process:
-    """A process at one moment."""
-
     pid: int
     state: str = "X"  # the kernel's letter
     core: int = -1
@@ -32,7 +30,6 @@ class Process:
 
     @property
     def gone(self) -> bool:
-        """Whether it has ended."""
         return self.state in "ZX"
 
     @property
@@ -74,7 +71,6 @@ def _stat(pid: int) -> list[str]:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process."""
     return " ".join(_read(f"/proc/{pid}/cmdline").split("\0")).strip()
 
 

@@ -12,8 +12,6 @@ INNER, CAPTURED, SENDS = 1, 4, 8  # flags of a Call
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a rank."""
-
     number: int
     op: str
     dtype: str

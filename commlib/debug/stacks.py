@@ -1,4 +1,4 @@
-"""Python stacks of a rank: a thread writes its own into a memfd when it is sent SIGURG, ignored by whoever does not.
+"""Python stacks of a rank: on SIGURG, which others ignore, a thread writes its stack into a memfd.
 
 Python's faulthandler does it, in the signal's handler: so also a rank answers whose interpreter is held by native code,
 and no thread is needed for it. Each thread writes its stack itself: another thread's may change while it is read, which
@@ -25,8 +25,8 @@ from pathlib import Path
 from commlib import env
 from commlib.debug.record import descriptors, records_of
 
-NAME = "commlib.stacks.{}."  # of the process that writes them: whoever reads them has them open, too
-ASLEEP = "asleep"  # behind that: of a Python whose threads may answer while they sleep alone
+NAME = "commlib.stacks.{}."  # of the process that writes them: a reader has them open, too
+ASLEEP = "asleep"  # behind that: of a Python whose threads may answer only while they sleep
 ANSWER_S = 0.4
 _POLL_S = 0.005
 _TGKILL = 234 if platform.machine() == "x86_64" else 131  # the kernel's call of this name, which older libraries lack
@@ -47,8 +47,6 @@ _FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
 
 @dataclass(frozen=True)
 class Frame:
-    """A call in a stack."""
-
     file: str
     line: str
     function: str
@@ -75,7 +73,7 @@ class Stack:
 
     @property
     def is_ours(self) -> bool:
-        """Whether commlib alone runs in the thread, as in one that makes asynchronous calls."""
+        """Whether only commlib runs in the thread, as in one that makes asynchronous calls."""
         return all(frame.file.startswith(_OURS) or _is_pythons(frame.file) for frame in self.frames)
 
     @property
@@ -122,7 +120,7 @@ def listen(guard: Callable[[], None]) -> None:
     # Python 3.10 counts references to the frames that it shows: of one that is on its way out, this frees it twice.
     fd = os.memfd_create(NAME.format(os.getpid()) + (ASLEEP if sys.version_info < (3, 11) else ""))
     os.fchmod(fd, 0o600)
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # whoever asks empties it first
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the process that asks empties it first
     faulthandler.register(signal.SIGURG, file=fd, all_threads=False, chain=False)
     guard()
     for place in parents:

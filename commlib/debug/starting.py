@@ -40,7 +40,6 @@ class Starting:
 
     @property
     def waited_s(self) -> float:
-        """How long it has waited."""
         return (time.monotonic_ns() - self.since_ns) / 1e9
 
     def __str__(self) -> str:
@@ -57,16 +56,13 @@ class Waiting:
         self._fd = -1
 
     def __enter__(self) -> Waiting:
-        """Return it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it."""
         if self._fd >= 0:
             os.close(self._fd)
 
     def due(self) -> bool:
-        """Whether it is time to tell."""
         waited_s = time.monotonic() - self._since
         if waited_s < self._next_s:
             return False

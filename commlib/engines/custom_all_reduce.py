@@ -62,7 +62,6 @@ class CustomAllReduce:
         return self.comm.all_reduce(x, out=torch.empty_like(x))
 
     def should_custom_all_gather(self, x: Tensor) -> bool:
-        """Say whether custom_all_gather takes `x`."""
         return x.dim() > 0 and self._serves(x)
 
     def custom_all_gather(self, x: Tensor) -> Tensor | None:
@@ -73,7 +72,6 @@ class CustomAllReduce:
         return self.comm.all_gather_into_tensor(out, x)
 
     def should_custom_reduce_scatter(self, x: Tensor) -> bool:
-        """Say whether custom_reduce_scatter takes `x`."""
         return (
             self.comm is not None
             and x.dim() > 0

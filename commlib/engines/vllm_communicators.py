@@ -12,7 +12,7 @@ from commlib.engines.custom_all_reduce import CustomAllReduce
 
 
 class CpuCommunicator(cpu_communicator.CpuCommunicator):
-    """vLLM's class; groups of tensor parallelism call commlib, and others vLLM's own code."""
+    """vLLM's class; groups of tensor parallelism call commlib, and others vLLM's code."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -54,7 +54,6 @@ class CpuCommunicator(cpu_communicator.CpuCommunicator):
     resume = suspend
 
     def destroy(self) -> None:
-        """Close the communicator, then vLLM's own."""
         if self.calls is not None:
             self.calls.close()
         super().destroy()

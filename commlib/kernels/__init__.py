@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from commlib.build.device_code import compile_kernel
 from commlib.kernels.attention import decode_attention
-from commlib.kernels.counters import out_of_range_count
-from commlib.kernels.index import index
+from commlib.kernels.index import index, out_of_range_count
 from commlib.kernels.metadata import Metadata, metadata
 from commlib.kernels.prefix import prefix_match, prefix_match_many
 from commlib.kernels.store import store

@@ -32,14 +32,14 @@ def decode_attention(  # noqa: PLR0913
 
     Row i of `tables` has the pages of query i, or row `request_index[i]`. With `starts`, `tables` has one dimension,
     and its row r begins at `starts[r]`. An entry that names no page is left out with its keys. With `split_tokens`, a
-    result depends, to the bit, on its query and its keys alone, not on the batch or the width of the tables.
+    result depends, to the bit, only on its query and its keys, not on the batch or the width of the tables.
     """
-    given = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "tables": tables, "lengths": lengths}
+    inputs = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "tables": tables, "lengths": lengths}
     optional = {"starts": starts, "request_index": request_index, "out": out}
-    plain = all(type(x) in PLAIN for x in given.values()) and all(type(x) in PLAIN_OR_NONE for x in optional.values())
+    plain = all(type(x) in PLAIN for x in inputs.values()) and all(type(x) in PLAIN_OR_NONE for x in optional.values())
     if not plain:
         dispatch.check_tensors(
-            "decode_attention", **given, **{name: x for name, x in optional.items() if x is not None}
+            "decode_attention", **inputs, **{name: x for name, x in optional.items() if x is not None}
         )
     if grad_enabled() and (q.requires_grad or k_cache.requires_grad or v_cache.requires_grad):
         dispatch.refuse_gradients("decode_attention", "q or a cache")
@@ -85,7 +85,7 @@ def _run(  # noqa: PLR0913, PLR0917
 
 
 def on_cpu(call: Call) -> None:
-    """Compute one query after the other, each over its own keys alone."""
+    """Compute one query after the other, each over its keys."""
     rows = range(len(call.q)) if call.request_index is None else call.request_index.tolist()
     as_they_are = call.scales == (None, None) and call.k_cache.dtype == call.q.dtype
     dtype = call.q.dtype if as_they_are else torch.float32
@@ -95,12 +95,12 @@ def on_cpu(call: Call) -> None:
             call.out[query] = 0
             continue
         k, v = (
-            _heads(_kept(cache, place).flatten(0, -3)[:length], scale, dtype)
+            _heads(_rows_at(cache, place).flatten(0, -3)[:length], scale, dtype)
             for cache, scale in zip((call.k_cache, call.v_cache), call.scales, strict=True)
         )
         q = call.q[query].to(dtype).unflatten(0, (-1, call.group))
-        found = F.scaled_dot_product_attention(q[None], k[None], v[None], scale=call.scale)
-        call.out[query] = found[0].flatten(0, 1)
+        result = F.scaled_dot_product_attention(q[None], k[None], v[None], scale=call.scale)
+        call.out[query] = result[0].flatten(0, 1)
 
 
 def _table(call: Call, row: int) -> Tensor:
@@ -126,7 +126,7 @@ def _places(call: Call, table: Tensor, length: int) -> tuple[Tensor, ...]:
     return page[token // size], token % size
 
 
-def _kept(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
+def _rows_at(cache: Tensor, place: tuple[Tensor, ...]) -> Tensor:
     """Return what lies there; whole pages by index_select, which is several times as fast as an index."""
     return cache.index_select(0, *place) if len(place) == 1 else cache[place]
 
@@ -171,5 +171,5 @@ def _dispatched(  # noqa: PLR0913, PLR0917
 
 
 @_dispatched.register_fake
-def _(*given: object) -> None:
+def _(*arguments: object) -> None:
     pass

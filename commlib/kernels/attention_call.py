@@ -13,15 +13,15 @@ from commlib.counts import counted
 QUERY_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 FP8 = torch.float8_e4m3fn
 INTEGERS = (torch.int32, torch.int64)
-MOST_DIM, MOST_GROUP = 256, 64
-MOST_TOKENS = 2**31 - 2**16  # of a query: the GPU counts them in int32
+MAX_DIM, MAX_GROUP = 256, 64
+MAX_TOKENS = 2**31 - 2**16  # of a query: the GPU counts them in int32
 STEP = 16  # of split_tokens
 
 Scale: TypeAlias = "float | Tensor | None"
 
 
 class Call(NamedTuple):
-    """What attends to what; caches are [pages, page_size, heads, head_dim], whatever they were given as."""
+    """What attends to what; caches are [pages, page_size, heads, head_dim], whatever form they had."""
 
     out: Tensor
     q: Tensor
@@ -47,11 +47,10 @@ class Call(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Return how many rows the tables have."""
         return len(self.tables) if self.starts is None else len(self.starts)
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Return how many keys a query can have: what the tables have room for."""
         return self.tables.shape[-1] * self.page_size
 
@@ -97,8 +96,8 @@ def _faulty_queries(call: Call) -> Iterator[str]:
         yield f"q has {counted(q.dim(), 'dimension')}, but must have 3: queries, heads, head_dim; reshape it"
     if q.dtype not in QUERY_TYPES:
         yield f"q is {q.dtype}, but must be bfloat16, float16 or float32"
-    if not 1 <= q.shape[2] <= MOST_DIM:
-        yield f"head_dim is {q.shape[2]}, but must be from 1 to {MOST_DIM}"
+    if not 1 <= q.shape[2] <= MAX_DIM:
+        yield f"head_dim is {q.shape[2]}, but must be from 1 to {MAX_DIM}"
     if (out.shape, out.dtype) != (q.shape, q.dtype):
         yield f"out is {out.dtype} {tuple(out.shape)}, but q is {q.dtype} {tuple(q.shape)}; they must be equal"
     for name, tensor in (("q", q), ("out", out)):
@@ -121,8 +120,8 @@ def _faulty_caches(call: Call) -> Iterator[str]:
     heads, kv_heads = q.shape[1], k.shape[2]
     if k.shape[1] == 0:
         yield "the caches have pages of 0 slots, but a page has 1 or more"
-    if kv_heads == 0 or heads % kv_heads or not 0 < heads <= MOST_GROUP * kv_heads:
-        yield f"q has {counted(heads, 'head')} and the caches {kv_heads}: of q, 1 to {MOST_GROUP} heads must read each"
+    if kv_heads == 0 or heads % kv_heads or not 0 < heads <= MAX_GROUP * kv_heads:
+        yield f"q has {counted(heads, 'head')} and the caches {kv_heads}: of q, 1 to {MAX_GROUP} heads must read each"
 
 
 def _faulty_tables(call: Call) -> Iterator[str]:
@@ -132,17 +131,17 @@ def _faulty_tables(call: Call) -> Iterator[str]:
     if tables.dim() != dims:
         form = "requests × pages" if dims == 2 else "the pages of all requests, one after the other"
         yield f"tables has {counted(tables.dim(), 'dimension')}, but must have {dims}: {form}"
-    if call.most_tokens > MOST_TOKENS:
-        yield f"tables has room for {call.most_tokens} tokens of a request, but {MOST_TOKENS} are the most"
+    if call.max_tokens > MAX_TOKENS:
+        yield f"tables has room for {call.max_tokens} tokens of a request, but {MAX_TOKENS} is the limit"
     for name in ("tables", "lengths", "starts", "request_index"):
         tensor = getattr(call, name)
         if tensor is not None and tensor.dtype not in INTEGERS:
             yield f"{name} is {tensor.dtype}, but must be int32 or int64"
         if tensor is not None and name != "lengths" and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             yield f"{name} is not contiguous; call contiguous()"
-    for name, given in (("lengths", call.lengths), ("request_index", call.request_index)):
-        if given is not None and given.shape != (queries,):
-            yield f"{name} has shape {tuple(given.shape)}, but q has {of_q}"
+    for name, of_queries in (("lengths", call.lengths), ("request_index", call.request_index)):
+        if of_queries is not None and of_queries.shape != (queries,):
+            yield f"{name} has shape {tuple(of_queries.shape)}, but q has {of_q}"
     if call.request_index is None and call.rows < queries:
         yield f"tables has {rows}, but q has {of_q}; pass request_index= if they share rows"
 
@@ -156,5 +155,5 @@ def _faulty_scales(call: Call) -> Iterator[str]:
                 yield f"{name} is {scale!r}, but must be a number or a tensor"
             continue
         if scale.dtype != torch.float32 or scale.numel() not in (1, heads) or not scale.is_contiguous():
-            found = f"{scale.dtype} {tuple(scale.shape)}"
-            yield f"{name} is {found}, but must be a number, or float32 with 1 element or {heads}, contiguous"
+            form = f"{scale.dtype} {tuple(scale.shape)}"
+            yield f"{name} is {form}, but must be a number, or float32 with 1 element or {heads}, contiguous"

@@ -1,4 +1,4 @@
-"""The Triton source of decode attention: spans of keys, then their sum; in Triton's own style."""
+"""The Triton source of decode attention: spans of keys, then their sum; in Triton's style."""
 
 from __future__ import annotations
 
@@ -174,10 +174,10 @@ def attend_spans(
     span, count = _span_of(length, span_tokens, splits, BLOCK)
     column = tl.arange(0, WIDTH)
     member = tl.arange(0, ROWS)
-    kept = (member[:, None] < GROUP) & (column[None, :] < DIM)
+    inside = (member[:, None] < GROUP) & (column[None, :] < DIM)
     first_head = head * GROUP + member
     q_at = q + query * q_stride_query + first_head[:, None] * q_stride_head + column[None, :]
-    queries = tl.load(q_at, mask=kept, other=0.0)
+    queries = tl.load(q_at, mask=inside, other=0.0)
     k_head = k_cache + head.to(tl.int64) * k_stride_head
     v_head = v_cache + head.to(tl.int64) * v_stride_head
     factor = tl.full([ROWS], 1.0, tl.float32) * scale
@@ -213,9 +213,9 @@ def attend_spans(
             ROWS,
             WIDTH,
         )
-        found = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
+        result = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
         out_at = out + query * out_stride_query + first_head[:, None] * out_stride_head + column[None, :]
-        tl.store(out_at, found.to(out.dtype.element_ty), mask=kept)
+        tl.store(out_at, result.to(out.dtype.element_ty), mask=inside)
     else:
         for number in range(tl.program_id(1), count, tl.num_programs(1)):
             total, weight, largest = _attend(
@@ -238,10 +238,10 @@ def attend_spans(
                 ROWS,
                 WIDTH,
             )
-            found = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
+            result = total / tl.where(weight == 0, 1.0, weight)[:, None] * grown
             log = tl.where(weight == 0, float("-inf"), largest + tl.log2(tl.where(weight == 0, 1.0, weight)))
             slot = (query * (KV_HEADS * GROUP) + first_head) * slots + number
-            tl.store(part + slot[:, None] * DIM + column[None, :], found, mask=kept)
+            tl.store(part + slot[:, None] * DIM + column[None, :], result, mask=inside)
             tl.store(part_log + slot, log, mask=member < GROUP)
 
 
@@ -285,12 +285,12 @@ def add_spans(
         number = start + tl.arange(0, CHUNK)
         log = tl.load(part_log + base + number, mask=number < count, other=float("-inf"))
         there = (log[:, None] > float("-inf")) & (column[None, :] < DIM)
-        found = tl.load(part + (base + number)[:, None] * DIM + column[None, :], mask=there, other=0.0)
+        loaded = tl.load(part + (base + number)[:, None] * DIM + column[None, :], mask=there, other=0.0)
         higher = tl.maximum(largest, tl.max(log, 0))
         finite = tl.where(higher == float("-inf"), 0.0, higher)
         shrink = tl.exp2(largest - finite)
         share = tl.exp2(log - finite)
-        total = total * shrink + tl.sum(found * share[:, None], 0)
+        total = total * shrink + tl.sum(loaded * share[:, None], 0)
         weight = weight * shrink + tl.sum(share, 0)
         largest = higher
     result = total / tl.where(weight == 0, 1.0, weight)

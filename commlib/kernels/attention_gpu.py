@@ -13,10 +13,10 @@ from torch import Tensor
 from commlib.errors import Unsupported
 from commlib.kernels.attention_call import FP8, Call, Scale
 
-LEAST_ROWS = 16  # of a product on tensor cores
-LEAST_SPAN = 128  # keys: shorter spans cost more to add up than they save
-MOST_SPANS = 128  # of a query, where their number is chosen here
-# In keys: what a program costs beside its keys, until its first ones are there; what adding up the spans costs, once
+MIN_ROWS = 16  # of a product on tensor cores
+MIN_SPAN = 128  # keys: shorter spans cost more to add up than they save
+MAX_SPANS = 128  # of a query, where their number is chosen here
+# In keys: what a program costs besides its keys, until its first ones are there; what adding up the spans costs, once
 # and for each span.
 PROGRAM_TOKENS, ADD_TOKENS, SPAN_TOKENS = 128, 128, 6
 BUSY = 0.6  # of the programs that a GPU has room for: fewer do not fill its memory's bandwidth
@@ -42,7 +42,7 @@ def tuning_of(call: Call) -> Tuning:
     """
     if call.q.dtype == torch.float32:
         return Tuning(32, 4, 2)
-    if call.group > LEAST_ROWS:
+    if call.group > MIN_ROWS:
         return Tuning(32, 8, 2)
     width = _width(call)
     if width > 128:
@@ -80,7 +80,7 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
             *(*call.q.stride()[:2], *call.out.stride()[:2], *call.k_cache.stride()[:3], *call.v_cache.stride()[:3]),
             KV_HEADS=call.k_cache.shape[2],
             GROUP=call.group,
-            ROWS=max(LEAST_ROWS, _power(call.group)),
+            ROWS=max(MIN_ROWS, _power(call.group)),
             WITHIN=call.page_size % tuning.block == 0 and call.span_tokens % tuning.block == 0,
             WHOLE=whole,
             EARLY=early,
@@ -103,9 +103,9 @@ def launch(call: Call, tuning: Tuning | None = None) -> None:
 def _division(call: Call, programs: int, tuning: Tuning, room: int) -> tuple[int, int]:
     """Return how many spans a query can have, and how many programs share them; neither needs the lengths."""
     if call.span_tokens:
-        spans = max(1, -(-call.most_tokens // call.span_tokens))
+        spans = max(1, -(-call.max_tokens // call.span_tokens))
         return spans, min(spans, max(1, -(-ROUNDS * room // programs)))
-    spans = tuning.spans or spans_for(programs, call.most_tokens, room)
+    spans = tuning.spans or spans_for(programs, call.max_tokens, room)
     return spans, spans
 
 
@@ -120,7 +120,7 @@ def spans_for(programs: int, tokens: int, room: int) -> int:
         added = ADD_TOKENS + SPAN_TOKENS * spans if spans > 1 else 0
         return (programs * spans / room + idle) * -(-tokens // spans) + begun * PROGRAM_TOKENS + added
 
-    return min(range(1, max(1, min(MOST_SPANS, tokens // LEAST_SPAN)) + 1), key=took)
+    return min(range(1, max(1, min(MAX_SPANS, tokens // MIN_SPAN)) + 1), key=took)
 
 
 def _early(device: torch.device, programs: int, room: int) -> bool:
@@ -135,7 +135,6 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """Return how many a GPU has."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -162,9 +161,9 @@ def _scale(scale: Scale) -> tuple[Tensor | None, float, int]:
 
 
 def _width(call: Call) -> int:
-    return max(LEAST_ROWS, _power(call.q.shape[2]))
+    return max(MIN_ROWS, _power(call.q.shape[2]))
 
 
 def _power(count: int) -> int:
-    """Return the least power of two that is not below."""
+    """Return the smallest power of two that is not below."""
     return 1 << (count - 1).bit_length()

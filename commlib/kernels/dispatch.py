@@ -31,12 +31,12 @@ def refuse_gradients(kernel: str, names: str) -> NoReturn:
     )
 
 
-def on_meta(*given: object) -> bool:
+def on_meta(*arguments: object) -> bool:
     """Return whether tensors have shapes only, so that torch's dispatcher answers; ask when native code refused."""
-    devices = [tensor.device for tensor in given if isinstance(tensor, Tensor)]
+    devices = [tensor.device for tensor in arguments if isinstance(tensor, Tensor)]
     if not any(device.type == "meta" for device in devices):
         return False
     if len(set(devices)) > 1:
-        words = ", ".join(map(str, devices))
-        raise ValueError(f"the tensors are on different devices ({words}); move them to one") from None
+        names = ", ".join(map(str, devices))
+        raise ValueError(f"the tensors are on different devices ({names}); move them to one") from None
     return True

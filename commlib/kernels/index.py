@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from commlib.counts import counted
+from commlib.errors import Unsupported
 from commlib.kernels import dispatch
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
 from commlib.native import library
@@ -16,6 +17,7 @@ from commlib.native import library
 OUT_OF_RANGE = ("zero", "count", "raise")
 
 _LARGEST_ID = 2**63 - 1
+_DLPACK_TYPES = {"cpu": 1, "cuda": 2}
 _ALL = (0, -1)  # native code knows how many rows there are
 
 
@@ -72,6 +74,17 @@ def _run(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out
         if not dispatch.on_meta(out, weights, ids):
             raise
         _index_into(out, weights, ids, start, length, out_of_range)
+
+
+def out_of_range_count(device: str | torch.device = "cpu", *, kernel: str = "index", reset: bool = True) -> int:
+    """Return what calls of a kernel on this device left out since the last reset; on a GPU, after they have run."""
+    where = torch.device(device)
+    if where.type not in _DLPACK_TYPES or (where.type == "cuda" and not torch.cuda.is_available()):
+        raise Unsupported(f"no kernel of commlib runs on {where} here, so nothing is counted there; pass 'cpu'")
+    number = cast("int | None", where.index)  # torch's stubs know no "cuda" without a number
+    if number is None:
+        number = torch.cuda.current_device() if where.type == "cuda" else 0
+    return library.out_of_range_count(kernel, _DLPACK_TYPES[where.type], number, reset)
 
 
 # For torch.compile and tensor subclasses. "count" and "raise" act when the call runs: a compiler may drop a call whose

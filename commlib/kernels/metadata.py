@@ -43,7 +43,7 @@ def metadata(
     if out is None:
         out = _outputs(seq_lens, _capacity(extend, window, seq_lens, capacity))
     elif capacity is not None:
-        raise ValueError(f"capacity is {capacity}, but out has its own; pass one of them")
+        raise ValueError(f"capacity is {capacity}, but out has one too; pass one of them")
     elif len(out) != len(Metadata._fields):
         raise ValueError(
             f"out has {counted(len(out), 'entry', 'entries')}, but Metadata has 6; pass what an earlier call returned"
@@ -90,11 +90,11 @@ def _outputs(seq_lens: Tensor, capacity: int) -> Metadata:
 
 
 # Takes the arguments of the native function, in its order.
-def _run(*given: Any) -> None:
+def _run(*arguments: Any) -> None:
     try:
-        library.metadata(*given)
+        library.metadata(*arguments)
     except ValueError:
-        if not dispatch.on_meta(*given):
+        if not dispatch.on_meta(*arguments):
             raise
 
 
@@ -121,5 +121,5 @@ def _metadata_into(  # noqa: PLR0913, PLR0917
 
 
 @_metadata_into.register_fake
-def _(*given: Any) -> None:
+def _(*arguments: Any) -> None:
     pass

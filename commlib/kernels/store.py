@@ -78,8 +78,8 @@ def _check_scales(**scales: object) -> None:
             raise TypeError(f"{name} of store is a {type(scale).__name__}, but must be a number or a torch tensor")
 
 
-def _dispatched(*given: Any) -> None:
-    *first, k_scale, v_scale, skip = given
+def _dispatched(*arguments: Any) -> None:
+    *first, k_scale, v_scale, skip = arguments
     tensors = [scale if isinstance(scale, Tensor) else None for scale in (k_scale, v_scale)]
     numbers = [None if scale is None or isinstance(scale, Tensor) else float(scale) for scale in (k_scale, v_scale)]
     _store(*first, *tensors, *numbers, list(skip))
@@ -101,11 +101,11 @@ def _store(  # noqa: PLR0913, PLR0917
     v_number: float | None,
     skip: Sequence[int],
 ) -> None:
-    k_given = k_number if k_scale is None else k_scale
-    v_given = v_number if v_scale is None else v_scale
-    library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_given, v_given, skip)
+    k_factor = k_number if k_scale is None else k_scale
+    v_factor = v_number if v_scale is None else v_scale
+    library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_factor, v_factor, skip)
 
 
 @_store.register_fake
-def _(*given: Any) -> None:
+def _(*arguments: Any) -> None:
     pass

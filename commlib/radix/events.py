@@ -78,14 +78,14 @@ def _stored(numbers: np.ndarray[Any, np.dtype[np.int64]], at: int, page_size: in
     at += pages
     token_ids = numbers[at : at + (tokens + 1) // 2].view(np.int32)[:tokens].tolist()
     at += (tokens + 1) // 2
-    name_words = (max(name_bytes, 0) + 7) // 8
-    name = numbers[at : at + name_words].tobytes()[:name_bytes] if name_bytes >= 0 else None
+    name_numbers = (max(name_bytes, 0) + 7) // 8
+    name = numbers[at : at + name_numbers].tobytes()[:name_bytes] if name_bytes >= 0 else None
     namespace = decoded(name)
     extra: list[tuple[Any, ...] | None] | None = None if namespace is None else [_parts(namespace)] * pages
     event = BlockStored(
         hashes, parent if has_parent else None, token_ids, page_size, _adapter(namespace), extra_keys=extra
     )
-    return event, at + name_words
+    return event, at + name_numbers
 
 
 def _parts(namespace: Namespace) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from commlib.radix.sglang_calls import (
     MatchResult,
 )
 
-MOST = 2**63 - 1  # of a priority
+MAX_PRIORITY = 2**63 - 1
 LOW, HIGH = -(2**31), 2**31 - 1  # of a token in the tree
 
 
@@ -36,7 +36,7 @@ class SGLangRadixCache:
 
     def __init__(self, params: Any) -> None:
         if params.is_eagle:
-            raise ValueError("is_eagle is set, but pairs of tokens are no keys here; use SGLang's own cache for EAGLE")
+            raise ValueError("is_eagle is set, but pairs of tokens are no keys here; use SGLang's cache for EAGLE")
         self.disable: bool = params.disable
         self.page_size: int = params.page_size
         self.eviction_policy: str = params.eviction_policy.lower()
@@ -56,7 +56,6 @@ class SGLangRadixCache:
         page_size: int = 1,
         enable_kv_cache_events: bool = False,
     ) -> SGLangRadixCache:
-        """Return a cache without pools."""
         return cls(
             CacheInitParams(
                 disable=disable,
@@ -86,7 +85,6 @@ class SGLangRadixCache:
         return MatchResult(slots, node, node, node, device_prefix_len=length)
 
     def touch_prefix(self, key: Any) -> None:
-        """Make the cached prefix of a key recent."""
         self.match_prefix(MatchPrefixParams(key))
 
     def insert(self, params: Any) -> InsertResult:
@@ -118,7 +116,6 @@ class SGLangRadixCache:
         return self._changed(self._cache.lock, node)
 
     def dec_lock_ref(self, node: int, params: object = None) -> LockResult:
-        """Take back one lock of a node."""
         return self._changed(self._cache.unlock, node)
 
     def _changed(self, change: Any, node: int) -> LockResult:
@@ -149,7 +146,6 @@ class SGLangRadixCache:
         return self._cache.protected_size
 
     def total_size(self) -> int:
-        """Return how many tokens there are."""
         return self._cache.evictable_size + self._cache.protected_size
 
     def all_values_flatten(self) -> Tensor:
@@ -161,7 +157,6 @@ class SGLangRadixCache:
         return self._cache.slots(node)
 
     def is_root(self, node: int) -> bool:
-        """Say whether a node is that of a match of nothing."""
         return node == self.root_node
 
     def supports_prefix_sharing(self) -> bool:
@@ -246,7 +241,7 @@ class SGLangRadixCache:
         whole, priority = self._whole(len(tokens)), (getattr(req, "priority", 0) or 0) + more
         ids = self._narrow(tokens[:whole])
         return self._cache.insert_and_match(
-            ids, slots[:whole], namespace=_namespace(req), priority=min(priority, MOST), counted=counted
+            ids, slots[:whole], namespace=_namespace(req), priority=min(priority, MAX_PRIORITY), counted=counted
         )
 
     def _rebind(self, kv: Any, row: Tensor, done: InsertMatch) -> None:

@@ -1,4 +1,4 @@
-"""What SGLang's radix cache takes and returns, by its names; where it takes these, SGLang's own may be passed."""
+"""What SGLang's radix cache takes and returns, by its names; where it takes these, SGLang's may be passed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ class RadixKey:
     cache_salt: str | None = None
 
     def __len__(self) -> int:
-        """Return how many tokens count."""
         return len(self.token_ids) if self.limit is None else min(self.limit, len(self.token_ids))
 
 
 @dataclass
 class MatchPrefixParams:
-    """What to look for."""
-
     key: Any
 
 
@@ -44,15 +41,11 @@ class InsertParams:
 
 @dataclass
 class EvictParams:
-    """How much to free."""
-
     num_tokens: int = 0
 
 
 @dataclass
 class CacheInitParams:
-    """What a cache is made with."""
-
     disable: bool = False
     req_to_token_pool: Any = None
     token_to_kv_pool_allocator: Any = None

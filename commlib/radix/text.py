@@ -19,7 +19,7 @@ class Node(NamedTuple):
     space: int
     length: int
     lock_ref: int
-    own_locks: int
+    handle_locks: int
     hits: int
     priority: int
     last_access: int
@@ -35,7 +35,7 @@ def text_of(table: bytes, names: tuple[bytes, ...]) -> str:
     children: dict[int, list[Node]] = defaultdict(list)
     for node in sorted(nodes, key=lambda node: (spaces[node.space] or "None", node.first)):
         children[node.parent].append(node)
-    lines = [f"root, {counted(root.own_locks, 'lock')}"]
+    lines = [f"root, {counted(root.handle_locks, 'lock')}"]
     stack = [(node, "") for node in reversed(children[root.id])]
     while stack:
         node, indent = stack.pop()

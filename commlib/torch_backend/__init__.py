@@ -1,4 +1,4 @@
-"""torch.distributed.init_process_group("commlib"): torch's own calls, run by commlib's communicators.
+"""torch.distributed.init_process_group("commlib"): torch's calls, run by commlib's communicators.
 
 `import torch` loads this module through the entry point `torch.backends`, so the backend is known wherever commlib is
 installed; nothing is made before a group is. Where that is switched off, torch from 2.14 on finds the backend in
@@ -69,10 +69,10 @@ def communicator(group: Any = None, device: str = "cpu") -> Communicator:
 
     from commlib.torch_backend.group import CommlibGroup
 
-    found = group or dist.group.WORLD
-    if not isinstance(found, CommlibGroup):
-        raise TypeError(f'group is of type {type(found).__name__}, but must be a process group of backend "{NAME}"')
-    return found.communicator(torch.device(device))
+    chosen = group or dist.group.WORLD
+    if not isinstance(chosen, CommlibGroup):
+        raise TypeError(f'group is of type {type(chosen).__name__}, but must be a process group of backend "{NAME}"')
+    return chosen.communicator(torch.device(device))
 
 
 def _create(options: Any, backend_options: Any) -> CommlibGroup:
@@ -89,7 +89,7 @@ def _create(options: Any, backend_options: Any) -> CommlibGroup:
 
 
 def _apart(options: Any) -> Any:
-    """Return a part of the store for these ranks alone: each rank counts groups, so two may have one name."""
+    """Return a part of the store for these ranks only: each rank counts groups, so two may have one name."""
     import torch.distributed as dist
 
     c10d: Any = dist.distributed_c10d
@@ -100,7 +100,7 @@ def _apart(options: Any) -> Any:
 def _kinds(caller: FrameType) -> dict[str, str]:
     """Return the backend of each device of the group that is being made: {"cpu": "commlib", "cuda": "nccl"}.
 
-    torch tells a backend its own part alone, and then drops the other backends of a group that is made in Python.
+    torch tells a backend only its part, and then drops the other backends of a group that is made in Python.
     """
     config = caller.f_locals.get("backend_config")
     return dict.fromkeys(DEVICES, NAME) if config is None else dict(config.get_device_backend_map())

@@ -1,4 +1,4 @@
-"""monitored_barrier: a barrier on the host, over the store, that knows who is missing; errors are in torch's words."""
+"""monitored_barrier: a barrier on the host, over the store, that knows who is missing; errors read as torch's."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def monitored_barrier(
         time.sleep(_NAP_S if missing else 0)
     failure = ""
     if missing:
-        told = missing if wait_all_ranks else missing[:1]
-        failure = f"Rank{'s' * (len(told) > 1)} {', '.join(map(str, told))} failed to pass monitoredBarrier"
+        named = missing if wait_all_ranks else missing[:1]
+        failure = f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier"
     store.set("answer", failure)
     if failure:
         raise CommTimeout(f"Rank 0 timed out in monitoredBarrier after {timeout.total_seconds():g} s: {failure}")
@@ -49,17 +49,17 @@ def _unanswered(rank: int, why: str) -> str:
 
 
 def let_torch_call(group_type: Any) -> None:
-    """Make dist.monitored_barrier call such groups: torch's own function refuses every backend but gloo by its name."""
-    theirs: Any = dist.monitored_barrier
+    """Make dist.monitored_barrier call such groups: torch's function refuses every backend but gloo by its name."""
+    original: Any = dist.monitored_barrier
 
-    @functools.wraps(theirs)
+    @functools.wraps(original)
     def reached(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        found: Any = group or dist.group.WORLD
-        if not isinstance(found, group_type):
-            theirs(group, timeout, wait_all_ranks)
+        target: Any = group or dist.group.WORLD
+        if not isinstance(target, group_type):
+            original(group, timeout, wait_all_ranks)
             return
         if isinstance(timeout, (int, float)):
             timeout = datetime.timedelta(seconds=timeout)
-        found.monitored_barrier(timeout, wait_all_ranks)
+        target.monitored_barrier(timeout, wait_all_ranks)
 
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = reached

@@ -7,6 +7,7 @@ on the communicator's executor of asynchronous calls.
 from __future__ import annotations
 
 import datetime
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,16 +21,15 @@ from commlib.core.dispatch import Make
 from commlib.core.work import blocking
 from commlib.redops import TORCH_OPS
 from commlib.torch_backend.layout import in_place, joined, room_for, spread
-from commlib.torch_backend.sparse import sum_sparse
 from commlib.torch_backend.works import Done, OnStream
 
 W = TypeVar("W", bound=dist.Work)
 DONE = Done()
-_NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not said"
+_NO_TIME = datetime.timedelta(0)  # torch has -1 ms for "not set"
 # An asynchronous call on GPUs of at most so many bytes goes to the current stream: it takes less time there than the
 # host needs to bring another stream behind that one.
 INLINE_BYTES = 4 << 20
-# DDP's join() gives C++ the work of an all_reduce of one number and drops it. C++ keeps only its own half of an object
+# DDP's join() gives C++ the work of an all_reduce of one number and drops it. C++ keeps only its half of an object
 # of Python, which never ends, so so many works of one number stay alive here: one for each module that may train.
 WORKS_OF_A_NUMBER = 256
 # A ReduceOp of torch's options hashes to its kind, which is quicker to read than the kind itself.
@@ -41,7 +41,7 @@ class Engine:
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
-        comm.dispatcher.calls.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has kept
+        comm.dispatcher.calls.keep_versions()  # as torch's groups do: FSDP gathers into tensors that autograd has saved
         self._gpu, self._index = comm.device.type == "cuda", comm.device.index
         self._blocks = blocking()
         self._numbers = deque[dist.Work](maxlen=WORKS_OF_A_NUMBER)
@@ -73,14 +73,13 @@ class Engine:
     # --- reductions -----------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Reduce a tensor in place."""
         x, op = _one("all_reduce", tensors), OPS.get(hash(opts.reduceOp))
         if op is None:
             op, factor = _premultiplied("all_reduce", opts)
             x.mul_(factor)
         later, row = opts.asyncOp, x.is_contiguous()
         if not row and x.layout is torch.sparse_coo and op == "sum":
-            sum_sparse(self.comm.dispatcher.now, x, self.comm.size)  # asynchronous too: the host needs the sizes
+            _sum_sparse(self.comm.dispatcher.now, x, self.comm.size)  # asynchronous too: the host needs the sizes
             return Done(tensors)
         if not row or (later and not (self._gpu and x.nbytes <= INLINE_BYTES)):
             return self._lasting(x, self._all_reduce(tensors, op, opts))
@@ -92,7 +91,6 @@ class Engine:
         return self._lasting(x, OnStream(self._index, tensors, self._blocks)) if later else DONE
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Reduce several tensors, each in place."""
         return self._all_reduce(tensors, _op("all_reduce", opts), opts)
 
     def _lasting(self, x: Tensor, work: W) -> W:
@@ -105,7 +103,6 @@ class Engine:
         return self._run("all_reduce", opts, tensors, run)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Reduce a tensor to the root's."""
         _one("reduce", tensors)
         op, root = _op("reduce", opts), opts.rootRank
         run = in_place(tensors, lambda make, x: make("reduce", None, x, root, op))
@@ -116,7 +113,6 @@ class Engine:
         return self._run("reduce_scatter", opts, [out], _scatters([out], [x], opts))
 
     def reduce_scatter_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Do as reduce_scatter_single with several tensors."""
         runs = [_scatters([out], [x], opts) for out, x in zip(outs, xs, strict=True)]
         return self._run("reduce_scatter", opts, outs, _each(runs))
 
@@ -128,17 +124,14 @@ class Engine:
     # --- moves ----------------------------------------------------------------------------------------------------
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Copy the root's tensor to all."""
         _one("broadcast", tensors)
         root = opts.rootRank
         return self._run("broadcast", opts, tensors, in_place(tensors, lambda make, x: make("broadcast", x, root)))
 
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
-        """Put every rank's tensor into one."""
         return self._run("all_gather", opts, [out], _gathers([out], x))
 
     def all_gather_single_coalesced(self, outs: Sequence[Tensor], xs: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Do as all_gather_single with several tensors."""
         runs = [_gathers([out], x) for out, x in zip(outs, xs, strict=True)]
         return self._run("all_gather", opts, outs, _each(runs))
 
@@ -152,11 +145,10 @@ class Engine:
         return self._run("all_gather", opts, [x for outs in lists for x in outs], _each(runs))
 
     def gather(self, lists: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], opts: Any) -> dist.Work:
-        """Put every rank's tensor into a list of the root."""
         _one("gather", tensors)
         root = opts.rootRank
         outs = lists[0] if self.comm.rank == root else []
-        run = _between(outs, tensors, lambda make, into, given: make("gather", into, given, root))
+        run = _between(outs, tensors, lambda make, into, data: make("gather", into, data, root))
         return self._run("gather", opts, outs, run, tensors)
 
     def gather_single(self, out: Tensor, x: Tensor, opts: Any) -> dist.Work:
@@ -164,11 +156,10 @@ class Engine:
         return self.gather([[out]], [x], opts)
 
     def scatter(self, outs: Sequence[Tensor], lists: Sequence[Sequence[Tensor]], opts: Any) -> dist.Work:
-        """Give each rank its tensor of the root's list."""
         _one("scatter", outs)
         root = opts.rootRank
         blocks = lists[0] if self.comm.rank == root else []
-        run = _between(outs, blocks, lambda make, into, given: make("scatter", into, given, root))
+        run = _between(outs, blocks, lambda make, into, data: make("scatter", into, data, root))
         return self._run("scatter", opts, outs, run)
 
     def all_to_all_single(
@@ -177,24 +168,23 @@ class Engine:
         """Send rows of a tensor to each rank; without splits, equal shares of it."""
         alike = not out_splits and not in_splits
         if alike:
-            run = _between([_rows(out)], [_rows(x)], lambda make, into, given: make("all_to_all", into, given))
+            run = _between([_rows(out)], [_rows(x)], lambda make, into, data: make("all_to_all", into, data))
         else:
             splits = list(out_splits) or None, list(in_splits) or None
-            run = _between([out], [x], lambda make, into, given: make("all_to_allv", into, given, *splits))
+            run = _between([out], [x], lambda make, into, data: make("all_to_allv", into, data, *splits))
         return self._run("all_to_all", opts, [out], run, spares=alike)
 
     def alltoall(self, outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> dist.Work:
         """Send each rank a tensor of a list; sizes may differ."""
         out_sizes, in_sizes = [x.numel() for x in outs], [x.numel() for x in blocks]
 
-        def run(make: Make, into: Any, given: Any) -> None:
-            make("all_to_allv", into.view(-1), given.view(-1), out_sizes, in_sizes)
+        def run(make: Make, into: Any, data: Any) -> None:
+            make("all_to_allv", into.view(-1), data.view(-1), out_sizes, in_sizes)
 
         return self._run("all_to_all", opts, outs, _between(outs, blocks, run), spares=False)
 
     def barrier(self, opts: Any) -> dist.Work:
-        """Wait until every rank has come."""
-        within = opts.timeout > _NO_TIME and not self._gpu  # on a GPU the group's own deadline holds
+        within = opts.timeout > _NO_TIME and not self._gpu  # on a GPU the group's deadline holds
         if not opts.asyncOp and not within:
             self.comm.dispatcher.now("barrier")
             return DONE
@@ -222,22 +212,42 @@ def _between(
 def _gathers(outs: Sequence[Tensor], x: Tensor) -> Callable[[Make], None]:
     sizes = [out.numel() for out in outs]
     if len(set(sizes)) == 1:
-        return _between(outs, [x], lambda make, into, given: make("all_gather", into, given))
-    return _between(outs, [x], lambda make, into, given: make("all_gatherv", into, given.view(-1), sizes))
+        return _between(outs, [x], lambda make, into, data: make("all_gather", into, data))
+    return _between(outs, [x], lambda make, into, data: make("all_gatherv", into, data.view(-1), sizes))
 
 
 def _scatters(outs: Sequence[Tensor], blocks: Sequence[Tensor], opts: Any) -> Callable[[Make], None]:
     op, factor = _premultiplied("reduce_scatter", opts)
     sizes = [x.numel() for x in blocks]
 
-    def run(make: Make, into: Any, given: Any) -> None:
-        parts = given if factor is None else given * factor
+    def run(make: Make, into: Any, data: Any) -> None:
+        parts = data if factor is None else data * factor
         if len(set(sizes)) == 1:
             make("reduce_scatter", into, parts, op)
         else:
             make("reduce_scatterv", into, parts, sizes, op)
 
     return _between(outs, blocks, run)
+
+
+def _sum_sparse(make: Make, x: Tensor, size: int) -> None:
+    """Replace a sparse COO tensor by the sum of all ranks'."""
+    mine = x.detach().coalesce()
+    indices, values = mine.indices().t().contiguous(), mine.values().contiguous()
+    counts = indices.new_empty(size)
+    make("all_gather", counts, indices.new_tensor([indices.shape[0]]))
+    rows = counts.tolist()
+    total = torch.sparse_coo_tensor(_gathered(make, indices, rows).t(), _gathered(make, values, rows), x.shape)
+    with torch.no_grad():
+        x.copy_(total.coalesce())
+
+
+def _gathered(make: Make, part: Tensor, rows: list[int]) -> Tensor:
+    """Return all ranks' rows, which differ in number."""
+    out = part.new_empty(sum(rows), *part.shape[1:])
+    width = math.prod(part.shape[1:])
+    make("all_gatherv", out.view(-1), part.view(-1), [count * width for count in rows])
+    return out
 
 
 def _each(runs: Sequence[Callable[[Make], None]]) -> Callable[[Make], None]:
@@ -250,7 +260,7 @@ def _each(runs: Sequence[Callable[[Make], None]]) -> Callable[[Make], None]:
 
 def _one(call: str, tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) != 1:
-        raise ValueError(f"{call} was given {len(tensors)} tensors, but takes one on each rank")
+        raise ValueError(f"{call} got {len(tensors)} tensors, but takes one on each rank")
     return tensors[0]
 
 

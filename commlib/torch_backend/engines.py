@@ -1,7 +1,7 @@
 """What serves a group's tensors, by device.
 
 An engine has the methods of a c10d backend. For a device that the group was made with "commlib" for, it is one of
-ours, over a Communicator; for any other ("cpu:commlib,cuda:nccl") it is torch's own. Those of the CPU are made with the
+ours, over a Communicator; for any other ("cpu:commlib,cuda:nccl") it is torch's. Those of the CPU are made with the
 group, as a message between two of its ranks may be the first call. A GPU's communicator is made by the first collective
 on it, which all ranks make; messages between GPUs do not need it.
 """
@@ -23,10 +23,10 @@ from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator, create
-from commlib.torch_backend.engine import Engine
-from commlib.torch_backend.gpu_mail import GpuMail
-from commlib.torch_backend.handed import enter
-from commlib.torch_backend.mail import Mail
+from commlib.redops import CODES
+from commlib.torch_backend.engine import OPS, Engine
+from commlib.torch_backend.point_to_point import GpuMessages, HostMessages
+from commlib.torch_backend.signatures import SIGNATURES, first_tensor
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
 OURS = "commlib"
@@ -54,7 +54,7 @@ class Engines:
         self._ended = ""
         self.cuda: Any = None
         self.cpu: Any = self._make("cpu", None) if "cpu" in kinds else None
-        self._mails: dict[str, Any] = {}
+        self._messages: dict[str, Any] = {}
 
     def of(self, device: torch.device) -> Any:
         """Return the engine of a device, made if need be."""
@@ -68,18 +68,23 @@ class Engines:
         self.cuda = self.cuda or self._make(kind, device.index)
         return self.cuda
 
-    def enter(self, device: torch.device, name: str, arguments: tuple[Any, ...]) -> None:
-        """Keep a call that goes to an engine of torch's."""
+    def record_delegated(self, device: torch.device, name: str, arguments: tuple[Any, ...]) -> None:
+        """Record for `commlib debug` a call of a group's method that goes to an engine of torch's, options last."""
         record = self._records.get(device.type)
-        if record is not None and record.recorder is not None:
-            enter(record.recorder, name, arguments)
+        if record is None or record.recorder is None:
+            return
+        x, opts = first_tensor(arguments[:-1]), arguments[-1]
+        op = OPS.get(hash(opts.reduceOp)) if hasattr(opts, "reduceOp") else None
+        dtype = "uint8" if x is None else str(x.dtype).removeprefix("torch.")
+        count, redop = 0 if x is None else x.numel(), -1 if op is None else CODES[op]
+        record.recorder.enter(SIGNATURES[name].call, dtype, count, redop, getattr(opts, "rootRank", -1))
 
-    def mail(self, device: torch.device) -> Any:
+    def messages(self, device: torch.device) -> Any:
         """Return what sends and receives the messages of a device."""
         kind = device.type
-        if self._ended or kind not in self._mails:
-            self._mails[kind] = self._mail(device)
-        return self._mails[kind]
+        if self._ended or kind not in self._messages:
+            self._messages[kind] = self._make_messages(device)
+        return self._messages[kind]
 
     def communicator(self, device: torch.device) -> Communicator:
         """Return the communicator of a device, made if need be."""
@@ -93,7 +98,7 @@ class Engines:
         """End all: ours by `end`, torch's by their method of the name `others`."""
         self._ended = self._ended or why
         self.cpu = self.cuda = None
-        self._mails.clear()
+        self._messages.clear()
         communicators, self._communicators = self._communicators, {}
         torchs, self._torchs = self._torchs, []
         for comm in communicators.values():
@@ -127,11 +132,11 @@ class Engines:
         self._records[kind] = Recorded(world, f"torch {name}", self._place.timeout.total_seconds())
         return engine
 
-    def _mail(self, device: torch.device) -> Any:
+    def _make_messages(self, device: torch.device) -> Any:
         if device.type == "cuda" and self.kinds.get("cuda") == OURS:
-            return GpuMail(lambda: self._torch("nccl", "messages"))
+            return GpuMessages(lambda: self._torch("nccl", "messages"))
         engine = self.of(device)
-        return Mail(engine.comm) if isinstance(engine, Engine) else engine
+        return HostMessages(engine.comm) if isinstance(engine, Engine) else engine
 
     def _ours(self, kind: str) -> Any:
         """Make a communicator over the group's store; the world behind it has done its part then."""
@@ -157,7 +162,6 @@ class Engines:
         return [kind for kind, name in self.kinds.items() if name == OURS and kind in here]
 
     def _torch(self, name: str, use: str) -> Any:
-        """Make an engine of torch's."""
         place, store = self._place, _C10D.PrefixStore(f"{name}/{use}", self._place.store)
         if name == "gloo":
             engine: Any = dist.ProcessGroupGloo(store, place.rank, place.size, place.timeout)
@@ -167,8 +171,8 @@ class Engines:
             engine = dist.ProcessGroupNCCL(store, place.rank, place.size, options)
         else:
             raise NotImplementedError(
-                f'backend {name!r} for {use} beside "commlib" is not possible, only gloo and nccl are; '
-                "make a group of its own for it"
+                f'backend {name!r} for {use} next to "commlib" is not possible, only gloo and nccl are; '
+                "make a separate group for it"
             )
         self._torchs.append(engine)
         return engine

@@ -17,7 +17,7 @@ from commlib.compile import untraced
 from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
 from commlib.torch_backend.engine import Engine
 from commlib.torch_backend.engines import OURS, Engines, Place
-from commlib.torch_backend.forms import FORMS, with_options
+from commlib.torch_backend.signatures import SIGNATURES, first_tensor, with_options
 from commlib.torch_backend.works import Works
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
@@ -49,7 +49,6 @@ class Options:
     global_ranks_in_group: Sequence[int] = field(default_factory=list)
 
     def settings(self) -> dict[str, Any]:
-        """Return them as arguments of commlib.init()."""
         names = ("plan", "max_bytes", "checked", "max_sms")
         return {name: getattr(self, name) for name in names}
 
@@ -58,7 +57,7 @@ class CommlibGroup(dist.ProcessGroup):
     """Ranks that torch.distributed has brought together; made by torch, never by hand."""
 
     supports_splitting = True
-    supports_coalescing = False  # torch asks it of its own groups only
+    supports_coalescing = False  # torch asks it of its groups only
     supports_shrinking = False
     supports_time_estimate = False
     supports_tensor_alloc = False
@@ -78,42 +77,34 @@ class CommlibGroup(dist.ProcessGroup):
     # --- who it is, by the names that torch's Python and C++ ask for ---------------------------------------------
 
     def rank(self) -> int:
-        """Return this rank's number in the group."""
         return self._place.rank
 
     def size(self) -> int:
-        """Return the number of ranks."""
         return self._place.size
 
     getRank, getSize = rank, size  # what C++ calls
 
     def getBackendName(self) -> str:
-        """Return the name that the backend is registered by."""
         return OURS
 
     name = _get_backend_name = getBackendName
 
     def getGroupName(self) -> str:
-        """Return the name torch knows the group by."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
-        """Take the name torch knows the group by."""
         self._name = name
 
     def getGroupDesc(self) -> str:
-        """Return what torch says the group is for."""
         return self._desc
 
     def setGroupDesc(self, desc: str) -> None:
-        """Take what torch says the group is for."""
         self._desc = desc
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
     group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     def get_group_store(self) -> Any:
-        """Return the store that the group was made with."""
         return self._place.store
 
     @property
@@ -125,11 +116,11 @@ class CommlibGroup(dist.ProcessGroup):
         device = torch.device(device)
         name = self._engines.kinds.get(device.type)
         if name is None:
-            raise RuntimeError(f"No backend type associated with device type {device.type}")  # torch's words
+            raise RuntimeError(f"No backend type associated with device type {device.type}")  # torch's message
         if name != OURS:
             return self._engines.of(device)
         if device.index is not None and self.bound_device_id is None:
-            self.bound_device_id = device  # init_process_group(device_id=…) says it to its backend alone
+            self.bound_device_id = device  # init_process_group(device_id=…) says it only to its backend
         return self
 
     get_backend = _get_backend  # torch 2.14's name
@@ -151,14 +142,13 @@ class CommlibGroup(dist.ProcessGroup):
             call = engine.comm.all_reduce_rms_norm
             return call(x, residual, weight, eps, weight_bias=weight_bias, out=y, residual_out=h)
         h = x.clone(memory_format=torch.contiguous_format)  # on GPUs of several hosts torch's NCCL serves the group
-        self._engines.enter(x.device, "allreduce", ([h], dist.AllreduceOptions()))
+        self._engines.record_delegated(x.device, "allreduce", ([h], dist.AllreduceOptions()))
         engine.allreduce([h], dist.AllreduceOptions()).wait()
         if residual is not None:
             h += residual
         return normalised(h, weight, eps, weight_bias, None, False).to(x.dtype), h
 
     def _engine_of(self, arguments: tuple[Any, ...]) -> Any:
-        """Return the engine of the first tensor."""
         first = arguments[0]
         x = first[0] if type(first) is list and first else first
         if type(x) is not torch.Tensor:
@@ -174,11 +164,11 @@ class CommlibGroup(dist.ProcessGroup):
         engine = self._engines.of(device)
         run = engine.barrier
         if type(engine) is not Engine:
-            self._engines.enter(device, "barrier", (opts,))
+            self._engines.record_delegated(device, "barrier", (opts,))
         work: dist.Work = run(opts) if not _profiling() else _recorded(f"{OURS}:barrier", run, (opts,))
-        return work if self._coalescing is None else self._kept(work)
+        return work if self._coalescing is None else self._collected(work)
 
-    def _kept(self, work: Any) -> Any:
+    def _collected(self, work: Any) -> Any:
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
@@ -195,13 +185,13 @@ class CommlibGroup(dist.ProcessGroup):
         if self._engines.kinds.get(device.type) != OURS:
             return self._engines.of(device)._start_coalescing()  # type: ignore[no-any-return]
         self._coalescing = []
-        return self._engines.mail(device).start_batch()  # type: ignore[no-any-return]
+        return self._engines.messages(device).start_batch()  # type: ignore[no-any-return]
 
     def _end_coalescing(self, device: torch.device) -> dist.Work:
         if self._engines.kinds.get(device.type) != OURS:
             return self._engines.of(device)._end_coalescing()  # type: ignore[no-any-return]
         works, self._coalescing = self._coalescing or [], None
-        if (batch := self._engines.mail(device).end_batch()) is not None:
+        if (batch := self._engines.messages(device).end_batch()) is not None:
             works = [*(work for work in works if work is not batch), batch]
         return Works(works)
 
@@ -233,7 +223,6 @@ class CommlibGroup(dist.ProcessGroup):
         """Ranks outside a new group have no part in it."""
 
     def comm_split_count(self) -> int:
-        """Return how many groups were split from this one."""
         return self._splits
 
     def split_group(
@@ -252,10 +241,10 @@ class CommlibGroup(dist.ProcessGroup):
             return None
         # Not the name, which torch before 2.14 makes from a count that ranks outside of a group do not share.
         store = _C10D.PrefixStore(f"split/{self._splits}/{'_'.join(map(str, ranks))}", place.store)
-        kept = {torch.device(device).type for device in device_types or self._device_types}
-        kinds = {kind: name for kind, name in self._engines.kinds.items() if kind in kept}
+        types = {torch.device(device).type for device in device_types or self._device_types}
+        kinds = {kind: name for kind, name in self._engines.kinds.items() if kind in types}
         where = Place(store, list(ranks).index(place.rank), len(ranks), timeout or place.timeout)
-        # Before 2.14 torch passes a copy of the options of what serves the GPU, which may be its own NCCL.
+        # Before 2.14 torch passes a copy of the options of what serves the GPU, which may be its NCCL.
         made = CommlibGroup(where, kinds, opts if isinstance(opts, Options) else self.options)
         made._name, made._desc = group_name or "", group_desc or ""
         return made
@@ -282,7 +271,7 @@ def _abort(comm: Communicator) -> None:
 
 
 def _collective(name: str) -> Callable[..., Any]:
-    options, label = FORMS[name].options, f"{OURS}:{FORMS[name].call}"
+    options, label = SIGNATURES[name].options, f"{OURS}:{SIGNATURES[name].call}"
 
     def call(self: CommlibGroup, *arguments: Any, **named: Any) -> Any:
         if named or type(arguments[-1]) is not options:
@@ -292,12 +281,12 @@ def _collective(name: str) -> Callable[..., Any]:
         if type(engine) is Engine:
             run = getattr(engine, name)
         else:
-            self._engines.enter(_first_tensor(arguments).device, name, arguments)
+            self._engines.record_delegated(_first_tensor(arguments).device, name, arguments)
             run = _method_of_torchs(engine, name)
         work = run(*arguments) if not _profiling() else _recorded(label, run, arguments)
         if _grad_enabled():
             _warn_in_backward(label, arguments[0])
-        return work if self._coalescing is None else self._kept(work)
+        return work if self._coalescing is None else self._collected(work)
 
     return call
 
@@ -318,15 +307,15 @@ def _warn_in_backward(label: str, written: Any) -> None:
         for each in written:
             _warn_in_backward(label, each)
     elif written.requires_grad:
-        said = f"{label} has no backward: gradients pass as if it had not been called, and may be wrong"
+        warning = f"{label} has no backward: gradients pass as if it had not been called, and may be wrong"
         node = torch.autograd.graph.get_gradient_edge(written).node
-        node.register_prehook(lambda gradients: warnings.warn(said, stacklevel=2))
+        node.register_prehook(lambda gradients: warnings.warn(warning, stacklevel=2))
 
 
 def _message(name: str) -> Callable[..., Any]:
     def call(self: CommlibGroup, *arguments: Any) -> Any:
-        run = getattr(self._engines.mail(arguments[0][0].device), name)
-        return self._kept(run(*arguments) if not _profiling() else _recorded(f"{OURS}:{name}", run, arguments))
+        run = getattr(self._engines.messages(arguments[0][0].device), name)
+        return self._collected(run(*arguments) if not _profiling() else _recorded(f"{OURS}:{name}", run, arguments))
 
     return call
 
@@ -338,16 +327,12 @@ def _recorded(label: str, run: Callable[..., Any], arguments: tuple[Any, ...]) -
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> torch.Tensor:
-    for argument in arguments:
-        first = argument
-        while type(first) is list and first:
-            first = first[0]
-        if isinstance(first, torch.Tensor):
-            return first
-    raise ValueError("a collective of torch.distributed was given no tensor")
+    if (x := first_tensor(arguments)) is None:
+        raise ValueError("a collective of torch.distributed got no tensor")
+    return x
 
 
-for _name in FORMS:
+for _name in SIGNATURES:
     if _name != "barrier":
         setattr(CommlibGroup, _name, _collective(_name))
 for _name in MESSAGES:

@@ -21,11 +21,9 @@ class Done(dist.Work):
         self._outputs = list(outputs)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Return at once."""
         return True
 
     def is_completed(self) -> bool:
-        """Return True."""
         return True
 
     is_success = is_completed
@@ -34,7 +32,6 @@ class Done(dist.Work):
         """Return at once."""
 
     def block_current_stream(self) -> None:
-        """Make the current stream wait, as wait() does."""
         self.wait()
 
     def exception(self) -> BaseException | None:
@@ -42,11 +39,9 @@ class Done(dist.Work):
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """Return the outputs."""
         return self._outputs
 
     def get_future(self) -> Future[Any]:
-        """Return a future that has the outputs."""
         cuda: list[Any] = sorted({x.device.index for x in self._outputs if x.is_cuda})
         future: Future[Any] = Future(devices=cuda) if cuda else Future()
         future.set_result(self._outputs)
@@ -72,17 +67,14 @@ class OnStream(Done):
         return True
 
     def synchronize(self) -> None:
-        """Do as wait()."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the GPU has finished the call."""
         return bool(self._marked().query())
 
     is_success = is_completed
 
     def get_future(self) -> Future[Any]:
-        """Return a future that has the outputs."""
         self.wait()
         return super().get_future()
 
@@ -102,19 +94,15 @@ class Works(Done):
         self._works = [work for work in works if work is not None]
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Wait for each."""
         return all([work.wait() if timeout is None else work.wait(timeout) for work in self._works])
 
     def is_completed(self) -> bool:
-        """Whether all have ended."""
         return all(work.is_completed() for work in self._works)
 
     def is_success(self) -> bool:
-        """Whether all have ended well."""
         return all(work.is_success() for work in self._works)
 
     def synchronize(self) -> None:
-        """Do as wait()."""
         self.wait()
 
     def exception(self) -> BaseException | None:
@@ -122,11 +110,9 @@ class Works(Done):
         return next(filter(None, (work.exception() for work in self._works)), None)
 
     def result(self) -> list[torch.Tensor]:
-        """Return the outputs of all."""
         return [x for work in self._works for x in work.result()]
 
     def get_future(self) -> Future[Any]:
-        """Return a future of all outputs."""
         return torch.futures.collect_all([work.get_future() for work in self._works]).then(
             lambda done: [x for future in done.value() for x in future.value()]
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from commlib.tp.embedding import VocabParallelEmbedding
 from commlib.tp.groups import communicator
-from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
+from commlib.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline
 from commlib.tp.sequence import gather_rows, scatter_rows

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
 from commlib.compile.epilogue import MAX_FIELDS, Epilogue, epilogue
-from commlib.tp.linear import parameter
+from commlib.tp.layers import parameter
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.weights import Source
@@ -86,7 +86,7 @@ class FusedResidualNorm(nn.Module):
         self.weight.copy_(source.read(f"{name}.weight", tuple(self.weight.shape)))
 
 
-MOST_PARTS = MAX_FIELDS - 3  # of the fields, residual, weight and two outputs are no parts, and the first part is x
+MAX_PARTS = MAX_FIELDS - 3  # of the fields, residual, weight and two outputs are no parts, and the first part is x
 
 
 def add_and_normalise(
@@ -103,7 +103,7 @@ def add_and_normalise(
     That takes the residual's place. `local` has no other rank. Sums are rounded as all_reduce and an addition would;
     `out` may be one of the parts.
     """
-    if len(parts) > MOST_PARTS:
+    if len(parts) > MAX_PARTS:
         parts = [torch.stack(list(parts)).sum(0)]
     first, *others = parts
     fields: dict[str, Any] = {f"part{number}": part for number, part in enumerate(others, 1)}

@@ -21,8 +21,8 @@ struct Results {
 
 radix::Sequence sequence_of(const Array& array) { return {array.data, array.wide, array.count}; }
 
-radix::Name name_of(const std::optional<std::string_view>& given) {
-  return given ? radix::Name{true, *given} : radix::Name{};
+radix::Name name_of(const std::optional<std::string_view>& name) {
+  return name ? radix::Name{true, *name} : radix::Name{};
 }
 
 // One thread at a time, also in a Python without its lock. No Python code runs inside: even a tuple
@@ -37,15 +37,15 @@ class RadixTree {
   // Returns Match.
   Object* match(const Array& ids, std::optional<std::string_view> name, bool touch, Object* out) {
     if (!python::is_none(out)) return match_into(ids, name_of(name), touch, out);
-    Tree::Found found;
+    Tree::Match match;
     std::unique_ptr<Fresh> slots;
     {
       const Use tree(this);
-      found = tree->match(sequence_of(ids), name_of(name), touch);
-      slots = path_of(*tree, found.length);
+      match = tree->match(sequence_of(ids), name_of(name), touch);
+      slots = path_of(*tree, match.length);
     }
-    return results_.match(python::number(found.length), slots->release(),
-                          python::number(found.handle));
+    return results_.match(python::number(match.length), slots->release(),
+                          python::number(match.handle));
   }
 
   // A tensor of lengths.
@@ -228,24 +228,24 @@ class RadixTree {
     return freed.empty() ? result.give() : python::tuple(result.give(), slots_of(freed)->release());
   }
 
-  Object* match_into(const Array& ids, radix::Name name, bool touch, Object* given) {
-    const Array out(given, {"out"}, Array::kWrite);
+  Object* match_into(const Array& ids, radix::Name name, bool touch, Object* target) {
+    const Array out(target, {"out"}, Array::kWrite);
     if (out.count < ids.count) {
       fail("ValueError", "out has room for ", counted(out.count, "slot"), ", but ids has ",
            counted(ids.count, "token"), "; pass an out that is as long");
     }
-    Tree::Found found;
+    Tree::Match match;
     {
       const Use tree(this);
-      found = tree->match(sequence_of(ids), name, touch);
+      match = tree->match(sequence_of(ids), name, touch);
       if (out.wide) {
         tree->copy_slots(static_cast<int64_t*>(out.data));
       } else {
         tree->copy_slots(static_cast<int32_t*>(out.data));
       }
     }
-    return results_.match(python::number(found.length), python::again(given),
-                          python::number(found.handle));
+    return results_.match(python::number(match.length), python::again(target),
+                          python::number(match.handle));
   }
 
   std::mutex mutex_;

@@ -128,7 +128,7 @@ struct CudaApi {
   CUresult (*cuCtxGetDevice)(CUdevice*);
   CUresult (*cuCtxSynchronize)();
 
-  CUresult (*cuCtxGetStreamPriorityRange)(int* least, int* greatest);
+  CUresult (*cuCtxGetStreamPriorityRange)(int* lowest, int* highest);
   CUresult (*cuStreamCreate)(CUstream*, unsigned flags);
   CUresult (*cuStreamCreateWithPriority)(CUstream*, unsigned flags, int priority);
   CUresult (*cuStreamDestroy)(CUstream);
@@ -221,7 +221,7 @@ class ContextGuard {
   bool changed_ = false;
 };
 
-// For a scope: calls that are no part of a capture under way are allowed beside it.
+// For a scope: calls that are no part of a capture under way are allowed next to it.
 class Relaxed {
  public:
   Relaxed() { cuda().cuThreadExchangeStreamCaptureMode(&mode_); }

@@ -13,8 +13,8 @@ struct Loaded {
   std::map<std::pair<CUcontext, std::string>, Function> functions;
 };
 Loaded& loaded() {
-  static auto* const kept = new Loaded;
-  return *kept;
+  static auto* const instance = new Loaded;
+  return *instance;
 }
 
 Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
@@ -32,15 +32,16 @@ Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
   function.max_threads = attribute(kFunctionMaxThreads);
   function.cluster_blocks = std::max(attribute(kFunctionClusterBlocks), 1u);
   // Told by the size of a variable: nothing has to be copied.
-  const auto told = [&](const char* variable) {
+  const auto room_for = [&](const char* variable) {
     CUdeviceptr unused = 0;
     size_t tiles = 0;
-    const bool found = tile_bytes > 0 &&  // to ask for what is not there alarms memory checkers
-                       cuda().cuModuleGetGlobal(&unused, &tiles, module, variable) == kCudaSuccess;
-    return found ? static_cast<unsigned>(tiles) : 0;
+    const bool present =
+        tile_bytes > 0 &&  // to ask for what is not there alarms memory checkers
+        cuda().cuModuleGetGlobal(&unused, &tiles, module, variable) == kCudaSuccess;
+    return present ? static_cast<unsigned>(tiles) : 0;
   };
-  function.shared_tiles = told("commlib_shared_tiles");
-  function.shared_slots = function.shared_tiles > 0 ? 0 : told("commlib_shared_slots");
+  function.shared_tiles = room_for("commlib_shared_tiles");
+  function.shared_slots = function.shared_tiles > 0 ? 0 : room_for("commlib_shared_slots");
   if (const size_t tiles = function.shared_tiles + function.shared_slots; tiles > 0) {
     check(cuda().cuFuncSetAttribute(function.handle, kFunctionMaxDynamicSharedBytes,
                                     static_cast<int>(tiles * tile_bytes)),
@@ -55,9 +56,9 @@ Function load(const Cubin& cubin, size_t tile_bytes, bool marked) {
 
 int highest_priority() {
   static const int highest = [] {
-    int least = 0, greatest = 0;
-    check(cuda().cuCtxGetStreamPriorityRange(&least, &greatest), "cuCtxGetStreamPriorityRange");
-    return greatest;
+    int lowest = 0, highest = 0;
+    check(cuda().cuCtxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange");
+    return highest;
   }();
   return highest;
 }
@@ -68,12 +69,12 @@ Function load_function(const std::string& name, const Cubin& cubin, size_t tile_
                        bool marked) {
   CUcontext context = nullptr;
   check(cuda().cuCtxGetCurrent(&context), "cuCtxGetCurrent");
-  Loaded& kept = loaded();
-  const std::lock_guard<std::mutex> lock(kept.mutex);
+  Loaded& cache = loaded();
+  const std::lock_guard<std::mutex> lock(cache.mutex);
   const auto key = std::make_pair(context, name + (marked ? " marked " : " ") + cubin.symbol);
-  auto it = kept.functions.find(key);
-  if (it == kept.functions.end())
-    it = kept.functions.emplace(key, load(cubin, tile_bytes, marked)).first;
+  auto it = cache.functions.find(key);
+  if (it == cache.functions.end())
+    it = cache.functions.emplace(key, load(cubin, tile_bytes, marked)).first;
   return it->second;
 }
 

@@ -55,7 +55,7 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   Report* report = job.report;
   report->peer = peer;
   report->mine = read(job.rank);
-  report->theirs = read(peer);
+  report->peer_call = read(peer);
   fence_sys();
   st_relaxed_sys(&report->kind, static_cast<u64>(kind));
   // All fail together. Who was told to stop tells nobody: the others are told by the same hand.

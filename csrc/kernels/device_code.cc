@@ -21,8 +21,8 @@ std::vector<void (*)(const DeviceCodes::Show&)>& listings() {
 }
 
 std::mutex& building() {
-  static auto* const kept = new std::mutex;
-  return *kept;
+  static auto* const instance = new std::mutex;
+  return *instance;
 }
 
 uint64_t* zeroed_words(size_t count) {
@@ -44,17 +44,17 @@ int attribute(CUdeviceAttribute name, CUdevice device) {
 }
 
 Gpu find_gpu(int ordinal) {
-  Gpu found;
+  Gpu gpu;
   CUdevice device = 0;
   check(cuda().cuDeviceGet(&device, ordinal), "cuDeviceGet");
-  check(cuda().cuDevicePrimaryCtxRetain(&found.context, device), "cuDevicePrimaryCtxRetain");
-  found.multiprocessors = static_cast<unsigned>(attribute(kMultiprocessorCount, device));
-  found.arch = text("sm_", attribute(kComputeCapabilityMajor, device),
-                    attribute(kComputeCapabilityMinor, device));
-  const ContextGuard guard(found.context);
-  found.counters = zeroed_words(Counter::kMost + 1);
-  found.answer = found.counters + Counter::kMost;
-  return found;
+  check(cuda().cuDevicePrimaryCtxRetain(&gpu.context, device), "cuDevicePrimaryCtxRetain");
+  gpu.multiprocessors = static_cast<unsigned>(attribute(kMultiprocessorCount, device));
+  gpu.arch = text("sm_", attribute(kComputeCapabilityMajor, device),
+                  attribute(kComputeCapabilityMinor, device));
+  const ContextGuard guard(gpu.context);
+  gpu.counters = zeroed_words(Counter::kMost + 1);
+  gpu.answer = gpu.counters + Counter::kMost;
+  return gpu;
 }
 
 }  // namespace
@@ -63,7 +63,7 @@ const Gpu& gpu(int device) {
   static std::atomic<const Gpu*> known[kMaxDevices] = {};
   if (device < 0 || device >= kMaxDevices)
     fail("Unsupported", "device cuda:", device, ": kernels serve the first ", kMaxDevices, " GPUs");
-  if (const Gpu* found = known[device].load(std::memory_order_acquire)) return *found;
+  if (const Gpu* gpu = known[device].load(std::memory_order_acquire)) return *gpu;
   const std::lock_guard<std::mutex> lock(building());
   if (!known[device].load()) known[device].store(new Gpu(find_gpu(device)));
   return *known[device].load();
@@ -85,7 +85,7 @@ const Function* DeviceCode::build(int device) const {
 const Function& DeviceCode::on(int device) const {
   std::atomic<const Function*>& known = functions_[device];
   if (const Function* function = known.load(std::memory_order_acquire)) return *function;
-  const Function* function = build(device);  // two threads may build it at once: one is kept
+  const Function* function = build(device);  // two threads may build it at once: one of them stays
   const Function* expected = nullptr;
   if (known.compare_exchange_strong(expected, function)) return *function;
   delete function;

@@ -89,23 +89,24 @@ std::string Fault::reason_of(const Report& report, const char** kind) const {
     case Ending::timeout: {
       *kind = gone ? "PeerLost" : "CommTimeout";
       const std::string others = gone ? "" : waiting_();
-      return text("rank ", rank_, ": ", record(report.mine), " waited ", timeout_s_, " s for rank ",
-                  report.peer, ", which ", gone ? "died" : "did not come", "; it has finished ",
-                  counted(report.theirs.number, "call"),
-                  report.theirs.what ? text(" and waited last in ", record(report.theirs)) : "",
-                  others.empty() ? ""
-                                 : text(". The call is of ", others, ". If rank ", report.peer,
-                                        " used these communicators in another order, the ranks "
-                                        "wait for each other; use communicators in the same "
-                                        "order on every rank"),
-                  ". Make the same calls on every rank, or raise the timeout (timeout_s=)");
+      return text(
+          "rank ", rank_, ": ", record(report.mine), " waited ", timeout_s_, " s for rank ",
+          report.peer, ", which ", gone ? "died" : "did not come", "; it has finished ",
+          counted(report.peer_call.number, "call"),
+          report.peer_call.what ? text(" and waited last in ", record(report.peer_call)) : "",
+          others.empty() ? ""
+                         : text(". The call is of ", others, ". If rank ", report.peer,
+                                " used these communicators in another order, the ranks "
+                                "wait for each other; use communicators in the same "
+                                "order on every rank"),
+          ". Make the same calls on every rank, or raise the timeout (timeout_s=)");
     }
     case Ending::mismatch:
       *kind = "CommError";
       return text(
           "ranks disagree: rank ", rank_, " called ", record(report.mine), ", rank ", report.peer,
           " called something else",
-          report.theirs.what ? text(", last seen in ", record(report.theirs)) : "",
+          report.peer_call.what ? text(", last seen in ", record(report.peer_call)) : "",
           "; make the same calls with the same plan, dtype, size and max_sms on every rank");
     case Ending::misplaced:
       *kind = "CommError";

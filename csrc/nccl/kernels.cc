@@ -35,9 +35,9 @@ const Kernels::Instance& Kernels::get_row(int index, const Call& call, int world
                         static_cast<uint64_t>(pairs) << 8 | static_cast<uint64_t>(world);
   Instance& instance = entry.rows[{row.epilogue, row.types, form}];
   if (!instance.handle) {
-    EpilogueText told = row.told();
-    told.words = text("world=", world, " pairs=", pairs, " ", told.words);
-    load(entry.kernel, call.dtype, told, &instance);
+    EpilogueText epilogue = row.describe();
+    epilogue.words = text("world=", world, " pairs=", pairs, " ", epilogue.words);
+    load(entry.kernel, call.dtype, epilogue, &instance);
   }
   return instance;
 }

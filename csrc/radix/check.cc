@@ -1,4 +1,4 @@
-// Every invariant of the tree, recomputed from its nodes alone; and the nodes as numbers.
+// Every invariant of the tree, recomputed from its nodes only; and the nodes as numbers.
 #include "commlib/check.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ class Checker {
     for (NodeId id : order_) {
       const Node& node = tree_.at(id);
       (node.lock_ref == 0 ? evictable : locked) += node.length;
-      held += node.own_locks;
+      held += node.handle_locks;
       candidates += id != Tree::kRoot && node.lock_ref == 0 && node.children == 0;
     }
     const NodeId root = Tree::kRoot;
@@ -72,7 +72,7 @@ class Checker {
 
   void one(NodeId id) {
     const Node& node = tree_.at(id);
-    uint64_t below = node.own_locks + (id == Tree::kRoot);
+    uint64_t below = node.handle_locks + (id == Tree::kRoot);
     for (NodeId child : children_[id]) below += tree_.at(child).lock_ref;
     must(node.lock_ref == below, id, "I4: lock_ref is ", node.lock_ref, ", not ", below);
     must(node.children == children_[id].size(), id, "has ", children_[id].size(), " children, not ",
@@ -105,7 +105,7 @@ class Checker {
     const uint32_t page = tree_.options_.page_size;
     const Name name = tree_.spaces_.name_of(node.space);
     const Digest top = digest_of(name);
-    const Digest* before = name.given ? &top : nullptr;
+    const Digest* before = name.is_set ? &top : nullptr;
     if (node.parent != Tree::kRoot) before = &parent.digests[parent.length / page - 1];
     for (uint32_t i = 0; i < node.length / page; ++i) {
       const Digest digest = chained(before, node.keys() + size_t{i} * page, size_t{page} * 4);
@@ -137,7 +137,7 @@ std::vector<int64_t> Tree::listing() const {
     const Node& node = at(id);
     for (uint64_t value :
          {uint64_t{id}, uint64_t{node.parent}, uint64_t{node.space}, uint64_t{node.length},
-          uint64_t{node.lock_ref}, uint64_t{node.own_locks}, uint64_t{node.hits},
+          uint64_t{node.lock_ref}, uint64_t{node.handle_locks}, uint64_t{node.hits},
           static_cast<uint64_t>(node.priority), node.last_access, node.creation}) {
       numbers.push_back(static_cast<int64_t>(value));
     }

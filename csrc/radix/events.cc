@@ -64,10 +64,10 @@ class Sha256 {
     std::memcpy(s, state_, sizeof(s));
     for (int i = 0; i < 64; ++i) {
       const uint32_t choice = (s[4] & s[5]) ^ (~s[4] & s[6]);
-      const uint32_t most = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
+      const uint32_t majority = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
       const uint32_t low = s[7] + (rotated(s[4], 6) ^ rotated(s[4], 11) ^ rotated(s[4], 25)) +
                            choice + kRound[i] + w[i];
-      const uint32_t high = (rotated(s[0], 2) ^ rotated(s[0], 13) ^ rotated(s[0], 22)) + most;
+      const uint32_t high = (rotated(s[0], 2) ^ rotated(s[0], 13) ^ rotated(s[0], 22)) + majority;
       for (int k = 7; k > 0; --k) s[k] = s[k - 1];
       s[4] += low;
       s[0] = low + high;
@@ -106,12 +106,12 @@ void Events::stored(const Stored& what) {
   number(kStored);
   number(static_cast<int64_t>(what.pages));
   number(static_cast<int64_t>(what.count));
-  number(what.space.given ? static_cast<int64_t>(what.space.bytes.size()) : -1);
+  number(what.space.is_set ? static_cast<int64_t>(what.space.bytes.size()) : -1);
   number(what.parent != nullptr);
   number(what.parent ? number_of(*what.parent) : 0);
   for (size_t i = 0; i < what.pages; ++i) number(number_of(what.digests[i]));
   padded(what.tokens, what.count * sizeof(int32_t));
-  if (what.space.given) padded(what.space.bytes.data(), what.space.bytes.size());
+  if (what.space.is_set) padded(what.space.bytes.data(), what.space.bytes.size());
 }
 
 void Events::close() {

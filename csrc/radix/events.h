@@ -1,4 +1,4 @@
-// What routers are told: which blocks of which prefixes came and went.
+// What routers learn: which blocks of which prefixes came and went.
 //
 // A block is a page; its name is a chained hash: SHA-256 of the parent block's digest and the
 // page's tokens as 4 bytes each, little-endian. The first block of a path chains to the digest of

@@ -72,15 +72,15 @@ void Tree::evict(int64_t tokens, bool at_most) {
 // Before anything is changed: what is on the path of an insert stays, the rest must suffice.
 void Tree::can_make_room(size_t fresh) const {
   if (options_.capacity < 0 || fresh == 0) return;
-  size_t kept = 0;
+  size_t needed = 0;
   for (const Step& step : path_) {
-    if (at(step.node).lock_ref == 0) kept += step.length;
+    if (at(step.node).lock_ref == 0) needed += step.length;
   }
   const size_t capacity = static_cast<size_t>(options_.capacity);
   const size_t held = evictable_ + locked_;
-  if (held + fresh <= capacity || held + fresh - capacity <= evictable_ - kept) return;
+  if (held + fresh <= capacity || held + fresh - capacity <= evictable_ - needed) return;
   fail("ValueError", "insert() adds ", counted(fresh, "token"), ", but capacity is ", capacity,
-       ": ", locked_, " are locked and ", kept,
+       ": ", locked_, " are locked and ", needed,
        " are the prefix itself; unlock handles, or insert fewer tokens");
 }
 
@@ -108,7 +108,7 @@ void Tree::reset(bool force) {
   table_.clear();
   heap_.clear();
   Node& root = at(kRoot);
-  root.children = root.own_locks = 0;
+  root.children = root.handle_locks = 0;
   root.lock_ref = 1;
   fresh_generation(kRoot);
   evictable_ = locked_ = held_ = 0;

@@ -94,13 +94,13 @@ class Heap {
       const size_t begin = size_t{at} * kChildren + 1;
       if (begin >= entries_.size()) break;
       const size_t end = begin + kChildren < entries_.size() ? begin + kChildren : entries_.size();
-      size_t least = begin;
+      size_t first = begin;
       for (size_t i = begin + 1; i < end; ++i) {
-        if (before(entries_[i], entries_[least])) least = i;
+        if (before(entries_[i], entries_[first])) first = i;
       }
-      if (!before(entries_[least], entry)) break;
-      put(at, entries_[least]);
-      at = static_cast<uint32_t>(least);
+      if (!before(entries_[first], entry)) break;
+      put(at, entries_[first]);
+      at = static_cast<uint32_t>(first);
     }
     put(at, entry);
   }

@@ -107,9 +107,9 @@ void Tree::split(NodeId id, uint32_t length) {
     const uint32_t pages = length / options_.page_size, left = rest / options_.page_size;
     parent.digests.reset(new Digest[pages]);
     std::copy_n(node.digests.get(), pages, parent.digests.get());
-    std::unique_ptr<Digest[]> kept(new Digest[left]);
-    std::copy_n(node.digests.get() + pages, left, kept.get());
-    node.digests = std::move(kept);
+    std::unique_ptr<Digest[]> rest(new Digest[left]);
+    std::copy_n(node.digests.get() + pages, left, rest.get());
+    node.digests = std::move(rest);
   }
   ++stats_.splits;
 }
@@ -143,7 +143,7 @@ void Tree::digest(NodeId id) {
   const size_t page_bytes = options_.page_size * sizeof(int32_t);
   const Name name = spaces_.name_of(node.space);
   const Digest top = digest_of(name);
-  const Digest* before = name.given ? &top : nullptr;
+  const Digest* before = name.is_set ? &top : nullptr;
   const Digest* visible = nullptr;  // routers know no digest of a namespace
   if (node.parent != kRoot) {
     visible = before = &parent.digests[parent.length / options_.page_size - 1];

@@ -12,7 +12,7 @@ namespace commlib::radix {
 
 // The encoded name of a namespace; no value at all is the one of None.
 struct Name {
-  bool given = false;
+  bool is_set = false;
   std::string_view bytes;
 };
 
@@ -22,9 +22,9 @@ class Spaces {
   static constexpr uint32_t kUnknown = UINT32_MAX;
 
   uint32_t find(const Name& name) const {
-    if (!name.given) return kNone;
-    const auto found = numbers_.find(name.bytes);
-    return found == numbers_.end() ? kUnknown : found->second;
+    if (!name.is_set) return kNone;
+    const auto it = numbers_.find(name.bytes);
+    return it == numbers_.end() ? kUnknown : it->second;
   }
 
   // The number of a name, for one more node.

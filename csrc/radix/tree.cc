@@ -14,7 +14,7 @@
 namespace commlib::radix {
 namespace {
 
-// Trees start with different generations: a handle of another tree is most likely found out.
+// Trees start with different generations: a handle of another tree is almost certainly noticed.
 uint32_t next_generation() {
   static std::atomic<uint32_t> trees{0};
   return (trees.fetch_add(1) * 0x01000193u + 1) & 0x7fffffffu;
@@ -46,9 +46,9 @@ size_t first_outside(const Number* numbers, size_t count) {
 
 template <bool kSigned, class Number>
 void must_fit(const Number* numbers, const char* name, size_t from, size_t to) {
-  const size_t found = from + first_outside<kSigned>(numbers + from, to - from);
-  if (found == to) return;
-  fail("ValueError", name, "[", found, "] is ", numbers[found],
+  const size_t outside = from + first_outside<kSigned>(numbers + from, to - from);
+  if (outside == to) return;
+  fail("ValueError", name, "[", outside, "] is ", numbers[outside],
        ", but the tree keeps numbers from ", kSigned ? INT32_MIN : 0, " to ", INT32_MAX,
        "; pass others");
 }
@@ -136,7 +136,7 @@ NodeId Tree::end_of_path() {
   return last.node;
 }
 
-Tree::Found Tree::match(const Sequence& ids, const Name& space, bool touch) {
+Tree::Match Tree::match(const Sequence& ids, const Name& space, bool touch) {
   const size_t length = walk(ids, space);
   const NodeId end = end_of_path();
   if (touch) {
@@ -226,18 +226,18 @@ Tree::Inserted Tree::insert(const Sequence& ids, const Sequence& slots, const Na
 
 void Tree::lock(Handle handle) {
   const NodeId id = resolve(handle);
-  ++at(id).own_locks;
+  ++at(id).handle_locks;
   ++held_;
   hold(id);
 }
 
 void Tree::unlock(Handle handle) {
   const NodeId id = resolve(handle);
-  if (at(id).own_locks == 0) {
+  if (at(id).handle_locks == 0) {
     fail("ValueError", "handle ", handle,
          " is not locked, but unlock() takes back one lock(); call it once for each");
   }
-  --at(id).own_locks;
+  --at(id).handle_locks;
   --held_;
   release(id);
 }

@@ -51,9 +51,9 @@ struct Node {
   uint32_t generation = 0;
   uint32_t hash = 0;
   uint32_t space = 0;
-  uint32_t lock_ref = 0;   // locks here and below
-  uint32_t own_locks = 0;  // locks of handles to this very node
-  uint32_t hits = 0;       // insert walks that passed
+  uint32_t lock_ref = 0;      // locks here and below
+  uint32_t handle_locks = 0;  // locks of handles to this very node
+  uint32_t hits = 0;          // insert walks that passed
 
   const int32_t* keys() const { return tokens; }
   int32_t* keys() { return tokens; }
@@ -81,20 +81,20 @@ class Tree {
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
 
-  struct Found {
+  struct Match {
     size_t length;
     Handle handle;
   };
   // The longest prefix in whole pages; splits the node in which it ends. `touch` refreshes its
   // path. The slots are those of copy_slots() until the next call.
-  Found match(const Sequence& ids, const Name& space, bool touch);
+  Match match(const Sequence& ids, const Name& space, bool touch);
   void copy_slots(int32_t* out) const;
   void copy_slots(int64_t* out) const;
   // The path of a handle, for copy_slots(); returns its length.
   size_t follow(Handle handle);
   // What all nodes hold.
   std::vector<int32_t> slots() const;
-  // The length alone: changes nothing.
+  // Only the length: changes nothing.
   size_t peek(const Sequence& ids, const Name& space);
 
   struct Inserted {

@@ -1,4 +1,4 @@
-// The guard around faulthandler's handler, by which a fault inside of it ends the answer alone.
+// The guard around faulthandler's handler, by which a fault inside of it ends only the answer.
 //
 // SIGURG -> answer: have SIGSEGV come here | faulthandler's handler | SIGSEGV as before
 //             leave: (SIGSEGV meanwhile) go back to answer, as if the handler had returned
@@ -45,13 +45,14 @@ void answer(int signal) {
 }  // namespace
 
 void guard_answers() {
-  struct sigaction found;
-  if (sigaction(SIGURG, nullptr, &found) != 0 || found.sa_flags & SA_SIGINFO) return;
-  if (found.sa_handler == SIG_DFL || found.sa_handler == SIG_IGN || found.sa_handler == answer)
+  struct sigaction current;
+  if (sigaction(SIGURG, nullptr, &current) != 0 || current.sa_flags & SA_SIGINFO) return;
+  if (current.sa_handler == SIG_DFL || current.sa_handler == SIG_IGN ||
+      current.sa_handler == answer)
     return;
-  handler = found;
-  found.sa_handler = answer;
-  sigaction(SIGURG, &found, nullptr);
+  handler = current;
+  current.sa_handler = answer;
+  sigaction(SIGURG, &current, nullptr);
 }
 
 }  // namespace commlib::record

@@ -1,4 +1,4 @@
-// The types of layout.h and the names of codes as JSON, for whoever reads the file.
+// The types of layout.h and the names of codes as JSON, for readers of the file.
 #include <cstring>
 #include <type_traits>
 

@@ -24,8 +24,8 @@ int file_fd = -1;
 ino_t file_inode = 0;
 
 ino_t inode_of(int fd) {
-  struct stat found;
-  return fstat(fd, &found) == 0 ? found.st_ino : 0;
+  struct stat status;
+  return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
 void begin(Header* made) {
@@ -97,7 +97,7 @@ Slot* take_slot() {
   if (!file) return nullptr;
   const int number = vacant();
   const off_t start = static_cast<off_t>(pages(sizeof(Header)) + number * kSlotBytes);
-  // Memory that is missing is found out now, and never by a signal.
+  // Memory that is missing shows now, and never by a signal.
   if (number < 0 || fallocate(file_fd, 0, start, kSlotBytes) != 0) return nullptr;
   Slot* const slot = slot_at(number);
   slot->state.store(0);

@@ -1,4 +1,4 @@
-// What a process keeps of its calls, for whoever asks from another process: the bytes of one memfd,
+// What a process keeps of its calls, for readers in other processes: the bytes of one memfd,
 // as types.
 //
 //   Header | Slot 0 | Slot 1 | ...        a slot belongs to one communicator

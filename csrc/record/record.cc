@@ -60,8 +60,8 @@ Record::~Record() {
 
 // In a forked child the slot is its parent's, and after that it may be another communicator's.
 void Record::close() {
-  Header* const kept_in = shared_ ? header() : full_;
-  if (!closed_ && kept_in && kept_in->pid == getpid()) {
+  Header* const own_header = shared_ ? header() : full_;
+  if (!closed_ && own_header && own_header->pid == getpid()) {
     if (shared_)
       slot_->state.store(2, std::memory_order_release);
     else
@@ -190,9 +190,9 @@ void Record::add(uint64_t op, size_t bytes, uint64_t ns) {
   total.ns += ns;
 }
 
-void Record::ended(const char* kind, const char* said) {
+void Record::ended(const char* kind, const char* message) {
   if (!kRecords || slot_->has_ended.exchange(1) != 0) return;
-  copy_words(slot_->ended, said, sizeof(slot_->ended));
+  copy_words(slot_->ended, message, sizeof(slot_->ended));
   copy_words(slot_->ended_kind, kind, sizeof(slot_->ended_kind));
 }
 

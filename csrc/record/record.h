@@ -49,7 +49,7 @@ struct Identity {
   std::vector<int> pids;  // 0: not known
 };
 
-// The call as a reader is told it.
+// The call as a reader sees it.
 struct What {
   uint64_t what;
   uint64_t count;
@@ -101,7 +101,7 @@ class Record {
   void finish_message(uint64_t number) {
     if (kRecords) slot_->messages[number % kMessages].finished_ns = now_ns(CLOCK_MONOTONIC_COARSE);
   }
-  void ended(const char* kind, const char* said);
+  void ended(const char* kind, const char* message);
   void close();
   void saw(int peer, uint64_t number, uint64_t what) {
     slot_->peers[peer].number.store(number, std::memory_order_relaxed);

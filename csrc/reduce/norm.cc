@@ -2,7 +2,7 @@
 // scale, and quantise.
 //
 // Sums go through kLanes partial sums, element i to sum i % kLanes, which are then added up by
-// halves: the order follows from the width alone, and every x86-64 level has the same.
+// halves: the order follows only from the width, and every x86-64 level has the same.
 #include "commlib/row_call.h"
 #include "float8.h"
 #include "widen.h"
@@ -86,8 +86,8 @@ RowNorm add(const NormCall& call, size_t row, const void* const* sources, int nu
     mean = plain.all() / all;
     each_vector(width, [&](size_t i, size_t k, size_t count) COMMLIB_INLINE {
       const Floats x = read_wide<T>(h, i, count) - mean;
-      const Floats kept = count == kFloats ? x : read<Floats>(&x, count);
-      squares.of[k] += kept * kept;
+      const Floats loaded = count == kFloats ? x : read<Floats>(&x, count);
+      squares.of[k] += loaded * loaded;
     });
   }
   const float mean_square = squares.all() / all;
@@ -104,13 +104,13 @@ RowNorm add_sources(const NormCall& call, size_t row, const void* const* sources
 }
 
 // NaN wins.
-float most_of(const float* x, size_t count) {
-  uint32_t most = 0;  // magnitudes are in the order of their bits, NaN above all
+float largest_of(const float* x, size_t count) {
+  uint32_t largest = 0;  // magnitudes are in the order of their bits, NaN above all
   for (size_t i = 0; i < count; ++i) {
     const uint32_t magnitude = bits_of(x[i]) & 0x7fffffffu;
-    most = magnitude > most ? magnitude : most;
+    largest = magnitude > largest ? magnitude : largest;
   }
-  return float_of(most);
+  return float_of(largest);
 }
 
 float inverse(float scale) { return scale > 0.f ? 1.f / scale : 0.f; }
@@ -121,8 +121,8 @@ void quantise(const float* y, size_t count, float scale, unsigned char* to) {
   for (size_t i = 0; i < count; ++i) to[i] = E4M3::store(y[i] * factor);
 }
 
-float found_scale(const float* y, size_t count, unsigned char* to) {
-  const float scale = most_of(y, count) / kMostE4M3;
+float write_scale(const float* y, size_t count, unsigned char* to) {
+  const float scale = largest_of(y, count) / kMostE4M3;
   memcpy(to, &scale, sizeof(scale));
   return scale;
 }
@@ -138,7 +138,7 @@ void store_narrow(const NormCall& call, size_t row, const float* y) {
   unsigned char* scales = call.field(NormField::kFoundScale, row);
   const size_t group = call.quant == Quant::fp8_token ? width : commlib::kGroupColumns;
   for (size_t at = 0; at < width; at += group, scales += sizeof(float))
-    quantise(y + at, group, found_scale(y + at, group, scales), to + at);
+    quantise(y + at, group, write_scale(y + at, group, scales), to + at);
 }
 
 // Calls store(first element, y, count) for each vector of the norm of h, whose weight is of type W;

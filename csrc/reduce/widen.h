@@ -22,13 +22,13 @@ typedef uint16_t Halves __attribute__((vector_size(kFloats * 2)));
 template <class Vector, class Byte>
 inline Vector read(const Byte* from, size_t count = kFloats) {
   constexpr size_t element = sizeof(Vector) / kFloats;
-  Vector found{};
+  Vector vector{};
   if (count == kFloats) {
-    memcpy(&found, from, sizeof(found));
+    memcpy(&vector, from, sizeof(vector));
   } else {
-    memcpy(&found, from, count * element);
+    memcpy(&vector, from, count * element);
   }
-  return found;
+  return vector;
 }
 template <class Vector>
 inline void write(unsigned char* to, const Vector& from, size_t count = kFloats) {
@@ -76,9 +76,9 @@ struct OfBFloat16 {
     const Bits bits = (Bits)x;
     const Bits nearest = bits + 0x7fff + ((bits >> 16) & 1);
     const Bits quiet = bits | 0x00400000;
-    const Bits found = (x == x ? nearest : quiet) & 0xffff0000;
-    to = narrow_words(found >> 16);
-    return (Floats)found;
+    const Bits rounded = (x == x ? nearest : quiet) & 0xffff0000;
+    to = narrow_words(rounded >> 16);
+    return (Floats)rounded;
   }
 };
 
@@ -106,18 +106,18 @@ struct OfFloat16 {
     const Bits normal = (magnitude << 13) + ((127 - 15) << 23);
     const Bits special = (magnitude << 13) | 0x7f800000;
     const Bits subnormal = (Bits)((Floats)(magnitude | 0x3f000000) - 0.5f);
-    const Bits found = magnitude >= 0x7c00 ? special : normal;
-    return (Floats)((magnitude < 0x0400 ? subnormal : found) | ((half & 0x8000) << 16));
+    const Bits large = magnitude >= 0x7c00 ? special : normal;
+    return (Floats)((magnitude < 0x0400 ? subnormal : large) | ((half & 0x8000) << 16));
   }
   static Narrow narrow(const Floats& x) {
     const Bits bits = (Bits)x, magnitude = bits & 0x7fffffff, odd = (magnitude >> 13) & 1;
     const Bits normal = (magnitude - ((127 - 15) << 23) + 0xfff + odd) >> 13;
     const Bits subnormal = (Bits)((Floats)magnitude + 0.5f) - 0x3f000000;
     const Bits quiet = ((magnitude >> 13) & 0x1ff) | 0x7e00;
-    Bits found = magnitude < 0x38800000 ? subnormal : normal;
-    found = magnitude >= 0x477ff000 ? (found & 0) | 0x7c00 : found;
-    found = magnitude > 0x7f800000 ? quiet : found;
-    return narrow_words(found | ((bits >> 16) & 0x8000));
+    Bits half = magnitude < 0x38800000 ? subnormal : normal;
+    half = magnitude >= 0x477ff000 ? (half & 0) | 0x7c00 : half;
+    half = magnitude > 0x7f800000 ? quiet : half;
+    return narrow_words(half | ((bits >> 16) & 0x8000));
   }
 #endif
 };

@@ -85,7 +85,7 @@ class Mailbox {
   // Copies a chunk out of its cell, or out of its sender's memory.
   void copy_out(const Cell& cell, int from, unsigned char* to, size_t bytes);
   // Returns only if the message is the one the receiver expects.
-  void expect(const Message& message, uint64_t bytes, const Descriptor& theirs, int from);
+  void expect(const Message& message, uint64_t bytes, const Descriptor& sent, int from);
 
   std::shared_ptr<Segment> segment_;
   int rank_;

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.errors import CommError
 from commlib.kernels import store
-from commlib.tp.embedding import VocabParallelEmbedding
-from commlib.tp.linear import ColumnParallelLinear, RowParallelLinear
+from commlib.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline, Steps
 from commlib.tp.shard import heads, shard

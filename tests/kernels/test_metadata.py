@@ -141,7 +141,7 @@ BAD = {
     "far too many tokens": (dict(extend_lens=torch.tensor([2**63 - 1, 2**63 - 1])), "more than 2147483647 tokens"),
     "a window of too many": (dict(extend_lens=2**62, capacity=1), "more than 2147483647 tokens"),
     "too long a request": (dict(seq_lens=torch.tensor([1, 2**31])), r"seq_lens\[1\] is 2147483648, but the outputs"),
-    "capacity and out": (dict(capacity=5, out=poisoned(5, 2)), "capacity is 5, but out has its own; pass one of them"),
+    "capacity and out": (dict(capacity=5, out=poisoned(5, 2)), "capacity is 5, but out has one too; pass one of them"),
     "out of other requests": (dict(out=poisoned(5, 3)), "cu_seqlens has 4 elements, but must have 3; pass an out of"),
     "out of two capacities": (out_with(positions=POOL[:4]), "positions has 4 .* must have 5"),
     "two totals": (out_with(total=POOL[:2]), "total has 2 elements, but must have 1"),

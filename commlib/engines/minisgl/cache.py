@@ -14,13 +14,10 @@ from commlib.radix import RadixCache
 
 @dataclass(frozen=True)
 class CacheHandle(BaseCacheHandle):
-    """A prefix in the tree."""
-
     number: int
     tree: RadixCache
 
     def get_matched_indices(self) -> Tensor:
-        """Return the slots of the prefix."""
         return self.tree.slots(self.number)
 
 
@@ -59,9 +56,7 @@ class PrefixCache(BasePrefixCache):
 
     @property
     def size_info(self) -> SizeInfo:
-        """Tokens that can be evicted, and tokens that are locked."""
         return SizeInfo(self.tree.evictable_size, self.tree.protected_size)
 
     def check_integrity(self) -> None:
-        """Recompute what the tree must hold."""
         self.tree.check()

@@ -26,7 +26,6 @@ class Communicator:
         self.comm.all_reduce(input, op)
 
     def all_gather(self, output: Tensor, input: Tensor) -> None:
-        """Write all ranks' `input` into `output`, in rank order."""
         self.comm.all_gather_into_tensor(output, input)
 
     def get_buffer(self) -> int:

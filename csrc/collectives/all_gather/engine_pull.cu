@@ -3,7 +3,7 @@
 //
 // Launched twice in a call, a warp each time: before the copies and behind them. A lane waits for a
 // peer. Every rank hears every other one in both turns, so nobody is a turn ahead, and what was
-// said is read before it is said anew. A rank only ever writes its own tensors: where ranks
+// posted is read before it is posted again. A rank only ever writes its own tensors: where ranks
 // disagree, or one is gone, the engines read what does not matter any more.
 //
 // Requirements: the input in the arena, at the same place on every rank.
@@ -17,11 +17,12 @@ __device__ __forceinline__ u64 number_of(const Job& job) {
 }
 
 // What `peer` says in this turn; returns when it has, or when the call is over.
-__device__ __forceinline__ void await_said(const Job& job, const Reads& reads, int peer, u64 flag) {
+__device__ __forceinline__ void await_notice(const Job& job, const Reads& reads, int peer,
+                                             u64 flag) {
   Patience patience;
   while (true) {
     const Pair now =
-        ld_relaxed_sys(&control_of(job, job.rank)->said[static_cast<int>(reads.turn)][peer]);
+        ld_relaxed_sys(&control_of(job, job.rank)->notices[static_cast<int>(reads.turn)][peer]);
     if (now.a == flag) {
       if (now.b == reads.in_at[peer]) return;
       announce(job);
@@ -31,7 +32,7 @@ __device__ __forceinline__ void await_said(const Job& job, const Reads& reads, i
   }
 }
 
-// So few registers that a warp finds room beside a block of cuBLAS's products on Hopper.
+// So few registers that a warp finds room next to a block of cuBLAS's products on Hopper.
 #if __CUDA_ARCH__ >= 900
 #define COMMLIB_BESIDE_PRODUCTS __maxnreg__(32)
 #else
@@ -46,10 +47,10 @@ __global__ void COMMLIB_BESIDE_PRODUCTS engine_pull(const __grid_constant__ Job 
   if (peer < N && peer != job.rank) {
     const u64 flag = number_of(job) << kSignatureBits | job.signature;
     fence_sys();
-    st_relaxed_sys(&control_of(job, peer)->said[static_cast<int>(reads.turn)][job.rank],
+    st_relaxed_sys(&control_of(job, peer)->notices[static_cast<int>(reads.turn)][job.rank],
                    Pair{flag, reads.in_at[job.rank]});
     mark(Phase::wait);
-    await_said(job, reads, peer, flag);
+    await_notice(job, reads, peer, flag);
     fence_sys();
   }
   __syncwarp();

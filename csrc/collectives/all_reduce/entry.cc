@@ -13,19 +13,19 @@ void reduce_all(Target& target, const Buffer& x, const Buffer& out, const Tensor
   target.run(call, call.bytes(), {&x, &out});
 }
 
-Object* all_reduce(Target& target, const Tensor& x_given, RedOp redop,
-                   const std::optional<Tensor>& given) {
-  const Buffer x(target, x_given, "x");
-  if (!given) {
-    reduce_all(target, x, x, x_given, redop);
-    return python::again(x_given.object());
+Object* all_reduce(Target& target, const Tensor& x_tensor, RedOp redop,
+                   const std::optional<Tensor>& out_tensor) {
+  const Buffer x(target, x_tensor, "x");
+  if (!out_tensor) {
+    reduce_all(target, x, x, x_tensor, redop);
+    return python::again(x_tensor.object());
   }
-  const Buffer out(target, *given, "out");
+  const Buffer out(target, *out_tensor, "out");
   same_dtype(x, out);
   expect_count(out, "out", x.count, "as many as x");
   same_or_apart(x, out);
-  reduce_all(target, x, out, *given, redop);
-  return python::again(given->object());
+  reduce_all(target, x, out, *out_tensor, redop);
+  return python::again(out_tensor->object());
 }
 
 COMMLIB_COLLECTIVE(all_reduce, "x, op, out");

@@ -4,7 +4,7 @@
 // Layout: rank r owns elements [r*n/W, (r+1)*n/W). Requirements: input and output in the arena on
 // every rank; when an announcement says otherwise, all ranks run what the plan names for plain
 // tensors. Cost per rank: read n, write n; two hand-overs, no staging. In place: slice r is read
-// and written by rank r alone.
+// and written only by rank r.
 #include "shm/algorithm.h"
 #include "shm/staged.h"
 

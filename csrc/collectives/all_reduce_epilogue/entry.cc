@@ -30,10 +30,10 @@ struct Epilogue {
 };
 
 std::vector<std::string> split(const std::string& names) {
-  std::vector<std::string> found;
-  for (size_t at = 0; at < names.size(); at += found.back().size() + 2)
-    found.push_back(names.substr(at, names.find(", ", at) - at));
-  return found;
+  std::vector<std::string> parts;
+  for (size_t at = 0; at < names.size(); at += parts.back().size() + 2)
+    parts.push_back(names.substr(at, names.find(", ", at) - at));
+  return parts;
 }
 
 std::unique_ptr<Epilogue> open_epilogue(const std::string& name, const std::string& tensors,
@@ -56,23 +56,23 @@ std::unique_ptr<Epilogue> open_epilogue(const std::string& name, const std::stri
 // The fields of one call, each checked.
 class Fields {
  public:
-  Fields(const Target& target, const Epilogue& epilogue, const Tensor& x_given, const RowsOf& x)
-      : target_(target), epilogue_(epilogue), x_given_(x_given), x_(x) {
+  Fields(const Target& target, const Epilogue& epilogue, const Tensor& x_tensor, const RowsOf& x)
+      : target_(target), epilogue_(epilogue), x_tensor_(x_tensor), x_(x) {
     row.op = Op::all_reduce_epilogue;
     row.rows = rows_of(x);
     row.epilogue = epilogue.digest;
     rows_.reserve(kMaxFields);  // they are pointed to
   }
 
-  void add(Object* given) {
+  void add(Object* argument) {
     const size_t at = fields_++;
     const bool is_input = at < epilogue_.inputs;
-    if (is_input && python::is_none(given)) {
+    if (is_input && python::is_none(argument)) {
       add_type(at, x_.dtype);
       return;
     }
     const Tensor tensor(
-        given, {epilogue_.tensors.c_str(), static_cast<int>(at), epilogue_.function.c_str()});
+        argument, {epilogue_.tensors.c_str(), static_cast<int>(at), epilogue_.function.c_str()});
     const RowsOf& rows = rows_.emplace_back(target_, tensor, epilogue_.names[at].c_str());
     const Field field{rows.data, expect_kind(at, tensor, rows)};
     if (epilogue_.kinds[at] == kRow || epilogue_.kinds[at] == kColumns)
@@ -111,7 +111,7 @@ class Fields {
   int64_t expect_kind(size_t at, const Tensor& tensor, const RowsOf& rows) const {
     switch (epilogue_.kinds[at]) {
       case kRow:
-        expect_shape_of_x(tensor, rows, x_given_);
+        expect_shape_of_x(tensor, rows, x_tensor_);
         return rows.stride_bytes;
       case kColumns:
         expect_columns(tensor, rows, x_);
@@ -131,9 +131,9 @@ class Fields {
   }
   void expect_numbers(const Tensor& tensor, const RowsOf& rows, int64_t width,
                       const char* what) const {
-    if (is_shaped(tensor, x_given_, width)) return;
+    if (is_shaped(tensor, x_tensor_, width)) return;
     fail("ValueError", rows.name, " has shape ", shape_of(tensor), ", but needs ", what, " of x, ",
-         shape_of(x_given_), ": a last dimension of ", width);
+         shape_of(x_tensor_), ": a last dimension of ", width);
   }
   static void expect_element(const RowsOf& rows) {
     constexpr DType known[] = {DType::f32,    DType::f16,    DType::bf16,
@@ -163,7 +163,7 @@ class Fields {
 
   const Target& target_;
   const Epilogue& epilogue_;
-  const Tensor& x_given_;
+  const Tensor& x_tensor_;
   const RowsOf& x_;
   size_t fields_ = 0;
   std::vector<RowsOf> rows_;
@@ -172,11 +172,11 @@ class Fields {
 
 // `sums`: where Python wants the sums, of which it makes the results itself; else they are made
 // here.
-void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor& x_given,
+void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor& x_tensor,
                          Object* tensors, Object* numbers, const std::optional<Tensor>& sums) {
-  const RowsOf x(target, x_given, "x");
-  expect_summable(x_given, x);
-  Fields fields(target, *epilogue, x_given, x);
+  const RowsOf x(target, x_tensor, "x");
+  expect_summable(x_tensor, x);
+  Fields fields(target, *epilogue, x_tensor, x);
   for (size_t i = 0; i < epilogue->names.size(); ++i)
     fields.add(Owned(PySequence_GetItem(tensors, static_cast<Size>(i))).get());
   RowCall& row = fields.row;
@@ -186,11 +186,11 @@ void all_reduce_epilogue(Target& target, const Epilogue* epilogue, const Tensor&
         number.get(),
         {epilogue->numbers.c_str(), static_cast<int>(i), epilogue->function.c_str()}));
   }
-  row.told = [&] {
+  row.describe = [&] {
     return EpilogueText{epilogue->text.words + " types=" + fields.types(), epilogue->text.source};
   };
   const uint64_t prime = 1099511628211u;
-  run_rows(target, x_given, x, row,
+  run_rows(target, x_tensor, x, row,
            ((row.epilogue ^ row.types) * prime ^ static_cast<uint64_t>(x.width)) * prime,
            sums ? &*sums : nullptr);
 }

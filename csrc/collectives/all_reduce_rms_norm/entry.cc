@@ -6,12 +6,12 @@ namespace commlib::binding {
 namespace {
 
 RowsOf of_columns(const Target& target, const Tensor& tensor, const char* name, const RowsOf& x) {
-  const RowsOf found(target, tensor, name);
-  expect_columns(tensor, found, x);
-  if (found.dtype != x.dtype && found.dtype != DType::f32)
-    fail("ValueError", name, " is ", name_of(found.dtype), ", but must be ", name_of(x.dtype),
+  const RowsOf columns(target, tensor, name);
+  expect_columns(tensor, columns, x);
+  if (columns.dtype != x.dtype && columns.dtype != DType::f32)
+    fail("ValueError", name, " is ", name_of(columns.dtype), ", but must be ", name_of(x.dtype),
          x.dtype == DType::f32 ? "" : ", as x, or float32");
-  return found;
+  return columns;
 }
 
 Quant quant_named(const std::optional<std::string>& name, const RowsOf& x) {
@@ -27,7 +27,7 @@ Quant quant_named(const std::optional<std::string>& name, const RowsOf& x) {
   return Quant::fp8_group;
 }
 
-// Scales are float32: one that is given, or those of each row, one behind the other.
+// Scales are float32: one for all, or those of each row, one behind the other.
 Field scale_field(const Target& target, const Tensor& tensor, const char* name, int64_t count,
                   int64_t of_row) {
   const Buffer scales(target, tensor, name);
@@ -38,34 +38,34 @@ Field scale_field(const Target& target, const Tensor& tensor, const char* name, 
   return {scales.data, of_row};
 }
 
-// What is given besides x and where its results go; null: not given.
-struct Given {
+// What is passed besides x and where its results go; null: not passed.
+struct Operands {
   const std::optional<Tensor>&residual, &bias, &scale, &scale_out;
   const Tensor &weight, &out, &residual_out;
 };
 
 // Fills in the fields, each checked.
-void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, const Given& given,
-                  NormCall& row) {
-  const RowsOf weight = of_columns(target, given.weight, "weight", x);
-  const RowsOf out(target, given.out, "out"), sum(target, given.residual_out, "residual_out");
+void check_fields(const Target& target, const Tensor& x_tensor, const RowsOf& x,
+                  const Operands& operands, NormCall& row) {
+  const RowsOf weight = of_columns(target, operands.weight, "weight", x);
+  const RowsOf out(target, operands.out, "out"), sum(target, operands.residual_out, "residual_out");
   std::optional<RowsOf> residual, bias;
   const auto set = [&](NormField which, const RowsOf& rows, int64_t stride_bytes) {
     row.set_elements(which, {rows.data, stride_bytes}, size_of(rows.dtype), size_of(x.dtype));
   };
   std::vector<const RowsOf*> read = {&x, &weight};
-  if (given.residual) {
-    read.push_back(&residual.emplace(target, *given.residual, "residual"));
-    expect_shape_of_x(*given.residual, *residual, x_given);
+  if (operands.residual) {
+    read.push_back(&residual.emplace(target, *operands.residual, "residual"));
+    expect_shape_of_x(*operands.residual, *residual, x_tensor);
     expect_dtype(*residual, x.dtype);
     set(kResidual, *residual, residual->stride_bytes);
   }
-  expect_shape_of_x(given.out, out, x_given);
+  expect_shape_of_x(operands.out, out, x_tensor);
   expect_dtype(out, row.quant == Quant::none ? x.dtype : DType::f8e4m3);
-  expect_shape_of_x(given.residual_out, sum, x_given);
+  expect_shape_of_x(operands.residual_out, sum, x_tensor);
   expect_dtype(sum, x.dtype);
-  if (given.bias) {
-    read.push_back(&bias.emplace(of_columns(target, *given.bias, "bias", x)));
+  if (operands.bias) {
+    read.push_back(&bias.emplace(of_columns(target, *operands.bias, "bias", x)));
     if (bias->dtype != weight.dtype)
       fail("ValueError", "bias is ", name_of(bias->dtype), ", but weight is ",
            name_of(weight.dtype));
@@ -86,23 +86,23 @@ void check_fields(const Target& target, const Tensor& x_given, const RowsOf& x, 
     row.room = sum.data;
   }
   const auto of_row = static_cast<int64_t>(row.scale_bytes());
-  if ((row.quant == Quant::fp8) != given.scale.has_value())
-    fail("ValueError", "scale is ", given.scale ? "" : "not ", "given, but ",
-         given.scale ? "only quant='fp8' takes one" : "quant='fp8' needs one");
-  if (given.scale) row.rows.fields[kScale] = scale_field(target, *given.scale, "scale", 1, 0);
-  if (given.scale_out)
+  if ((row.quant == Quant::fp8) != operands.scale.has_value())
+    fail("ValueError", "scale is ", operands.scale ? "" : "not ", "given, but ",
+         operands.scale ? "only quant='fp8' takes one" : "quant='fp8' needs one");
+  if (operands.scale) row.rows.fields[kScale] = scale_field(target, *operands.scale, "scale", 1, 0);
+  if (operands.scale_out)
     row.rows.fields[kFoundScale] =
-        scale_field(target, *given.scale_out, "scale_out", x.rows * of_row / 4, of_row);
+        scale_field(target, *operands.scale_out, "scale_out", x.rows * of_row / 4, of_row);
 }
 
-void all_reduce_rms_norm(Target& target, const Tensor& x_given,
+void all_reduce_rms_norm(Target& target, const Tensor& x_tensor,
                          const std::optional<Tensor>& residual, const Tensor& weight,
                          const std::optional<Tensor>& bias, const std::optional<Tensor>& scale,
                          const Tensor& out, const Tensor& residual_out,
                          const std::optional<Tensor>& scale_out, double eps, double weight_bias,
                          bool center, const std::optional<std::string>& quant) {
-  const RowsOf x(target, x_given, "x");
-  expect_summable(x_given, x);
+  const RowsOf x(target, x_tensor, "x");
+  expect_summable(x_tensor, x);
   NormCall row{};
   row.op = Op::all_reduce_rms_norm;
   row.quant = quant_named(quant, x);
@@ -110,17 +110,17 @@ void all_reduce_rms_norm(Target& target, const Tensor& x_given,
   row.rows = rows_of(x);
   row.rows.numbers[kEps] = static_cast<float>(eps);
   row.rows.numbers[kWeightBias] = static_cast<float>(weight_bias);
-  check_fields(target, x_given, x, {residual, bias, scale, scale_out, weight, out, residual_out},
+  check_fields(target, x_tensor, x, {residual, bias, scale, scale_out, weight, out, residual_out},
                row);
   row.epilogue = static_cast<uint64_t>(row.quant) << 1 | row.center;
   row.types = static_cast<uint64_t>(row.weight);
-  row.told = [&] {
+  row.describe = [&] {
     return EpilogueText{text("weight=", name_of(row.weight), " center=", center ? "yes" : "no",
                              " quant=", name_of(row.quant)),
                         ""};
   };
   for (const Tensor* each : {&out, &residual_out}) target.writes(*each);
-  run_rows(target, x_given, x, row, row.rows.width | uint64_t{row.form()} << 32);
+  run_rows(target, x_tensor, x, row, row.rows.width | uint64_t{row.form()} << 32);
 }
 
 COMMLIB_COLLECTIVE(

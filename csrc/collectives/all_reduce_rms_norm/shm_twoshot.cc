@@ -41,7 +41,7 @@ class TwoShot {
   }
 
  private:
-  // Of inputs; a result takes no more: its rows are at least as long as what is found of them.
+  // Of inputs; a result takes no more: its rows are at least as long as what is computed of them.
   size_t slot_bytes() const { return part_ * world_ * row_bytes_; }
   uint64_t input_step(uint64_t k) const { return k == 0 ? 0 : 2 * k - 1; }
   uint64_t result_step(uint64_t k) const { return k + 1 < chunks_ ? 2 * k + 2 : 2 * k + 1; }
@@ -59,18 +59,18 @@ class TwoShot {
   }
 
   void reduce(uint64_t k) {
-    const unsigned char* theirs[kMaxRanks];
+    const unsigned char* of_ranks[kMaxRanks];
     for_each_peer(group_, [&](int r) {
-      theirs[r] = group_.await_step(r, input_step(k)) + me_ * part_ * row_bytes_;
+      of_ranks[r] = group_.await_step(r, input_step(k)) + me_ * part_ * row_bytes_;
     });
     unsigned char* slot = group_.slot_to_fill(result_step(k));
-    auto* found = reinterpret_cast<RowNorm*>(slot + part_ * row_bytes_);  // behind the rows
+    auto* norms = reinterpret_cast<RowNorm*>(slot + part_ * row_bytes_);  // behind the rows
     for (size_t i = 0; i < count(k, me_); ++i) {
       const size_t row = first(k, me_) + i;
       const void* sources[kMaxRanks];
       sources[me_] = norms_.in(row);
-      for_each_peer(group_, [&](int r) { sources[r] = theirs[r] + i * row_bytes_; });
-      found[i] = norms_.add(row, sources, world_, slot + i * row_bytes_);
+      for_each_peer(group_, [&](int r) { sources[r] = of_ranks[r] + i * row_bytes_; });
+      norms[i] = norms_.add(row, sources, world_, slot + i * row_bytes_);
     }
     group_.consume(input_step(k));
     group_.post(result_step(k));
@@ -83,9 +83,9 @@ class TwoShot {
   }
 
   void finish(uint64_t k, int r, const unsigned char* slot) {
-    const auto* found = reinterpret_cast<const RowNorm*>(slot + part_ * row_bytes_);
+    const auto* norms = reinterpret_cast<const RowNorm*>(slot + part_ * row_bytes_);
     for (size_t i = 0; i < count(k, r); ++i)
-      norms_.finish(first(k, r) + i, slot + i * row_bytes_, found[i]);
+      norms_.finish(first(k, r) + i, slot + i * row_bytes_, norms[i]);
   }
 
   Group& group_;

@@ -8,8 +8,8 @@
 namespace commlib::binding {
 namespace {
 
-void exchange(Target& target, const Tensor& out_given, const Tensor& x_given, bool own_stays) {
-  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+void exchange(Target& target, const Tensor& out_tensor, const Tensor& x_tensor, bool own_stays) {
+  const Buffer x(target, x_tensor, "x"), out(target, out_tensor, "out");
   target.open();
   same_dtype(x, out);
   expect_count(out, "out", x.count, "as many as x");
@@ -18,7 +18,7 @@ void exchange(Target& target, const Tensor& out_given, const Tensor& x_given, bo
          " ranks cannot share equally; give splits");
   }
   same_or_apart(x, out);
-  target.writes(out_given);
+  target.writes(out_tensor);
   Call call = make_call(Op::all_to_all, x, out, x.count / target.world());
   call.own_stays = own_stays;
   // In place, no peer can read x where it lies.
@@ -84,18 +84,18 @@ Others compare(Target& target, const Blocks& to, const Blocks& from) {
   return others;
 }
 
-void all_to_allv(Target& target, const Tensor& out_given, const Tensor& x_given,
+void all_to_allv(Target& target, const Tensor& out_tensor, const Tensor& x_tensor,
                  const Splits& out_splits, const Splits& in_splits) {
-  const Buffer x(target, x_given, "x"), out(target, out_given, "out");
+  const Buffer x(target, x_tensor, "x"), out(target, out_tensor, "out");
   target.open();
   same_dtype(x, out);
-  const Blocks from = blocks_of(out_given, out_splits, "out_splits", target.world());
-  const Blocks to = blocks_of(x_given, in_splits, "in_splits", target.world());
+  const Blocks from = blocks_of(out_tensor, out_splits, "out_splits", target.world());
+  const Blocks to = blocks_of(x_tensor, in_splits, "in_splits", target.world());
   if (x.data == out.data && x.count > 0)
     fail("ValueError", "all_to_all with splits cannot run in place; pass another out");
   same_or_apart(x, out);
   const Others others = compare(target, to, from);
-  target.writes(out_given);
+  target.writes(out_tensor);
   Call call = make_call(Op::all_to_allv, x, out, static_cast<size_t>(others.longest));
   call.in_counts = to.of.data();
   call.out_counts = from.of.data();

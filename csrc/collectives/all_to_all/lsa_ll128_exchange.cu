@@ -1,6 +1,6 @@
 // push to each peer what is its own | take what is mine; lines of 120 bytes and their flag
 //
-// Serves every collective that only moves: what goes where is said by Moves (nccl/moves.h).
+// Serves every collective that only moves: Moves says what goes where (nccl/moves.h).
 #include "device/exchange.cuh"
 
 namespace commlib {

@@ -1,6 +1,6 @@
 // push to each peer what is its own | take what is mine; tiles through pipes, of few blocks
 //
-// Serves every collective that only moves: what goes where is said by Moves (nccl/moves.h).
+// Serves every collective that only moves: Moves says what goes where (nccl/moves.h).
 #include "device/pipe_ring.cuh"
 
 namespace commlib {
@@ -42,8 +42,8 @@ __device__ __forceinline__ void exchange(const Pipes<N>& pipes, const Job& job,
       int some = job.rank;
 #pragma unroll
       for (int k = 0; k < N - 1; ++k) {
-        const u32 theirs = pipes.goal(kWritten, kScatter, pipes.peer(k));
-        if (theirs > 0) steps = theirs, some = pipes.peer(k);
+        const u32 expected = pipes.goal(kWritten, kScatter, pipes.peer(k));
+        if (expected > 0) steps = expected, some = pipes.peer(k);
       }
       const auto one = [&](u64 offset) { return from(some, offset); };
       Spreader<kPlain, N, decltype(one), decltype(own)> spreader(pipes, own_steps > 0, one, own);

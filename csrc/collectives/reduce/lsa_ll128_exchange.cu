@@ -1,6 +1,6 @@
 // push to each peer its block | reduce mine in rank order; lines of 120 bytes and their flag
 //
-// Serves reduce, where the root alone has a block, and reduce_scatterv, whose blocks have any
+// Serves reduce, where only the root has a block, and reduce_scatterv, whose blocks have any
 // length.
 #include "device/exchange.cuh"
 

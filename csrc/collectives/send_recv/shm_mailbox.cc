@@ -194,11 +194,11 @@ void Mailbox::copy_out(const Cell& cell, int from, unsigned char* to, size_t byt
   if (bytes > 0) std::memcpy(to, cell.message_bytes <= kInlineBytes ? cell.data : room, bytes);
 }
 
-void Mailbox::expect(const Message& message, uint64_t bytes, const Descriptor& theirs, int from) {
-  if (bytes == message.bytes && theirs.dtype == message.what.dtype) return;
+void Mailbox::expect(const Message& message, uint64_t bytes, const Descriptor& sent, int from) {
+  if (bytes == message.bytes && sent.dtype == message.what.dtype) return;
   waiter_.end("ValueError", text("recv on rank ", rank_, " expects ",
                                  describe_message(message.bytes, message.what), " from rank ", from,
-                                 ", which sent ", describe_message(bytes, theirs),
+                                 ", which sent ", describe_message(bytes, sent),
                                  "; give send and recv tensors of one size and dtype"));
 }
 

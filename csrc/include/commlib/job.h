@@ -59,7 +59,7 @@ struct Progress {
 
 // What a rank says to a peer around the copies of its engines: the flag of the call, and where its
 // input lies in its arena.
-struct alignas(16) Said {
+struct alignas(16) Notice {
   u64 flag;
   u64 place;
 };
@@ -74,8 +74,8 @@ struct alignas(256) Control {
   u64 asked_ns;            // when a kernel last looked whether the host aborts
   alignas(128) Progress progress;
   u64 engine_number;  // calls whose data copy engines have moved
-  alignas(128) Said said[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
-  alignas(128) u64 lamport_signature[kMostTileBlocks][kMaxPeers];    // of each peer's call
+  alignas(128) Notice notices[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
+  alignas(128) u64 lamport_signature[kMostTileBlocks][kMaxPeers];         // of each peer's call
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
@@ -99,7 +99,7 @@ struct Report {
   u64 kind;  // 0 nothing; an Ending, or what ended_by() gave. Written last.
   u64 peer;
   CallRecord mine;
-  CallRecord theirs;
+  CallRecord peer_call;
   u64 abort;       // written by the host: kernels leave
   u64 timeout_ns;  // with `abort` the Deadline of kernels from other compilers (commlib/ffi.h)
   u64 gave_up;

@@ -29,7 +29,7 @@ struct RowCall {
   // Kernels are compiled for an epilogue, and for the element types of its fields: a byte each.
   uint64_t epilogue;
   uint64_t types;
-  std::function<EpilogueText()> told;  // of both; asked for what was not compiled yet
+  std::function<EpilogueText()> describe;  // of both; asked for what was not compiled yet
   // Whole rows of the type of x, one behind the other, that the epilogue writes and does not read:
   // the sums may lie there meanwhile. Null: there are none.
   unsigned char* room;
@@ -75,7 +75,7 @@ struct NormCall : RowCall {
                 form >> 3 & 1 ? ", weight float32" : ", weight as x");
   }
 
-  // Bytes that the found scales of a row take.
+  // Bytes that the computed scales of a row take.
   size_t scale_bytes() const {
     const size_t scales = quant == Quant::fp8_token   ? 1
                           : quant == Quant::fp8_group ? rows.width / kGroupColumns

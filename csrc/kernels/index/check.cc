@@ -111,17 +111,17 @@ bool run_on_gpu(const Table& table, const Ids& ids, const Tensor& out, const std
 // Without a vocabulary range the range is the whole table: start 0, length its rows (-1 stands for
 // them). `policy` is "zero", "count" or "raise". Returns false, with nothing done, if it needs
 // contiguous ids.
-bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_given, int64_t start,
+bool index(const Tensor& out, const Tensor& weights, const Tensor& ids_tensor, int64_t start,
            int64_t length, const std::string& policy) {
   const OneDevice where(weights);
-  where.holds(ids_given, "ids");
+  where.holds(ids_tensor, "ids");
   where.holds(out, "out");
   const int64_t rows = weights.ndim() > 0 && length < 0 ? weights.size(0) : length;
   const Table table = table_of(weights, start, rows);
-  const Ids ids = ids_of(ids_given);
-  fits(out, weights, ids_given);
+  const Ids ids = ids_of(ids_tensor);
+  fits(out, weights, ids_tensor);
   apart(out, "out", weights, "weights");
-  apart(out, "out", ids_given, "ids");
+  apart(out, "out", ids_tensor, "ids");
   binding::torch.raise_version(out.object());
   return (where.is_cpu() ? run_on_cpu : run_on_gpu)(table, ids, out, policy);
 }

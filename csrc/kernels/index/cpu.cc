@@ -1,6 +1,6 @@
 // Row gather on the CPU: take a block of ids | find each row, or none | copy it, or zeros.
 // A contiguous tensor of ids is one block and read in place; another is read in blocks of
-// kBlockIds. One thread: ranks share the host's cores, and the caller's other threads have theirs.
+// kBlockIds. One thread: ranks share the host's cores, and the caller's other threads need some.
 #include <algorithm>
 #include <cstring>
 
@@ -101,17 +101,17 @@ int64_t gather_sized(const Table& table, const Id* ids, int64_t count, unsigned 
 }  // namespace
 
 int64_t first_outside(const Table& table, const Ids& ids, int64_t* id) {
-  int64_t found = ids.count;
+  int64_t missing = ids.count;
   each_block(ids, [&](const auto* block, int64_t first, int64_t count) {
     for (int64_t i = 0, row; i < count; ++i) {
       if (table.find(block[i], &row)) continue;
       *id = block[i];
-      found = first + i;
+      missing = first + i;
       return false;
     }
     return true;
   });
-  return found;
+  return missing;
 }
 
 int64_t gather(const Table& table, const Ids& ids, unsigned char* out) {

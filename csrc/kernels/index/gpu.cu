@@ -1,7 +1,7 @@
 // Row gather on a GPU: cut each row into pieces | a group of threads finds its row | loads its
 // piece, or zeros, and stores it.
 //
-// A piece is kLanes * kLoads words of kWidth bytes: so few that one row alone keeps many
+// A piece is kLanes * kLoads words of kWidth bytes: so few that a single row keeps many
 // multiprocessors busy, and the loads of a thread are all under way before its first store. Rows,
 // strides and addresses are multiples of kWidth. Cost: two dependent reads of memory, and the
 // bytes.

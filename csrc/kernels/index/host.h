@@ -1,5 +1,5 @@
-// Row gather for check.cc: the loop on the CPU (cpu.cc), told everything in bytes, and the launch
-// on a GPU (launch.cc).
+// Row gather for check.cc: the loop on the CPU (cpu.cc), which gets everything in bytes, and the
+// launch on a GPU (launch.cc).
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What the kernels of gpu.cu are told.
+// The arguments of the kernels of gpu.cu.
 #pragma once
 
 #include "commlib/types.h"

@@ -33,14 +33,14 @@ struct Instances {
 };
 
 const Instances& instances() {
-  static const auto* const kept = new Instances;
-  return *kept;
+  static const auto* const instance = new Instances;
+  return *instance;
 }
 
 const DeviceCode& finder() {
-  static const auto* const kept =
+  static const auto* const instance =
       new DeviceCode("kernels/index/gpu.cu", "commlib::kernels::first_outside<256>");
-  return *kept;
+  return *instance;
 }
 
 const DeviceCodes codes([](const DeviceCodes::Show& show) {
@@ -76,10 +76,10 @@ void launch_index(IndexJob* job, binding::Device device) {
   if (pieces > kMostBlocks)
     fail("Unsupported", "a row of ", job->row_bytes, " bytes is more than one launch can divide");
   // One launch, unless that were more groups than a grid may have.
-  const int64_t most_rows = std::max<int64_t>(1, kMostBlocks / pieces);
+  const int64_t max_rows = std::max<int64_t>(1, kMostBlocks / pieces);
   IndexJob part = *job;
-  for (int64_t first = 0; first < job->count; first += most_rows) {
-    part.count = std::min<int64_t>(most_rows, job->count - first);
+  for (int64_t first = 0; first < job->count; first += max_rows) {
+    part.count = std::min<int64_t>(max_rows, job->count - first);
     part.ids = static_cast<const unsigned char*>(job->ids) + first * (job->wide ? 8 : 4);
     part.out = job->out + first * job->row_bytes;
     const int64_t blocks = (part.count * pieces + groups - 1) / groups;
@@ -102,10 +102,10 @@ int64_t first_outside_on(IndexJob* job, binding::Device device) {
   check(cuda().cuMemsetD8Async(answer, 0xff, sizeof(uint64_t), stream), "cuMemsetD8Async");
   const int64_t blocks = std::min<int64_t>((job->count + 255) / 256, here.multiprocessors * 4);
   finder().launch(static_cast<unsigned>(blocks), 256, device, job);
-  int64_t found = -1;
-  check(cuda().cuMemcpyDtoHAsync(&found, answer, sizeof found, stream), "cuMemcpyDtoHAsync");
+  int64_t missing = -1;
+  check(cuda().cuMemcpyDtoHAsync(&missing, answer, sizeof missing, stream), "cuMemcpyDtoHAsync");
   check(cuda().cuStreamSynchronize(stream), "cuStreamSynchronize");
-  return found;
+  return missing;
 }
 
 }  // namespace commlib::kernels

@@ -58,9 +58,9 @@ struct Outputs {
   i64 sizes[kNumOutputs] = {};
   bool wanted[kNumOutputs] = {};
 
-  Outputs(std::initializer_list<const MaybeTensor*> given, const OneDevice& where) {
+  Outputs(std::initializer_list<const MaybeTensor*> outputs, const OneDevice& where) {
     int at = 0;
-    for (const MaybeTensor* out : given) {
+    for (const MaybeTensor* out : outputs) {
       if (*out) take(at, **out, where);
       ++at;
     }

@@ -39,8 +39,8 @@ __device__ __forceinline__ int request_of(const Slice& slice, int requests, bool
   return low;
 }
 
-__device__ __forceinline__ i32 at_most(i64 x, i64 most) {
-  return static_cast<i32>(x < most ? x : most);
+__device__ __forceinline__ i32 at_most(i64 x, i64 limit) {
+  return static_cast<i32>(x < limit ? x : limit);
 }
 
 template <int kThreads>

@@ -1,4 +1,4 @@
-// What the loop of cpu.cc and the kernel of gpu.cu are told: a type for host and device.
+// The arguments of the loop of cpu.cc and the kernel of gpu.cu: a type for host and device.
 #pragma once
 
 #include "commlib/types.h"

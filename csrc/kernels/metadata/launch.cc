@@ -9,9 +9,9 @@ constexpr int64_t kBlockRequests = 32;    // kRequests of gpu.cu
 constexpr int64_t kMostBlocks = 1 << 20;  // each adds up what lies before it: far below is sensible
 
 const DeviceCode& code() {
-  static const auto* const kept =
+  static const auto* const instance =
       new DeviceCode("kernels/metadata/gpu.cu", "commlib::kernels::metadata<256>");
-  return *kept;
+  return *instance;
 }
 
 const DeviceCodes codes([](const DeviceCodes::Show& show) { show(code()); });

@@ -182,9 +182,9 @@ const PrefixTable* prefix_table(const char* isa) {
 const PrefixTable* prefix = prefix_table("auto");
 
 bool prefix_use(const char* isa) {
-  const PrefixTable* found = prefix_table(isa);
-  if (found) prefix = found;
-  return found != nullptr;
+  const PrefixTable* table = prefix_table(isa);
+  if (table) prefix = table;
+  return table != nullptr;
 }
 
 }  // namespace commlib::kernels

@@ -27,7 +27,7 @@ inline void last_is_dense(const Tensor& tensor, const char* name) {
        " apart, but must be 1; make ", name, " contiguous there");
 }
 
-// A cache is written: an expanded one would keep the last row alone.
+// A cache is written: an expanded one would keep only the last row.
 inline void is_not_expanded(const Tensor& cache, const char* name) {
   for (int d = 0; d < cache.ndim(); ++d) {
     if (cache.size(d) <= 1 || cache.stride(d) != 0) continue;

@@ -122,7 +122,7 @@ class Extent {
   bool dense_;
 };
 
-// The arguments as they were given.
+// The arguments as they came.
 struct Call {
   const Tensor &k_cache, &v_cache;
   bool has_v_cache;
@@ -233,8 +233,8 @@ void run(const Call& call) {
 
 void store_rows(const Tensor& k_cache, const std::optional<Tensor>& v_cache, const Tensor& slots,
                 const Tensor& k, const Tensor& v, bool hnd, bool unique, const Scale& k_scale,
-                const Scale& v_given, const std::vector<int64_t>& reserved) {
-  Scale v_scale = v_given;
+                const Scale& v_scale_or_none, const std::vector<int64_t>& reserved) {
+  Scale v_scale = v_scale_or_none;
   v_scale.name = "v_scale";
   if (!v_cache && v_scale.is_none()) v_scale = k_scale;
   run({k_cache, v_cache ? *v_cache : k_cache, v_cache.has_value(), slots, k, v, hnd, unique,

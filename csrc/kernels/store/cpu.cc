@@ -29,7 +29,7 @@ bool is_reserved(const StoreJob& job, i64 slot) {
 template <class Slot>
 i64 find(const StoreJob& job, i64 first, i64 last, Target* targets, i64* beyond) {
   const Slot* slots = static_cast<const Slot*>(job.slots);
-  i64 found = 0;
+  i64 count = 0;
   for (i64 token = first; token < last; ++token) {
     const i64 slot = slots[token * job.slots_step];
     if (slot < 0 || is_reserved(job, slot)) continue;
@@ -38,9 +38,9 @@ i64 find(const StoreJob& job, i64 first, i64 last, Target* targets, i64* beyond)
       continue;
     }
     const i64 page = job.page_shift >= 0 ? slot >> job.page_shift : slot / job.page_size;
-    targets[found++] = {token, page, slot - page * job.page_size};
+    targets[count++] = {token, page, slot - page * job.page_size};
   }
-  return found;
+  return count;
 }
 
 u8* place_of(const StoreSide& side, const Target& target) {

@@ -229,12 +229,12 @@ __global__ void __launch_bounds__(kStoreThreads, kBlocks<kCompares>)
   }
   __shared__ Inverses<Move, Job> inverses;
   inverses.fill(job);
-  bool given = false;
+  bool yields = false;
   if constexpr (kCompares) {
     if (kGroups == 1 && job.tokens <= kStoreThreads) {
-      given = gives_way(job, token, slot);
+      yields = gives_way(job, token, slot);
     } else if (may_give_way<kGroups>(job, first, token, slot)) {
-      given = given_way<kGroups>(job, first) >> group & 1;
+      yields = gave_way<kGroups>(job, first) >> group & 1;
     }
   }
   if (slot < 0 || is_reserved(job, slot)) return;
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(kStoreThreads, kBlocks<kCompares>)
     if (lane == 0) atomicAdd(job.counter, 1ull);
     return;
   }
-  if (given) return;
+  if (yields) return;
   if (job.claims && job.claims[slot] != static_cast<u32>(token)) return;
   batch.store(job, inverses.of, slot, lane, units);
   for (u32 u = lane + kLanes * kLoads; u < units; u += kLanes * kLoads) {

@@ -1,4 +1,4 @@
-// What the loops of cpu.cc and the kernels of gpu.cu are told: a type for host and device.
+// The arguments of the loops of cpu.cc and the kernels of gpu.cu: a type for host and device.
 #pragma once
 
 #include "commlib/types.h"

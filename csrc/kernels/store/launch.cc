@@ -97,8 +97,8 @@ struct Instances {
 };
 
 const Instances& instances() {
-  static const auto* const kept = new Instances;
-  return *kept;
+  static const auto* const instance = new Instances;
+  return *instance;
 }
 
 const DeviceCodes codes([](const DeviceCodes::Show& show) {

@@ -16,7 +16,7 @@ __device__ __forceinline__ i64 slot_of(const Job& job, i64 token) {
 
 // Whether a later token takes the same slot: bit g of the answer is of token first + g.
 template <int kGroups, class Job>
-__device__ __forceinline__ u32 given_way(const Job& job, i64 first) {
+__device__ __forceinline__ u32 gave_way(const Job& job, i64 first) {
   __shared__ u32 taken;
   if (threadIdx.x == 0) taken = 0;
   __syncthreads();
@@ -60,8 +60,8 @@ struct Slots {
     return ld_here((token < last ? token : last) * (1u << shift) + data);
   }
   __device__ __forceinline__ uint4 vector(u32 i) const {
-    const u32 most = vectors() - 1;
-    return ld_here_16(data + 16 * u64{i < most ? i : most});
+    const u32 last_vector = vectors() - 1;
+    return ld_here_16(data + 16 * u64{i < last_vector ? i : last_vector});
   }
 };
 
@@ -71,7 +71,7 @@ struct Slots {
 // all is under way: that is why there are no branches.
 template <int kGroups, u32 kAhead>
 __device__ __forceinline__ bool may_give_way(const Slots& slots, u32 first, u32 token, u32 slot,
-                                             u32 most) {
+                                             u32 limit) {
   const u32 vectors = slots.vectors(), of_vector = 4 - slots.shift;  // log2 of slots
   const u32 behind = first + kGroups;
   u32 at = ((behind - 1) >> of_vector) + 1 + threadIdx.x;
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool may_give_way(const Slots& slots, u32 first, u32 
 #pragma unroll
   for (u32 g = 0; g < kGroups; ++g) mine[g] = slots.low(first + g);
 #pragma unroll
-  for (u32 g = 0; g < kGroups; ++g) mine[g] = mine[g] < most ? mine[g] : most;
+  for (u32 g = 0; g < kGroups; ++g) mine[g] = mine[g] < limit ? mine[g] : limit;
   const auto is_mine = [&](u32 low) {
     bool is = false;
 #pragma unroll
@@ -98,7 +98,7 @@ __device__ __forceinline__ bool may_give_way(const Slots& slots, u32 first, u32 
     return is;
   };
   bool alike = is_mine(of_edge) & (behind <= edge) & (edge <= slots.last);
-  alike |= (token < other) & (other <= slots.last) & (of_other == slot) & (of_other < most);
+  alike |= (token < other) & (other <= slots.last) & (of_other == slot) & (of_other < limit);
   while (true) {
 #pragma unroll
     for (u32 k = 0; k < kAhead; ++k) {
@@ -119,13 +119,13 @@ __device__ __forceinline__ bool may_give_way(const Job& job, i64 first, i64 toke
   constexpr u32 kNegative = 1u << 31;
   const Slots slots(job);
   // Below 2^31 slots what looks negative names none: padding is no reason for a second look.
-  const u32 most = job.num_slots <= i64{kNegative} ? kNegative : ~0u;
+  const u32 limit = job.num_slots <= i64{kNegative} ? kNegative : ~0u;
   const auto here = static_cast<u32>(first), my = static_cast<u32>(token);
   const auto low = static_cast<u32>(slot);
   const u32 vectors = slots.vectors();
-  return vectors <= kStoreThreads       ? may_give_way<kGroups, 1>(slots, here, my, low, most)
-         : vectors <= 2 * kStoreThreads ? may_give_way<kGroups, 2>(slots, here, my, low, most)
-                                        : may_give_way<kGroups, 4>(slots, here, my, low, most);
+  return vectors <= kStoreThreads       ? may_give_way<kGroups, 1>(slots, here, my, low, limit)
+         : vectors <= 2 * kStoreThreads ? may_give_way<kGroups, 2>(slots, here, my, low, limit)
+                                        : may_give_way<kGroups, 4>(slots, here, my, low, limit);
 }
 
 }  // namespace commlib::kernels

@@ -1,4 +1,4 @@
-"""Linear layers whose weights are divided over the ranks: by outputs (column) or by inputs (row)."""
+"""Layers whose weights are divided over the ranks: by outputs (column), by inputs (row), or by ids of a vocabulary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from commlib.communicator import Communicator
 from commlib.core.work import Work
 from commlib.counts import counted
+from commlib.kernels import index
 from commlib.tp.pipeline import Pipeline
 from commlib.tp.sequence import gather_rows, scatter_rows
 from commlib.tp.shard import Shard, shard
@@ -189,3 +190,27 @@ class RowParallelLinear(nn.Module):
         self.weight.copy_(source.read(f"{name}.weight", (self.out_features, self.part.total), 1, self.part))
         if self.bias is not None:
             self.bias.copy_(source.read(f"{name}.bias", (self.out_features,)))
+
+
+class VocabParallelEmbedding(nn.Module):
+    """A look-up of which each rank has the rows of a part of the ids; the ranks' rows add up to the result."""
+
+    def __init__(self, comm: Communicator, vocab_size: int, width: int, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if vocab_size < comm.size:
+            raise ValueError(f"vocab_size is {vocab_size}, but there are {comm.size} ranks, and each needs an id")
+        self.comm, self.width = comm, width
+        self.part = shard(vocab_size, comm.rank, comm.size)
+        self.weight = parameter(comm, self.part.length, width, dtype=dtype)
+
+    def forward(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the rows of all ids on every rank; an id outside the vocabulary gives zeros."""
+        return self.comm.all_reduce(self.partial(ids, out))
+
+    def partial(self, ids: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return this rank's rows and zeros for the other ids, for FusedResidualNorm; `out` may be of comm.empty()."""
+        return index(self.weight, ids, out=out, vocab_range=(self.part.start, self.part.length))
+
+    def load(self, source: Source, name: str) -> None:
+        """Read this rank's rows."""
+        self.weight.copy_(source.read(f"{name}.weight", (self.part.total, self.width), 0, self.part))
