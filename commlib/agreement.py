@@ -15,10 +15,10 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
-from commlib.collectives.told import rows_text
 from commlib.errors import PlanMismatch
 from commlib.plan import Plan, find, find_own, shipped, shipped_plan
 from commlib.plan.plan import HEAD
+from commlib.plan.text import rows_text
 from commlib.redops import DTYPES
 
 _LOG = logging.getLogger("commlib")

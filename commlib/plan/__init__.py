@@ -1,6 +1,5 @@
 """Plans: which algorithm runs at which size, as data that `commlib tune` writes and the communicator reads."""
 
-from commlib.plan.decide import Facts
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.plan import HEAD, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Point, Query, Range, Rule
@@ -11,7 +10,6 @@ __all__ = [
     "MODES",
     "PLACEMENTS",
     "Explanation",
-    "Facts",
     "Match",
     "Plan",
     "Point",

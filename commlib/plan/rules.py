@@ -148,13 +148,6 @@ class Rule:
         ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
         return " ".join([*parts, f"world={ranks}"])
 
-    def covers(self, call: Query) -> bool:
-        """Whether the rule speaks of such a call."""
-        if (self.op, self.placement) != (call.op, call.placement):
-            return False
-        keys = ((self.dtype, call.dtype), (self.redop, call.redop), (self.mode, call.mode))
-        return all(own in ("*", wanted) for own, wanted in keys) and self.world[0] <= call.world <= self.world[1]
-
     def at(self, num_bytes: int) -> int | None:
         """Return the number of the range for a size, or None where the rule has none."""
         for number, entry in enumerate(self.ranges):
