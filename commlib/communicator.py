@@ -175,7 +175,7 @@ class Communicator:
             if world.rank == 0:
                 room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
                 _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
-                _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
+                _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.description)
             return cls(world, made, chosen, options)
         except BaseException:
             made.close()

@@ -21,7 +21,7 @@ from commlib.plan.rules import Query, Rule, size_text
 from commlib.plan.table import table_of
 
 WIDTH = 120  # of a line of a plan file
-MOST_BYTES = 64 << 20  # of a plan file
+MAX_FILE_BYTES = 64 << 20  # of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
 
 
@@ -61,8 +61,10 @@ class Plan:
         try:
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
                 raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
-            if (num_bytes := Path(path).stat().st_size) > MOST_BYTES:
-                raise ValueError(f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MOST_BYTES}")
+            if (num_bytes := Path(path).stat().st_size) > MAX_FILE_BYTES:
+                raise ValueError(
+                    f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MAX_FILE_BYTES}"
+                )
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None
@@ -111,15 +113,15 @@ class Plan:
 
     @classmethod
     def _on_top(cls, rules: list[dict[str, Any]], base: Plan | None, source: str) -> Plan:
-        own = cls({**HEAD, "rules": rules}, source)
-        return own if base is None else base._with(rules=own.rules + base.rules, source=source)
+        pinned = cls({**HEAD, "rules": rules}, source)
+        return pinned if base is None else base._with(rules=pinned.rules + base.rules, source=source)
 
     def overridden(self, algorithms: Mapping[str, str]) -> Plan:
         """Return this plan with collectives pinned by the environment, which explain then says."""
         return Plan.only(algorithms, base=self)._with(source=self.source, pinned=dict(algorithms))
 
     def completed(self, base: Plan) -> Plan:
-        """Return this plan with the rules of `base` as the last ones, for what its own do not cover or cannot serve."""
+        """Return this plan with the rules of `base` as the last ones, for what it does not cover or cannot serve."""
         return self._with(rules=(*self.rules, *(rule for rule in base.rules if rule not in self.rules)))
 
     def fitted(self, fingerprint: Mapping[str, Any]) -> Plan:
@@ -129,8 +131,8 @@ class Plan:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The machine on which it was measured; empty for a plan that fits every machine."""
-        found: Mapping[str, Any] = self.head.get("fingerprint", {})
-        return found
+        fingerprint: Mapping[str, Any] = self.head.get("fingerprint", {})
+        return fingerprint
 
     @cached_property
     def document(self) -> dict[str, Any]:

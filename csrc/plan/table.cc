@@ -27,8 +27,7 @@ PlanTable::PlanTable(ParamNames params, Check check)
 
 void PlanTable::learn(const std::string& text) {
   for (Row& row : read_rows(text, params_)) {
-    OpFacts& facts = ops_[static_cast<size_t>(row.op)];
-    facts = {row.reduces, row.rooted};
+    ops_[static_cast<size_t>(row.op)] = {row.reduces, row.rooted};
     if (row.reduces) reduces_ |= row.serves;
     rows_.push_back(std::move(row));
   }
@@ -152,20 +151,20 @@ const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call
 // at the same place on every rank, which not every program takes care of.
 const Choice* PlanTable::find_sparing(Mode mode, bool symmetric, const Call& call, size_t bytes,
                                       uint32_t multiprocessors) const {
-  constexpr uint64_t kKneeSms = 16, kWeight = 4, kOwnTime = 1000;
+  constexpr uint64_t kKneeSms = 16, kWeight = 4, kUsualTime = 1000;
   const auto cost = [&](const Choice& choice, uint64_t time) {
     return time * (multiprocessors + kWeight * std::min(sms_of(choice), multiprocessors));
   };
   const Choice* const usual = find(mode, symmetric, call, bytes);
   if (!usual) return nullptr;
   const Choice* knee = usual;
-  uint64_t least = cost(*usual, kOwnTime);
+  uint64_t lowest = cost(*usual, kUsualTime);
   for (const Choice& few : usual->fewer) {
     const uint32_t sms = sms_of(few);
     if (few.time == UINT64_MAX || sms < kKneeSms) continue;
-    if (const uint64_t here = cost(few, few.time); here < least) {
+    if (const uint64_t here = cost(few, few.time); here < lowest) {
       knee = &few;
-      least = here;
+      lowest = here;
     }
   }
   return knee;
@@ -245,9 +244,9 @@ void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& want
       return put({0, UINT64_MAX, 1, Choice::kNone, {}});
     }
     if (refused) continue;
-    Choice own = with_stand_in(choice, rule, wanted);
-    own.fewer = serving(std::move(own.fewer));
-    put(std::move(own));
+    Choice able = with_stand_in(choice, rule, wanted);
+    able.fewer = serving(std::move(able.fewer));
+    put(std::move(able));
     if (choice.align == 1) return;
   }
 }
@@ -263,24 +262,25 @@ std::vector<Choice> PlanTable::list_of(const std::vector<const Rule*>& rules,
   return list;
 }
 
-// The lists of each type and reduction; most have the same: what covers and serves them tells.
+// The lists of each type and reduction; many share one: it follows from what covers and serves
+// them.
 void PlanTable::compile(const std::vector<const Rule*>& plain,
                         const std::vector<const Rule*>& symmetric, size_t kind, bool has_arena,
                         Compiled& made) const {
   if (plain.empty() && symmetric.empty()) return;
   std::map<std::string, uint32_t> known;
   for (size_t reduction = 0; reduction < kReductions; ++reduction) {
-    std::string facts;
-    for (const Rule* rule : plain) facts += rule->covers(reduction) ? '1' : '0';
-    for (const Rule* rule : symmetric) facts += rule->covers(reduction) ? '1' : '0';
+    std::string key;
+    for (const Rule* rule : plain) key += rule->covers(reduction) ? '1' : '0';
+    for (const Rule* rule : symmetric) key += rule->covers(reduction) ? '1' : '0';
     for (const Row& row : rows_) {
-      if (row.op == static_cast<Op>(kind / 2)) facts += row.serves[reduction] ? '1' : '0';
+      if (row.op == static_cast<Op>(kind / 2)) key += row.serves[reduction] ? '1' : '0';
     }
-    const auto [at, fresh] = known.emplace(facts, static_cast<uint32_t>(made.lists.size()));
+    const auto [at, fresh] = known.emplace(key, static_cast<uint32_t>(made.lists.size()));
     if (fresh) {
-      const std::vector<Choice> own = list_of(plain, {reduction, has_arena, nullptr});
-      made.lists.push_back(own);
-      made.lists.push_back(list_of(symmetric, {reduction, has_arena, &own}));
+      const std::vector<Choice> plain_list = list_of(plain, {reduction, has_arena, nullptr});
+      made.lists.push_back(plain_list);
+      made.lists.push_back(list_of(symmetric, {reduction, has_arena, &plain_list}));
     }
     made.index[kind * kReductions + reduction] = at->second;
     made.index[(kind + kSymmetric) * kReductions + reduction] = at->second + 1;

@@ -109,7 +109,7 @@ class PlanTable {
   struct Rule;
   struct Wanted;
   struct Step;
-  struct OpFacts {
+  struct OpTraits {
     bool reduces = false;
     bool rooted = false;
   };
@@ -151,7 +151,7 @@ class PlanTable {
   const Check check_;
   const size_t blocks_;   // the place of "blocks" among the parameters, where kernels have it
   std::deque<Row> rows_;  // names stay where they are
-  OpFacts ops_[kOps];
+  OpTraits ops_[kOps];
   std::bitset<kReductions> reduces_;
   Compiled compiled_;
   std::shared_ptr<const std::vector<Rule>> rules_;  // what was compiled: for explanations

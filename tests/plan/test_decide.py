@@ -62,7 +62,8 @@ def test_what_cannot_serve_a_call_is_passed_over_for_the_fallback_then_for_the_n
     assert "lsa_ll_oneshot: 1001 B is no multiple of 8" in plan.explain("all_reduce", 1001, "int16", world=2).passed
     gone = Table(plan, 2, has_arena=False)  # what needs symmetric memory serves nothing
     with pytest.raises(
-        ValueError, match=r"no rule for all_reduce of 1000 B of int16.*NCCL does not reduce torch.int16 by sum; there is no symm"
+        ValueError,
+        match=r"no rule for all_reduce of 1000 B of int16.*NCCL does not reduce torch.int16 by sum; there is no symm",
     ):
         gone.explain(Query("all_reduce", 1000, "int16", "sum", 2))
 

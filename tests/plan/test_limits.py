@@ -88,8 +88,8 @@ def test_a_kernel_is_cut_down_and_what_cannot_be_gives_way_to_the_nearest_that_c
         )
 
     plan = plan_with_ends(1024, 1 << 20)
-    found = ask(plan, [gather(size, 4) for size in (512, 4096, 1 << 19, 1 << 24)])
-    assert [algorithm for algorithm, _ in found] == ["lsa_ll_oneshot"] * 2 + ["lsa_oneshot"] * 2
+    answers = ask(plan, [gather(size, 4) for size in (512, 4096, 1 << 19, 1 << 24)])
+    assert [algorithm for algorithm, _ in answers] == ["lsa_ll_oneshot"] * 2 + ["lsa_oneshot"] * 2
     # NCCL's kernels take 32 at most.
     assert ask(plan, [gather(4096, 32)])[0][0] == "nccl_direct"
     # One more than the bytes is compared: 15 / 8 is less than 8 / 4.
@@ -99,8 +99,8 @@ def test_a_kernel_is_cut_down_and_what_cannot_be_gives_way_to_the_nearest_that_c
 def test_where_all_there_is_cannot_be_limited_there_is_nothing() -> None:
     assert ask(plan_of({"algorithm": "nccl_direct"}), [gather(1 << 20, 8)]) == [NOTHING]
     aligned = {"max_bytes": 4096, "algorithm": "lsa_pipe_exchange", "params": {"blocks": 8}, "align": 16}
-    found = ask(plan_of(aligned, {"algorithm": "nccl_direct"}), [gather(size, 8) for size in (8200, 8192)])
-    assert found == [NOTHING, ("lsa_pipe_exchange", 8)]
+    answers = ask(plan_of(aligned, {"algorithm": "nccl_direct"}), [gather(size, 8) for size in (8200, 8192)])
+    assert answers == [NOTHING, ("lsa_pipe_exchange", 8)]
 
 
 def test_an_epilogue_goes_by_the_rules_of_a_norm_where_it_is_limited_too() -> None:
@@ -144,11 +144,11 @@ def test_symmetric_tensors_have_the_plain_curve_and_what_copy_engines_add_to_it(
         {"op": "all_gather", "placement": "symmetric", "ranges": symmetric},
     )
     eight, engines = ("lsa_pipe_exchange", 8), ("engine_pull", 0)
-    few, own = ("lsa_pipe_exchange", 16), ("lsa_oneshot", 132)
+    few, usual = ("lsa_pipe_exchange", 16), ("lsa_oneshot", 132)
     for limits, wanted in (
         ((4, 8, 15), [eight, engines, engines]),
         ((16, 100, SPARING), [few, few, engines]),
-        ((0, 132), [own, own, engines]),
+        ((0, 132), [usual, usual, engines]),
     ):
         for limit in limits:
             calls = [gather(size, limit, "symmetric") for size in (1 << 16, 1 << 20, 1 << 24)]
@@ -168,8 +168,8 @@ def test_of_plain_and_symmetric_points_that_take_equally_long_the_plain_one_is_f
         {"op": "all_gather", "ranges": [{**USUAL, "curve": [pipe(8)]}]},
         {"op": "all_gather", "placement": "symmetric", "ranges": ranges},
     )
-    found = ask(plan, [gather(1 << 20, limit, "symmetric") for limit in (4, 8)])
-    assert [algorithm for algorithm, _ in found] == ["engine_pull", "lsa_pipe_exchange"]
+    answers = ask(plan, [gather(1 << 20, limit, "symmetric") for limit in (4, 8)])
+    assert [algorithm for algorithm, _ in answers] == ["engine_pull", "lsa_pipe_exchange"]
 
 
 def test_a_symmetric_rule_that_leaves_a_call_to_the_plain_ones_is_not_cut_down_itself() -> None:
@@ -185,5 +185,5 @@ def test_the_shipped_plans_name_something_for_every_limited_call_but_what_nccl_a
     able = [op for op, spec in specs.items() if any(row.backend == "nccl" and row.kernel for row in spec.algorithms)]
     calls = [(op, 1 << shift, 8, "plain") for op in specs for shift in range(4, 30)]
     for name in NCCL:
-        found = ask(shipped_plan(name), calls)
-        assert [each != NOTHING for each in found] == [op in able for op, *_ in calls], name
+        answers = ask(shipped_plan(name), calls)
+        assert [each != NOTHING for each in answers] == [op in able for op, *_ in calls], name

@@ -46,8 +46,8 @@ def test_on_few_multiprocessors_symmetric_tensors_of_two_ranks_run_copy_engines(
     plan, query = shipped_plan(name), {"world": 2, "mode": "graph"}
     for num_bytes in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
         for placement, max_sms, engine in (("symmetric", 2, True), ("plain", 2, False), ("symmetric", 0, False)):
-            said = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
-            assert (said.algorithm == "engine_pull") == engine
+            why = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
+            assert (why.algorithm == "engine_pull") == engine
 
 
 def test_without_a_rule_a_collective_runs_the_first_row_of_its_table(mine: Path, monkeypatch: Patch) -> None:
@@ -110,13 +110,13 @@ def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_as
         find_plan("shm", "auto", 2)
 
 
-@pytest.mark.parametrize("said", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
+@pytest.mark.parametrize("head", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
 def test_of_two_backends_a_plan_is_for_the_one_that_has_its_algorithms(
-    mine: Path, monkeypatch: Patch, said: Any
+    mine: Path, monkeypatch: Patch, head: Any
 ) -> None:
     rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
     path = mine.with_name("of_gpus.json")
-    path.write_text(json.dumps({**HEAD, **said, "rules": [rule]}))
+    path.write_text(json.dumps({**HEAD, **head, "rules": [rule]}))
     monkeypatch.setenv("COMMLIB_PLAN", str(path))
     monkeypatch.setenv("COMMLIB_ALGORITHM", "barrier:shm_oneshot,all_gather:lsa_oneshot")
     found = find_plan("shm", "auto", 2, ["nccl"])

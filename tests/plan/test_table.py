@@ -82,5 +82,5 @@ def test_sizes_that_the_symmetric_rules_leave_to_the_plain_ones_go_by_the_plain_
         {"op": "all_reduce", "ranges": range_of((4096, "shm_oneshot"), (None, "shm_twoshot"))},
     )
     names = ["symmetric", "oneshot", "oneshot", "twoshot", "twoshot", "symmetric"]
-    found = algorithms(plan, (64, 65, 4096, 4097, 1 << 20, (1 << 20) + 1), placement="symmetric")
-    assert found == [f"shm_{name}" for name in names]
+    answers = algorithms(plan, (64, 65, 4096, 4097, 1 << 20, (1 << 20) + 1), placement="symmetric")
+    assert answers == [f"shm_{name}" for name in names]

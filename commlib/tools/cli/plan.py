@@ -167,7 +167,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
         "schema": KIND.name,
         "version": KIND.version,
         **{"source": plan.source, "digest": plan.digest, "world": world},
-        "fit": {**asdict(plan.fit), "said": plan.fit.said},
+        "fit": {**asdict(plan.fit), "said": plan.fit.description},
         "pinned": dict(plan.pinned),
         "rows": rows,
     }
