@@ -25,9 +25,7 @@ from commlib.bootstrap import connect
 from commlib.bootstrap.explicit import explicit_rank
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, calls_of
-from commlib.collectives.facts import FACTS, facts
 from commlib.collectives.norms import COMPUTED_SCALES, FP8, scale_shape
-from commlib.collectives.told import choice_of, plan_text
 from commlib.core import guard, lifetime, log
 from commlib.core.dispatch import CLOSED, Dispatcher
 from commlib.core.hooks import Hooks, SlowCall
@@ -39,7 +37,9 @@ from commlib.debug import metrics
 from commlib.errors import Closed, CommError, limits_of, meant, no_unknown
 from commlib.native import library
 from commlib.plan import Explanation, Plan
-from commlib.plan.rules import MODES, PLACEMENTS, size_text
+from commlib.plan.rules import MODES, PLACEMENTS, Query, size_text
+from commlib.plan.table import choice_of, table_of
+from commlib.plan.text import plan_text
 from commlib.redops import Redop, redop_name
 
 Now: TypeAlias = Literal[False]
@@ -126,7 +126,7 @@ def create(
         if world.rank == 0:
             room = f"{size_text(options.max_bytes)} of arena each, deadline {options.timeout_s:g} s"
             _LOG.info("%s by %s on %s, %s", counted(world.size, "rank"), world.name, made.device, room)
-            _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.said)
+            _LOG.info("plan %s from %s: %s", chosen.digest, chosen.source, chosen.fit.description)
         return Communicator(world, made, chosen, options)
     except BaseException:
         made.close()
@@ -713,7 +713,7 @@ class Communicator:
             max_sms: The multiprocessors that the call takes at most, 0 for no limit.
             async_op: Whether the call is asynchronous: on GPUs it then leaves most multiprocessors to others.
         """
-        name, known = str(dtype).removeprefix("torch."), facts(self.resources)
+        name = str(dtype).removeprefix("torch.")
         if not isinstance(getattr(torch, name, None), torch.dtype):
             raise ValueError(f"dtype is {dtype!r}, but must be a torch.dtype or its name, e.g. 'bfloat16'")
         if not isinstance(num_bytes, SupportsIndex) or operator.index(num_bytes) < 0:
@@ -722,10 +722,11 @@ class Communicator:
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
         limit, own_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
-        keys: dict[str, Any] = {"world": self.size, "placement": placement, "mode": mode, "facts": known}
-        keys |= {"max_sms": 0 if own_limit and limit >= own_limit else limit, "async_op": async_op and not own_limit}
-        found = self._limited.explain(op, num_bytes, name, redop_name(redop), **keys)
-        return replace(found, sms=min(found.sms, own_limit or found.sms))
+        machine = {"has_arena": self.resources.has_arena, "multiprocessors": self.resources.multiprocessors}
+        table = table_of(self.plan, self.size, max_sms=own_limit, **machine)
+        query = Query(op, num_bytes, name, redop_name(redop), self.size, placement, mode)
+        why = table.explain(query, 0 if own_limit and limit >= own_limit else limit, async_op and not own_limit)
+        return replace(why, sms=min(why.sms, own_limit or why.sms))
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""
@@ -733,12 +734,11 @@ class Communicator:
         if not isinstance(plan, Plan):
             raise TypeError(f"plan is of type {type(plan).__name__}, but must be a commlib.Plan; Plan.load() reads one")
         self.dispatcher.drain()
-        limited = plan.limited(most, FACTS) if (most := self.options.max_sms) else plan
         if (group := self.resources.native_group) is not None:
-            group.set_plan(plan_text(limited, self.size, self.backend))
+            group.set_plan(plan_text(plan.rules_of(self.size), self.backend))
         elif not self.resources.native:
             self.resources.choose = choice_of(plan, self.resources)
-        self.plan, self._limited = plan, limited
+        self.plan = plan
 
     # --- life ---------------------------------------------------------------------------------------------------
 

@@ -36,12 +36,6 @@ class NativeBackend(Backend, ABC, Generic[GroupT]):
         """Return the native calls; they release the interpreter's lock, and find the stream on GPUs."""
         return self.native_group.calls()
 
-    def choice(
-        self, op: str, num_bytes: int, dtype: str, redop: str, placement: str = "plain", mode: str = "eager"
-    ) -> str:
-        """Return the algorithm that the native table chooses; the plan's explanation must agree with it."""
-        return self.native_group.choice(op, dtype, redop, num_bytes, placement == "symmetric", mode == "graph")
-
     def stamp(self, room: int) -> torch.Tensor | None:
         """Let the group stamp calls (csrc/include/commlib/stamps.h); on GPUs their kernels then have marks, too."""
         self._stamped = room > 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from commlib.backends.base import Backend
 from commlib.collectives import (
     all_gather,
@@ -56,6 +58,15 @@ def algorithm_names(backend: str) -> dict[str, list[str]]:
     return {name: list(spec.rows(backend)) for name, spec in COLLECTIVES.items()}
 
 
+def traffic(op: str, dtype: str, count: int, world: int) -> tuple[int, float]:
+    """Return the bytes of a call as nccl-tests prints them, and those that its bus bandwidth counts; 0 if unknown."""
+    collective = COLLECTIVES.get(op)
+    if collective is None:
+        return 0, 0.0
+    num_bytes = collective.num_bytes(Call(0, world, count, getattr(torch, dtype)))
+    return num_bytes, num_bytes * collective.bus_factor(world)
+
+
 __all__ = [
     "COLLECTIVES",
     "REDOPS",
@@ -64,4 +75,5 @@ __all__ = [
     "Collective",
     "algorithm_names",
     "calls_of",
+    "traffic",
 ]

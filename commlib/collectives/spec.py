@@ -74,11 +74,6 @@ class Algorithm:
         defaults = {param.name: param.default for param in self.params}
         return {"blocks": self.sms, **defaults, **params}["blocks"]
 
-    def least_sms(self, params: Mapping[str, int]) -> int:
-        """Return on how few of them a limit can make it run."""
-        most = self.most_sms(params)
-        return min(most, 1) if self.kernel else most
-
     @property
     def needs_arena(self) -> bool:
         """Whether it can only run where there is symmetric memory."""

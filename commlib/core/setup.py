@@ -15,10 +15,10 @@ from commlib.backends.base import Backend, Options
 from commlib.bootstrap.world import World
 from commlib.collectives import COLLECTIVES, REDOPS, algorithm_names
 from commlib.collectives.plugins import load_natives
-from commlib.collectives.told import rows_text
 from commlib.errors import PlanMismatch
-from commlib.plan import Plan, find, find_own, shipped, shipped_plan
+from commlib.plan import Plan, find, find_here, shipped, shipped_plan
 from commlib.plan.plan import HEAD
+from commlib.plan.text import rows_text
 from commlib.redops import DTYPES
 from commlib.version import __version__
 
@@ -128,7 +128,7 @@ def find_plan(backend: str, plan: str | os.PathLike[str] | Plan, world: int, oth
     """Return the plan that rank 0 takes for a plan= argument, before COMMLIB_ALGORITHM."""
     if other := _meant_for(plan, backend, others):
         _LOG.info("the plan that was asked for is for %s; %s takes that of this machine", other, backend)
-        return _completed(find_own(backend, world, _acceptable(backend)), backend)
+        return _completed(find_here(backend, world, _acceptable(backend)), backend)
     if isinstance(plan, Plan):
         return plan
     wanted = find(backend, plan, world, _acceptable(backend))

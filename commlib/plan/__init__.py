@@ -1,17 +1,15 @@
 """Plans: which algorithm runs at which size, as data that `commlib tune` writes and the communicator reads."""
 
-from commlib.plan.decide import Facts
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.plan import HEAD, Plan
 from commlib.plan.rules import MODES, PLACEMENTS, Point, Query, Range, Rule
-from commlib.plan.search import find, find_own, shipped, shipped_plan, slug, user_path
+from commlib.plan.search import find, find_here, shipped, shipped_plan, slug, user_path
 
 __all__ = [
     "HEAD",
     "MODES",
     "PLACEMENTS",
     "Explanation",
-    "Facts",
     "Match",
     "Plan",
     "Point",
@@ -19,7 +17,7 @@ __all__ = [
     "Range",
     "Rule",
     "find",
-    "find_own",
+    "find_here",
     "shipped",
     "shipped_plan",
     "slug",

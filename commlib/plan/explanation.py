@@ -26,18 +26,18 @@ class Match:
         """Compare the fingerprint of a plan with this machine's, over the keys that the plan has."""
         keys = [key for key in KEYS if tuned.get(key) is not None]
         differing = [key for key in keys if tuned[key] != here.get(key)]
-        told = tuple(f"{_SPELLED.get(key, key)} {tuned[key]}, here {here.get(key, 'unknown')}" for key in differing)
-        return cls(len(keys) - len(differing), len(keys), told)
+        texts = tuple(f"{_SPELLED.get(key, key)} {tuned[key]}, here {here.get(key, 'unknown')}" for key in differing)
+        return cls(len(keys) - len(differing), len(keys), texts)
 
     @property
     def where(self) -> str:
-        """Whether the plan was measured on this machine, in words."""
+        """Whether the plan was measured on this machine, as text."""
         if not self.total:
             return "not measured on this machine (`commlib tune` does)"
         return "measured elsewhere" if self.differences else "measured on a machine like this one"
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The same, with what differs."""
         return f"{self.where} ({self})" if self.differences else self.where
 
@@ -80,14 +80,14 @@ class Explanation:
         params = ", ".join(f"{key}={value}" for key, value in self.params.items())
         plan = "the shipped plan" if self.source.startswith("plans/") else f"the plan {self.source}"
         why = f"pinned by {self.pinned_by}" if self.pinned_by else f"chosen by {plan}, {self.measured}"
-        told = ", ".join(text for text in (f"plan {self.digest}", self.match) if text)
+        origin = ", ".join(text for text in (f"plan {self.digest}", self.match) if text)
         lines = [
             f"{self.op} of {size_text(self.num_bytes)} runs {self.algorithm}: {why}",
             f"  for {self._sizes()}" + f", with {params}" * bool(params),
             *([] if self.pinned_by else [f"  {self._gain()}"]),
-            f"  {self.rule} of {self.source} ({told})",
+            f"  {self.rule} of {self.source} ({origin})",
         ]
-        lines[2:2] = [f"  {told}" for told in (self.remark, self.spared, self._multiprocessors()) if told]
+        lines[2:2] = [f"  {text}" for text in (self.remark, self.spared, self._multiprocessors()) if text]
         lines[1:1] = [f"  passed over {reason}" for reason in self.passed]
         return "\n".join(lines)
 
@@ -100,10 +100,10 @@ class Explanation:
         )
 
     def _sizes(self) -> str:
-        words = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]
+        ends = [] if self.low_bytes == 0 else [f"above {size_text(self.low_bytes - 1)}{_interval(self.low_ci_bytes)}"]
         if self.high_bytes is not None:
-            words.append(f"up to {size_text(self.high_bytes)}{_interval(self.ci_bytes)}")
-        return f"sizes {', '.join(words)}" if words else "every size"
+            ends.append(f"up to {size_text(self.high_bytes)}{_interval(self.ci_bytes)}")
+        return f"sizes {', '.join(ends)}" if ends else "every size"
 
     def _gain(self) -> str:
         if self.gain is None or not self.runner_up:

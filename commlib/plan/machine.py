@@ -63,17 +63,17 @@ def _gpu() -> dict[str, Any]:
 def driver_of(text: str) -> str | None:
     """Return the version in what NVIDIA's kernel module says of itself."""
     # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build …
-    found = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module\b.*?\s(\d+(?:\.\d+)+)\s", text)
+    return match[1] if match else None
 
 
 def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the settings of these families; of paths and addresses only that they are set, of secrets nothing."""
-    found = os.environ if variables is None else variables
+    variables = os.environ if variables is None else variables
     ours = {variable.name for variable in env.VARIABLES if variable.internal}
     paths = {variable.name for variable in (env.PLAN, env.LIBRARY, env.CACHE_DIR)}
     return {
         name: HIDDEN if name in paths or name in HOSTS or PLACE.search(value) else value
-        for name, value in sorted(found.items())
-        if name.startswith(FAMILIES) and name not in ours and not any(word in name for word in SECRETS)
+        for name, value in sorted(variables.items())
+        if name.startswith(FAMILIES) and name not in ours and not any(part in name for part in SECRETS)
     }

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import astuple, replace
 from functools import cached_property
@@ -14,16 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from commlib import env
-from commlib.counts import counted
-from commlib.plan.decide import ALL_SERVE, Decision, Facts, decide, decide_sparing, decide_within, symmetric_points
 from commlib.plan.explanation import Explanation, Match
 from commlib.plan.pins import pins
 from commlib.plan.read import MAX_RULES, SCHEMA, TOO_MANY, VERSION, parse, read_rules
-from commlib.plan.rules import SPARING, Point, Query, Range, Rule, size_text
+from commlib.plan.rules import Query, Rule, size_text
+from commlib.plan.table import table_of
 
 WIDTH = 120  # of a line of a plan file
-MOST_BYTES = 64 << 20  # of a plan file
+MAX_FILE_BYTES = 64 << 20  # of a plan file
 HEAD = {"schema": SCHEMA, "version": VERSION}
 
 
@@ -63,8 +61,10 @@ class Plan:
         try:
             if not stat.S_ISREG(Path(path).stat().st_mode):  # a pipe would hold up all ranks
                 raise ValueError(f"cannot read plan {path}: it is no regular file; give the path of a file")
-            if (num_bytes := Path(path).stat().st_size) > MOST_BYTES:
-                raise ValueError(f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MOST_BYTES}")
+            if (num_bytes := Path(path).stat().st_size) > MAX_FILE_BYTES:
+                raise ValueError(
+                    f"cannot read plan {path}: it has {num_bytes} bytes; a plan has at most {MAX_FILE_BYTES}"
+                )
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"plan {path} is not a text file; take a file that `commlib tune` wrote") from None
@@ -113,24 +113,16 @@ class Plan:
 
     @classmethod
     def _on_top(cls, rules: list[dict[str, Any]], base: Plan | None, source: str) -> Plan:
-        own = cls({**HEAD, "rules": rules}, source)
-        return own if base is None else base._with(rules=own.rules + base.rules, source=source)
+        pinned = cls({**HEAD, "rules": rules}, source)
+        return pinned if base is None else base._with(rules=pinned.rules + base.rules, source=source)
 
     def overridden(self, algorithms: Mapping[str, str]) -> Plan:
         """Return this plan with collectives pinned by the environment, which explain then says."""
         return Plan.only(algorithms, base=self)._with(source=self.source, pinned=dict(algorithms))
 
     def completed(self, base: Plan) -> Plan:
-        """Return this plan with the rules of `base` as the last ones, for what its own do not cover or cannot serve."""
+        """Return this plan with the rules of `base` as the last ones, for what it does not cover or cannot serve."""
         return self._with(rules=(*self.rules, *(rule for rule in base.rules if rule not in self.rules)))
-
-    def limited(self, max_sms: int, facts: Facts) -> Plan:
-        """Return this plan where no call has more multiprocessors: each range runs what was measured as best on so few.
-
-        Its digest stays: what is told apart by it is the plan that the ranks were given.
-        """
-        rules = tuple(replace(rule, ranges=tuple(_on_few(rule, max_sms, facts))) for rule in self.rules)
-        return self._with(rules=rules, digest=self.digest)
 
     def fitted(self, fingerprint: Mapping[str, Any]) -> Plan:
         """Return this plan with what its fingerprint has in common with this machine's, for explain."""
@@ -139,8 +131,8 @@ class Plan:
     @property
     def fingerprint(self) -> Mapping[str, Any]:
         """The machine on which it was measured; empty for a plan that fits every machine."""
-        found: Mapping[str, Any] = self.head.get("fingerprint", {})
-        return found
+        fingerprint: Mapping[str, Any] = self.head.get("fingerprint", {})
+        return fingerprint
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -190,7 +182,6 @@ class Plan:
         world: int,
         placement: str = "plain",
         mode: str = "eager",
-        facts: Facts = ALL_SERVE,
         max_sms: int = 0,
         async_op: bool = False,
     ) -> Explanation:
@@ -199,51 +190,7 @@ class Plan:
         An asynchronous call on GPUs spares them, unless it has a limit.
         """
         query = Query(op, num_bytes, dtype, redop, world, placement, mode)
-        spares = async_op and not max_sms
-        found, usual = self.decide(query, facts, SPARING if spares else max_sms), self.decide(query, facts)
-        points = [*usual.entry.curve, *(point for point, _ in symmetric_points(self.rules, query, usual, facts))]
-        rule, entry, here = found.rule, found.entry, found.rule.ranges[found.at]
-        most = facts.most_sms(op, entry)
-        before = rule.ranges[found.at - 1] if found.at else None
-        return Explanation(
-            op=op,
-            num_bytes=num_bytes,
-            algorithm=entry.algorithm,
-            rule=found.place,
-            source=rule.source,
-            low_bytes=(before.max_bytes or 0) + 1 if before else 0,
-            high_bytes=here.max_bytes,
-            gain=entry.gain,
-            runner_up=entry.runner_up,
-            digest=self.digest,
-            params=entry.params,
-            confidence=entry.confidence,
-            ci_bytes=here.ci_bytes,
-            low_ci_bytes=before.ci_bytes if before else None,
-            match=str(self.fit) if rule.source == self.source else "",
-            measured=(self.fit if rule.source == self.source else Match()).where,
-            pinned_by=env.ALGORITHM.name if self.pinned.get(op) == entry.algorithm else "",
-            remark=facts.remark(op, entry.algorithm),
-            sms=min(most, max_sms) if max_sms else most,
-            curve=_with_own(points, facts.most_sms(op, usual.entry)),
-            spared=_spared(found, usual, bool(points), facts) if spares else "",
-            passed=found.passed,
-        )
-
-    def decide(self, query: Query, facts: Facts = ALL_SERVE, max_sms: int = 0) -> Decision:
-        """Find what runs a call, on `max_sms` multiprocessors at most if that is not 0; a ValueError if nothing can."""
-        if max_sms == SPARING:
-            found = decide_sparing(self.rules, query, facts)
-        else:
-            found = decide_within(self.rules, query, max_sms, facts) if max_sms else decide(self.rules, query, facts)
-        if found is None:
-            call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {counted(query.world, 'rank')}"
-            limit = f" with max_sms={max_sms}" if max_sms > 0 else ""
-            entries = (entry for rule in self.rules if rule.covers(query) for entry in (*rule.ranges, *rule.fallback))
-            refusals = filter(None, (facts.refusal(query, entry.algorithm) for entry in entries))
-            why = "; ".join(dict.fromkeys(refusals))
-            raise ValueError(f"plan {self.source} has no rule for {call}{limit}" + (f": {why}" if why else ""))
-        return found
+        return table_of(self, world).explain(query, max_sms, async_op)
 
     def __str__(self) -> str:
         """Return the rules as a table."""
@@ -255,34 +202,6 @@ class Plan:
                 lines.append(f"  {limit:>14}  {entry.choice}")
             lines += [f"  {'fallback':>14}  {entry.choice}" for entry in rule.fallback]
         return "\n".join(lines)
-
-
-def _on_few(rule: Rule, max_sms: int, facts: Facts) -> Iterator[Range]:
-    for entry in rule.ranges:
-        if rule.placement == "symmetric" and not facts.symmetric(rule.op, entry.algorithm):
-            yield entry  # the plain rules decide
-            continue
-        most = facts.most_sms(rule.op, entry)
-        within = [point for point in entry.fewer(most) if point.sms <= max_sms < most]
-        yield entry.on(within[0]) if within else entry
-
-
-def _with_own(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
-    """Return a curve with the usual choice in it; nothing where no other was measured."""
-    return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
-
-
-def _spared(found: Decision, usual: Decision, measured: bool, facts: Facts) -> str:
-    """Say what an asynchronous call takes of a GPU; "" where it takes nothing either way."""
-    sms, own = (facts.most_sms(each.rule.op, each.entry) for each in (found, usual))
-    if not own:
-        return ""
-    if found.entry is usual.entry:
-        why = "which is the knee of its curve" if measured else "as it was not measured on fewer multiprocessors"
-        return f"asynchronous: runs as a synchronous call, {why}"
-    taken = f"{sms} of {counted(facts.multiprocessors, 'multiprocessor')}"
-    than = "all" if own >= facts.multiprocessors else str(own)
-    return f"asynchronous: the knee of its curve, {taken}, measured {found.slower:.0%} slower than on {than}"
 
 
 def _rule_text(rule: Mapping[str, Any]) -> str:

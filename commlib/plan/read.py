@@ -36,10 +36,10 @@ def parse(text: str, source: str) -> Any:
 
 
 def _syntax(text: str, error: json.JSONDecodeError) -> str:
-    """Say what is wrong with the JSON itself; a file that ends too early is told from a faulty one."""
+    """Say what is wrong with the JSON itself; a file that ends too early has an error of its own."""
     rest = text[error.pos :].strip()
-    words = any(word.startswith(rest) for word in ("true", "false", "null", "-"))
-    if error.msg.startswith("Unterminated") or words:
+    cut = any(value.startswith(rest) for value in ("true", "false", "null", "-"))
+    if error.msg.startswith("Unterminated") or cut:
         last = text.rstrip("\n").count("\n") + 1
         return f"line {last}: the file ends here, in the middle (truncated?); write it again or take a whole copy"
     return f"line {error.lineno}: {error.msg}"

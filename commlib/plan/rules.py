@@ -1,4 +1,4 @@
-"""Rules: what a plan is made of, as its file has them, and in words."""
+"""Rules: what a plan is made of, as its file has them, and as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commlib.plan.schema import name_of
 PLACEMENTS, MODES = ("plain", "symmetric"), ("eager", "graph")
 MAX_WORLD = 1 << 20
 SPARING = -1  # as max_sms: no more than the knee of the plan's curve; kSparing of csrc/include/commlib/call.h
-_KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are if unsaid
+_KEYS = {"dtype": "*", "redop": "*", "placement": "plain", "mode": "*"}  # of a rule, and what they are by default
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ def _choice_text(algorithm: str, params: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What was measured as the best on at most `sms` multiprocessors, and how much longer than the range's own choice.
+    """What was measured as the best on at most `sms` multiprocessors, and how much longer than the choice of the range.
 
-    As a share: 0.21 is 21 % longer. Of those with more multiprocessors than the range's own there is the fastest.
+    As a share: 0.21 is 21 % longer. Of those with more multiprocessors than that choice there is the fastest.
     """
 
     sms: int
@@ -45,12 +45,12 @@ class Point:
 
     @property
     def choice(self) -> str:
-        """What runs, in words."""
+        """What runs, as text."""
         return _choice_text(self.algorithm, self.params)
 
     @property
     def time(self) -> int:
-        """The time of the range's own choice that it takes, in thousandths, as native code compares them."""
+        """Its time in thousandths of that of the range's choice, as native code compares them."""
         return max(0, round(1000 * (1 + self.slower)))
 
 
@@ -78,11 +78,11 @@ class Range:
 
     @property
     def choice(self) -> str:
-        """What runs, in words: shm_twoshot chunk_bytes=262144."""
+        """What runs, as text: shm_twoshot chunk_bytes=262144."""
         return _choice_text(self.algorithm, self.params)
 
     def fewer(self, sms: int) -> list[Point]:
-        """Return what is best on fewer multiprocessors than so many, the most of them first."""
+        """Return what is best on fewer multiprocessors than so many, the fastest first."""
         return [point for point in reversed(self.curve) if point.sms < sms]
 
     def on(self, point: Point) -> Range:
@@ -97,9 +97,9 @@ class Range:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return it as a file has it: what is as usual is not said."""
-        said = {key: value for key, value in vars(self).items() if value != getattr(Range, key, {})}
-        return said | ({"curve": [vars(point) for point in self.curve]} if self.curve else {})
+        """Return it as a file has it: without what is as usual."""
+        values = {key: value for key, value in vars(self).items() if value != getattr(Range, key, {})}
+        return values | ({"curve": [vars(point) for point in self.curve]} if self.curve else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +126,13 @@ class Rule:
         return cls(**{**rule, **parts, "world": world}, source=source, number=number)
 
     def document(self) -> dict[str, Any]:
-        """Return it as a file has it: what is as usual is not said."""
+        """Return it as a file has it: without what is as usual."""
         low, high = self.world
-        said = {"op": self.op, **{key: getattr(self, key) for key in _KEYS if getattr(self, key) != _KEYS[key]}}
+        values = {"op": self.op, **{key: getattr(self, key) for key in _KEYS if getattr(self, key) != _KEYS[key]}}
         if self.world != (1, MAX_WORLD):
-            said["world"] = [low, None if high == MAX_WORLD else high]
-        said["ranges"] = [entry.document() for entry in self.ranges]
-        return said | ({"fallback": [entry.document() for entry in self.fallback]} if self.fallback else {})
+            values["world"] = [low, None if high == MAX_WORLD else high]
+        values["ranges"] = [entry.document() for entry in self.ranges]
+        return values | ({"fallback": [entry.document() for entry in self.fallback]} if self.fallback else {})
 
     def where(self, *part: str | int) -> str:
         """Where it or a part of it stands: the file, the place, and the type if the rule is for one."""
@@ -147,13 +147,6 @@ class Rule:
         low, high = self.world
         ranks = str(low) if low == high else f"{low}-{'' if high == MAX_WORLD else high}"
         return " ".join([*parts, f"world={ranks}"])
-
-    def covers(self, call: Query) -> bool:
-        """Whether the rule speaks of such a call."""
-        if (self.op, self.placement) != (call.op, call.placement):
-            return False
-        keys = ((self.dtype, call.dtype), (self.redop, call.redop), (self.mode, call.mode))
-        return all(own in ("*", wanted) for own, wanted in keys) and self.world[0] <= call.world <= self.world[1]
 
     def at(self, num_bytes: int) -> int | None:
         """Return the number of the range for a size, or None where the rule has none."""

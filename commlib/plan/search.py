@@ -1,4 +1,4 @@
-"""Search: which plan applies here, and why a file that was found does not."""
+"""Search: which plan applies here, and why another one does not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def slug(device: str) -> str:
 
 
 def user_path(backend: str, device: str, world: int) -> Path:
-    """Return where this user's plan for a device and a number of ranks is kept."""
+    """Return where this user's plan for a device and a number of ranks lies."""
     home = env.foreign("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "commlib" / "plans" / f"{backend}-{slug(device)}-{world}.json"
 
@@ -57,22 +57,22 @@ def find(backend: str, plan: str | os.PathLike[str], world: int, accept: Accept)
     asked = env.PLAN.get() if plan == "auto" else plan
     if asked:
         return _fitting(Plan.load(asked), here, world, accept)
-    return find_own(backend, world, accept)
+    return find_here(backend, world, accept)
 
 
-def find_own(backend: str, world: int, accept: Accept) -> Plan:
+def find_here(backend: str, world: int, accept: Accept) -> Plan:
     """Return the plan of this machine: the first of the user's, the device's, the backend's."""
     here = fingerprint(backend)
-    for source, load in _found(backend, str(here.get("device", "")), world):
+    for source, load in _files(backend, str(here.get("device", "")), world):
         try:
-            found = _fitting(load(), here, world, accept)
+            plan = _fitting(load(), here, world, accept)
         except ValueError as error:
-            _say(logging.WARNING, f"{error}; it is ignored")
+            _log_once(logging.WARNING, f"{error}; it is ignored")
             continue
-        if fit := found.fit.differences:
-            score = f"{found.fit.score}/{found.fit.total}"
-            _say(logging.INFO, f"plan {source} was tuned for {'; '.join(fit)} (match {score})")
-        return found.completed(shipped_plan(backend))
+        if fit := plan.fit.differences:
+            score = f"{plan.fit.score}/{plan.fit.total}"
+            _log_once(logging.INFO, f"plan {source} was tuned for {'; '.join(fit)} (match {score})")
+        return plan.completed(shipped_plan(backend))
     return shipped_plan(backend)
 
 
@@ -92,20 +92,20 @@ def _fitting(plan: Plan, here: Mapping[str, Any], world: int, accept: Accept) ->
     return plan.fitted(here)
 
 
-def _found(backend: str, device: str, world: int) -> Iterator[tuple[str, Callable[[], Plan]]]:
-    """Yield the files that are there for this machine, the most special one first."""
+def _files(backend: str, device: str, world: int) -> Iterator[tuple[str, Callable[[], Plan]]]:
+    """Yield the files that are there for this machine, the most specific one first."""
     try:
         path = user_path(backend, device, world)
         if path.exists():
             yield str(path), partial(Plan.load, path)
     except (OSError, RuntimeError) as error:  # no access, or a user without a home
-        _say(logging.WARNING, f"no plan of this user's is looked for: {error}")
+        _log_once(logging.WARNING, f"no plan of this user's is looked for: {error}")
     name = f"{backend}-{slug(device)}"
     if name in shipped():
         yield f"plans/{name}.json", partial(shipped_plan, name)
 
 
 @cache
-def _say(level: int, text: str) -> None:
+def _log_once(level: int, text: str) -> None:
     """Log a text once, however many communicators the process makes."""
     _LOG.log(level, text)

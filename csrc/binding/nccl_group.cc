@@ -59,17 +59,7 @@ class NcclGroup {
 
   // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
   void learn(const std::string& rows) { target_->group->learn(rows); }
-  void set_plan(const std::string& plan) {
-    target_->group->plan().set(plan, target_->group->has_arena());
-  }
-  // The algorithm that would run, as the hot path finds it; empty: none.
-  std::string choice(const std::string& op, const std::string& dtype, const std::string& redop,
-                     int64_t bytes, bool symmetric, bool graph) {
-    const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
-                    static_cast<RedOp>(redop_named(redop))};
-    return target_->group->choice(graph ? Mode::graph : Mode::eager, call,
-                                  static_cast<size_t>(bytes), symmetric);
-  }
+  void set_plan(const std::string& plan) { target_->group->set_plan(plan); }
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { target_->group->set_inner(inner); }
 
@@ -161,7 +151,6 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("start", NcclGroup::start, "pids, id, build"),
       COMMLIB_METHOD("learn", NcclGroup::learn, "rows"),
       COMMLIB_METHOD("set_plan", NcclGroup::set_plan, "plan"),
-      COMMLIB_METHOD("choice", NcclGroup::choice, "op, dtype, redop, num_bytes, symmetric, graph"),
       COMMLIB_METHOD("set_inner", NcclGroup::set_inner, "inner"),
       COMMLIB_METHOD("calls", NcclGroup::calls, ""),
       COMMLIB_METHOD("empty", NcclGroup::empty, "num_bytes"),

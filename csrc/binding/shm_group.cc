@@ -129,14 +129,7 @@ class ShmGroup {
 
   // Every algorithm of this backend, as its row says it; then the plan that chooses among them.
   void learn(const std::string& rows) { target_->group->learn(rows); }
-  void set_plan(const std::string& plan) { target_->group->plan().set(plan, true); }
-  // The algorithm that would run, as the hot path finds it; empty: none.
-  std::string choice(const std::string& op, const std::string& dtype, const std::string& redop,
-                     int64_t bytes, bool symmetric, bool) {
-    const Call call{op_named(op), static_cast<DType>(dtype_named(dtype)),
-                    static_cast<RedOp>(redop_named(redop))};
-    return target_->group->choice(call, static_cast<size_t>(bytes), symmetric);
-  }
+  void set_plan(const std::string& plan) { target_->group->set_plan(plan); }
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { target_->group->set_inner(inner); }
 
@@ -209,7 +202,6 @@ COMMLIB_MODULE(module) {
       COMMLIB_METHOD("start", ShmGroup::start, "timeout_s, isa, checked"),
       COMMLIB_METHOD("learn", ShmGroup::learn, "rows"),
       COMMLIB_METHOD("set_plan", ShmGroup::set_plan, "plan"),
-      COMMLIB_METHOD("choice", ShmGroup::choice, "op, dtype, redop, num_bytes, symmetric, graph"),
       COMMLIB_METHOD("set_inner", ShmGroup::set_inner, "inner"),
       COMMLIB_METHOD("calls", ShmGroup::calls, ""),
       COMMLIB_METHOD("empty", ShmGroup::empty, "num_bytes"),

@@ -102,12 +102,6 @@ void Group::learn(const std::string& rows) {
   }
 }
 
-std::string Group::choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const {
-  const Choice* found =
-      plan_.find(mode, symmetric, call, differs_by_rank(call.op) ? kAnyBytes : bytes);
-  return found ? plan_.row(found->algorithm).name : "";
-}
-
 void Group::stamp(Stamps* stamps) {
   stamps_ = stamps;
   stamped_ = Function();

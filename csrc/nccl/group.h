@@ -58,9 +58,7 @@ class Group {
   // Every algorithm of this backend, as its row says it (csrc/plan/row.h); then the plan that
   // chooses among them (csrc/plan/table.h).
   void learn(const std::string& rows);
-  PlanTable& plan() { return plan_; }
-  // The algorithm that would run such a call; empty: none.
-  std::string choice(Mode mode, const Call& call, size_t bytes, bool symmetric) const;
+  void set_plan(const std::string& text) { plan_.set(text, has_arena(), max_sms_); }
   // Stamps calls from now on, and lets their kernels mark their phases; null: no longer.
   void stamp(Stamps* stamps);
   Stamps* stamps() const { return stamps_; }

@@ -14,6 +14,8 @@ constexpr int kMaxParams = 4;  // of an algorithm
 // In the order in which the backend names those that it knows.
 using Params = std::array<uint32_t, kMaxParams>;
 using ParamNames = std::vector<const char*>;
+// As the last of the names: stands for all that are not named, whose values nobody asks for.
+constexpr char kOthers = '*';
 
 constexpr int kReductions = kDTypes * kRedOps;
 inline size_t reduction(DType dtype, RedOp redop) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "plan/words.h"
+#include "plan/text_line.h"
 
 namespace commlib {
 
@@ -27,8 +27,7 @@ PlanTable::PlanTable(ParamNames params, Check check)
 
 void PlanTable::learn(const std::string& text) {
   for (Row& row : read_rows(text, params_)) {
-    OpFacts& facts = ops_[static_cast<size_t>(row.op)];
-    facts = {row.reduces, row.rooted};
+    ops_[static_cast<size_t>(row.op)] = {row.reduces, row.rooted};
     if (row.reduces) reduces_ |= row.serves;
     rows_.push_back(std::move(row));
   }
@@ -41,61 +40,63 @@ int PlanTable::find_row(Op op, const std::string& name) const {
   return -1;
 }
 
-// A range or a fallback, in the words of its line.
-Choice PlanTable::read_choice(const Words& words, Op op) const {
-  Choice choice{0, UINT64_MAX, 1, find_row(op, words["algorithm"]), {}};
+// A range, a fallback or a point of a curve.
+Choice PlanTable::read_choice(const TextLine& line, int number, Op op) const {
+  Choice choice{0, UINT64_MAX, 1, find_row(op, line["algorithm"]), {}, number};
   if (choice.algorithm < 0)
-    fail("ValueError", name_of(op), " has no algorithm '", words["algorithm"], "' here");
+    fail("ValueError", name_of(op), " has no algorithm '", line["algorithm"], "' here");
   choice.params = row(choice.algorithm).defaults;
-  for (const auto& [name, value] : words.named()) {
+  for (const auto& [name, value] : line.values()) {
     if (name == "algorithm") continue;
-    const uint64_t number = number_in(value);
+    const uint64_t amount = number_in(value);
     if (name == "max_bytes") {
-      choice.most_bytes = number;
+      choice.max_bytes = amount;
     } else if (name == "time") {
-      choice.time = number;
+      choice.time = amount;
     } else if (name == "align") {
-      if (number == 0) fail("ValueError", "align is 0; 1 takes every size");
-      choice.align = number;
+      if (amount == 0) fail("ValueError", "align is 0; 1 takes every size");
+      choice.align = amount;
     } else {
-      choice.params[param_named(name, params_)] = static_cast<uint32_t>(number);
+      choice.params[param_named(name, params_)] = static_cast<uint32_t>(amount);
     }
   }
   if (check_) check_(row(choice.algorithm), choice.params);
   return choice;
 }
 
-void PlanTable::read_line(const Words& words, std::vector<Rule>& rules) const {
-  if (words.kind() == "rule") {
-    const std::string& mode = words["mode"];
+void PlanTable::read_line(const TextLine& line, int number, std::vector<Rule>& rules) const {
+  if (line.kind() == "rule") {
+    const std::string& mode = line["mode"];
     Rule& rule = rules.emplace_back();
-    rule.op = op_named(words["op"]);
-    rule.symmetric = words["placement"] == "symmetric";
+    rule.op = op_named(line["op"]);
+    rule.symmetric = line["placement"] == "symmetric";
     rule.eager = mode != "graph";
     rule.graph = mode != "eager";
-    rule.dtype = dtype_named(words["dtype"]);
-    rule.redop = redop_named(words["redop"]);
+    rule.dtype = dtype_named(line["dtype"]);
+    rule.redop = redop_named(line["redop"]);
     return;
   }
   Rule& rule = rules.back();
-  Choice choice = read_choice(words, rule.op);
-  if (words.kind() == "fallback") return rule.fallback.push_back(choice);
-  if (words.kind() == "fewer") return rule.ranges.back().fewer.push_back(choice);
-  if (!rule.ranges.empty()) choice.least_bytes = rule.ranges.back().most_bytes + 1;
+  Choice choice = read_choice(line, number, rule.op);
+  if (line.kind() == "fallback") return rule.fallback.push_back(choice);
+  if (line.kind() == "fewer") return rule.ranges.back().fewer.push_back(choice);
+  if (!rule.ranges.empty()) choice.min_bytes = rule.ranges.back().max_bytes + 1;
   rule.ranges.push_back(choice);
 }
 
 std::vector<PlanTable::Rule> PlanTable::read(const std::string& text) const {
   std::vector<Rule> rules;
   std::string where;  // the rule stands, for errors
+  int number = -1;
   each_line(text, [&](const std::string& line) {
+    ++number;
     constexpr char kWhere[] = "where ";
     if (line.rfind(kWhere, 0) == 0) {
       where = line.substr(sizeof(kWhere) - 1) + ": ";
       return;
     }
     try {
-      read_line(Words(line), rules);
+      read_line(TextLine(line), number, rules);
     } catch (const Failure& failure) {
       fail(failure.kind().c_str(), where, failure.what());
     }
@@ -107,6 +108,24 @@ uint32_t PlanTable::sms_of(const Choice& choice) const {
   const Row& row = this->row(choice.algorithm);
   if (row.kernel.empty() || row.composed) return row.sms;
   return row.engine ? 0 : choice.params[blocks_];
+}
+
+void PlanTable::limit(const Rule& rule, Choice& range, uint32_t max_sms) const {
+  const bool leaves = rule.symmetric && !row(range.algorithm).symmetric;  // it to the plain rules
+  if (leaves || sms_of(range) <= max_sms) return;
+  for (size_t at = 0; at < range.fewer.size(); ++at) {
+    if (sms_of(range.fewer[at]) > max_sms) continue;
+    Choice few = range.fewer[at];
+    few.min_bytes = range.min_bytes;
+    few.max_bytes = range.max_bytes;
+    few.align = range.align;
+    few.fewer.assign(range.fewer.begin() + static_cast<long>(at) + 1, range.fewer.end());
+    for (Choice& fewer : few.fewer)
+      fewer.time = (1000 * fewer.time + few.time / 2) / std::max<uint64_t>(few.time, 1);
+    few.time = UINT64_MAX;
+    range = std::move(few);
+    return;
+  }
 }
 
 const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call,
@@ -132,20 +151,20 @@ const Choice* PlanTable::find_within(Mode mode, bool symmetric, const Call& call
 // at the same place on every rank, which not every program takes care of.
 const Choice* PlanTable::find_sparing(Mode mode, bool symmetric, const Call& call, size_t bytes,
                                       uint32_t multiprocessors) const {
-  constexpr uint64_t kKneeSms = 16, kWeight = 4, kOwnTime = 1000;
+  constexpr uint64_t kKneeSms = 16, kWeight = 4, kUsualTime = 1000;
   const auto cost = [&](const Choice& choice, uint64_t time) {
     return time * (multiprocessors + kWeight * std::min(sms_of(choice), multiprocessors));
   };
   const Choice* const usual = find(mode, symmetric, call, bytes);
   if (!usual) return nullptr;
   const Choice* knee = usual;
-  uint64_t least = cost(*usual, kOwnTime);
+  uint64_t lowest = cost(*usual, kUsualTime);
   for (const Choice& few : usual->fewer) {
     const uint32_t sms = sms_of(few);
     if (few.time == UINT64_MAX || sms < kKneeSms) continue;
-    if (const uint64_t here = cost(few, few.time); here < least) {
+    if (const uint64_t here = cost(few, few.time); here < lowest) {
       knee = &few;
-      least = here;
+      lowest = here;
     }
   }
   return knee;
@@ -157,12 +176,22 @@ struct PlanTable::Wanted {
   size_t reduction;
   bool has_arena;
   const std::vector<Choice>* plain;  // null: its tensors are plain
+  std::vector<Step>* steps = nullptr;
 };
 
-bool PlanTable::serves(const Choice& choice, const Wanted& wanted) const {
+// An entry that was looked at for a kind of call, in the order of the rules: for explanations.
+struct PlanTable::Step {
+  uint64_t min_bytes, max_bytes, align;
+  int line;
+  bool leaves;          // the call to the plain rules
+  const char* refusal;  // null: it runs the call
+};
+
+const char* PlanTable::refusal(const Choice& choice, const Wanted& wanted) const {
   const Row& row = this->row(choice.algorithm);
-  return row.symmetric == (wanted.plain != nullptr) && (wanted.has_arena || !row.needs_arena) &&
-         row.serves[wanted.reduction];
+  if (row.symmetric != (wanted.plain != nullptr)) return "placement";
+  if (row.needs_arena && !wanted.has_arena) return "arena";
+  return row.serves[wanted.reduction] ? nullptr : "reduction";
 }
 
 // With the first fallback that can be cut down, for limited calls of what cannot be and was not
@@ -170,7 +199,7 @@ bool PlanTable::serves(const Choice& choice, const Wanted& wanted) const {
 Choice PlanTable::with_stand_in(Choice choice, const Rule& rule, const Wanted& wanted) const {
   if (can_be_cut(choice) || !choice.fewer.empty()) return choice;
   for (const Choice& other : rule.fallback) {
-    if (!can_be_cut(other) || !serves(other, wanted) || other.align != 1) continue;
+    if (!can_be_cut(other) || refusal(other, wanted) || other.align != 1) continue;
     choice.fewer.push_back(other);
     break;
   }
@@ -190,29 +219,34 @@ static void insert_by_time(const std::vector<Choice>& others, std::vector<Choice
 void PlanTable::append(const Rule& rule, const Choice& range, const Wanted& wanted,
                        std::vector<Choice>& list) const {
   const auto serving = [&](std::vector<Choice> fewer) {
-    const auto cannot = [&](const Choice& few) { return !serves(few, wanted); };
+    const auto cannot = [&](const Choice& few) { return refusal(few, wanted) != nullptr; };
     fewer.erase(std::remove_if(fewer.begin(), fewer.end(), cannot), fewer.end());
     return fewer;
   };
   const auto put = [&](Choice choice) {
-    choice.least_bytes = std::max(choice.least_bytes, range.least_bytes);
-    choice.most_bytes = std::min(choice.most_bytes, range.most_bytes);
-    if (choice.least_bytes <= choice.most_bytes) list.push_back(choice);
+    choice.min_bytes = std::max(choice.min_bytes, range.min_bytes);
+    choice.max_bytes = std::min(choice.max_bytes, range.max_bytes);
+    if (choice.min_bytes <= choice.max_bytes) list.push_back(choice);
   };
   std::vector<Choice> entries = {range};
   entries.insert(entries.end(), rule.fallback.begin(), rule.fallback.end());
   for (const Choice& choice : entries) {
-    if (wanted.plain && !row(choice.algorithm).symmetric) {
+    const bool leaves = wanted.plain && !row(choice.algorithm).symmetric;
+    const char* const refused = leaves ? nullptr : refusal(choice, wanted);
+    if (wanted.steps)
+      wanted.steps->push_back(
+          {range.min_bytes, range.max_bytes, choice.align, choice.line, leaves, refused});
+    if (leaves) {
       for (Choice plain : *wanted.plain) {
         insert_by_time(serving(choice.fewer), plain.fewer);
         put(std::move(plain));
       }
       return put({0, UINT64_MAX, 1, Choice::kNone, {}});
     }
-    if (!serves(choice, wanted)) continue;
-    Choice own = with_stand_in(choice, rule, wanted);
-    own.fewer = serving(std::move(own.fewer));
-    put(std::move(own));
+    if (refused) continue;
+    Choice able = with_stand_in(choice, rule, wanted);
+    able.fewer = serving(std::move(able.fewer));
+    put(std::move(able));
     if (choice.align == 1) return;
   }
 }
@@ -228,45 +262,93 @@ std::vector<Choice> PlanTable::list_of(const std::vector<const Rule*>& rules,
   return list;
 }
 
-// The lists of each type and reduction; most have the same: what covers and serves them tells.
+// The lists of each type and reduction; many share one: it follows from what covers and serves
+// them.
 void PlanTable::compile(const std::vector<const Rule*>& plain,
                         const std::vector<const Rule*>& symmetric, size_t kind, bool has_arena,
                         Compiled& made) const {
   if (plain.empty() && symmetric.empty()) return;
   std::map<std::string, uint32_t> known;
   for (size_t reduction = 0; reduction < kReductions; ++reduction) {
-    std::string facts;
-    for (const Rule* rule : plain) facts += rule->covers(reduction) ? '1' : '0';
-    for (const Rule* rule : symmetric) facts += rule->covers(reduction) ? '1' : '0';
+    std::string key;
+    for (const Rule* rule : plain) key += rule->covers(reduction) ? '1' : '0';
+    for (const Rule* rule : symmetric) key += rule->covers(reduction) ? '1' : '0';
     for (const Row& row : rows_) {
-      if (row.op == static_cast<Op>(kind / 2)) facts += row.serves[reduction] ? '1' : '0';
+      if (row.op == static_cast<Op>(kind / 2)) key += row.serves[reduction] ? '1' : '0';
     }
-    const auto [at, fresh] = known.emplace(facts, static_cast<uint32_t>(made.lists.size()));
+    const auto [at, fresh] = known.emplace(key, static_cast<uint32_t>(made.lists.size()));
     if (fresh) {
-      const std::vector<Choice> own = list_of(plain, {reduction, has_arena, nullptr});
-      made.lists.push_back(own);
-      made.lists.push_back(list_of(symmetric, {reduction, has_arena, &own}));
+      const std::vector<Choice> plain_list = list_of(plain, {reduction, has_arena, nullptr});
+      made.lists.push_back(plain_list);
+      made.lists.push_back(list_of(symmetric, {reduction, has_arena, &plain_list}));
     }
     made.index[kind * kReductions + reduction] = at->second;
     made.index[(kind + kSymmetric) * kReductions + reduction] = at->second + 1;
   }
 }
 
-void PlanTable::set(const std::string& text, bool has_arena) {
-  const std::vector<Rule> rules = read(text);
-  Compiled made;
-  for (int op = 0; op < kOps; ++op) {
-    for (const Mode mode : {Mode::eager, Mode::graph}) {
-      std::vector<const Rule*> speaking[2];
-      for (const Rule& rule : rules) {
-        if (rule.op == static_cast<Op>(op) && (mode == Mode::graph ? rule.graph : rule.eager))
-          speaking[rule.symmetric].push_back(&rule);
-      }
-      const size_t kind = kind_of(static_cast<Op>(op), false, mode);
-      compile(speaking[false], speaking[true], kind, has_arena, made);
+std::vector<const PlanTable::Rule*> PlanTable::rules_for(const std::vector<Rule>& rules, Op op,
+                                                         Mode mode, bool symmetric) {
+  std::vector<const Rule*> those;
+  for (const Rule& rule : rules) {
+    if (rule.op == op && rule.symmetric == symmetric &&
+        (mode == Mode::graph ? rule.graph : rule.eager))
+      those.push_back(&rule);
+  }
+  return those;
+}
+
+void PlanTable::set(const std::string& text, bool has_arena, uint32_t max_sms) {
+  std::vector<Rule> rules = read(text);
+  for (Rule& rule : rules) {
+    for (Choice& range : rule.ranges) {
+      if (max_sms) limit(rule, range, max_sms);
     }
   }
+  Compiled made;
+  for (int code = 0; code < kOps; ++code) {
+    const Op op = static_cast<Op>(code);
+    for (const Mode mode : {Mode::eager, Mode::graph})
+      compile(rules_for(rules, op, mode, false), rules_for(rules, op, mode, true),
+              kind_of(op, false, mode), has_arena, made);
+  }
   compiled_ = std::move(made);
+  rules_ = std::make_shared<const std::vector<Rule>>(std::move(rules));
+  has_arena_ = has_arena;
+}
+
+Explained PlanTable::explain(Mode mode, bool symmetric, const Call& call, size_t bytes,
+                             uint32_t multiprocessors) const {
+  Explained why{};
+  why.usual = why.chosen = find(mode, symmetric, call, bytes);
+  if (call.max_sms == kSparing) {
+    why.chosen = find_sparing(mode, symmetric, call, bytes, multiprocessors);
+  } else if (call.max_sms) {
+    why.chosen = find_within(mode, symmetric, call, bytes);
+  }
+  if (why.usual) why.usual_sms = sms_of(*why.usual);
+  if (why.chosen) why.chosen_sms = sms_of(*why.chosen);
+  if (!rules_) return why;
+  const Op op = planned_as(call.op);
+  const size_t reduced = reduction(call.dtype, call.redop);
+  std::vector<Step> plain_steps, symmetric_steps;
+  const std::vector<Choice> plain =
+      list_of(rules_for(*rules_, op, mode, false), {reduced, has_arena_, nullptr, &plain_steps});
+  if (symmetric)
+    list_of(rules_for(*rules_, op, mode, true), {reduced, has_arena_, &plain, &symmetric_steps});
+  // Whether one of them runs the call.
+  const auto walk = [&](const std::vector<Step>& steps) {
+    for (const Step& step : steps) {
+      if (bytes < step.min_bytes || bytes > step.max_bytes) continue;
+      if (step.leaves) return false;
+      const char* const refused = bytes % step.align ? "align" : step.refusal;
+      if (!refused) return true;
+      why.passed.emplace_back(step.line, refused);
+    }
+    return false;
+  };
+  if (!walk(symmetric_steps)) walk(plain_steps);
+  return why;
 }
 
 }  // namespace commlib

@@ -14,39 +14,52 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "plan/row.h"
 
 namespace commlib {
 
-class Words;
+class TextLine;
 
 enum class Mode { eager, graph };
 
 // An algorithm with its parameters, and the calls of its list that it runs.
 struct Choice {
   static constexpr int kNone = -1;
-  uint64_t least_bytes;
-  uint64_t most_bytes;
+  uint64_t min_bytes;
+  uint64_t max_bytes;
   uint64_t align;  // its bytes are a multiple of this: ranks agree on them, not on pointers
   int algorithm;   // place among the rows; kNone: no rule has anything
   Params params;
+  int line = 0;  // of the plan's text, counted from 0
   // What is best on fewer multiprocessors, the fastest first, and how long it takes of the time of
   // this one, in thousandths.
   std::vector<Choice> fewer = {};
   uint64_t time = UINT64_MAX;  // this: not measured
 
   bool has(uint64_t bytes) const {
-    return least_bytes <= bytes && bytes <= most_bytes && (align == 1 || bytes % align == 0);
+    return min_bytes <= bytes && bytes <= max_bytes && (align == 1 || bytes % align == 0);
   }
   // How many times larger or smaller than its sizes another is.
   double distance(uint64_t bytes) const {
     const auto ratio = [](uint64_t of, uint64_t to) { return (of + 1.0) / (to + 1.0); };
-    if (bytes < least_bytes) return ratio(least_bytes, bytes);
-    return bytes > most_bytes ? ratio(bytes, most_bytes) : 1;
+    if (bytes < min_bytes) return ratio(min_bytes, bytes);
+    return bytes > max_bytes ? ratio(bytes, max_bytes) : 1;
   }
+};
+
+// Why a call runs what it does.
+struct Explained {
+  const Choice* usual;   // without a limit; null: nothing can run the call
+  const Choice* chosen;  // with it
+  uint32_t usual_sms, chosen_sms;
+  // What stands before the usual choice and cannot run the call: its line, and "placement",
+  // "arena", "reduction" or "align".
+  std::vector<std::pair<int, const char*>> passed;
 };
 
 class PlanTable {
@@ -64,8 +77,9 @@ class PlanTable {
   int find_row(Op op, const std::string& name) const;  // -1: none
 
   // Takes the plan of a text: a line "rule" each, then those of its ranges and fallbacks. A plan
-  // that is refused changes nothing.
-  void set(const std::string& text, bool has_arena);
+  // that is refused changes nothing. With a limit, a range that takes more multiprocessors runs
+  // what was measured as best on so few.
+  void set(const std::string& text, bool has_arena, uint32_t max_sms = 0);
 
   // Null: the plan has nothing for such a call.
   const Choice* find(Mode mode, bool symmetric, const Call& call, size_t bytes) const {
@@ -82,6 +96,9 @@ class PlanTable {
   // point of its curve that costs least, by time and multiprocessors: the knee.
   const Choice* find_sparing(Mode mode, bool symmetric, const Call& call, size_t bytes,
                              uint32_t multiprocessors) const;
+  // What one of the three above returns for call.max_sms, and why; of the rules again: slow.
+  Explained explain(Mode mode, bool symmetric, const Call& call, size_t bytes,
+                    uint32_t multiprocessors) const;
 
   // Whether some algorithm reduces so.
   bool reduces(DType dtype, RedOp redop) const { return reduces_[reduction(dtype, redop)]; }
@@ -91,7 +108,8 @@ class PlanTable {
  private:
   struct Rule;
   struct Wanted;
-  struct OpFacts {
+  struct Step;
+  struct OpTraits {
     bool reduces = false;
     bool rooted = false;
   };
@@ -114,12 +132,17 @@ class PlanTable {
   // Multiprocessors that it takes at most.
   uint32_t sms_of(const Choice& choice) const;
   std::vector<Rule> read(const std::string& text) const;
-  void read_line(const Words& words, std::vector<Rule>& rules) const;
-  Choice read_choice(const Words& words, Op op) const;
+  void read_line(const TextLine& line, int number, std::vector<Rule>& rules) const;
+  Choice read_choice(const TextLine& line, int number, Op op) const;
+  void limit(const Rule& rule, Choice& range, uint32_t max_sms) const;
+  // The rules of one operation, mode and placement.
+  static std::vector<const Rule*> rules_for(const std::vector<Rule>& rules, Op op, Mode mode,
+                                            bool symmetric);
   std::vector<Choice> list_of(const std::vector<const Rule*>& rules, const Wanted& wanted) const;
   void compile(const std::vector<const Rule*>& plain, const std::vector<const Rule*>& symmetric,
                size_t kind, bool has_arena, Compiled& made) const;
-  bool serves(const Choice& choice, const Wanted& wanted) const;
+  // Why it cannot run such a call, in one word; null: it can.
+  const char* refusal(const Choice& choice, const Wanted& wanted) const;
   Choice with_stand_in(Choice choice, const Rule& rule, const Wanted& wanted) const;
   void append(const Rule& rule, const Choice& range, const Wanted& wanted,
               std::vector<Choice>& list) const;
@@ -128,9 +151,11 @@ class PlanTable {
   const Check check_;
   const size_t blocks_;   // the place of "blocks" among the parameters, where kernels have it
   std::deque<Row> rows_;  // names stay where they are
-  OpFacts ops_[kOps];
+  OpTraits ops_[kOps];
   std::bitset<kReductions> reduces_;
   Compiled compiled_;
+  std::shared_ptr<const std::vector<Rule>> rules_;  // what was compiled: for explanations
+  bool has_arena_ = false;
 };
 
 }  // namespace commlib

@@ -48,11 +48,6 @@ void Group::learn(const std::string& rows) {
   }
 }
 
-std::string Group::choice(const Call& call, size_t plan_bytes, bool symmetric) const {
-  const Choice* found = plan_.find(Mode::eager, symmetric, call, plan_bytes);
-  return found ? plan_.row(found->algorithm).name : "";
-}
-
 void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const Exclusive exclusive(busy_, name_of(call.op), "a collective");
   const During planning(stamps(), Phase::plan);

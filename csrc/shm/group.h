@@ -22,9 +22,7 @@ class COMMLIB_API Group : public Protocol {
   // Every algorithm of this backend, as its row says it (csrc/plan/row.h); then the plan that
   // chooses among them (csrc/plan/table.h).
   void learn(const std::string& rows);
-  PlanTable& plan() { return plan_; }
-  // The algorithm that would run such a call; empty: none.
-  std::string choice(const Call& call, size_t plan_bytes, bool symmetric) const;
+  void set_plan(const std::string& text) { plan_.set(text, true); }
   // Calls from now on are, or are not, part of another one.
   void set_inner(bool inner) { inner_ = inner; }
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from commlib.collectives.facts import traffic
+from commlib.collectives import traffic
 from commlib.communicator import Communicator
 from commlib.debug import jobs
 from commlib.debug.jobs import Job, look

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from commlib import native
 from commlib.bootstrap.world import World
-from commlib.collectives import nccl_calls, told
+from commlib.collectives import nccl_calls
 from commlib.communicator import Communicator, create
 from commlib.errors import Unsupported
-from commlib.plan import Plan
+from commlib.plan import Plan, text
 
 
 class Borrowed(World):
@@ -52,9 +52,9 @@ def leave(made: list[Communicator]) -> None:
 def as_if_nccl_were_new() -> Iterator[None]:
     """Communicators made inside take the symmetric kernels of any NCCL for safe; the call itself refuses an old one."""
     with mock.patch.object(nccl_calls, "refuses_old_nccl", lambda *call: None):
-        told.rows_text.cache_clear()
+        text.rows_text.cache_clear()
         yield
-    told.rows_text.cache_clear()
+    text.rows_text.cache_clear()
 
 
 def recognised(comm: Communicator, x: Tensor, out: Tensor | None = None) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from commlib.collectives.facts import traffic
+from commlib.collectives import traffic
 from commlib.communicator import Communicator
 from commlib.core.hooks import SlowCall
 from commlib.debug import Finding, findings_of, look

@@ -10,10 +10,10 @@ from functools import partial
 import pytest
 import torch
 
-from commlib.collectives.told import plan_text
 from commlib.communicator import Communicator
 from commlib.errors import PeerLost
 from commlib.plan import Plan
+from commlib.plan.text import plan_text
 from commlib.tools.testing import Ranks
 from tests.gpu import faults
 from tests.gpu.conftest import GPUS
@@ -93,7 +93,7 @@ def try_all(comm: Communicator, x: torch.Tensor, large: torch.Tensor) -> None:
 def by(comm: Communicator, algorithm: str, x: torch.Tensor, op: str = "sum") -> None:
     """A plan that only this rank may have, past the check that all have the same."""
     comm.resources.native_group.set_plan(
-        plan_text(Plan.only({"all_reduce": algorithm}, base=comm.plan), comm.size, "nccl")
+        plan_text(Plan.only({"all_reduce": algorithm}, base=comm.plan).rules_of(comm.size), "nccl")
     )
     comm.all_reduce(x, op)
 

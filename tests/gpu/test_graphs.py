@@ -159,12 +159,7 @@ def by_mode(comm: Communicator) -> tuple[str, list[str]]:
         for mode, algorithm in (("eager", "lsa_ll_oneshot"), ("graph", "lsa_ll128_twoshot"))
     ]
     comm.use(Plan({**before.document, "rules": rules + before.document["rules"]}, "a plan with modes"))
-    backend = comm.resources
-    chosen = [
-        backend.choice("all_reduce", 80_000, "float32", "sum", "plain", mode)  # type: ignore[attr-defined]
-        for mode in ("eager", "graph")
-    ]
-    chosen += [comm.explain("all_reduce", 80_000, mode=mode).algorithm for mode in ("eager", "graph")]
+    chosen = [comm.explain("all_reduce", 80_000, mode=mode).algorithm for mode in ("eager", "graph")]
     call = Steady(comm, "all_reduce", 20_011)
     warm_up(call)
     found = [call.wrong(0)]

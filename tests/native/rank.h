@@ -128,7 +128,7 @@ class Rank {
         }
       }
     }
-    group_.plan().set(plan, true);
+    group_.set_plan(plan);
   }
 
   // Any but those of rows, which need more than numbers of elements: tests in Python make them.

@@ -1,38 +1,39 @@
 """What a plan decides: ranges, rules, fallbacks and pins."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from commlib.collectives.facts import FACTS
-from commlib.plan import Facts, Match, Plan, shipped_plan
+from commlib.plan import Match, Plan, Query, shipped_plan
 from commlib.plan.rules import Point, Range
+from commlib.plan.table import Table
 from tests.plan.documents import HEAD, plan_of
 
 
-def test_an_explanation_tells_crossovers_with_intervals_gain_rule_file_and_match() -> None:
-    small = {"max_bytes": 8192, "algorithm": "slow", "ci_bytes": [6144, 12288]}
-    middle = {"max_bytes": 65536, "algorithm": "fast", "params": {"blocks": 8}, "ci_bytes": [49152, 81920]}
-    measured = {"gain": 0.31, "runner_up": "slow", "confidence": 0.99}
-    rule = {"op": "all_reduce", "ranges": [small, middle | measured, {"algorithm": "slow"}]}
+def test_an_explanation_has_crossovers_with_intervals_gain_rule_file_and_match() -> None:
+    small = {"max_bytes": 8192, "algorithm": "nccl_direct", "ci_bytes": [6144, 12288]}
+    params = {"params": {"blocks": 8}, "ci_bytes": [49152, 81920]}
+    middle = {"max_bytes": 65536, "algorithm": "lsa_oneshot"} | params
+    measured = {"gain": 0.31, "runner_up": "nccl_direct", "confidence": 0.99}
+    rule = {"op": "all_reduce", "ranges": [small, middle | measured, {"algorithm": "nccl_direct"}]}
     document = {**HEAD, "fingerprint": {"backend": "nccl", "device": "H", "nccl": "2.28.9"}, "rules": [rule]}
     plan = Plan(document, "p.json").fitted({"backend": "nccl", "device": "H", "nccl": "2.30.7"})
     assert str(plan.explain("all_reduce", 1 << 14, world=2)).splitlines() == [
-        "all_reduce of 16K runs fast: chosen by the plan p.json, measured elsewhere",
+        "all_reduce of 16K runs lsa_oneshot: chosen by the plan p.json, measured elsewhere",
         "  for sizes above 8K [6K–12K], up to 64K [48K–80K], with blocks=8",
-        "  measured 31% faster than slow (confidence 99%)",
+        "  takes up to 8 multiprocessors",
+        "  measured 31% faster than nccl_direct (confidence 99%)",
         f"  rules[0][1] of p.json (plan {plan.digest}, match 2/3: NCCL 2.28.9, here 2.30.7)",
     ]
 
 
 @pytest.mark.parametrize(
-    ("gain", "said"), [(0.31, "31% faster than slow"), (-0.0029, "as fast as slow"), (-0.02, "2% slower than slow")]
+    ("gain", "text"), [(0.31, "31% faster than shm_x"), (-0.0029, "as fast as shm_x"), (-0.02, "2% slower than shm_x")]
 )
-def test_a_gain_is_told_in_words_that_fit_its_size(gain: float, said: str) -> None:
-    entry = {"algorithm": "fast", "gain": gain, "runner_up": "slow"}
+def test_a_gain_is_described_by_its_size(gain: float, text: str) -> None:
+    entry = {"algorithm": "shm_oneshot", "gain": gain, "runner_up": "shm_x"}
     plan = Plan({**HEAD, "rules": [{"op": "all_reduce", "ranges": [entry]}]}, "p.json")
-    assert f"  measured {said}" in str(plan.explain("all_reduce", 8, world=2)).splitlines()
+    assert f"  measured {text}" in str(plan.explain("all_reduce", 8, world=2)).splitlines()
 
 
 def test_a_match_counts_the_keys_that_the_plan_has() -> None:
@@ -40,51 +41,64 @@ def test_a_match_counts_the_keys_that_the_plan_has() -> None:
     assert Match.of({"cpu": "x", "torch": None, "commlib": "0"}, {"cpu": "x", "torch": "2"}) == Match(1, 1)
 
 
-def facts_of(refused: dict[str, str]) -> Facts:
-    """Algorithms that refuse a type each."""
-    return Facts(lambda query, name: f"cannot reduce {query.dtype}" if refused.get(name) == query.dtype else None)
-
-
 def test_what_cannot_serve_a_call_is_passed_over_for_the_fallback_then_for_the_next_rule() -> None:
-    ranges = [{"max_bytes": 64, "algorithm": "small"}, {"algorithm": "vendor"}]
-    fallback = [{"algorithm": "small", "params": {"blocks": 4}}, {"algorithm": "any"}]
-    first, last = {"op": "reduce", "ranges": ranges, "fallback": fallback}, {"algorithm": "last"}
-    plan = plan_of(first, {"op": "reduce", "ranges": [last]})
-    none, one, two, all_three = {}, {"vendor": "bool"}, {"vendor": "bool", "small": "bool"}, {"any": "bool"}
-    for refused, expected in (
-        (none, ("vendor", "rules[0][1]", 0)),
-        (one, ("small", "rules[0].fallback[0]", 1)),
-        (two, ("any", "rules[0].fallback[1]", 2)),
-        ({**two, **all_three}, ("last", "rules[1][0]", 3)),
+    ranges = [{"max_bytes": 64, "algorithm": "nccl_staged"}, {"algorithm": "nccl_direct", "align": 4}]
+    fallback = [{"algorithm": "nccl_staged"}, {"algorithm": "lsa_ll_oneshot", "params": {"blocks": 4}, "align": 8}]
+    plan = plan_of(
+        {"op": "all_reduce", "ranges": ranges, "fallback": fallback},
+        {"op": "all_reduce", "ranges": [{"algorithm": "lsa_ll128_oneshot"}]},
+    )
+    for num_bytes, dtype, expected in (
+        (1000, "float32", ("nccl_direct", "rules[0][1]", 0)),
+        (1001, "float32", ("nccl_staged", "rules[0].fallback[0]", 1)),
+        (1000, "int16", ("lsa_ll_oneshot", "rules[0].fallback[1]", 2)),
+        (1001, "int16", ("lsa_ll128_oneshot", "rules[1][0]", 3)),
     ):
-        why = plan.explain("reduce", 100, "bool", world=2, facts=facts_of(refused))
+        why = plan.explain("all_reduce", num_bytes, dtype, world=2)
         assert (why.algorithm, why.rule, len(why.passed)) == expected
-    why = plan.explain("reduce", 100, "bool", world=2, facts=facts_of(one))
+    why = plan.explain("all_reduce", 1000, "int16", world=2)
     assert (why.params, why.low_bytes, why.high_bytes) == ({"blocks": 4}, 65, None)
-    assert "  passed over vendor: cannot reduce bool" in str(why).splitlines()
-    assert plan.explain("reduce", 100, world=2, facts=facts_of(one)).algorithm == "vendor"  # float32 goes there
-    with pytest.raises(ValueError, match="no rule for reduce of 100 B of bool"):
-        plan.explain("reduce", 100, "bool", world=2, facts=facts_of({**two, **all_three, "last": "bool"}))
+    assert "  passed over nccl_direct: NCCL does not reduce torch.int16 by sum" in str(why).splitlines()
+    assert "lsa_ll_oneshot: 1001 B is no multiple of 8" in plan.explain("all_reduce", 1001, "int16", world=2).passed
+    gone = Table(plan, 2, has_arena=False)  # what needs symmetric memory serves nothing
+    with pytest.raises(
+        ValueError,
+        match=r"no rule for all_reduce of 1000 B of int16.*NCCL does not reduce torch.int16 by sum; there is no symm",
+    ):
+        gone.explain(Query("all_reduce", 1000, "int16", "sum", 2))
 
 
 def test_pinning_a_symmetric_algorithm_leaves_plain_tensors_alone() -> None:
     plan = Plan.only({"all_reduce": "shm_symmetric"}, base=shipped_plan("shm"))
-    assert plan.explain("all_reduce", 8, world=2, placement="symmetric", facts=FACTS).algorithm == "shm_symmetric"
-    assert plan.explain("all_reduce", 8, world=2, facts=FACTS).algorithm == "shm_oneshot"
+    assert plan.explain("all_reduce", 8, world=2, placement="symmetric").algorithm == "shm_symmetric"
+    assert plan.explain("all_reduce", 8, world=2).algorithm == "shm_oneshot"
+
+
+def test_what_a_symmetric_rule_and_the_plain_one_behind_it_pass_over_is_explained_in_order() -> None:
+    symmetric = [{"max_bytes": 64, "algorithm": "nccl_symmetric"}, {"algorithm": "lsa_oneshot"}]
+    plan = plan_of(
+        {"op": "all_reduce", "placement": "symmetric", "ranges": symmetric},
+        {"op": "all_reduce", "ranges": [{"algorithm": "nccl_direct"}], "fallback": [{"algorithm": "lsa_oneshot"}]},
+    )
+    names = {8: ["nccl_symmetric", "nccl_direct"], 4096: ["nccl_direct"]}
+    for num_bytes, passed in names.items():
+        why = plan.explain("all_reduce", num_bytes, "int16", world=2, placement="symmetric")
+        assert (why.rule, why.high_bytes) == ("rules[1].fallback[0]", None)
+        assert [text.partition(":")[0] for text in why.passed] == passed
 
 
 def test_explain_says_what_takes_no_multiprocessors() -> None:
     plan = Plan.only({"all_gather": "engine_pull"}, base=shipped_plan("nccl"))
-    for placement, said in (("symmetric", "takes no multiprocessors"), ("plain", "takes up to 128 multiprocessors")):
-        assert f"  {said}" in str(plan.explain("all_gather", 1 << 26, world=2, placement=placement, facts=FACTS))
+    for placement, text in (("symmetric", "takes no multiprocessors"), ("plain", "takes up to 128 multiprocessors")):
+        assert f"  {text}" in str(plan.explain("all_gather", 1 << 26, world=2, placement=placement))
 
 
 def test_explain_says_what_an_asynchronous_call_takes_and_why() -> None:
-    plan, call = shipped_plan("nccl-nvidia-h100-80gb-hbm3"), {"world": 2, "facts": FACTS, "async_op": True}
+    plan, call = shipped_plan("nccl-nvidia-h100-80gb-hbm3"), {"world": 2, "async_op": True}
 
     def line(op: str, num_bytes: int, **more: Any) -> str:
-        told = str(plan.explain(op, num_bytes, **call, **more)).splitlines()
-        return next((each for each in told if "asynchronous" in each), "").strip()
+        lines = str(plan.explain(op, num_bytes, **call, **more)).splitlines()
+        return next((each for each in lines if "asynchronous" in each), "").strip()
 
     assert "the knee of its curve, 24 of 132 multiprocessors" in line("all_reduce", 1 << 26)
     assert "measured 44% slower than on 128" in line("all_gather", 1 << 26, placement="symmetric")
@@ -98,36 +112,39 @@ def test_explain_says_what_an_asynchronous_call_takes_and_why() -> None:
 
 
 def test_a_knee_depends_on_the_multiprocessors_of_the_gpu() -> None:
-    plan, few = shipped_plan("nccl"), replace(FACTS, multiprocessors=24)
-    for facts, sms in ((FACTS, 24), (few, 132)):
-        assert plan.explain("all_reduce", 1 << 26, world=2, facts=facts, async_op=True).sms == sms
+    query = Query("all_reduce", 1 << 26, "float32", "sum", 2)
+    for multiprocessors, sms in ((132, 24), (24, 132)):
+        table = Table(shipped_plan("nccl"), 2, multiprocessors=multiprocessors)
+        assert table.explain(query, async_op=True).sms == sms
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_a_large_asynchronous_call_leaves_most_of_any_gpu(op: str, world: int) -> None:
     plan = shipped_plan("nccl")
-    assert plan.explain(op, 1 << 26, world=world, facts=FACTS).sms >= 128
-    assert plan.explain(op, 1 << 26, world=world, facts=FACTS, async_op=True).sms <= 24
+    assert plan.explain(op, 1 << 26, world=world).sms >= 128
+    assert plan.explain(op, 1 << 26, world=world, async_op=True).sms <= 24
 
 
 def test_a_pin_keeps_the_parameters_of_the_base_there_or_of_the_nearest_size() -> None:
+    one, other, third = "lsa_ll_oneshot", "lsa_oneshot", "nccl_direct"
     ranges = [
-        {"max_bytes": 1024, "algorithm": "a", "params": {"blocks": 1}},
-        {"max_bytes": 2048, "algorithm": "b"},
-        {"max_bytes": 1 << 20, "algorithm": "b", "params": {"blocks": 9}},
-        {"max_bytes": 3 << 19, "algorithm": "c"},  # nearer to the range before, as a ratio, than the first one is
-        {"max_bytes": 1 << 22, "algorithm": "a", "params": {"blocks": 2}},
+        {"max_bytes": 1024, "algorithm": one, "params": {"blocks": 1}},
+        {"max_bytes": 2048, "algorithm": other},
+        {"max_bytes": 1 << 20, "algorithm": other, "params": {"blocks": 9}},
+        {"max_bytes": 3 << 19, "algorithm": third},  # nearer to the range before, as a ratio, than the first one is
+        {"max_bytes": 1 << 22, "algorithm": one, "params": {"blocks": 2}},
     ]
-    base = plan_of({"op": "x", "world": [1, 2], "ranges": ranges}, {"op": "x", "ranges": [{"algorithm": "c"}]})
-    pinned = Plan.only({"x": "a"}, base=base)
+    op, last = "all_reduce", {"op": "all_reduce", "ranges": [{"algorithm": third}]}
+    base = plan_of({"op": op, "world": [1, 2], "ranges": ranges}, last)
+    pinned = Plan.only({op: one}, base=base)
     sizes = (8, 2048, 4096, 1 << 22, 1 << 30)
-    assert [pinned.explain("x", n, world=2).params.get("blocks") for n in sizes] == [1, 1, 2, 2, 2]
-    assert {pinned.explain("x", n, world=2).algorithm for n in sizes} == {"a"}
+    assert [pinned.explain(op, n, world=2).params.get("blocks") for n in sizes] == [1, 1, 2, 2, 2]
+    assert {pinned.explain(op, n, world=2).algorithm for n in sizes} == {one}
     # The rule for more ranks names it nowhere, and overlaps with one that does.
-    assert pinned.explain("x", 8, world=7).params == {"blocks": 1}
-    assert Plan.only({"x": "a"}, base=base, params={}).explain("x", 8, world=2).params == {}
-    assert Plan.only({"x": "c"}, base=base).explain("x", 8, world=2).params == {}
+    assert pinned.explain(op, 8, world=7).params == {"blocks": 1}
+    assert Plan.only({op: one}, base=base, params={}).explain(op, 8, world=2).params == {}
+    assert Plan.only({op: third}, base=base).explain(op, 8, world=2).params == {}
 
 
 def test_the_digest_follows_the_content_not_the_spelling() -> None:

@@ -105,13 +105,13 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with (tmp_path / "large").open("wb") as file:
         file.truncate(3 << 30)
-    said = {
+    reasons = {
         "absent": "No such file or directory; give",
         ".": "no regular file",
         "binary": "is not a text file",
         "large": "it has 3221225472 bytes; a plan has at most 67108864",
     }
-    for name, why in said.items():
+    for name, why in reasons.items():
         with pytest.raises(ValueError, match=f"plan {tmp_path / name}.*{why}"):
             Plan.load(tmp_path / name)
 
@@ -162,8 +162,8 @@ def test_our_validator_says_what_the_json_schema_does() -> None:
 
     jsonschema.Draft202012Validator.check_schema(schema())
     for name, (document, right) in documents().items():
-        found = ours(document), jsonschema.Draft202012Validator(schema()).is_valid(document)
-        assert found == (right, right), name
+        both = ours(document), jsonschema.Draft202012Validator(schema()).is_valid(document)
+        assert both == (right, right), name
 
 
 JUNK = (None, True, 0, -1, 3.5, 1 << 62, 1 << 20, (1 << 20) + 1, "", "plain", "graph", [], [1], [1, 2], {}, {"a": 1})
@@ -185,7 +185,7 @@ def test_our_validator_says_what_the_json_schema_does_of_plans_spoilt_at_random(
     draw, slow = random.Random(0), jsonschema.Draft202012Validator(schema())
     whole = {**json.loads(tuned()), "created": "c", "method": {}}
     whole["rules"].append(FULL)
-    found = []
+    passes = []
     for _ in range(1000):
         document = json.loads(json.dumps(whole))
         part, key = draw.choice(list(places(document)))
@@ -193,6 +193,6 @@ def test_our_validator_says_what_the_json_schema_does_of_plans_spoilt_at_random(
             part[draw.choice(("odd", "max_bytes", "align", "fallback"))] = part.pop(key)
         else:
             part[key] = draw.choice(JUNK)
-        found.append(fault_of(document, schema()) is None)
-        assert found[-1] == slow.is_valid(document), document
-    assert 50 < sum(found) < 950
+        passes.append(fault_of(document, schema()) is None)
+        assert passes[-1] == slow.is_valid(document), document
+    assert 50 < sum(passes) < 950

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from commlib.collectives import COLLECTIVES, algorithm_names
-from commlib.collectives.facts import FACTS
-from commlib.collectives.told import plan_text
 from commlib.core.setup import check_names, find_plan, override, unplanned, usable
 from commlib.plan import Plan, shipped, shipped_plan, slug, user_path
 from commlib.plan.machine import driver_of
+from commlib.plan.text import plan_text
 from commlib.tools.timing import fingerprint
 from tests.plan.documents import HEAD, tuned
 
@@ -38,25 +37,26 @@ def test_shipped_plans_have_a_known_algorithm_for_every_size(backend: str, world
     plan, known = shipped_plan(backend).completed(unplanned(backend)), algorithm_names(backend)
     sizes = (0, 1, 8192, 8193, 1 << 20, 1 << 40)
     for op, placement, num_bytes in product(COLLECTIVES, ("plain", "symmetric"), sizes):
-        assert plan.explain(op, num_bytes, world=world, placement=placement, facts=FACTS).algorithm in known[op]
+        assert plan.explain(op, num_bytes, world=world, placement=placement).algorithm in known[op]
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_to_all"])
 @pytest.mark.parametrize("name", ["nccl", "nccl-nvidia-h100-80gb-hbm3", "nccl-nvidia-h200"])
 def test_on_few_multiprocessors_symmetric_tensors_of_two_ranks_run_copy_engines(name: str, op: str) -> None:
-    plan, query = shipped_plan(name), {"world": 2, "mode": "graph", "facts": FACTS}
+    plan, query = shipped_plan(name), {"world": 2, "mode": "graph"}
     for num_bytes in (1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28):
         for placement, max_sms, engine in (("symmetric", 2, True), ("plain", 2, False), ("symmetric", 0, False)):
-            said = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
-            assert (said.algorithm == "engine_pull") == engine
+            why = plan.explain(op, num_bytes, "bfloat16", placement=placement, max_sms=max_sms, **query)
+            assert (why.algorithm == "engine_pull") == engine
 
 
 def test_without_a_rule_a_collective_runs_the_first_row_of_its_table(mine: Path, monkeypatch: Patch) -> None:
     monkeypatch.setitem(COLLECTIVES._tables, "another", replace(COLLECTIVES["broadcast"], name="another"))
     plans = {backend: find_plan(backend, "auto", 2) for backend in ("shm", "torch", "nccl_direct")}
-    names = {backend: plan.explain("another", 8, world=2).algorithm for backend, plan in plans.items()}
-    assert names == {"shm": "shm_oneshot", "torch": "torch_direct", "nccl_direct": "nccl_direct"}
-    assert unplanned("nccl").explain("another", 8, world=2).algorithm == "nccl_direct"
+    plans["nccl"] = unplanned("nccl")
+    names = {name: plan.rules_of(2)[-1].ranges[0].algorithm for name, plan in plans.items()}
+    direct = {"torch": "torch_direct", "nccl_direct": "nccl_direct", "nccl": "nccl_direct"}
+    assert names == {"shm": "shm_oneshot", **direct}
 
 
 def test_a_plan_of_the_users_is_found_by_backend_device_and_world(mine: Path) -> None:
@@ -110,13 +110,13 @@ def test_an_unfit_plan_is_ignored_with_a_warning_when_found_and_an_error_when_as
         find_plan("shm", "auto", 2)
 
 
-@pytest.mark.parametrize("said", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
+@pytest.mark.parametrize("head", [{"fingerprint": {"backend": "nccl", "device": "Z80"}}, {}])
 def test_of_two_backends_a_plan_is_for_the_one_that_has_its_algorithms(
-    mine: Path, monkeypatch: Patch, said: Any
+    mine: Path, monkeypatch: Patch, head: Any
 ) -> None:
     rule = {"op": "all_reduce", "ranges": [{"algorithm": "lsa_oneshot"}]}
     path = mine.with_name("of_gpus.json")
-    path.write_text(json.dumps({**HEAD, **said, "rules": [rule]}))
+    path.write_text(json.dumps({**HEAD, **head, "rules": [rule]}))
     monkeypatch.setenv("COMMLIB_PLAN", str(path))
     monkeypatch.setenv("COMMLIB_ALGORITHM", "barrier:shm_oneshot,all_gather:lsa_oneshot")
     found = find_plan("shm", "auto", 2, ["nccl"])
@@ -175,7 +175,7 @@ def test_shipped_plans_name_what_there_is(name: str) -> None:
     check_names(plan, usable(backend), backend)
     of = backend.partition("_")[0]
     for world in (1, 2, 3, 4, 8):
-        assert plan_text(plan, world, of)  # each parameter is one of its row's, within its bounds
+        assert plan_text(plan.rules_of(world), of)  # each parameter is one of its row's, within its bounds
 
 
 def test_a_wrong_pin_is_refused_with_the_valid_names(monkeypatch: Patch) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from commlib.collectives.facts import FACTS
 from commlib.plan import Plan
 from commlib.tools.tune import beside
 from commlib.tools.tune.case import PLAIN, Case, Option
@@ -166,6 +165,6 @@ def test_what_the_vendor_does_not_reduce_never_goes_to_it(dtype: str, redop: str
     found = Samples({8: {ours: (1e-6,), vendor: (3e-6,)}, 4096: {ours: (3e-6,), vendor: (1e-6,)}})
     table = replace(TABLE, samples=found, choice=Choice((Stretch(ours, (8,), 64), Stretch(vendor, (4096,)))))
     base = Plan({**BASE.document, "rules": BASE.document["rules"][1:]}, "base")  # without a rule of bool's own
-    why = made(table, base=base).explain("all_reduce", 1 << 30, dtype, redop, world=2, facts=FACTS)
+    why = made(table, base=base).explain("all_reduce", 1 << 30, dtype, redop, world=2)
     assert why.algorithm == ("nccl_direct" if dtype == "float32" else "lsa_oneshot")
     assert bool(why.passed) == (dtype != "float32")

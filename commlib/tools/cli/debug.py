@@ -162,7 +162,7 @@ def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
 
 
 def _slow(records: list[Record], seconds: float) -> Shown:
-    from commlib.collectives.facts import traffic
+    from commlib.collectives import traffic
     from commlib.tools.debug.sample import cores_of, watch, whereabouts
     from commlib.tools.debug.slow import slow_document, slow_page, slowness
 

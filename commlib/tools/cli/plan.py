@@ -80,12 +80,11 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
 def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **call: Any) -> None:
     """Say which algorithm a call of OP gets, by which rule, for which sizes, and what it gains."""
     from commlib.collectives import COLLECTIVES, REDOPS
-    from commlib.collectives.facts import FACTS
 
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(dtype)[0]).removeprefix("torch.")
-    why = read_plan(plan, backend, world).explain(op, dtype=element, world=world, facts=FACTS, **call)
+    why = read_plan(plan, backend, world).explain(op, dtype=element, world=world, **call)
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
@@ -168,7 +167,7 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
         "schema": KIND.name,
         "version": KIND.version,
         **{"source": plan.source, "digest": plan.digest, "world": world},
-        "fit": {**asdict(plan.fit), "said": plan.fit.said},
+        "fit": {**asdict(plan.fit), "said": plan.fit.description},
         "pinned": dict(plan.pinned),
         "rows": rows,
     }

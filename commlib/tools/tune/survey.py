@@ -11,10 +11,9 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-from commlib.collectives.facts import FACTS
 from commlib.collectives.reference import ordered
 from commlib.counts import counted
-from commlib.plan import Plan, Query
+from commlib.plan import Plan
 from commlib.tools.timing import Candidate, Measurement, Protocol, measure, pinned, plain_on, twin_of
 from commlib.tools.tune.case import PLAIN, Case, Option
 from commlib.tools.tune.samples import Samples, Store
@@ -130,12 +129,12 @@ def incumbent(plan: Plan, case: Case, num_bytes: int, world: int) -> Option | No
     """Return what a plan runs there, PLAIN where its plain rules decide, or None where it has no rule."""
     dtype = str(case.dtype).removeprefix("torch.")
     try:
-        found = plan.decide(Query(case.op, num_bytes, dtype, "sum", world, case.placement, case.mode), FACTS)
+        why = plan.explain(case.op, num_bytes, dtype, world=world, placement=case.placement, mode=case.mode)
     except ValueError:
         return None
-    if case.placement != found.rule.placement:
+    if case.collective.algorithm(why.algorithm).placement != case.placement:
         return PLAIN
-    return Option.of(found.entry.algorithm, found.entry.params)
+    return Option.of(why.algorithm, why.params)
 
 
 def _hopeless(found: Samples) -> set[Option]:

@@ -11,7 +11,6 @@ import click
 
 from commlib import backends
 from commlib.collectives import COLLECTIVES, REDOPS
-from commlib.collectives.facts import FACTS
 from commlib.env import parse_bytes
 from commlib.plan import Plan, Query
 from commlib.tools.bench.expected import Results, expected
@@ -104,7 +103,6 @@ class AnalysisReport(Report):
             world=query.world,
             placement=query.placement,
             mode=query.mode,
-            facts=FACTS,
         )
         row = COLLECTIVES[query.op].algorithm(why.algorithm)
         return {

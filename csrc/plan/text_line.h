@@ -1,4 +1,4 @@
-// Lines of words, "rule op=all_reduce dtype=*": how Python tells native code its tables, by name.
+// Lines such as "rule op=all_reduce dtype=*": the text of rows and plans that Python writes.
 #pragma once
 
 #include <sstream>
@@ -10,32 +10,32 @@
 
 namespace commlib {
 
-class Words {
+class TextLine {
  public:
-  explicit Words(const std::string& line) {
+  explicit TextLine(const std::string& line) {
     std::istringstream in(line);
     in >> kind_;
-    for (std::string word; in >> word;) {
-      const size_t at = word.find('=');
+    for (std::string pair; in >> pair;) {
+      const size_t at = pair.find('=');
       if (at == std::string::npos)
-        fail("ValueError", "no name=value: '", word, "' in '", line, "'");
-      named_.emplace_back(word.substr(0, at), word.substr(at + 1));
+        fail("ValueError", "no name=value: '", pair, "' in '", line, "'");
+      values_.emplace_back(pair.substr(0, at), pair.substr(at + 1));
     }
   }
 
   const std::string& kind() const { return kind_; }
-  const std::vector<std::pair<std::string, std::string>>& named() const { return named_; }
+  const std::vector<std::pair<std::string, std::string>>& values() const { return values_; }
   const std::string& operator[](const char* name) const {
-    for (const auto& [key, value] : named_) {
+    for (const auto& [key, value] : values_) {
       if (key == name) return value;
     }
-    fail("ValueError", "'", kind_, "' does not say its ", name);
+    fail("ValueError", "'", kind_, "' has no ", name);
   }
   bool is(const char* name) const { return (*this)[name] == "yes"; }
 
  private:
   std::string kind_;
-  std::vector<std::pair<std::string, std::string>> named_;
+  std::vector<std::pair<std::string, std::string>> values_;
 };
 
 // Calls take(line) for each line of a text.

@@ -1,0 +1,176 @@
+"""Table: the native table of a plan (csrc/plan/table.h), which decides; and its reasons, as people read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from commlib import env
+from commlib.backends.base import Backend, Choose
+from commlib.collectives import COLLECTIVES
+from commlib.counts import counted
+from commlib.errors import Unsupported
+from commlib.native import library
+from commlib.plan.explanation import Explanation, Match
+from commlib.plan.rules import SPARING, Point, Query
+from commlib.plan.text import Line, lines_of, rows_text
+from commlib.redops import DTYPES
+
+if TYPE_CHECKING:
+    from commlib.plan.plan import Plan
+
+MULTIPROCESSORS = 132  # of an H100 or H200, where no GPU is known
+MAX_CHOICES = 4096  # that a backend without native code remembers
+REFUSALS = {"placement": "its tensors lie in symmetric memory", "arena": "there is no symmetric memory"}
+NO_MULTIPROCESSORS = "takes no multiprocessors: copy engines move the data (a kernel the own block, out of place)"
+
+
+class Table:
+    """The native table of a plan for so many ranks, without a communicator or a GPU.
+
+    `multiprocessors` has the smallest GPU; `max_sms` is a communicator's limit, which holds for each of its calls.
+    """
+
+    def __init__(
+        self, plan: Plan, world: int, *, has_arena: bool = True, multiprocessors: int = 0, max_sms: int = 0
+    ) -> None:
+        self._plan, self._multiprocessors = plan, multiprocessors or MULTIPROCESSORS
+        lines = list(lines_of(plan.rules_of(world)))
+        self._lines = {number: line for number, (_, line) in enumerate(lines) if line is not None}
+        backends = sorted({line.row.backend for line in self._lines.values()})
+        self._native = library.open_plan("\n".join(rows_text(name, world) for name in backends), has_arena)
+        self._native.set("\n".join(text for text, _ in lines), max_sms)
+
+    def explain(self, query: Query, max_sms: int = 0, async_op: bool = False) -> Explanation:
+        """Say which algorithm runs a call, by which rule, and what was passed over before it; a ValueError if none can.
+
+        An asynchronous call on GPUs spares them, unless it has a limit.
+        """
+        plan, spares = self._plan, async_op and not max_sms
+        why = self._ask(query, SPARING if spares else max_sms)
+        passed = self._passed(query, why)
+        usual, chosen = (self._lines.get(why[key]) for key in ("usual", "chosen"))
+        on_curve = chosen is not None and chosen.point is not None and why["chosen"] in why["fewer"]
+        if usual is None or chosen is None:
+            raise ValueError(self._nothing(query, max_sms, passed, usual))
+        if chosen is not usual and not on_curve and not spares:
+            passed.append((usual.row.name, f"it takes more than {counted(max_sms, 'multiprocessor')}"))
+        points = [*usual.choice.curve, *self._symmetric_points(usual, why["fewer"])]
+        rule, at, choice = chosen.rule, chosen.at, chosen.choice
+        if at is None:
+            at = rule.at(min(max(query.num_bytes, why["min_bytes"]), why["max_bytes"])) or 0
+        here, before = rule.ranges[at], rule.ranges[at - 1] if at else None
+        fit = plan.fit if rule.source == plan.source else None
+        return Explanation(
+            op=query.op,
+            num_bytes=query.num_bytes,
+            algorithm=choice.algorithm,
+            rule=f"rules[{rule.number}]{chosen.part}" + f".curve[{chosen.point}]" * on_curve,
+            source=rule.source,
+            low_bytes=(before.max_bytes or 0) + 1 if before else 0,
+            high_bytes=here.max_bytes,
+            gain=choice.gain,
+            runner_up=choice.runner_up,
+            digest=plan.digest,
+            params=choice.params,
+            confidence=choice.confidence,
+            ci_bytes=here.ci_bytes,
+            low_ci_bytes=before.ci_bytes if before else None,
+            match=str(fit or ""),
+            measured=(fit or Match()).where,
+            pinned_by=env.ALGORITHM.name if plan.pinned.get(query.op) == choice.algorithm else "",
+            remark=NO_MULTIPROCESSORS if chosen.row.engine else "",
+            sms=min(why["chosen_sms"], max_sms or why["chosen_sms"]),
+            curve=_with_usual(points, why["usual_sms"]),
+            spared=self._spared(why, points) if spares else "",
+            passed=tuple(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)),
+        )
+
+    def choose(self, query: Query) -> str:
+        """Return the algorithm of a call; Unsupported if there is none."""
+        if _is_known(query) and (name := self._native.choose(*_keys(query))):
+            return name
+        passed = self._passed(query, self._ask(query, 0))
+        reasons = "; ".join(dict.fromkeys(f"{name}: {reason}" for name, reason in passed)) or "no rule"
+        kind = f"{query.dtype} by {query.redop}" if COLLECTIVES[query.op].reduces else query.dtype
+        raise Unsupported(f"plan {self._plan.source} has nothing that runs {query.op} of {kind} ({reasons})")
+
+    def _ask(self, query: Query, max_sms: int) -> dict[str, Any]:
+        """Return what native code answers, as csrc/binding/plan_table.cc describes it."""
+        if not _is_known(query):
+            return {"usual": -1, "chosen": -1, "fewer": [], "passed": []}
+        answer: dict[str, Any] = json.loads(self._native.explain(*_keys(query), max_sms, self._multiprocessors))
+        return answer
+
+    def _passed(self, query: Query, why: dict[str, Any]) -> list[tuple[str, str]]:
+        """Return what stands before the usual choice and cannot run the call, and the reasons."""
+        collective = COLLECTIVES[query.op]
+        passed = [] if _is_known(query) else [("all", f"there is no {query.redop} of {query.dtype}")]
+        for number, refusal in why["passed"]:
+            row, entry = self._lines[number].row, self._lines[number].entry
+            reason = REFUSALS.get(refusal) or collective.refusal(row, query.dtype, query.redop, query.world)
+            if refusal == "align":
+                reason = f"{query.num_bytes} B is no multiple of {entry.align}"
+            passed.append((row.name, str(reason)))
+        return passed
+
+    def _nothing(self, query: Query, max_sms: int, passed: Sequence[tuple[str, str]], usual: Line | None) -> str:
+        call = f"{query.op} of {query.num_bytes} B of {query.dtype} on {counted(query.world, 'rank')}"
+        limit = f" with max_sms={max_sms}" if max_sms else ""
+        reasons = "; ".join(dict.fromkeys(reason for _, reason in passed))
+        if usual is not None:
+            reasons = f"{usual.row.name}, which runs without a limit, takes more multiprocessors"
+        return f"plan {self._plan.source} has no rule for {call}{limit}" + (f": {reasons}" if reasons else "")
+
+    def _symmetric_points(self, usual: Line, fewer: Sequence[int]) -> list[Point]:
+        """Return those of the symmetric range that leaves the call to the plain rules."""
+        lines = [self._lines[number] for number in fewer]
+        return [
+            line.entry.curve[line.point] for line in lines if line.point is not None and line.entry is not usual.entry
+        ]
+
+    def _spared(self, why: dict[str, Any], points: Sequence[Point]) -> str:
+        """Say what an asynchronous call takes of a GPU; "" where it takes nothing either way."""
+        usual, chosen = self._lines[why["usual"]], self._lines[why["chosen"]]
+        if not why["usual_sms"]:
+            return ""
+        if chosen is usual:
+            reason = "which is the knee of its curve" if points else "as it was not measured on fewer multiprocessors"
+            return f"asynchronous: runs as a synchronous call, {reason}"
+        curve = usual.choice.curve if chosen.entry is usual.entry else chosen.entry.curve
+        slower = curve[chosen.point or 0].slower
+        taken = f"{why['chosen_sms']} of {counted(self._multiprocessors, 'multiprocessor')}"
+        than = "all" if why["usual_sms"] >= self._multiprocessors else str(why["usual_sms"])
+        return f"asynchronous: the knee of its curve, {taken}, measured {slower:.0%} slower than on {than}"
+
+
+def _is_known(query: Query) -> bool:
+    """Whether native code has a name for the type, or its bytes are only moved."""
+    return query.dtype in DTYPES or not COLLECTIVES[query.op].reduces
+
+
+def _keys(query: Query) -> tuple[str, str, str, int, bool, bool]:
+    """Return the arguments of native code."""
+    dtype = query.dtype if query.dtype in DTYPES else "uint8"
+    return query.op, dtype, query.redop, query.num_bytes, query.placement == "symmetric", query.mode == "graph"
+
+
+def _with_usual(points: Sequence[Point], sms: int) -> tuple[tuple[int, float], ...]:
+    """Return a curve with the usual choice in it; nothing where no other was measured."""
+    return tuple(sorted([*((point.sms, point.slower) for point in points), (sms, 0.0)])) if points else ()
+
+
+table_of = lru_cache(maxsize=16)(Table)
+
+
+def choice_of(plan: Plan, backend: Backend) -> Choose:
+    """Return what a backend without native code asks for the algorithm of each call."""
+    table, size = Table(plan, backend.size, has_arena=backend.has_arena), backend.size  # the backend keeps the result
+
+    @lru_cache(maxsize=MAX_CHOICES)
+    def choose(op: str, num_bytes: int, dtype: str, redop: str) -> str:
+        return table.choose(Query(op, num_bytes, dtype, redop, size))
+
+    return choose
