@@ -33,7 +33,7 @@ def lines(document: dict[str, Any], width: int) -> list[str]:
     ]
 
 
-def kept(path: Path | None, picture: Path | None, width: int) -> list[str]:
+def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
     """Say where the rest is; a path is not broken, as it is there to be copied."""
     if path is None:
         return _folded(["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"], width)
@@ -94,10 +94,14 @@ def _cells(rows: Sequence[Row], asked: Sequence[int], sizes: Sequence[int]) -> I
     if set(calls) == {0}:  # a barrier
         yield _cell(calls[0])
         return
-    # A call has whole elements for each rank: 12 B where 8 were asked for.
-    at = {min(asked, key=lambda size: abs(math.log((here + 1) / (size + 1)))): call for here, call in calls.items()}
+    at = {nearest(size, asked): call for size, call in calls.items()}
     for size in sizes:
         yield _cell(at[size]) if size in at else f"{'-':>{TIME}} {'':{BESIDE - 1}}"
+
+
+def nearest(size: int, asked: Sequence[int]) -> int:
+    """Return the size that was asked for: a call has whole elements for each rank, 12 B where 8 were asked for."""
+    return min(asked, key=lambda each: abs(math.log((size + 1) / (each + 1))))
 
 
 def _cell(call: Sequence[Row]) -> str:
