@@ -9,9 +9,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from commlib.tools.report.chart import Rows, draw
+from commlib.tools.report.chart import Rows, draw, missing, svg
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
+from commlib.tools.report.page import BAD, Section, Table
 from commlib.tools.report.table import Column, fold, widest_that_fits
 
 Item = TypeVar("Item")
@@ -107,6 +108,14 @@ class View(ABC):
         """Return the document itself."""
         return json_text(self.document)
 
+    def section(self, name: str, title: str) -> Section:
+        """Return the section of a page that has charts, a table for each series, and what follows as notes."""
+        drawn = "" if missing() or not (panels := self.panels()) else svg(self.chart_title(), panels)
+        ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
+        tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
+        notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]
+        return Section(name, title, drawn, ended, tables, notes=notes)
+
     def panels(self) -> Rows:
         """Return the charts of the document, if the command has some."""
         return []
@@ -118,6 +127,10 @@ class View(ABC):
     def plot(self, path: Path) -> None:
         """Draw them."""
         draw(path, self.chart_title(), self.panels())
+
+
+def _wrong(item: Any, column: Column) -> str:
+    return BAD if isinstance(item, dict) and item.get("wrong") else ""
 
 
 def device(document: Mapping[str, Any]) -> str:

@@ -9,20 +9,19 @@ from typing import Any
 from commlib.counts import counted
 from commlib.tools.baselines.kernels.case import FLOOR, OURS
 from commlib.tools.bench import which
-from commlib.tools.bench.difference import MACHINE, SOFTWARE, changes, judged
+from commlib.tools.bench.difference import difference
 from commlib.tools.bench.rows import measured, median_us, title
 from commlib.tools.cli.profile import notes
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, plain_table
-from commlib.tools.report.table import Column
 from commlib.tools.report.view import grouped
 
 Documents = Mapping[str, dict[str, Any]]
 Named = tuple[str, which.Call]
 THRESHOLD = 0.05  # as of `commlib bench compare`
-WARNINGS = {"Times are not comparable, as the machines differ": MACHINE, "The software differs": SOFTWARE}
 LOOKS = {"worse": BAD, "wrong": BAD, "better": GOOD}
+BARE: dict[str, Any] = {"config": {}, "environment": {}, "plan": {"digest": "", "source": ""}}  # of a profile
 
 
 def _attention_name(row: Row) -> str:
@@ -79,46 +78,31 @@ def _row(call: str, row: Row) -> Row:
 
 def section(name: str, before: Documents, now: Documents) -> Section:
     """Return what changed since the report of that name, by the rule of `commlib bench compare`."""
-    both = [step for step in now if step in before]
-    rows = [row for step in both for row in judged(_timed(step, before[step]), _timed(step, now[step]), THRESHOLD)]
-    verdicts = Counter(row["verdict"] for row in rows if row["ours"])
-    count = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-    text = (
-        f"Of commlib's calls that are in both: {count or 'none'}. A call changed if its median moved by more than "
-        f"{THRESHOLD:.0%} beyond what other libraries' calls moved, and its blocks lie apart; where those moved "
-        f"farther themselves, it is not judged."
+    both, text, rows, verdicts = [step for step in now if step in before], dict[str, str](), list[Row](), Counter[str]()
+    for step in both:
+        old, new = ({**BARE, **of[step], "rows": _timed(step, of[step])} for of in (before, now))
+        text |= dict.fromkeys(_states(before[step], now[step]), WARN)
+        if {row["call"] for row in old["rows"]} & {row["call"] for row in new["rows"]}:
+            found = difference((name, old), (step, new), THRESHOLD)
+            text |= dict.fromkeys(found["warnings"], WARN)
+            rows += [row for row in found["rows"] if row["changed"] or row["verdict"] == "wrong"]
+            verdicts.update(found["summary"].get("ours", {}).get("verdicts", {}))
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items() if count)
+    text[f"Calls of commlib in both, by the rule of `commlib bench compare`: {counts or 'none'}."] = ""
+    table = plain_table(
+        "Calls that changed", list(map(_cells, rows)), lambda row, column: LOOKS.get(row["verdict"], "")
     )
-    differing = [row for row in rows if row["changed"] or row["verdict"] == "wrong"]
-    tables = [
-        plain_table(f"Calls of {whose} that changed since {name}", list(map(_cells, found)), _look)
-        for whose, ours in (("commlib", True), ("other libraries", False))
-        if (found := [row for row in differing if row["ours"] == ours])
-    ]
-    problems = [(WARN, warning) for warning in _machines(before, now, both)]
-    return Section("changes", "Changes", "", [*problems, ("", text)], tables, notes=list(_states(before, now, both)))
+    return Section("changes", f"Changes since {name}", "", [(look, line) for line, look in text.items()], [table])
 
 
 def _cells(row: Row) -> dict[str, str]:
-    times = {"before, µs": fitted(row["a_us"], 9), "now, µs": fitted(row["b_us"], 9)}
-    return {"call": row["call"], "by": row["algorithm"], **times, "ratio": ratio_text(row["ratio"])} | {
-        "verdict": row["verdict"]
-    }
+    texts = {"call": row["call"], "by": row["algorithm"], "before, µs": fitted(row["a_us"], 9)}
+    return {**texts, "now, µs": fitted(row["b_us"], 9), "ratio": ratio_text(row["ratio"]), "verdict": row["verdict"]}
 
 
-def _look(cells: Mapping[str, str], column: Column) -> str:
-    return LOOKS.get(cells["verdict"], "") if column.name == "verdict" else ""
-
-
-def _machines(before: Documents, now: Documents, both: list[str]) -> Iterator[str]:
-    """Yield once how the machines differ."""
-    pairs = [(before[step]["fingerprint"], now[step]["fingerprint"]) for step in both if "fingerprint" in now[step]]
-    found = (f"{what}: {text}" for what, keys in WARNINGS.items() for pair in pairs if (text := changes(*pair, keys)))
-    yield from (f"{text} (before / now)." for text in dict.fromkeys(found))
-
-
-def _states(before: Documents, now: Documents, both: list[str]) -> Iterator[str]:
+def _states(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the doctor, the check of values and the plan answer otherwise than before."""
-    old, new = ({key: text for step in both for key, text in _answers(of[step])} for of in (before, now))
+    old, new = dict(_answers(before)), dict(_answers(now))
     for what in {**old, **new}:
         if old.get(what) != new.get(what):
             yield f"{what}: {new.get(what, 'not there')}, before {old.get(what, 'not there')}"

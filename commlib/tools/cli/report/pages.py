@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from commlib.collectives import COLLECTIVES
@@ -24,7 +24,7 @@ from commlib.tools.cli.report import changes
 from commlib.tools.cli.report.run import DONE, STEPS, Folder
 from commlib.tools.report import chart
 from commlib.tools.report.document import Kind
-from commlib.tools.report.figures import percent_text, ratio_text, size_text
+from commlib.tools.report.figures import ratio_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, Table, html, markdown, plain_table
 from commlib.tools.report.table import Column
@@ -34,6 +34,12 @@ Document = dict[str, Any]
 Documents = Mapping[str, Document]
 Texts = Iterator[tuple[str, str]]  # each with its look
 WIDTH, ABREAST = 120, 3
+FIRST, LEFT_OUT, SIZES = (
+    ("op", "topic"),
+    {"table", "needed", "backend"},
+    ("above", "up_to"),
+)  # of the names in documents
+SHORT = {"None": "-", "": "-", "*": "any"}
 NAMED = 10  # calls that another library makes faster
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
 LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
@@ -58,7 +64,7 @@ def write_pages(folder: Folder, before: Folder | None = None) -> Section:
     if before is not None:
         sections.append(changes.section(before.path.resolve().name, _documents(before), documents))
     sections += [section for name in READERS if name in documents for section in _sections(name, documents[name])]
-    steps = [{"step": name, **{key: str(value) for key, value in of.items()}} for name, of in folder.ended.items()]
+    steps = [{"step": name, **_cells(of)} for name, of in folder.ended.items()]
     sections.append(Section("made", "How this was made", tables=[plain_table("Each step wrote NAME.json", steps)]))
     for section in sections:
         write(folder.path / f"{section.name}.md", markdown(section))
@@ -99,7 +105,7 @@ def _summary(folder: Folder, documents: Documents) -> Section:
         first = {**found, "rows": [row for row in found["rows"] if row["op"] == found["rows"][0]["op"]]}
         drawn = _drawn(which.chart_title(first), which.panels(first)[:1])
         results.append(("", which.verdict([call for of in which.calls(found) for call in of])))
-    for name, lines in (("correctness", _values), ("environment", _job), ("plan", _plan)):
+    for name, lines in RESULTS.items():
         results += lines(documents[name]) if name in documents else ()
     calls = {name: of for name in READERS if name in documents and (of := list(changes.calls(name, documents[name])))}
     everywhere = [each for of in calls.values() for each in of]
@@ -189,46 +195,31 @@ def _plan(document: Document) -> Texts:
 
 def _sections(name: str, document: Document) -> list[Section]:
     """Return what is written of the document of a step."""
-    kind, view = READERS[name]
+    (_, view), title = READERS[name], STEPS[name].title
     if view is not None:
-        return [_of_view(name, view(document, WIDTH))]
-    title = STEPS[name].title
-    if kind is bench_rows.KIND:
+        return [view(document, WIDTH).section(name, title)]
+    if name == "collectives":
         # All but the first collective, which stands in the summary.
         latencies = [panels[0] for panels in which.panels(document)[1:] if panels[0].lines]
         abreast = [latencies[at : at + ABREAST] for at in range(0, len(latencies), ABREAST)]
         return which.sections(document, _drawn(which.chart_title(document), abreast))
-    if kind is plan_command.KIND:
-        ranks = document["world"]
-        code = [f"commlib tune -n {ranks}", f"commlib plan explain all_reduce --bytes 1M -n {ranks}"]
-        table = plain_table(f"What runs on {counted(ranks, 'rank')}", list(map(_range, document["rows"])))
-        return [Section(name, title, text=list(_plan(document)), tables=[table], code=code)]
-    if kind is test_command.KIND:
-        rows = [{**row, "ranks": str(row["ranks"]), "wrong": row["wrong"] or "-"} for row in document["rows"]]
-        table = plain_table("Algorithms that were checked", rows, lambda row, column: BAD * (row["wrong"] != "-"))
-        return [Section(name, title, text=list(_values(document)), tables=[table], notes=document["notes"])]
-    found = document["findings"]
-    cells = [{key: home_as_tilde(each[key]) for key in ("topic", "state", "detail", "remedy")} for each in found]
-    table = plain_table("What the doctor sees", cells, lambda row, column: LOOKS.get(row["state"], ""))
-    code = [home_as_tilde(line) for each in found for line in each["table"]]
-    return [Section(name, title, text=list(_job(document)), tables=[table], code=code)]
+    code = [home_as_tilde(line) for found in document.get("findings", ()) for line in found["table"]]
+    if name == "plan":
+        code = [f"commlib {words} -n {document['world']}" for words in ("tune", "plan explain all_reduce --bytes 1M")]
+    cells = list(map(_cells, document.get("findings") or document["rows"]))
+    texts = list(RESULTS[name](document))
+    return [Section(name, title, "", texts, [plain_table(title, cells, _look)], code, document.get("notes", ()))]
 
 
-def _range(row: Mapping[str, Any]) -> dict[str, str]:
-    above, up_to = (None if row[key] is None else size_text(row[key]) for key in ("above", "up_to"))
-    texts = {key: "any" if row[key] == "*" else row[key] for key in ("op", "placement", "dtype", "redop", "mode")}
-    runs = {"runs": row["choice"], "gain, %": percent_text(row["gain"]), "runner-up": row["runner_up"] or "-"}
-    return {**texts, "above": above or "-", "up to": up_to or "-", **runs}
+def _cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return what stands in a table of an item as it is; a size is written as one."""
+    names = sorted(row.keys() - LEFT_OUT, key=lambda name: (name not in FIRST, list(row).index(name)))
+    texts = {name: size_text(row[name]) if name in SIZES and row[name] else str(row[name]) for name in names}
+    return {name: SHORT.get(text, home_as_tilde(text)) for name, text in texts.items()}
 
 
-def _of_view(name: str, view: View) -> Section:
-    """Return what the command itself shows."""
-    document = view.document
-    partial = [] if document.get("complete", True) else [(BAD, f"Not complete: {document['ended']}.")]
-    tables = [Table(view.title(rows), view.columns(), view.items(rows), _wrong) for rows in view.by_series()]
-    notes = [text for line in (*view.opening(), *view.closing()) if (text := line.removeprefix("#").strip())]
-    return Section(name, STEPS[name].title, _drawn(view.chart_title(), view.panels()), partial, tables, notes=notes)
+def _look(cells: Mapping[str, str], column: Column) -> str:
+    return LOOKS.get(cells.get("state", ""), BAD if cells.get("wrong", "-") != "-" else "")
 
 
-def _wrong(item: Any, column: Column) -> str:
-    return BAD if isinstance(item, dict) and item.get("wrong") else ""
+RESULTS: dict[str, Callable[[Document], Texts]] = {"correctness": _values, "environment": _job, "plan": _plan}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -145,15 +146,13 @@ def measure(folder: Folder, names: Sequence[str]) -> bool:
 def _ctrl_c() -> Iterator[Event]:
     """Take the first Ctrl-C, or end of a session, as a question, in the middle of nothing; a second one ends us."""
     asked = Event()
-    before = {number: signal.getsignal(number) for number in ENDS}
 
     def ask(number: int, frame: object) -> None:
         asked.set()
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, before[number])
 
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, ask)
+    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, ask) for number in heard}
     try:
         yield asked
     finally:
@@ -202,9 +201,7 @@ def _text(file: Any) -> str:
 
 def _document(text: str) -> Any:
     """Return the document in what was printed; a library may have printed something else before or after it."""
-    lines = text.splitlines(keepends=True)
-    start = next((at for at, line in enumerate(lines) if line.startswith("{")), len(lines))
-    try:
-        return json.JSONDecoder().raw_decode("".join(lines[start:]))[0]
-    except json.JSONDecodeError:
-        return None
+    start = re.search(r"^\{", text, re.MULTILINE)
+    with suppress(json.JSONDecodeError):
+        return json.JSONDecoder().raw_decode(text, start.start())[0] if start else None
+    return None
