@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from itertools import groupby
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench.page import head, nearest
 from commlib.tools.bench.rows import (
     AGREE,
     chosen,
@@ -109,6 +109,30 @@ def _call(rows: Sequence[Row]) -> Call | None:
     right = [row for row in rivals(rows) if not row["wrong"]]
     others = {library(of[0]): min(of, key=median_us) for of in grouped(right, library)}
     return Call(ours, best, others) if ours is not None else None
+
+
+def nearest(size: int, asked: Sequence[int]) -> int:
+    """Return the size that was asked for: a call has whole elements for each rank, 12 B where 8 were asked for."""
+    return min(asked, key=lambda each: abs(math.log((size + 1) / (each + 1))))
+
+
+def head(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say what was measured, where, and by which plan."""
+    config, machine, plan = document["config"], document["fingerprint"], document["plan"]
+    types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
+    graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
+    ranks = counted(config["ranks"], "rank")
+    yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
+    gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
+    yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
+    match = plan.get("match", "shipped")
+    origin = {"here": ", measured on this machine", "shipped": ": comes with commlib"}.get(
+        match, f": measured with {match}"
+    )
+    yield f"plan {plan['source']} ({plan['digest']}){origin}"
+    if match != "here":
+        remedy = f" → commlib tune -n {config['ranks']}" if config["ranks"] > 1 else ""
+        yield f"not measured on this machine{remedy}"
 
 
 def page(document: dict[str, Any]) -> str:
