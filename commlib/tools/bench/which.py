@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from commlib.counts import counted
@@ -28,7 +27,7 @@ from commlib.tools.bench.rows import (
 from commlib.tools.report.chart import OURS as THICK
 from commlib.tools.report.chart import Bar, Line, Panel, look
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, ratio_text, size_text
+from commlib.tools.report.figures import fitted, percent_text, ratio_text, size_text
 from commlib.tools.report.measured import ENOUGH, outcome
 from commlib.tools.report.page import GOOD, WARN, Section, Table, html
 from commlib.tools.report.table import Column
@@ -126,10 +125,8 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
     gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
     yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
     match = plan.get("match", "shipped")
-    origin = {"here": ", measured on this machine", "shipped": ": comes with commlib"}.get(
-        match, f": measured with {match}"
-    )
-    yield f"plan {plan['source']} ({plan['digest']}){origin}"
+    origins = {"here": ", measured on this machine", "shipped": ": comes with commlib"}
+    yield f"plan {plan['source']} ({plan['digest']}){origins.get(match, f': measured with {match}')}"
     if match != "here":
         remedy = f" → commlib tune -n {config['ranks']}" if config["ranks"] > 1 else ""
         yield f"not measured on this machine{remedy}"
@@ -203,26 +200,15 @@ def _figures(found: Sequence[Call], several: set[str]) -> Table:
         Column("ratio", lambda call: call.ratio.split(" ")[0], unit="best other / commlib"),
         Column("commlib", lambda call: fitted(median_us(call.ours), 9), unit="µs"),
         Column("by its algorithm", lambda call: call.ours["algorithm"], left=True),
-        Column("of the limit", lambda call: _of_limit(call.ours), unit="%"),
+        Column("of the limit", lambda call: percent_text(call.ours.get("of_limit")), unit="%"),
         *(Column(name, partial(_theirs, name, name in several), unit="µs") for name in names),
     ]
-    picks = [(name, list(of)) for name, of in groupby(found, lambda call: str(call.ours["algorithm"]))]
-    picked = [*(f"{name} to {of[-1].size}" for name, of in picks[:-1]), picks[-1][0]]
-    return Table(f"{title(found[0].ours)}: {', then '.join(picked)}", columns, found, _fastest_look)
-
-
-def _of_limit(row: Row) -> str:
-    share = row.get("of_limit")
-    return f"{share * 100:.0f}" if share else "-"
+    return Table(title(found[0].ours), columns, found, lambda call, column: call.look * (column.name == "fastest"))
 
 
 def _theirs(name: str, named: bool, call: Call) -> str:
     row = call.others.get(name)
     return "-" if row is None else fitted(median_us(row), 9) + f" {row['algorithm']}" * named
-
-
-def _fastest_look(call: Call, column: Column) -> str:
-    return call.look if column.name == "fastest" else ""
 
 
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
@@ -257,9 +243,8 @@ def _fastest(rows: Sequence[Row], figure: Any = median_us, best: Any = min) -> d
 
 def _bars(rows: Sequence[Row]) -> Panel:
     """Return one bar for each way to make a call that moves no data."""
-    names = [label(row) for row in sorted(rows, key=median_us)]
-    times = zip(names, sorted(map(median_us, rows)), strict=True)
-    bars = [Bar(f"{name}  {us:.3g} µs", "", 0.0, us) for name, us in times]
+    ordered = sorted(rows, key=median_us)
+    bars = [Bar(f"{label(row)}  {fitted(median_us(row), 8)} µs", "", 0.0, median_us(row)) for row in ordered]
     return Panel(f"{title(rows[0])} (* the plan's choice)", bars=bars, xlabel="latency, µs")
 
 

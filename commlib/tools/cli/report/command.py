@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,17 +33,7 @@ INTERRUPTED = 130
     help="Folder of another report: list what changed since then beyond the noise.",
 )
 @click.pass_context
-def report(
-    ctx: click.Context,
-    /,
-    scope: str | None,
-    ranks: int | None,
-    output: Path,
-    only: str | None,
-    skip: str | None,
-    show: bool,
-    baseline: Path | None,
-) -> None:
+def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | None, **asked: Any) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
@@ -50,10 +41,10 @@ def report(
     """
     from commlib.tools.cli.report.pages import write_pages
 
-    wanted = read_names(only, STEPS, "step") if only is not None else tuple(STEPS)
-    left_out = read_names(skip, STEPS, "step") if skip is not None else ()
+    wanted = STEPS if asked["only"] is None else read_names(asked["only"], STEPS, "step")
+    left_out = () if asked["skip"] is None else read_names(asked["skip"], STEPS, "step")
     before = Folder(baseline) if baseline else None
-    folder = Folder(output) if show else _opened(output, scope, ranks)
+    folder = Folder(output) if show else _opened(output, asked["scope"], asked["ranks"])
     todo = [name for name in STEPS if name in wanted and name not in left_out and not folder.has(name)]
     interrupted = measure(folder, [] if show else todo)
     for _, text in write_pages(folder, before).text:

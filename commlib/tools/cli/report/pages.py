@@ -34,11 +34,8 @@ Document = dict[str, Any]
 Documents = Mapping[str, Document]
 Texts = Iterator[tuple[str, str]]  # each with its look
 WIDTH, ABREAST = 120, 3
-FIRST, LEFT_OUT, SIZES = (
-    ("op", "topic"),
-    {"table", "needed", "backend"},
-    ("above", "up_to"),
-)  # of the names in documents
+FIRST, SIZES = ("op", "topic"), ("above", "up_to")  # of the names in documents
+LEFT_OUT = {"table", "needed", "backend"}
 SHORT = {"None": "-", "": "-", "*": "any"}
 NAMED = 10  # calls that another library makes faster
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
@@ -100,17 +97,17 @@ def _drawn(title: str, rows: chart.Rows) -> str:
 
 def _summary(folder: Folder, documents: Documents) -> Section:
     """Return the first screen: the chart of the first collective, problems, and who is the fastest."""
-    drawn, results = "", list[tuple[str, str]]()
+    drawn, text = "", list[tuple[str, str]]()
     if found := documents.get("collectives"):
         first = {**found, "rows": [row for row in found["rows"] if row["op"] == found["rows"][0]["op"]]}
         drawn = _drawn(which.chart_title(first), which.panels(first)[:1])
-        results.append(("", which.verdict([call for of in which.calls(found) for call in of])))
+        text.append(("", f"Collectives: {which.verdict([call for of in which.calls(found) for call in of])}"))
+    text += _problems(folder, documents)
     for name, lines in RESULTS.items():
-        results += lines(documents[name]) if name in documents else ()
+        text += lines(documents[name]) if name in documents else ()
     calls = {name: of for name in READERS if name in documents and (of := list(changes.calls(name, documents[name])))}
     everywhere = [each for of in calls.values() for each in of]
     tables = [_counts(calls), _lost(everywhere), plain_table("This machine", list(_facts(folder, documents)))]
-    text = [*_problems(folder, documents), *results]
     return Section("summary", "Summary", drawn, text, [table for table in tables if table.items])
 
 
