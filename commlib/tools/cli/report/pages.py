@@ -107,7 +107,7 @@ def _summary(folder: Folder, documents: Documents) -> Section:
         text += lines(documents[name]) if name in documents else ()
     calls = {name: of for name in READERS if name in documents and (of := list(changes.calls(name, documents[name])))}
     everywhere = [each for of in calls.values() for each in of]
-    tables = [_counts(calls), _lost(everywhere), plain_table("This machine", list(_facts(folder, documents)))]
+    tables = [_counts(calls), _lost(everywhere), _here(folder, _machine(documents))]
     return Section("summary", "Summary", drawn, text, [table for table in tables if table.items])
 
 
@@ -130,12 +130,10 @@ def _lost(calls: list[changes.Named]) -> Table:
     return plain_table("Where another library is the fastest", lines)
 
 
-def _facts(folder: Folder, documents: Documents) -> Iterator[dict[str, str]]:
-    known, settings = _machine(documents), folder.settings
-    yield from ({"what": key, "here": str(known[key])} for key in MACHINE if known.get(key))
-    ranks = f"{counted(settings.ranks, 'rank')} on {'GPUs' if settings.on_gpus else 'CPUs'}"
+def _here(folder: Folder, machine: Mapping[str, Any]) -> Table:
     seconds = sum(ended["seconds"] for ended in folder.ended.values())
-    yield {"what": "measured", "here": f"{settings.scope}, {ranks}, in {seconds:.0f} s"}
+    facts = {**{key: machine.get(key) for key in MACHINE}, **vars(folder.settings), "measured": f"in {seconds:.0f} s"}
+    return plain_table("This machine", [{"what": key, "here": str(value)} for key, value in facts.items() if value])
 
 
 def _problems(folder: Folder, documents: Documents) -> Texts:
