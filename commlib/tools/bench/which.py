@@ -34,6 +34,7 @@ from commlib.tools.report.table import Column
 from commlib.tools.report.view import device, grouped, unfinished
 
 OURS, LEVEL, UNCLEAR, ALONE = "commlib", "within 5 %", "too noisy to tell", "no other library"
+UNDER = {"color": "0.75", "linewidth": 7, "zorder": 2}  # below the lines: it shows on both sides of one
 NOBODY = (LEVEL, UNCLEAR, ALONE)
 MARKS = {OURS: "", LEVEL: " =", UNCLEAR: " ?"}  # behind the ratio; another library's name stands there
 RULE = (
@@ -214,26 +215,15 @@ def _theirs(name: str, named: bool, call: Call) -> str:
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
     """Return two panels for each series: beside other libraries latency and ratio, alone latency and bandwidth."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
-    libraries = dict.fromkeys(map(library, rivals(timed)))
-    theirs = {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
-    algorithms = {name: look(at) for at, name in enumerate(dict.fromkeys(map(_algorithm, timed)), len(theirs) + 1)}
-    made = []
-    for rows in grouped(timed, series_of):
-        if not rows[-1]["size"]:
-            made.append([_bars(rows)])
-        elif rivals(rows) and _picked(rows):
-            made.append(_beside(rows, theirs))
-        else:
-            made.append(_alone(rows, algorithms, document["limit"]["busbw"]))
-    return made
+    libraries, algorithms = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(_algorithm, timed))
+    looks = {name: look(at) for at, name in enumerate(algorithms, len(libraries) + 1)}
+    looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
+    limit = document["limit"]["busbw"]
+    return [_pair(rows, looks, limit) if rows[-1]["size"] else [_bars(rows)] for rows in grouped(timed, series_of)]
 
 
 def _algorithm(row: Row) -> str:
     return str(row["algorithm"])
-
-
-def _picked(rows: Sequence[Row]) -> list[Row]:
-    return chosen(rows) or [row for row in rows if row["chosen"]]
 
 
 def _fastest(rows: Sequence[Row], figure: Any = median_us, best: Any = min) -> dict[float, float]:
@@ -248,36 +238,30 @@ def _bars(rows: Sequence[Row]) -> Panel:
     return Panel(f"{title(rows[0])} (* the plan's choice)", bars=bars, xlabel="latency, µs")
 
 
-def _beside(rows: Sequence[Row], looks: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    ours, best = _fastest(_picked(rows)), _fastest(rivals(rows))
-    lines = [Line("commlib", ours, THICK)]
-    lines += [Line(library(of[0]), _fastest(of), looks[library(of[0])]) for of in grouped(rivals(rows), library)]
-    ratio = {size: best[size] / ours[size] for size in ours if size in best}
-    return [
-        Panel(title(rows[0]), "latency, µs", lines, log_y=True),
-        Panel("commlib next to the best other library", "times as fast", [Line(None, ratio, THICK)], bottom=0, level=1),
-    ]
-
-
-def _alone(rows: Sequence[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:
-    """Return the rows on plain tensors out of place; where there are none, those that come next to it."""
-    rows = min(grouped(rows, _form), key=lambda of: _form(of[0]))
-    thick = {"color": "0.75", "linewidth": 7, "zorder": 2}  # below the lines: it shows on both sides of one
+def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:
+    """Compare the plan's choice with each library; where there is none, show each algorithm in one form."""
+    ours, others, name = chosen(rows) or [row for row in rows if row["chosen"]], rivals(rows), library
+    mine, style = "commlib", THICK
+    if alone := not (ours and others):
+        others, name = min(grouped(rows, _form), key=lambda of: _form(of[0])), _algorithm
+        ours, mine, style = [row for row in others if row["chosen"]], "the plan's choice", UNDER
 
     def lines(figure: Any, best: Any) -> list[Line]:
-        picked = Line("the plan's choice", _fastest([row for row in rows if row["chosen"]], figure, best), thick)
-        named = {_algorithm(of[0]): _fastest(of, figure, best) for of in grouped(rows, _algorithm)}
-        return [picked, *(Line(name, of, looks[name]) for name, of in named.items())]
+        named = {name(of[0]): _fastest(of, figure, best) for of in grouped(others, name)}
+        return [Line(mine, _fastest(ours, figure, best), style), *(Line(of, named[of], looks[of]) for of in named)]
 
-    above = f"limit: {limit:.3g} GB/s" if limit else ""
-    busbw = lines(lambda row: float(row["busbw"]), max)
-    return [
-        Panel(title(rows[0]), "latency, µs", lines(median_us, min), log_y=True),
-        Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit),
-    ]
+    latency = Panel(title(rows[0]), "latency, µs", lines(median_us, min), log_y=True)
+    if alone:
+        above = f"limit: {limit:.3g} GB/s" if limit else ""
+        busbw = lines(lambda row: float(row["busbw"]), max)
+        return [latency, Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit)]
+    best, choice = _fastest(others), _fastest(ours)
+    ratio = [Line(None, {size: best[size] / choice[size] for size in choice if size in best}, THICK)]
+    return [latency, Panel("commlib next to the best other library", "times as fast", ratio, bottom=0, level=1)]
 
 
 def _form(row: Row) -> tuple[bool, bool]:
+    """Return what orders forms: on plain tensors out of place comes first."""
     return row["placement"] == "symmetric", row["in_place"]
 
 
