@@ -93,7 +93,7 @@ class Call:
 def calls(document: Mapping[str, Any]) -> list[list[Call]]:
     """Return, for each series, the sizes at which the plan's choice was measured."""
     series = grouped(measured(document["rows"]), series_of)
-    return [found for rows in series if (found := [call for of in _by_size(rows) if (call := _call(of))])]
+    return [of_series for rows in series if (of_series := [call for of in _by_size(rows) if (call := _call(of))])]
 
 
 def _by_size(rows: Sequence[Row]) -> list[list[Row]]:
@@ -153,9 +153,9 @@ def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
     ]
 
 
-def verdict(found: Sequence[Call]) -> str:
+def verdict(every: Sequence[Call]) -> str:
     """Count who is the fastest."""
-    counts = Counter(call.fastest for call in found)
+    counts = Counter(call.fastest for call in every)
     total = counts.total() - counts.pop(ALONE, 0)
     if not total:
         return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
@@ -192,9 +192,9 @@ def _cell(size: int, line: tuple[str, Mapping[int, Call]]) -> str:
     return line[1][size].ratio if size in line[1] else ""
 
 
-def _figures(found: Sequence[Call], several: set[str]) -> Table:
+def _figures(of_series: Sequence[Call], several: set[str]) -> Table:
     """Return the figures of a collective; of a library with several ways, each figure names its own."""
-    names = dict.fromkeys(name for call in found for name in call.others)
+    names = dict.fromkeys(name for call in of_series for name in call.others)
     columns = [
         Column("size", lambda call: call.size),
         Column("fastest", lambda call: call.fastest, left=True),
@@ -204,7 +204,9 @@ def _figures(found: Sequence[Call], several: set[str]) -> Table:
         Column("of the limit", lambda call: percent_text(call.ours.get("of_limit")), unit="%"),
         *(Column(name, partial(_theirs, name, name in several), unit="µs") for name in names),
     ]
-    return Table(title(found[0].ours), columns, found, lambda call, column: call.look * (column.name == "fastest"))
+    return Table(
+        title(of_series[0].ours), columns, of_series, lambda call, column: call.look * (column.name == "fastest")
+    )
 
 
 def _theirs(name: str, named: bool, call: Call) -> str:
@@ -213,7 +215,7 @@ def _theirs(name: str, named: bool, call: Call) -> str:
 
 
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
-    """Return two panels for each series: beside other libraries latency and ratio, alone latency and bandwidth."""
+    """Return two panels for each series: next to other libraries latency and ratio, alone latency and bandwidth."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
     libraries, algorithms = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(_algorithm, timed))
     looks = {name: look(at) for at, name in enumerate(algorithms, len(libraries) + 1)}

@@ -1,1 +1,1 @@
-"""`commlib report`: a pipeline of commands, whose documents are kept, and pages made of them."""
+"""`commlib report`: a pipeline of commands, whose documents stay in a folder, and the pages of them."""

@@ -83,10 +83,10 @@ def section(name: str, before: Documents, now: Documents) -> Section:
         old, new = ({**BARE, **of[step], "rows": _timed(step, of[step])} for of in (before, now))
         text |= dict.fromkeys(_states(before[step], now[step]), WARN)
         if {row["call"] for row in old["rows"]} & {row["call"] for row in new["rows"]}:
-            found = difference((name, old), (step, new), THRESHOLD)
-            text |= dict.fromkeys(found["warnings"], WARN)
-            rows += [row for row in found["rows"] if row["changed"] or row["verdict"] == "wrong"]
-            verdicts.update(found["summary"].get("ours", {}).get("verdicts", {}))
+            differing = difference((name, old), (step, new), THRESHOLD)
+            text |= dict.fromkeys(differing["warnings"], WARN)
+            rows += [row for row in differing["rows"] if row["changed"] or row["verdict"] == "wrong"]
+            verdicts.update(differing["summary"].get("ours", {}).get("verdicts", {}))
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items() if count)
     text[f"Calls of commlib in both, by the rule of `commlib bench compare`: {counts or 'none'}."] = ""
     table = plain_table(

@@ -74,10 +74,10 @@ def write_pages(folder: Folder, before: Folder | None = None) -> Section:
 
 def _documents(folder: Folder) -> Documents:
     """Read the document of each step that has one."""
-    found = {name: READERS[name][0].read(folder.file(name)) for name in folder.ended if folder.file(name).exists()}
-    for name in found.keys() & {"collectives", "index", "store", "metadata", "attention", "prefill"}:
-        found[name]["rows"].sort(key=_place)  # a packed file has them in another order
-    return found
+    documents = {name: READERS[name][0].read(folder.file(name)) for name in folder.ended if folder.file(name).exists()}
+    for name in documents.keys() & {"collectives", "index", "store", "metadata", "attention", "prefill"}:
+        documents[name]["rows"].sort(key=_place)  # a packed file has them in another order
+    return documents
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -98,10 +98,10 @@ def _drawn(title: str, rows: chart.Rows) -> str:
 def _summary(folder: Folder, documents: Documents) -> Section:
     """Return the first screen: the chart of the first collective, problems, and who is the fastest."""
     drawn, text = "", list[tuple[str, str]]()
-    if found := documents.get("collectives"):
-        first = {**found, "rows": [row for row in found["rows"] if row["op"] == found["rows"][0]["op"]]}
+    if bench := documents.get("collectives"):
+        first = {**bench, "rows": [row for row in bench["rows"] if row["op"] == bench["rows"][0]["op"]]}
         drawn = _drawn(which.chart_title(first), which.panels(first)[:1])
-        text.append(("", f"Collectives: {which.verdict([call for of in which.calls(found) for call in of])}"))
+        text.append(("", f"Collectives: {which.verdict([call for of in which.calls(bench) for call in of])}"))
     text += _problems(folder, documents)
     for name, lines in RESULTS.items():
         text += lines(documents[name]) if name in documents else ()
@@ -114,9 +114,13 @@ def _summary(folder: Folder, documents: Documents) -> Section:
 def _counts(calls: Mapping[str, list[changes.Named]]) -> Table:
     lines = []
     for name, of in calls.items():
-        found = Counter(call.fastest for _, call in of)
-        others = sum(count for who, count in found.items() if who not in (which.OURS, *which.NOBODY))
-        counts = {"commlib": found[which.OURS], "another library": others, **{who: found[who] for who in which.NOBODY}}
+        fastest = Counter(call.fastest for _, call in of)
+        others = sum(count for who, count in fastest.items() if who not in (which.OURS, *which.NOBODY))
+        counts = {
+            "commlib": fastest[which.OURS],
+            "another library": others,
+            **{who: fastest[who] for who in which.NOBODY},
+        }
         lines.append({"who is the fastest": STEPS[name].title, **{who: str(count) for who, count in counts.items()}})
     return plain_table("In how many calls who is the fastest", lines)
 
@@ -155,9 +159,12 @@ def _faults(documents: Documents) -> Texts:
         if row["wrong"]:
             call = f"{row['op']} by {row['algorithm']}, {counted(row['ranks'], 'rank')}"
             yield BAD, f"Wrong values: {call}: {row['wrong']}"
-    for found in documents.get("environment", {"findings": []})["findings"]:
-        if found["state"] in ("warning", "broken"):
-            yield LOOKS[found["state"]], f"{found['topic']} ({found['state']}): {home_as_tilde(found['detail'])}"
+    for finding in documents.get("environment", {"findings": []})["findings"]:
+        if finding["state"] in ("warning", "broken"):
+            yield (
+                LOOKS[finding["state"]],
+                f"{finding['topic']} ({finding['state']}): {home_as_tilde(finding['detail'])}",
+            )
     machines = [of["fingerprint"] for of in documents.values() if "fingerprint" in of]
     for key in ("cpu", "cores", "kernel", "torch", "commlib"):
         if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
@@ -198,7 +205,7 @@ def _sections(name: str, document: Document) -> list[Section]:
         latencies = [panels[0] for panels in which.panels(document)[1:] if panels[0].lines]
         abreast = [latencies[at : at + ABREAST] for at in range(0, len(latencies), ABREAST)]
         return which.sections(document, _drawn(which.chart_title(document), abreast))
-    code = [home_as_tilde(line) for found in document.get("findings", ()) for line in found["table"]]
+    code = [home_as_tilde(line) for finding in document.get("findings", ()) for line in finding["table"]]
     if name == "plan":
         code = [f"commlib {words} -n {document['world']}" for words in ("tune", "plan explain all_reduce --bytes 1M")]
     cells = list(map(_cells, document.get("findings") or document["rows"]))

@@ -1,4 +1,4 @@
-"""The steps of a report: commands one after the other, each a process of its own, whose documents stay in a folder."""
+"""The steps of a report: commands one after the other, each a process whose document stays in a folder."""
 
 from __future__ import annotations
 
