@@ -65,12 +65,8 @@ def check_budget(config: pytest.Config, cases: int) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_plans_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tests and the ranks they start see the shipped plans, whatever `commlib tune` wrote on this machine.
-
-    Nor do their failing jobs become the last failure that `commlib doctor` shows this user.
-    """
+    """Tests and the ranks they start see the shipped plans, whatever `commlib tune` wrote on this machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 

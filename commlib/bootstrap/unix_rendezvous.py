@@ -106,7 +106,6 @@ class RendezvousServer:
         """`several`: the n-th connection of each rank belongs to the n-th world, whichever process of it comes."""
         self.size, self.several = size, several
         self.name = f"{place.prefix}{secrets.token_hex(8)}"
-        self.joined = False  # whether a rank has come
         self._label, self._user = place.label, current_user()
         self._closed = False
         self._lock = threading.Lock()  # guards what follows
@@ -197,7 +196,6 @@ class RendezvousServer:
     def _admit(self, client: Hello) -> tuple[Exchange | None, Reply]:
         rank, process = client.rank, (client.pid, client.pid_namespace)
         with self._lock:
-            self.joined = True
             world = self._next_world(rank) if self.several else self._worlds[0]
             holder = world.members.get(rank)
             if not self.several and (rank in world.lost or holder == process):

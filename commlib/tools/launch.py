@@ -13,8 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +22,12 @@ from typing import BinaryIO
 from commlib import env
 from commlib.bootstrap.local import LAUNCHER
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
-from commlib.tools import failure
 from commlib.tools.debug.children import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end
 PIPE_BYTES = 1 << 20  # what a pipe holds at most (fs.pipe-max-size), unless root raised it
 F_SETSIG = 10  # Linux; fcntl does not name it
-USAGE = 2  # by convention, of a command line that is wrong: before init() it says nothing about this machine
 UNREAD = 128 + signal.SIGPIPE  # whoever reads the output has gone (`| head`): no error to speak of
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _Waits = dict[int, tuple[int, Callable[[], None]]]  # by descriptor: events of poll(), and what to do at one
@@ -59,10 +56,7 @@ def launch(
         except OSError as error:
             job.say(f"cannot start {command[0]!r}: {error.strerror}")
             job.give_up(127 if error.errno == errno.ENOENT else 126)
-        code = job.run(signals)
-        if job.failed and (code != USAGE or job.server.joined):
-            failure.keep(command, n, *job.failed)
-        return code
+        return job.run(signals)
 
 
 def end_with(pipe_fd: int, owner: int) -> None:
@@ -117,7 +111,6 @@ class _Stream:
         self.source, self.sink, self.label = source, sink, b"[%d] " % rank
         self.ended = False
         self.held = b""
-        self.last: deque[bytes] = deque(maxlen=failure.LINES)
         os.set_blocking(source.fileno(), False)
 
     @property
@@ -143,7 +136,6 @@ class _Stream:
         self.source.close()
 
     def _write(self, lines: list[bytes]) -> None:
-        self.last.extend(lines)
         self.sink.write(b"".join(self.label + line + b"\n" for line in lines))
 
 
@@ -180,7 +172,6 @@ class _Job:
         self.size, self.sinks, self.prefix = size, sinks, prefix
         self.alive: dict[int, _Rank] = {}
         self.code = 0
-        self.failed: tuple[str, Sequence[bytes]] | None = None  # how the first rank failed, and its last errors
         self.kill_at: float | None = None
         self.asked = False  # to end, by a signal
         self.server = RendezvousServer(size, LAUNCHER, several=True)
@@ -286,7 +277,6 @@ class _Job:
                 self.say(f"rank {rank.number} {how}" + ("; ending the other ranks" if self.alive else ""))
                 for line in explained_below(os.getpid()):
                     self.say(line)
-                self.failed = f"rank {rank.number} {how}", rank.streams[1].last if rank.streams else ()
             self._end_all(signal.SIGTERM)
 
     def _interrupted(self, signals: socket.socket) -> None:

@@ -146,7 +146,7 @@ def test_a_file_is_one_more_peer_and_its_probe_is_not_compared(command: Run, tmp
 
 @pytest.mark.slow
 def test_without_matplotlib_the_rest_is_done(monkeypatch, call) -> None:
-    monkeypatch.setattr("commlib.tools.report.plot.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("commlib.tools.report.chart.importlib.util.find_spec", lambda name: None)
     words = ("bench", "barrier", "--peers", "none", "--plot", "curves.png", "-o", "report.csv", *QUICK)
     code, _, errors = call(*words)
     assert (code, "no curves.png: " in errors, "pip install matplotlib" in errors) == (0, True, True)

@@ -7,20 +7,17 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
-from commlib.tools.bench.page import kept
-from commlib.tools.bench.plot import plot
+from commlib.tools.bench.page import where
 from commlib.tools.bench.rows import KIND, averages, compared, measured
 from commlib.tools.cli.bench.notes import closing
 from commlib.tools.cli.bench.show import show
 from commlib.tools.cli.bench.view import BenchView
-from commlib.tools.report.plot import SUFFIXES
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
 
@@ -132,26 +129,18 @@ def test_texts_of_a_file_do_not_reach_the_terminal_as_commands(tmp_path: Path) -
         assert said and all(char.isprintable() or char == "\n" for char in said)
 
 
-@pytest.mark.slow
-def test_a_picture_is_written_or_said_to_be_impossible(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    for suffix in SUFFIXES:
-        path = tmp_path / f"picture{suffix}"
-        plot(document("all_reduce", "broadcast"), path)
-        if suffix == ".png":
-            assert path.read_bytes().startswith(b"\x89PNG")
-        else:
-            assert ElementTree.parse(path).getroot().tag.endswith("svg")
-    for path, found, said in (
-        (tmp_path / "x.pdf", document(), "is no .png or .svg file; give it such a name"),
-        (tmp_path / "gone" / "x.png", document(), "cannot write .*gone"),
-        (tmp_path / "x.png", document(rows=[], fits=[]), "nothing to draw"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            plot(found, path)
-    result = CliRunner().invoke(show, [str(saved(tmp_path, document())), "--plot", "x.pdf"])
-    assert isinstance(result.exception, ValueError)
-    assert result.output == ""  # before anything is printed
+def test_beside_others_a_chart_has_the_plans_choice_each_library_and_the_ratio_alone_every_algorithm() -> None:
+    latency, ratio = which.panels(document("all_reduce"))[0]
+    assert [line.label for line in latency.lines] == ["commlib", "torch", "mpich"]
+    assert latency.lines[0].points[8] == ratio.lines[0].points[8] ** -1 * latency.lines[2].points[8]
+    found = document("all_reduce")
+    found["rows"] = [row for row in found["rows"] if row["ours"]]
+    latency, bandwidth = which.panels(found)[0]
+    names = [name for name, (placement, ours, *_) in WAYS.items() if ours and placement == "plain"]
+    assert [line.label for line in latency.lines] == ["the plan's choice", *names]
+    assert bandwidth.level == found["limit"]["busbw"]
+    assert which.chart_title(found) == "all_reduce, 2 ranks on A"
+    assert CliRunner().invoke(show, ["x.json", "--plot", "x.pdf"]).output == "", "before anything is read"
 
 
 def test_show_draws_and_prints_the_collectives_that_are_named(tmp_path: Path) -> None:
@@ -180,7 +169,7 @@ def test_of_ours_and_of_an_other_library_the_faster_form_is_compared() -> None:
 
 
 def test_the_page_of_all_collectives_is_one_screen_of_80_columns() -> None:
-    lines = [*page(document(*COLLECTIVES)).splitlines(), *kept(None, None, 80)]
+    lines = [*page(document(*COLLECTIVES)).splitlines(), *where(None, None, 80)]
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 45
     for op in COLLECTIVES:
@@ -239,15 +228,9 @@ def test_no_average_is_over_different_collectives_and_no_fit_with_a_large_error_
     assert "fit out of place" not in "\n".join(closing(found))
 
 
-def tiles(found: dict[str, Any]) -> list[list[tuple[str, str, str]]]:
-    """Return (size, who is the fastest, ratio) of each strip's tiles, as described to who cannot see them."""
-    said = re.findall(r"<desc[^>]*>(.*?)</desc>", which.page(found))
-    return [[re.fullmatch(r"(.*?): (.*) (\S+)", tile).groups() for tile in strip.split("; ")] for strip in said]
-
-
 def made(*sizes: int, mpich: float | dict[str, float] = 2.0, **changes: Any) -> dict[str, Any]:
     """Return a document in which commlib's choice takes 1 µs at every size, torch 50, and mpich so long."""
-    found = document("all_reduce", sizes=sizes or (8, 64), **changes)
+    found = document("all_reduce", sizes=sizes, **changes)
     of = {"mpich": mpich, "torch": 50.0}
     for row in measured(found["rows"]):
         time = of.get(row["algorithm"], 1.0)
@@ -255,40 +238,36 @@ def made(*sizes: int, mpich: float | dict[str, float] = 2.0, **changes: Any) -> 
     return found
 
 
-def test_the_fastest_is_who_is_apart_from_the_other_by_enough_else_they_are_level() -> None:
+def cells(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return size, who is the fastest, and what stands in the table, of each call."""
+    return [(call.size, call.fastest, call.ratio) for of in which.calls(found) for call in of]
+
+
+def test_the_fastest_is_who_is_apart_from_the_other_by_enough() -> None:
     for mpich, fastest, ratio in [
-        (2.0, "commlib", "2.00"),
-        (0.5, "mpich", "0.50"),
-        (1.02, "level", "1.02"),
+        (2.0, which.OURS, "2.00"),
+        (0.5, "mpich", "0.50 mpich"),
+        (1.02, which.LEVEL, "1.02 ="),
         # 5 % and more apart, but the blocks of the two overlap.
-        ({**times(1.1), "p10": 1.02}, "unclear", "1.10"),
+        ({**times(1.1), "p10": 1.02}, which.UNCLEAR, "1.10 ?"),
         # Apart though its blocks do not agree with each other.
-        ({**times(9.0), "p90": 20.0}, "commlib", "~9.00"),
+        ({**times(9.0), "p90": 20.0}, which.OURS, "~9.00"),
     ]:
-        assert tiles(made(8, 64, mpich=mpich)) == [[("8", fastest, ratio), ("64", fastest, ratio)]]
-    assert "commlib is the fastest in 2; " in which.page(made(8, 64))
-    found = made(8)
-    found["rows"] = [row for row in found["rows"] if row["ours"]]
-    assert tiles(found) == [[("8", "no other here", "-")]]
-    assert "Nothing can be compared" in which.page(found)
-
-
-def test_values_that_are_wrong_are_said_and_win_nothing() -> None:
+        found = made(8, 64, mpich=mpich)
+        assert cells(found) == [("8", fastest, ratio), ("64", fastest, ratio)]
+        (table,) = which.sections(found)[0].tables
+        assert [[column.read(line) for column in table.columns[1:]] for line in table.items] == [[ratio, ratio]]
     found = made(8, mpich=0.5)
-    found["out_of_bounds"] = {"count": 7, "okay": False}
     for row in measured(found["rows"]):
         row["wrong"] = 7 if row["algorithm"] == "mpich" else 0
-    assert tiles(found) == [[("8", "commlib", "50.0")]]
-    assert "7 wrong elements in this run." in which.page(found)
+    assert cells(found) == [("8", which.OURS, "50.0")], "wrong values win nothing"
+    found["rows"] = [row for row in found["rows"] if row["ours"]]
+    assert cells(found) == [("8", which.ALONE, "-")]
 
 
-def test_names_of_libraries_are_text_wherever_they_come() -> None:
-    found = made(8, mpich=0.5)
+def test_the_page_has_the_plan_the_command_and_what_was_not_measured_or_wrong() -> None:
     evil = "<script>alert(1)</script>"
-    for row in found["rows"]:
-        if row["algorithm"] == "mpich":
-            row |= {"algorithm": evil, "library": evil}
-    found["notes"] = [f"skipped: peer {evil}"]
-    text = which.page(found)
-    assert evil not in text and text.count("&lt;script&gt;alert(1)") >= 4
-    assert not re.search(r"""(?:src|href)=["']?(?:https?:)?//""", text)
+    text = which.page(made(8, notes=[f"skipped: peer {evil}"], out_of_bounds={"count": 7, "okay": False}))
+    assert evil not in text and "&lt;script&gt;alert(1)" in text
+    for part in ("0123456789ab", "commlib bench all_reduce", "7 wrong elements", 'id="figures"'):
+        assert part in text

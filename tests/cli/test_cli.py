@@ -42,7 +42,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
 
 
 def test_importing_the_command_line_loads_nothing_heavy():
-    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "bench.plot"]
+    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "report.chart"]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
     names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"

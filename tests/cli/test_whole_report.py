@@ -1,6 +1,5 @@
-"""`commlib report`: stages that are kept and gone on with, what bounds a call, and pages that are text."""
+"""`commlib report`: steps that are kept and gone on with, what changed since another one, and what its pages have."""
 
-import re
 import subprocess
 import sys
 import time
@@ -13,28 +12,19 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.tools.cli import main
-from commlib.tools.cli.report import SCOPES, STAGES, Settings, baseline, run
-from commlib.tools.cli.report.bottleneck import BYTES as BANDWIDTH
-from commlib.tools.cli.report.bottleneck import CALL, FIXED, OPEN, Call, bottleneck
+from commlib.tools.cli.report import changes, pages, run
 from commlib.tools.cli.report.command import report
-from commlib.tools.cli.report.folder import DONE, FAILED, INTERRUPTED, STATE, Folder
-from commlib.tools.cli.report.pages import write_pages
-from commlib.tools.cli.report.sections import SECTIONS
-from commlib.tools.report.formats import CODE
-from commlib.tools.report.page import markdown
-from tests.cli.bench_documents import document
+from commlib.tools.cli.report.run import DONE, FAILED, INTERRUPTED, SCOPES, STATE, STEPS, Folder, Settings
+from tests.cli.bench_documents import document, times
 from tests.cli.calls import Run, interrupted
 
-EVIL = "<script>alert(1)</script>|`*_[a](javascript:b)"
-QUICK = Settings("quick", 2, on_gpus=False)
 
-
-def kept(folder: Path, **documents: dict[str, Any] | None) -> Folder:
-    """Return a folder whose stages are done, with these documents."""
-    made = Folder(folder, QUICK)
+def folder_of(path: Path, **documents: dict[str, Any] | None) -> Folder:
+    """Return a folder whose steps are done, with these documents."""
+    folder = Folder(path, Settings("quick", 2, on_gpus=False))
     for name, found in documents.items():
-        made.keep(name, ended(name), found)
-    return made
+        folder.save(name, ended(name), found)
+    return folder
 
 
 def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[str, Any]:
@@ -42,118 +32,91 @@ def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[s
     return {"state": state, "command": name, "code": code, "seconds": 1.5, "said": said, "created": created}
 
 
-def doctor(*findings: dict[str, Any], runs: bool = True) -> dict[str, Any]:
-    head = {"schema": "commlib.doctor", "version": 1, "commlib": "0.1.0", "job": "shm"}
-    return {**head, "runs": runs, "findings": list(findings)}
-
-
-def finding(topic: str, state: str, detail: str, remedy: str = "") -> dict[str, Any]:
-    return {"topic": topic, "state": state, "detail": detail, "remedy": remedy, "table": [], "needed": True}
-
-
-WINS, LOSES, LEVEL = ({"ratio": r, "low": r * 0.99, "high": r * 1.01} for r in (1.5, 0.5, 0.98))
-
-
-def test_a_bottleneck_is_named_by_its_rule_and_less_than_five_percent_is_level() -> None:
-    for figures, what, said in [
-        ({"floor_us": 9.0, "need_us": 8.0}, BANDWIDTH, "the floor takes 9.00 µs, 90 % of it"),
-        ({"floor_us": 5.0, "need_us": 5.0, "versus": LOSES, "beside": "torch"}, CALL, "torch takes 0.50 of its time"),
-        ({"floor_us": 5.0, "need_us": 5.0, "versus": LEVEL}, OPEN, "50 %"),
-        ({"floor_us": 9.0, "need_us": 1.0}, FIXED, "a floor of as many bytes takes 9.00 µs, too; its bytes need 1.00"),
-        ({"floor_us": 3.0, "need_us": 1.0, "least_us": 6.0}, FIXED, "the smallest call takes 6.00 µs"),
-        ({"least_us": 9.0}, OPEN, "no floor is measured"),
-    ]:
-        found = bottleneck(Call("series", "call", 10.0, **figures))
-        assert (found[0], said in found[1]) == (what, True), found
-    unsure = {"ratio": 1.5, "low": 0.9, "high": 2.0}
-    calls = [Call("", "", 1.0, versus=versus) for versus in (WINS, LOSES, LEVEL, unsure, None)]
-    assert [call.outcome for call in calls] == ["faster", "slower", "level", "level", ""]
+def doctor(state: str) -> dict[str, Any]:
+    finding = {"topic": "mpi", "state": state, "detail": "~", "remedy": "", "table": [], "needed": True}
+    return {
+        "schema": "commlib.doctor",
+        "version": 1,
+        "commlib": "0",
+        "job": "shm",
+        "runs": False,
+        "findings": [finding],
+    }
 
 
 def test_only_what_moved_beyond_the_noise_of_others_has_changed() -> None:
-    before, now = {"collectives": document()}, {"collectives": document()}
+    before, now = ({"collectives": document(), "environment": doctor(state)} for state in ("ok", "broken"))
     for row in now["collectives"]["rows"]:
         if (row["algorithm"], row["size"], row["in_place"]) == ("shm_twoshot", 4096, False):
             row["time_us"] = {name: 2 * value for name, value in row["time_us"].items()}
-    before["environment"] = doctor(finding("mpi", "ok", "here"))
-    now["environment"] = doctor(finding("mpi", "broken", "here"))
     now["collectives"]["fingerprint"]["cpu"] = "Another CPU"
-    text = markdown(baseline.section("old", before, now))
-    assert "Of commlib's calls that are in both: 63 same, 1 worse." in text
-    assert re.search(r"all_reduce, float, sum, 4K \| shm_twoshot .* 2.00 \| worse", text)
-    assert "Times are not comparable, as the machines differ: cpu A CPU / Another CPU" in text
-    assert "- mpi: broken, before ok" in text
+    section = changes.section("old", before, now)
+    ((row,),) = [table.items for table in section.tables]
+    assert (row["call"], row["by"]) == ("all_reduce, float, sum, 4K", "shm_twoshot")
+    assert (row["ratio"], row["verdict"]) == ("2.00", "worse")
+    warnings = " ".join(text for look, text in section.text if look)
+    assert "cpu A CPU / Another CPU" in warnings and "mpi: broken, before ok" in warnings
 
 
-def stage_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
-    """Run a stage whose command is a program of ours."""
+def step_of(code: str, limit_s: float = 30.0) -> tuple[dict[str, Any], Any]:
+    """Run a step whose command is a program of ours."""
     with pytest.MonkeyPatch.context() as patch:
         real = subprocess.Popen
         patch.setattr(run.subprocess, "Popen", lambda words, **more: real([sys.executable, "-c", code], **more))
-        return run.stage(["x"], run.Wait(time.monotonic() + limit_s, Event(), lambda: None))
+        return run._step(["x"], time.monotonic() + limit_s, Event(), lambda: None)
 
 
 @pytest.mark.slow
-def test_a_stage_is_done_with_a_whole_document_and_else_it_failed_and_says_why() -> None:
-    found, read = stage_of("print('NCCL 2.27'); print('{\"complete\": true}'); print('bye'); raise SystemExit(1)")
+def test_a_step_is_done_with_a_whole_document_and_else_it_failed_and_says_why() -> None:
+    found, read = step_of("print('NCCL 2.27'); print('{\"complete\": true}'); print('bye'); raise SystemExit(1)")
     assert (found["state"], found["code"], read) == (DONE, 1, {"complete": True})
-    for code, exit_code, said in [
+    for code, exit_code, why in [
         ("import sys; sys.exit('commlib: no GPU')", 1, "commlib: no GPU"),
         ("import os; os.kill(os.getpid(), 9)", -9, "it printed no document"),
         ("print('{\"complete\": false}')", 0, "it printed no document"),
     ]:
-        found, _ = stage_of(code)
-        assert (found["state"], found["code"], found["said"]) == (FAILED, exit_code, said)
+        found, _ = step_of(code)
+        assert (found["state"], found["code"], found["said"]) == (FAILED, exit_code, why)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    found, _ = stage_of(code, limit_s=0.2)
-    assert (found["state"], found["code"], found["said"]) == (FAILED, -9, "no end in the time that it has")
+    found, _ = step_of(code, limit_s=0.2)
+    assert (found["state"], found["code"], "no end" in found["said"]) == (FAILED, -9, True)
 
 
-def test_the_rest_is_measured_after_a_failure_and_what_is_done_is_kept(monkeypatch, tmp_path) -> None:
+def test_the_rest_is_measured_after_a_failure_and_what_is_done_stays(monkeypatch, tmp_path) -> None:
     asked = []
 
-    def stage(words: list[str], wait: Any) -> tuple[dict[str, Any], Any]:
+    def step(words: list[str], *rest: Any) -> tuple[dict[str, Any], Any]:
         asked.append(words[0])
         return ended(words[0], FAILED if words[0] == "test" else DONE, said="broke"), None
 
-    monkeypatch.setattr(run, "stage", stage)
+    monkeypatch.setattr(run, "_step", step)
     words = "--quick -n 2 --only environment,correctness,index,plan --skip index"
     done = CliRunner().invoke(report, [*words.split(), "-o", str(tmp_path / "r")])
     assert (done.exit_code, asked) == (1, ["doctor", "test", "plan"])
-    assert "correctness  failed in 2 s: broke" in done.output
-    assert "Stage correctness failed (exit code 0): broke" in (tmp_path / "r/summary.md").read_text(encoding="utf-8")
+    assert "correctness failed" in (tmp_path / "r/summary.md").read_text(encoding="utf-8")
     asked.clear()
-    done = CliRunner().invoke(report, ["-o", str(tmp_path / "r"), "--only", "environment,correctness"])
+    CliRunner().invoke(report, ["-o", str(tmp_path / "r"), "--only", "environment,correctness"])
     assert asked == ["test"]
 
 
-def test_a_folder_goes_on_with_its_own_settings_alone(tmp_path: Path) -> None:
-    for words, said in [
-        (["--all"], "has scope quick, and all is asked for"),
-        (["-n", "3"], "has ranks 2, and 3 is asked for"),
-        (["--only", "nonsense"], "no stage 'nonsense'; there are environment, "),
-    ]:
-        kept(tmp_path, environment=None)
-        done = CliRunner().invoke(report, [*words, "-o", str(tmp_path)])
-        assert done.exit_code == 2 and said in done.output
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("")
-    done = CliRunner().invoke(report, ["-o", str(tmp_path)])
-    assert done.exit_code == 2 and "has files that are not of a report" in done.output
+def test_a_folder_goes_on_with_its_settings_and_one_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    folder_of(tmp_path, environment=None)
+    for words in (["--all"], ["-n", "3"], ["--only", "nonsense"]):
+        assert CliRunner().invoke(report, [*words, "-o", str(tmp_path)]).exit_code == 2
+    (tmp_path / STATE).rename(tmp_path / "mine")
+    assert CliRunner().invoke(report, ["-o", str(tmp_path)]).exit_code == 2
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    with pytest.raises(ValueError, match=f"has no {STATE}"):
+    with pytest.raises(ValueError, match=STATE):
         CliRunner().invoke(report, ["--show", "-o", str(tmp_path)], catch_exceptions=False)
 
 
 @pytest.mark.slow
-def test_each_stage_has_words_that_its_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_has_words_that_its_command_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(click.Command, "invoke", lambda self, context: None)
     for scope in SCOPES:
-        for name in STAGES:
-            monkeypatch.setattr(click.Command, "invoke", lambda self, context: None)
+        for step in STEPS.values():
             for on_gpus in (False, True):
-                main(STAGES[name].words(Settings(scope, 2, on_gpus)), standalone_mode=False)
+                main(step.words(Settings(scope, 2, on_gpus)), standalone_mode=False)
 
 
 @pytest.mark.slow
@@ -166,36 +129,43 @@ def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(tmp_path: Path, quic
         time.sleep(0.5)
         return True
 
-    said = interrupted((*words, "metadata,radix,plan,comm,paths"), begun, quick_python)
-    assert f"interrupted; `commlib report -o {folder}` goes on" in said
-    assert Folder(folder).stages["radix"]["state"] == INTERRUPTED
+    assert f"commlib report -o {folder}" in interrupted((*words, "metadata,radix,plan"), begun, quick_python)
+    assert {name: of["state"] for name, of in Folder(folder).ended.items()} == {"metadata": DONE, "radix": INTERRUPTED}
     done = command(*words, "metadata,comm,paths,plan")
-    stages = [line.split()[:2] for line in done.stdout.splitlines()[:3]]
-    assert stages == [["comm", "done"], ["paths", "done"], ["plan", "done"]]
-    assert done.returncode == 1, "the stage that was interrupted is still to be done"
-    text = (folder / "summary.md").read_text(encoding="utf-8")
-    assert "Stage radix interrupted" in text
-    assert "Not measured: environment, correctness, index, store, attention, prefill, collectives." in text
-    assert "the longest phase is " in (folder / "comm.md").read_text(encoding="utf-8")
-    assert "Plan in force: init() takes plans/shm.json" in text
-    assert SECTIONS["metadata"].kind.read(folder / "metadata.json")["complete"]
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:3]] == [
+        ["comm", "done"],
+        ["paths", "done"],
+        ["plan", "done"],
+    ]
+    assert done.returncode == 1, "the step that was interrupted is still to be done"
 
 
-def test_what_comes_from_outside_is_text_in_every_page(tmp_path: Path) -> None:
-    evil = document("all_reduce", "barrier", notes=[EVIL], ended=EVIL, complete=False)
-    evil["fingerprint"]["cpu"] = EVIL
-    found = [finding(EVIL, "warning", EVIL, EVIL), finding("python", "broken", "gone")]
-    found.append(finding("last failure", "warning", "a job"))
-    folder = kept(tmp_path, environment=doctor(*found, runs=False), collectives=evil)
-    folder.keep("index", ended("index", FAILED, -9, EVIL), None)
-    write_pages(folder)
+def test_the_first_screen_has_a_chart_who_is_the_fastest_and_what_is_wrong_then_come_collectives(tmp_path) -> None:
+    found = document("broadcast", "all_reduce", complete=False, ended="interrupted")
+    for row in found["rows"]:
+        if row["algorithm"] == "mpich" and row["size"] == 8 and "time_us" in row:
+            row["time_us"] = times(0.1)
+    folder = folder_of(tmp_path, environment=doctor("broken"), collectives=found)
+    folder.save("index", ended("index", FAILED, -9, "why"), None)
+    summary = pages.write_pages(folder)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert page.count("<script") == 1
-    assert re.search(r"(?:src|href)=.?(?:https?:)?//", page) is None, "and nothing is fetched"
-    assert "url(" not in page and "@import" not in page and "fetch(" not in page
-    assert "<script>alert" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    for name in ("summary", "environment", "collectives"):
-        text = re.sub(CODE, "", (tmp_path / f"{name}.md").read_text(encoding="utf-8"))
-        assert "](javascript" not in text
-        assert re.search(r"(?<!\\)<script", text) is None
+    order = [page.index(part) for part in ("<svg", "all_reduce, 2 ranks on A", "<table", 'id="collectives"')]
+    assert order == sorted(order) and page.index('id="environment"') > order[-1]
+    counts, lost, _ = summary.tables
+    assert (counts.items[0]["commlib"], counts.items[0]["another library"]) == ("14", "2")
+    assert {row["call"] for row in lost.items} == {
+        "all_reduce, float, sum, 8, in place",
+        "broadcast, float, root 0, 8, in place",
+    }
+    assert {row["fastest"] for row in lost.items} == {"mpich"}
+    text = " ".join(line for look, line in summary.text if look)
+    for part in ("index failed (exit code -9): why", "mpi (broken)", "correctness, comm, paths, store,"):
+        assert part in text
+    assert "interrupted: not complete" in page
+
+
+def test_without_matplotlib_a_page_has_its_tables_and_a_line(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("commlib.tools.report.chart.importlib.util.find_spec", lambda name: None)
+    pages.write_pages(folder_of(tmp_path, collectives=document()))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<svg" not in page and "pip install matplotlib" in page and "<td" in page

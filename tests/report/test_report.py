@@ -20,18 +20,16 @@ from commlib.errors import CommError
 from commlib.tools.bench.rows import KIND, measured, median_us, rivals
 from commlib.tools.cli.bench.show import show
 from commlib.tools.cli.bench.view import BenchView
-from commlib.tools.cli.report.folder import Folder
-from commlib.tools.cli.report.pages import PAGE, write_pages
-from commlib.tools.report import files
+from commlib.tools.cli.report.pages import write_pages
+from commlib.tools.cli.report.run import Folder
+from commlib.tools.report import chart, files
+from commlib.tools.report.chart import Bar, Line, Panel
 from commlib.tools.report.document import Report, Row
 from commlib.tools.report.figures import plus_minus_text
 from commlib.tools.report.formats import escaped
-from commlib.tools.report.html import html
 from commlib.tools.report.packed import packed, unpacked
-from commlib.tools.report.page import Code, Grid, Picture, Points, Section, Text, markdown
-from commlib.tools.report.plot import Line, Panel
+from commlib.tools.report.page import Section, html, markdown, plain_table
 from commlib.tools.report.run import Output, until_it_ends
-from commlib.tools.report.svg import svg
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View
 from tests.cli.bench_documents import document
@@ -246,20 +244,24 @@ def test_backticks_that_are_no_pair_hide_nothing(text: str) -> None:
     assert re.search(r"(?<!\\)(?:\\\\)*\\<b>", escaped(text))
 
 
-def test_markdown_has_every_block_but_what_is_shown_on_demand() -> None:
-    columns = [Column("a", str), Column("b", lambda item: EVIL)]
-    blocks = [
-        Text("A *text* with `code_of it`."),
-        Points(["one", "two"], "Told"),
-        Code(["commlib doctor"]),
-        Grid("Table", columns, [1, 2]),
-        Grid("Folded", columns, [1], folded=True),
-        Picture("Drawn", []),
-    ]
-    text = markdown(Section("name", "Title_of", blocks))
-    assert text.startswith("# Title\\_of\n\nA \\*text\\* with `code_of it`.\n\n**Told**\n\n- one\n- two\n\n```text\n")
-    assert "| 1 | \\<script>" in text and "Folded" not in text
-    assert "<details><summary>Folded" in html("t", "", [Section("name", "Title", blocks)])
+def test_a_page_and_its_markdown_have_every_part_and_what_comes_from_outside_is_text() -> None:
+    table = plain_table("Table", [{"a": "1", "b": EVIL}], lambda row, column: "bad")
+    section = Section(
+        "name", "Title_of", "<svg></svg>", [("warn", EVIL)], [table], ["commlib doctor"], [EVIL, "`code_of`"]
+    )
+    text, page = markdown(section), html(EVIL, EVIL, [section, section])
+    for part in ("# Title\\_of", "| 1 | \\<script>", "```text\ncommlib doctor\n```", "- `code_of`"):
+        assert part in text
+    assert page.count("&lt;script&gt;alert(1)") == 2 + 2 * 3 + 1  # the title stands twice
+    for part in (
+        '<p class="warn">',
+        '<td class="bad">1',
+        "<code>commlib doctor",
+        "<code>code_of</code>",
+        "<svg></svg>",
+    ):
+        assert part in page
+    assert "<script" not in page and re.search(r"(?:src|href)=.?(?:https?:)?//|url\(|@import", page) is None
 
 
 def test_a_speed_up_is_uncertain_by_the_farther_end_of_its_interval() -> None:
@@ -267,10 +269,26 @@ def test_a_speed_up_is_uncertain_by_the_farther_end_of_its_interval() -> None:
     assert (plus_minus_text(ratio), plus_minus_text(ratio | {"low": 1.9})) == ("2.00x ±0.50", "2.00x ±0.25")
 
 
-@pytest.mark.parametrize("values", [[1.0, 1.0], [0.0, 0.0], [0.001, 900.0]])
-def test_axes_of_few_or_equal_values_are_drawn(values: list[float]) -> None:
-    panel = Panel("", lines=[Line(None, [1, 2], values)], y_range=(0, None))
-    assert "nan" not in svg(panel, "p") and ElementTree.fromstring(svg(panel, "p")) is not None
+@pytest.mark.parametrize("values", [[1.0, 1.0], [0.5, 900.0]])
+def test_a_chart_is_a_file_or_an_element_in_the_colours_of_the_page(values: list[float], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    line = Line(EVIL, dict(zip([8, 64], values, strict=True)))
+    rows = [[Panel(EVIL, lines=[line], log_y=True, level=1.0)], [Panel("bars", bars=[Bar(EVIL, "b", 0.123456, 2.0)])]]
+    element = chart.svg(EVIL, rows)
+    assert ElementTree.fromstring(element).tag.endswith("svg")
+    assert "currentColor" in element and chart.INK not in element and "<script" not in element
+    assert chart.svg(EVIL, rows) == element, "the same figures are the same text"
+    for suffix in chart.SUFFIXES:
+        chart.draw(tmp_path / f"x{suffix}", "title", rows)
+    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+    for path, found, why in (
+        (tmp_path / "x.pdf", rows, "no .png or .svg"),
+        (tmp_path / "x.png", [], "nothing to draw"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            chart.draw(path, "title", found)
+    with pytest.raises(ValueError, match="cannot write"):
+        chart.draw(tmp_path / "gone" / "x.png", "title", rows)
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -295,11 +313,11 @@ def test_a_file_has_documents_with_rows_and_a_line_for_each_and_right_values() -
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.name)
 def test_a_report_is_small_and_whole_and_made_again_from_its_documents(path: Path, tmp_path: Path) -> None:
-    assert sum(file.stat().st_size for file in path.iterdir()) <= 400_000
+    assert sum(file.stat().st_size for file in path.iterdir()) <= 500_000
     made = Folder(Path(shutil.copytree(path, tmp_path / path.name)))
-    assert made.stages and all(map(made.has, made.stages))
+    assert made.ended and all(map(made.has, made.ended))
     before = {file.name for file in made.path.iterdir()}
-    (made.path / PAGE).unlink()
+    (made.path / "report.html").unlink()
     write_pages(made)
     assert {file.name for file in made.path.iterdir()} == before
 

@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench.rows import FASTER, compared, measured, median_us, rivals, series_of, steady, type_text
-from commlib.tools.report.document import Row
+from commlib.tools.bench.rows import FASTER, measured, median_us, rivals, steady, type_text
+from commlib.tools.bench.which import Call, calls, head, nearest
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.table import fold
-from commlib.tools.report.view import grouped, unfinished
+from commlib.tools.report.view import unfinished
 
-NAME, TIME, BESIDE = 20, 8, 7  # characters of a collective, a time, and what stands beside it
+NAME, TIME, RATIO = 20, 8, 7  # characters of a collective, a time, and what follows it
 NOISY = "noisy"  # in the place of a ratio
-MOST_SIZES = 6
-MOST_NAMED = 6  # calls that others win
+SIZES, NAMED = 6, 6  # at most: columns, and calls that others win
 
 
 def lines(document: dict[str, Any], width: int) -> list[str]:
     """Return the page, no wider than the terminal; it is one screen of fifty lines for all collectives."""
-    series = list(grouped(document["rows"], series_of))
+    series = calls(document)
     return [
         *_folded(head(document), width),
         "",
         *_table(document, series, width),
         "",
-        *_folded([*_findings(document), *(line.removeprefix("# ") for line in unfinished(document))], width),
+        *_folded([*_findings(document, series), *(line.removeprefix("# ") for line in unfinished(document))], width),
     ]
 
 
-def kept(path: Path | None, picture: Path | None, width: int) -> list[str]:
+def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
     """Say where the rest is; a path is not broken, as it is there to be copied."""
     if path is None:
         return _folded(["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"], width)
@@ -47,103 +44,56 @@ def _folded(texts: Iterable[str], width: int) -> list[str]:
     return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
 
 
-def head(document: dict[str, Any]) -> Iterator[str]:
-    """Say what was measured, where, and by which plan."""
-    config, machine = document["config"], document["fingerprint"]
-    types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
-    ranks = counted(config["ranks"], "rank")
-    graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
-    yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
-    gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
-    yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
-    yield from _plan(document)
-
-
-def _plan(document: dict[str, Any]) -> Iterator[str]:
-    plan = document["plan"]
-    match = plan.get("match", "shipped")
-    name = f"plan {plan['source']} ({plan['digest']})"
-    if match == "here":
-        yield f"{name}, measured on this machine"
-        return
-    yield f"{name}: comes with commlib" if match == "shipped" else f"{name}: measured with {match}"
-    ranks = document["config"]["ranks"]
-    yield "not measured on this machine" + (f" → commlib tune -n {ranks}" if ranks > 1 else "")
-
-
-def _table(document: dict[str, Any], series: Sequence[Sequence[Row]], width: int) -> Iterator[str]:
+def _table(document: dict[str, Any], series: Sequence[Sequence[Call]], width: int) -> Iterator[str]:
     asked = document["config"]["sizes"]
-    sizes = _sizes(asked, min(MOST_SIZES, max(1, (width - NAME) // (TIME + BESIDE))))
+    room, last = min(SIZES, max(1, (width - NAME) // (TIME + RATIO))), len(asked) - 1
+    sizes = dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room))
     yield from _folded(["us per call by the plan, then how many times as long the best other takes"], width)
-    heads = (f"{_words(size):>{TIME}} {'':{BESIDE - 1}}" for size in sizes)
-    yield f"{'':{NAME}}{''.join(heads)}".rstrip()
-    several = len({row["type"] for rows in series for row in rows}) > 1
-    for rows in series:
-        name = f"{rows[0]['op']} {type_text(rows[0]['type'])}" if several else rows[0]["op"]
-        yield f"{name[: NAME - 1]:{NAME}}{''.join(_cells(rows, asked, sizes))}".rstrip()
+    yield (" " * NAME + "".join(f"{_bytes(size):>{TIME}}{' ' * RATIO}" for size in sizes)).rstrip()
+    several = len({of[0].ours["type"] for of in series}) > 1
+    for of in series:
+        op, kind = of[0].ours["op"], type_text(of[0].ours["type"])
+        at = {nearest(call.ours["size"], asked): call for call in of}
+        cells = [_cell(of[0])] if not of[0].ours["size"] else [_cell(at.get(size)) for size in sizes]  # a barrier
+        yield f"{(f'{op} {kind}' if several else op)[: NAME - 1]:{NAME}}{''.join(cells)}".rstrip()
 
 
-def _sizes(asked: Sequence[int], room: int) -> list[int]:
-    """Return as many sizes as there is room for, from the least to the largest."""
-    last = len(asked) - 1
-    return list(dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room)))
+def _cell(call: Call | None) -> str:
+    if call is None:
+        return f"{'-':>{TIME}} {'':{RATIO - 1}}"
+    return f"{fitted(median_us(call.ours), TIME - 1):>{TIME}} {_ratio(call) if call.best else '-':{RATIO - 1}}"
 
 
-def _cells(rows: Sequence[Row], asked: Sequence[int], sizes: Sequence[int]) -> Iterator[str]:
-    calls = {int(of[0]["size"]): of for of in grouped(measured(rows), lambda row: int(row["size"]))}
-    if set(calls) == {0}:  # a barrier
-        yield _cell(calls[0])
-        return
-    # A call has whole elements for each rank: 12 B where 8 were asked for.
-    at = {min(asked, key=lambda size: abs(math.log((here + 1) / (size + 1)))): call for here, call in calls.items()}
-    for size in sizes:
-        yield _cell(at[size]) if size in at else f"{'-':>{TIME}} {'':{BESIDE - 1}}"
+def _ratio(call: Call, inverse: bool = False) -> str:
+    """Return how many times as long the best other takes, or commlib; blocks that do not agree give none."""
+    if call.best is None or not steady(call.best):
+        return NOISY
+    ratio = median_us(call.best) / median_us(call.ours)
+    return f"{ratio_text(1 / ratio if inverse else ratio)}x"
 
 
-def _cell(call: Sequence[Row]) -> str:
-    ours, best = compared(call)
-    time = fitted(median_us(ours), TIME - 1) if ours else "-"
-    return f"{time:>{TIME}} {_beside(ours, best):{BESIDE - 1}}"
-
-
-def _beside(ours: Row | None, best: Row | None) -> str:
-    if best is None or ours is None:
-        return "-"
-    return f"{ratio_text(median_us(best) / median_us(ours))}x" if steady(best) else NOISY
-
-
-def _findings(document: dict[str, Any]) -> Iterator[str]:
-    rows = measured(document["rows"])
-    checked = document["config"]["check"]
-    count = document["out_of_bounds"]["count"]
-    values = f"{counted(count, 'wrong element')}; {counted(len(rows), 'row')} compared" if checked else "not compared"
-    yield f"values: {values}"
-    pairs = [pair for call in grouped(rows, lambda row: (series_of(row), row["size"])) if all(pair := compared(call))]
-    won = [f"{_name(ours)} ({best['algorithm']}, {_by(best, ratio)})" for ours, best, ratio in _won(pairs)]
+def _findings(document: dict[str, Any], series: Sequence[Sequence[Call]]) -> Iterator[str]:
+    rows, config = measured(document["rows"]), document["config"]
+    values = f"{counted(document['out_of_bounds']['count'], 'wrong element')}; {counted(len(rows), 'row')} compared"
+    yield f"values: {values if config['check'] else 'not compared'}"
+    pairs = [
+        (median_us(call.ours) / median_us(call.best), call, call.best) for of in series for call in of if call.best
+    ]
+    won = [
+        f"{call.ours['op']} {_bytes(call.ours['size'])} ({best['algorithm']}, {_ratio(call, inverse=True)})"
+        for ratio, call, best in sorted(pairs, key=lambda pair: -pair[0])
+        if ratio > FASTER
+    ]
     others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))
     if others:
-        more = f" and {len(won) - MOST_NAMED} more" if len(won) > MOST_NAMED else ""
-        yield f"others: {others}; faster than ours: {', '.join(islice(won, MOST_NAMED)) or 'none of them'}{more}"
-    if any(not steady(best) for _, best in pairs if best):
-        agree = document["config"].get("agree", 0.3)
+        more = f" and {len(won) - NAMED} more" if len(won) > NAMED else ""
+        yield f"others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
+    if not all(steady(best) for _, _, best in pairs):
+        agree = config.get("agree", 0.3)
         yield f"{NOISY}: the best other's blocks differ by more than {agree:.0%}, too much for a ratio"
     yield from document["notes"]
 
 
-def _won(pairs: Sequence[tuple[Any, Any]]) -> Iterator[tuple[Row, Row, float]]:
-    """Yield what another makes faster, and how many times; the worst for us first."""
-    found = [(ours, best, median_us(ours) / median_us(best)) for ours, best in pairs]
-    yield from (each for each in sorted(found, key=lambda each: -each[2]) if each[2] > FASTER)
-
-
-def _by(best: Row, ratio: float) -> str:
-    return f"{ratio_text(ratio)}x" if steady(best) else NOISY
-
-
-def _name(row: Row) -> str:
-    return f"{row['op']} {_words(row['size'])}"
-
-
-def _words(size: int) -> str:
+def _bytes(size: int) -> str:
     text = size_text(size)
     return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"

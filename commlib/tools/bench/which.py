@@ -1,20 +1,20 @@
-"""Which library at which size: a page of one run, with a strip for each collective and its figures in a table."""
+"""Which library at which size: who is the fastest at each size of each collective, as charts, tables and a page."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench.page import head
 from commlib.tools.bench.rows import (
     AGREE,
     chosen,
     compared,
+    label,
     library,
     measured,
     median_us,
@@ -24,125 +24,148 @@ from commlib.tools.bench.rows import (
     title,
     versus,
 )
+from commlib.tools.report.chart import OURS as THICK
+from commlib.tools.report.chart import Bar, Line, Panel, look
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import about, fitted, ratio_text, size_text
-from commlib.tools.report.html import html
+from commlib.tools.report.figures import fitted, percent_text, ratio_text, size_text
 from commlib.tools.report.measured import ENOUGH, outcome
-from commlib.tools.report.page import GOOD, WARN, Code, Grid, Picture, Points, Section, Text
-from commlib.tools.report.plot import Panel, Tile
+from commlib.tools.report.page import GOOD, WARN, Section, Table, html
 from commlib.tools.report.table import Column
-from commlib.tools.report.view import grouped, unfinished
+from commlib.tools.report.view import device, grouped, unfinished
 
-OURS, LEVEL, UNCLEAR, ALONE = "commlib", "level", "unclear", "no other here"
-NOBODY = {LEVEL: "level", UNCLEAR: "unclear", ALONE: "alone"}  # and the class of each in a page
-COLOURS = 10  # of a page
+OURS, LEVEL, UNCLEAR, ALONE = "commlib", "within 5 %", "too noisy to tell", "no other library"
+UNDER = {"color": "0.75", "linewidth": 7, "zorder": 2}  # below the lines: it shows on both sides of one
+NOBODY = (LEVEL, UNCLEAR, ALONE)
+MARKS = {OURS: "", LEVEL: " =", UNCLEAR: " ?"}  # behind the ratio; another library's name stands there
 RULE = (
+    "The number is the time of the fastest other library divided by commlib's: above 1 commlib is faster. A name "
+    f"behind it is the library that is the fastest; = {LEVEL}; ? {UNCLEAR}.",
     "commlib is what the plan picks on ordinary tensors. Another library has the fastest of its ways to make the call, "
     "also on memory that was registered with it. Each has its faster form, in place or out of place.",
-    f"One of the two is the fastest if the other's median is at least {ENOUGH:g} times as long and their blocks lie "
-    f"apart: nine tenths of its blocks are faster than nine tenths of the other's. They are {LEVEL} if their medians "
-    f"differ by less. It is {UNCLEAR} if these differ by more and the blocks overlap: the noise is too large to tell.",
-    "The number is the time of the best other divided by commlib's: above 1 commlib is faster. ~ stands before it "
-    f"where the blocks of one of the two differ by more than {AGREE:.0%}.",
+    f"One is faster if the other's median is at least {ENOUGH:g} times as long and nine tenths of its blocks are "
+    f"faster than nine tenths of the other's. ~ stands where the blocks of one of the two differ by more than "
+    f"{AGREE:.0%}.",
 )
 
 
 @dataclass(frozen=True)
-class Size:
-    """One call of commlib, and those of the others."""
+class Call:
+    """One call of commlib at one size, and those of the others."""
 
     ours: Row
     best: Row | None
-    others: Mapping[str, Row]  # the fastest of each library
+    others: Mapping[str, Row] = field(default_factory=dict)  # the fastest of each library
+    interval: Mapping[str, float] | None = None  # how many times as long the best other takes, if the rows have it
+
+    @property
+    def versus(self) -> Mapping[str, float] | None:
+        """How many times as long the best other takes: ratio, low, high."""
+        return self.interval or (versus(self.ours, self.best) if self.best else None)
 
     @property
     def fastest(self) -> str:
-        """The library that is the fastest by the rule, or why it is nobody."""
-        if self.best is None:
+        """The library that is the fastest, or why it is none."""
+        if self.best is None or self.versus is None:
             return ALONE
-        found = versus(self.ours, self.best)
-        level = LEVEL if 1 / ENOUGH < found["ratio"] < ENOUGH else UNCLEAR
-        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(found)]
+        level = LEVEL if 1 / ENOUGH < self.versus["ratio"] < ENOUGH else UNCLEAR
+        return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(self.versus)]
 
     @property
     def ratio(self) -> str:
-        """How many times as long the best other takes."""
+        """The ratio of the two, and who is the fastest."""
         if self.best is None:
             return "-"
-        unsteady = not (steady(self.ours) and steady(self.best))
-        return "~" * unsteady + ratio_text(median_us(self.best) / median_us(self.ours))
+        about = "" if steady(self.ours) and steady(self.best) else "~"
+        mark = MARKS.get(self.fastest, f" {self.fastest}")
+        return f"{about}{ratio_text(median_us(self.best) / median_us(self.ours))}{mark}"
+
+    @property
+    def size(self) -> str:
+        """Its size."""
+        return size_text(self.ours["size"]) if self.ours["size"] else "no data"
+
+    @property
+    def look(self) -> str:
+        """The class of its cell."""
+        return GOOD if self.fastest == OURS else "" if self.fastest in NOBODY else WARN
+
+
+def calls(document: Mapping[str, Any]) -> list[list[Call]]:
+    """Return, for each series, the sizes at which the plan's choice was measured."""
+    series = grouped(measured(document["rows"]), series_of)
+    return [of_series for rows in series if (of_series := [call for of in _by_size(rows) if (call := _call(of))])]
+
+
+def _by_size(rows: Sequence[Row]) -> list[list[Row]]:
+    return sorted(grouped(rows, _size), key=lambda of: _size(of[0]))
+
+
+def _size(row: Row) -> int:
+    return int(row["size"])
+
+
+def _call(rows: Sequence[Row]) -> Call | None:
+    ours, best = compared(rows)
+    right = [row for row in rivals(rows) if not row["wrong"]]
+    others = {library(of[0]): min(of, key=median_us) for of in grouped(right, library)}
+    return Call(ours, best, others) if ours is not None else None
+
+
+def nearest(size: int, asked: Sequence[int]) -> int:
+    """Return the size that was asked for: a call has whole elements for each rank, 12 B where 8 were asked for."""
+    return min(asked, key=lambda each: abs(math.log((size + 1) / (each + 1))))
+
+
+def head(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say what was measured, where, and by which plan."""
+    config, machine, plan = document["config"], document["fingerprint"], document["plan"]
+    types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
+    graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
+    ranks = counted(config["ranks"], "rank")
+    yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
+    gpus = [f"{machine.get('gpus') or 1} x {machine['gpu']}"] if machine.get("gpu") else []
+    yield ", ".join([*gpus, machine["cpu"], counted(machine["cores"], "core"), f"torch {machine['torch']}"])
+    match = plan.get("match", "shipped")
+    origins = {"here": ", measured on this machine", "shipped": ": comes with commlib"}
+    yield f"plan {plan['source']} ({plan['digest']}){origins.get(match, f': measured with {match}')}"
+    if match != "here":
+        remedy = f" → commlib tune -n {config['ranks']}" if config["ranks"] > 1 else ""
+        yield f"not measured on this machine{remedy}"
 
 
 def page(document: dict[str, Any]) -> str:
     """Return the page as HTML."""
-    machine = document["fingerprint"]
-    where = f"{machine.get('gpus') or 1} x {machine['gpu']}" if machine.get("gpu") else machine["cpu"]
     what, *_ = head(document)
     when = document["created"][:16].replace("T", " ")
-    return html(f"Which library at which size: {where}", f"{what}; measured {when} UTC", list(_sections(document)))
+    made = Section("made", "How this was measured", code=[document["command"]], notes=[*head(document), *RULE[1:]])
+    return html(f"Which library at which size: {device(document)}", f"{what}; {when} UTC", [*sections(document), made])
 
 
-def _sections(document: dict[str, Any]) -> Iterator[Section]:
-    series = [found for rows in grouped(measured(document["rows"]), series_of) if (found := _sizes(rows))]
-    looks = _looks(document)
-    strips = [_strip(sizes, looks) for sizes in series]
-    picture = [Picture("The fastest library at each size, and how many times as long the best other takes", strips)]
-    problems = [Text(text, WARN) for text in _problems(document)]
-    yield Section("summary", "Summary", [Text(_verdict(series)), *problems, *(picture if strips else []), Points(RULE)])
-    ways = grouped(rivals(document["rows"]), library)
-    several = {library(of[0]) for of in ways if len({row["algorithm"] for row in of}) > 1}
-    yield Section("figures", "Figures", [_table(sizes, several) for sizes in series])
-    made = Points([*head(document), *document["notes"]])
-    yield Section("made", "How this was measured", [made, Code([document["command"]])])
+def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
+    """Return who is the fastest, and the figures of each collective."""
+    series = calls(document)
+    text = [("", verdict([call for of in series for call in of])), *((WARN, text) for text in _problems(document))]
+    tables = [_overview(series, document["config"]["sizes"])] if series else []
+    several = {library(of[0]) for of in grouped(rivals(document["rows"]), library) if len(set(map(label, of))) > 1}
+    return [
+        Section("collectives", "Collectives", chart, [*text, ("", RULE[0])], tables),
+        Section("figures", "Collectives: figures", tables=[_figures(of, several) for of in series]),
+    ]
 
 
-def _sizes(rows: Sequence[Row]) -> list[Size]:
-    """Return the sizes at which the plan's choice was measured."""
-    calls = sorted(grouped(rows, lambda row: int(row["size"])), key=lambda call: int(call[0]["size"]))
-    pairs = [(call, *compared(call)) for call in calls]
-    return [Size(ours, best, _others(call)) for call, ours, best in pairs if ours is not None]
-
-
-def _others(call: Sequence[Row]) -> dict[str, Row]:
-    right = [row for row in rivals(call) if not row["wrong"]]
-    return {library(of[0]): min(of, key=median_us) for of in grouped(right, library)}
-
-
-def _looks(document: dict[str, Any]) -> dict[str, str]:
-    """Return the look of each name in the whole page."""
-    names = dict.fromkeys([OURS, *map(library, rivals(document["rows"]))])
-    return {name: f"mark c{at % COLOURS}" for at, name in enumerate(names)} | NOBODY
-
-
-def _strip(sizes: Sequence[Size], looks: Mapping[str, str]) -> Panel:
-    tiles = [Tile(size.fastest, looks[size.fastest], size.ratio, _bytes(size, about)) for size in sizes]
-    return Panel(title(sizes[0].ours), xlabel=f"{OURS}: {', then '.join(_algorithms(sizes))}", tiles=tiles)
-
-
-def _algorithms(sizes: Sequence[Size]) -> Iterator[str]:
-    """Name what the plan picks, each with the last size of it; the last has none."""
-    *parts, last = [(name, list(of)) for name, of in groupby(sizes, lambda size: str(size.ours["algorithm"]))]
-    yield from (f"{name} to {_bytes(of[-1], about)}" for name, of in parts)
-    yield last[0]
-
-
-def _bytes(size: Size, write: Callable[[float], str] = size_text) -> str:
-    return write(size.ours["size"]) if size.ours["size"] else "no data"
-
-
-def _verdict(series: Sequence[Sequence[Size]]) -> str:
+def verdict(every: Sequence[Call]) -> str:
     """Count who is the fastest."""
-    found = Counter(size.fastest for sizes in series for size in sizes)
-    calls = found.total() - found[ALONE]
-    if not calls:
+    counts = Counter(call.fastest for call in every)
+    total = counts.total() - counts.pop(ALONE, 0)
+    if not total:
         return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
-    won = [f"{name} in {count}" for name, count in found.most_common() if name not in (OURS, *NOBODY)]
-    said = [f"commlib is the fastest in {found[OURS]}", *won]
-    return f"Of {counted(calls, 'call')}, {', '.join(said)}; {found[LEVEL]} {LEVEL}, {found[UNCLEAR]} {UNCLEAR}."
+    rest = [f"{name} in {count}" for name, count in counts.most_common() if name not in (OURS, *NOBODY)]
+    text = ", ".join([f"commlib is the fastest in {counts[OURS]} of {counted(total, 'call')}", *rest])
+    return f"{text}; {LEVEL}: {counts[LEVEL]}, {UNCLEAR}: {counts[UNCLEAR]}."
 
 
-def _problems(document: dict[str, Any]) -> Iterator[str]:
-    """Say what the strips do not show."""
+def _problems(document: Mapping[str, Any]) -> Iterator[str]:
+    """Say what the tables do not show."""
     yield from (line.removeprefix("# ") for line in unfinished(document))
     yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
     if count := document["out_of_bounds"]["count"]:
@@ -150,27 +173,102 @@ def _problems(document: dict[str, Any]) -> Iterator[str]:
     shown = {series_of(row) for row in chosen(document["rows"])}
     left_out = [title(of[0]) for of in grouped(document["rows"], series_of) if series_of(of[0]) not in shown]
     if left_out:
-        yield f"Not drawn, because the plan's choice was not measured: {'; '.join(left_out)}."
+        yield f"Not shown, because the plan's choice was not measured: {'; '.join(left_out)}."
 
 
-def _table(sizes: Sequence[Size], several: set[str]) -> Grid:
+def _overview(series: Sequence[Sequence[Call]], sizes: Sequence[int]) -> Table:
+    """Return a line for each collective, and a column for each size."""
+    lines = [(title(of[0].ours), {nearest(call.ours["size"], sizes): call for call in of}) for of in series]
+    columns = [Column(size_text(size), partial(_cell, size)) for size in sizes]
+
+    def looks(line: tuple[str, Mapping[int, Call]], column: Column) -> str:
+        return next((call.look for size, call in line[1].items() if size_text(size) == column.name), "")
+
+    name = "The fastest library at each size, and how many times as long the best other takes"
+    return Table(name, [Column("collective", lambda line: str(line[0]), left=True), *columns], lines, looks)
+
+
+def _cell(size: int, line: tuple[str, Mapping[int, Call]]) -> str:
+    return line[1][size].ratio if size in line[1] else ""
+
+
+def _figures(of_series: Sequence[Call], several: set[str]) -> Table:
     """Return the figures of a collective; of a library with several ways, each figure names its own."""
-    names = dict.fromkeys(name for size in sizes for name in size.others)
+    names = dict.fromkeys(name for call in of_series for name in call.others)
     columns = [
-        Column("size", _bytes),
-        Column("fastest", lambda size: size.fastest, left=True),
-        Column("ratio", lambda size: size.ratio, unit="best other / commlib"),
-        Column("commlib", lambda size: fitted(median_us(size.ours), 9), unit="µs"),
-        Column("by its algorithm", lambda size: size.ours["algorithm"], left=True),
+        Column("size", lambda call: call.size),
+        Column("fastest", lambda call: call.fastest, left=True),
+        Column("ratio", lambda call: call.ratio.split(" ")[0], unit="best other / commlib"),
+        Column("commlib", lambda call: fitted(median_us(call.ours), 9), unit="µs"),
+        Column("by its algorithm", lambda call: call.ours["algorithm"], left=True),
+        Column("of the limit", lambda call: percent_text(call.ours.get("of_limit")), unit="%"),
         *(Column(name, partial(_theirs, name, name in several), unit="µs") for name in names),
     ]
-    return Grid(title(sizes[0].ours), columns, sizes, _tone)
+    return Table(
+        title(of_series[0].ours), columns, of_series, lambda call, column: call.look * (column.name == "fastest")
+    )
 
 
-def _theirs(name: str, named: bool, size: Size) -> str:
-    row = size.others.get(name)
+def _theirs(name: str, named: bool, call: Call) -> str:
+    row = call.others.get(name)
     return "-" if row is None else fitted(median_us(row), 9) + f" {row['algorithm']}" * named
 
 
-def _tone(size: Size) -> str:
-    return GOOD if size.fastest == OURS else "" if size.fastest in NOBODY else WARN
+def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
+    """Return two panels for each series: next to other libraries latency and ratio, alone latency and bandwidth."""
+    timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
+    libraries, algorithms = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(_algorithm, timed))
+    looks = {name: look(at) for at, name in enumerate(algorithms, len(libraries) + 1)}
+    looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
+    limit = document["limit"]["busbw"]
+    return [_pair(rows, looks, limit) if rows[-1]["size"] else [_bars(rows)] for rows in grouped(timed, series_of)]
+
+
+def _algorithm(row: Row) -> str:
+    return str(row["algorithm"])
+
+
+def _fastest(rows: Sequence[Row], figure: Any = median_us, best: Any = min) -> dict[float, float]:
+    """Return the best figure of each size."""
+    return {_size(of[0]): best(map(figure, of)) for of in _by_size(rows)}
+
+
+def _bars(rows: Sequence[Row]) -> Panel:
+    """Return one bar for each way to make a call that moves no data."""
+    ordered = sorted(rows, key=median_us)
+    bars = [Bar(f"{label(row)}  {fitted(median_us(row), 8)} µs", "", 0.0, median_us(row)) for row in ordered]
+    return Panel(f"{title(rows[0])} (* the plan's choice)", bars=bars, xlabel="latency, µs")
+
+
+def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float | None) -> list[Panel]:
+    """Compare the plan's choice with each library; where there is none, show each algorithm in one form."""
+    ours, others, name = chosen(rows) or [row for row in rows if row["chosen"]], rivals(rows), library
+    mine, style = "commlib", THICK
+    if alone := not (ours and others):
+        others, name = min(grouped(rows, _form), key=lambda of: _form(of[0])), _algorithm
+        ours, mine, style = [row for row in others if row["chosen"]], "the plan's choice", UNDER
+
+    def lines(figure: Any, best: Any) -> list[Line]:
+        named = {name(of[0]): _fastest(of, figure, best) for of in grouped(others, name)}
+        return [Line(mine, _fastest(ours, figure, best), style), *(Line(of, named[of], looks[of]) for of in named)]
+
+    latency = Panel(title(rows[0]), "latency, µs", lines(median_us, min), log_y=True)
+    if alone:
+        above = f"limit: {limit:.3g} GB/s" if limit else ""
+        busbw = lines(lambda row: float(row["busbw"]), max)
+        return [latency, Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit)]
+    best, choice = _fastest(others), _fastest(ours)
+    ratio = [Line(None, {size: best[size] / choice[size] for size in choice if size in best}, THICK)]
+    return [latency, Panel("commlib next to the best other library", "times as fast", ratio, bottom=0, level=1)]
+
+
+def _form(row: Row) -> tuple[bool, bool]:
+    """Return what orders forms: on plain tensors out of place comes first."""
+    return row["placement"] == "symmetric", row["in_place"]
+
+
+def chart_title(document: Mapping[str, Any]) -> str:
+    """Say what a chart of the document shows: all_reduce, 2 × H200."""
+    ops = dict.fromkeys(row["op"] for row in document["rows"])
+    ended = "" if document["complete"] else ", not complete"
+    return f"{next(iter(ops)) if len(ops) == 1 else 'Collectives'}, {device(document)}{ended}"

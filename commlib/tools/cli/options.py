@@ -13,7 +13,7 @@ import click
 from commlib import env
 from commlib.build.modules import load_module
 from commlib.tools.report import files
-from commlib.tools.report.plot import check_name
+from commlib.tools.report.chart import check_name
 
 if TYPE_CHECKING:
     import torch

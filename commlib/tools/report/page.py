@@ -1,92 +1,82 @@
-"""A page of a report, described as data: sections of text, lists, tables, commands and pictures; html.py writes it."""
+"""Pages as data: sections of text, a chart, tables, commands and notes, as HTML by a template, or as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from operator import itemgetter
 from typing import Any
 
-from commlib.tools.report.formats import escaped, markdown_table
-from commlib.tools.report.plot import Panel
+from commlib.errors import Unsupported
+from commlib.tools.report.formats import CODE, escaped, markdown_table
 from commlib.tools.report.table import Column
 
-GOOD, WARN, BAD = "good", "warn", "bad"
+GOOD, WARN, BAD = "good", "warn", "bad"  # classes of the template
 
 
-def _no_tone(item: Any) -> str:
+def _plain(item: Any, column: Column) -> str:
     return ""
 
 
 @dataclass(frozen=True)
-class Text:
-    """A paragraph."""
+class Table:
+    """A table; `look` gives a cell one of the classes above."""
 
-    text: str
-    tone: str = ""
-
-
-@dataclass(frozen=True)
-class Points:
-    """A list of sentences; one with a caption is shown on demand."""
-
-    texts: Sequence[str]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Code:
-    """Lines to copy, as they are."""
-
-    lines: Sequence[str]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table with its caption; `tone` says of an item whether its line is GOOD, WARN or BAD."""
-
-    caption: str
+    title: str
     columns: Sequence[Column]
     items: Sequence[Any]
-    tone: Callable[[Any], str] = _no_tone
-    folded: bool = False  # shown on demand; markdown does without
+    look: Callable[[Any, Column], str] = _plain
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Panels side by side; markdown has their tables alone."""
-
-    caption: str
-    panels: Sequence[Panel]
-
-
-Block = Text | Points | Code | Grid | Picture
+def plain_table(title: str, rows: Sequence[Mapping[str, str]], look: Callable[[Any, Column], str] = _plain) -> Table:
+    """Return the table of rows that have their cells by the names of the columns."""
+    names = rows[0] if rows else {}
+    columns = [
+        Column(name, itemgetter(name), left=any(re.search("[a-z]", row[name]) for row in rows)) for name in names
+    ]
+    return Table(title, columns, rows, look)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it; its name is that of its file, and of its place in a page."""
+    """A heading and what stands below it, in this order; `name` is its place in a page and the stem of its file."""
 
     name: str
     title: str
-    blocks: Sequence[Block]
+    chart: str = ""  # an SVG element; Markdown has none
+    text: Sequence[tuple[str, str]] = ()  # paragraphs, each with its class
+    tables: Sequence[Table] = ()
+    code: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
+    """Return one file that fetches nothing."""
+    try:
+        from jinja2 import Environment
+    except ImportError:
+        raise Unsupported("pages of HTML need jinja2, which torch installs; `pip install jinja2`") from None
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["prose"] = _prose
+    template = (resources.files("commlib.tools.report") / "page.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(title=title, subtitle=subtitle, sections=sections).rstrip("\n")
+
+
+def _prose(text: str) -> str:
+    """Return a text for people as HTML, in which what stands between backticks is code."""
+    return re.sub(CODE, lambda code: f"<code>{code[0][1:-1]}</code>", escape(text))
 
 
 def markdown(section: Section) -> str:
-    """Return a section as a file of its own."""
-    parts = [f"# {escaped(section.title)}"]
-    for block in section.blocks:
-        if lines := list(_markdown(block)):
-            parts.append("\n".join(lines))
+    """Return a section as a file."""
+    parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
+    for table in section.tables:
+        parts += [f"**{escaped(table.title)}**", "\n".join(markdown_table(table.columns, table.items))]
+    if section.code:
+        parts.append("\n".join(["```text", *(line.replace("```", "'''") for line in section.code), "```"]))
+    if section.notes:
+        parts.append("\n".join(f"- {escaped(note)}" for note in section.notes))
     return "\n\n".join(parts)
-
-
-def _markdown(block: Block) -> Iterator[str]:
-    if isinstance(block, Text):
-        yield escaped(block.text)
-    elif isinstance(block, Points):
-        yield from ((f"**{escaped(block.caption)}**", "") if block.caption and block.texts else ())
-        yield from (f"- {escaped(text)}" for text in block.texts)
-    elif isinstance(block, Code):
-        yield from ("```text", *(line.replace("```", "'''") for line in block.lines), "```")
-    elif isinstance(block, Grid) and not block.folded:
-        yield from (f"**{escaped(block.caption)}**", "", *markdown_table(block.columns, block.items))

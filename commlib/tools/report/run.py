@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from commlib.errors import CommError
-from commlib.tools.report import plot
+from commlib.tools.report import chart
 from commlib.tools.report.document import Report, Row
 from commlib.tools.report.files import write
 from commlib.tools.report.progress import Progress
@@ -55,12 +55,13 @@ class Output:
 
     def lacks(self) -> list[str]:
         """Say at once which file will not be there in the end; return it as a note."""
-        missing = plot.lacks(self.picture)
-        if not missing:
+        missing = chart.missing() if self.picture else ""
+        if not missing or self.picture is None:
             return []
+        text = f"no {self.picture.name}: {missing}"
         self.picture = None
-        self._warn(missing)
-        return [missing]
+        self._warn(text)
+        return [text]
 
     def open(self, report: Report, parts: int) -> None:
         """Print what stands above the rows of a report that will have so many parts."""
@@ -102,7 +103,7 @@ class Output:
         forms = [self.form, *self._write(view)]
         self._print(view.ending() if self.form == "table" else [view.render(self.form)])
         if self.form == PAGE:
-            self._print(view.kept(self.path, self.picture))
+            self._print(view.where(self.path, self.picture))
         if ended and any(form in CUT_OFF for form in forms):
             self._warn(f"{ended}: not complete")
 

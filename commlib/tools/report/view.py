@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from commlib.tools.report.chart import Rows, draw, missing, svg
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text, json_text, markdown_list, markdown_table
+from commlib.tools.report.page import BAD, Section, Table
 from commlib.tools.report.table import Column, fold, widest_that_fits
 
 Item = TypeVar("Item")
@@ -70,7 +73,7 @@ class View(ABC):
         """Return what a run prints below the rows."""
         return fold(self.closing(), self.width)
 
-    def kept(self, path: Path | None, picture: Path | None) -> list[str]:
+    def where(self, path: Path | None, picture: Path | None) -> list[str]:
         """Return what a run prints below a page: where the rest is."""
         return []
 
@@ -105,15 +108,38 @@ class View(ABC):
         """Return the document itself."""
         return json_text(self.document)
 
+    def section(self, name: str, title: str) -> Section:
+        """Return the section of a page that has charts, a table for each series, and what follows as notes."""
+        drawn = "" if missing() or not (panels := self.panels()) else svg(self.chart_title(), panels)
+        ended = [] if self.document.get("complete", True) else [(BAD, f"Not complete: {self.document['ended']}.")]
+        tables = [Table(self.title(rows), self.columns(), self.items(rows), _wrong) for rows in self.by_series()]
+        notes = [text for line in (*self.opening(), *self.closing()) if (text := line.removeprefix("#").strip())]
+        return Section(name, title, drawn, ended, tables, notes=notes)
+
+    def panels(self) -> Rows:
+        """Return the charts of the document, if the command has some."""
+        return []
+
+    def chart_title(self) -> str:
+        """Say what they show."""
+        return self.title(self.rows())
+
     def plot(self, path: Path) -> None:
-        """Draw the document, if the command has pictures."""
-        raise NotImplementedError(f"{type(self).__name__} has no picture for {path}")
+        """Draw them."""
+        draw(path, self.chart_title(), self.panels())
 
 
-def caption(document: Mapping[str, Any], *words: str) -> str:
-    """Return what stands above a picture."""
-    ended = [] if document["complete"] else ["not complete"]
-    return ", ".join([f"commlib {document['fingerprint']['commlib']}", *words, *ended])
+def _wrong(item: Any, column: Column) -> str:
+    return BAD if isinstance(item, dict) and item.get("wrong") else ""
+
+
+def device(document: Mapping[str, Any]) -> str:
+    """Name what a document is of, for a title: 2 × H200; 2 ranks on a Xeon."""
+    machine, config = document["fingerprint"], document.get("config", {})
+    gpu = machine.get("gpu") if config.get("backend") != "shm" and config.get("device") != "cpu" else None
+    name = gpu.removeprefix("NVIDIA ") if gpu else re.sub(r"\((?:R|TM)\)| (?:CPU|Processor)\b.*", "", machine["cpu"])
+    ranks = config.get("ranks", 1)
+    return f"{ranks} × {name}" if gpu and ranks > 1 else f"{ranks} ranks on {name}" if ranks > 1 else str(name)
 
 
 def unfinished(document: Mapping[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ from commlib.tools.bench.rows import KIND, only
 from commlib.tools.cli.bench.view import BenchView
 from commlib.tools.cli.options import FILE
 from commlib.tools.report import files
-from commlib.tools.report.plot import check_name
+from commlib.tools.report.chart import check_name
 
 
 @click.command()

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from commlib.tools.bench import osu, page, which
-from commlib.tools.bench.plot import plot
 from commlib.tools.bench.rows import measured, series_of, title
 from commlib.tools.cli.bench import columns, notes
 from commlib.tools.cli.bench.columns import Way
+from commlib.tools.report.chart import Panel
 from commlib.tools.report.document import Row
 from commlib.tools.report.formats import csv_text
 from commlib.tools.report.table import Column, fold
@@ -33,9 +33,9 @@ class BenchView(View):
         """Return what a stranger reads in one go."""
         return "\n".join(page.lines(self.document, self.width))
 
-    def kept(self, path: Path | None, picture: Path | None) -> list[str]:
+    def where(self, path: Path | None, picture: Path | None) -> list[str]:
         """Say below a page where the rest is."""
-        return page.kept(path, picture, self.width)
+        return page.where(path, picture, self.width)
 
     def layouts(self) -> list[list[Column]]:
         """Return the columns of a way, or of a row where the terminal is narrow."""
@@ -79,9 +79,13 @@ class BenchView(View):
         items = ways if self.abreast else [way[form] for way in ways for form in sorted(way)]
         return [self.layout.line(item) for item in items]
 
-    def plot(self, path: Path) -> None:
-        """Draw the curves."""
-        plot(self.document, path)
+    def panels(self) -> list[list[Panel]]:
+        """Return the curves."""
+        return which.panels(self.document)
+
+    def chart_title(self) -> str:
+        """Name collective and machine."""
+        return which.chart_title(self.document)
 
     def csv(self) -> str:
         """Return a line for each row."""

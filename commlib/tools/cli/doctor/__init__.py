@@ -47,6 +47,5 @@ GROUPS: dict[str, tuple[Check, ...]] = {
     "kept": (
         Check("cache", kept.cache),
         Check("plan", kept.plan, "any", "`commlib plan validate FILE` says more"),
-        Check("last failure", kept.last_failure),
     ),
 }

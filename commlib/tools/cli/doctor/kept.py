@@ -1,22 +1,19 @@
-"""What is kept on disk: the cache of compiled kernels, the plan that init() takes, and the last failure of a job."""
+"""What is kept on disk: the cache of compiled kernels, and the plan that init() takes."""
 
 from __future__ import annotations
 
 import logging
 import os
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from commlib import env
 from commlib.counts import counted
-from commlib.tools import failure
 from commlib.tools.cli.doctor.finding import Finding, broken, main_job, ok, warning
 
 _LOG = logging.getLogger("commlib")
 STALE_DAYS = 30
-OLD_S = 86400  # a failure that is older is no warning
 
 
 def cache() -> Finding:
@@ -77,29 +74,6 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
-
-
-def last_failure() -> Finding:
-    """Return why the last job of `commlib run` or `commlib bench -n` failed, and how long ago."""
-    found = failure.last()
-    if found is None:
-        return ok("`commlib run` has kept none")
-    lines = [line for line in found["stderr"] if line.strip()]
-    command = shlex.join(found["command"])
-    command = command if len(command) <= 60 else f"{command[:59]}…"
-    reason = f": {lines[-1].strip()}" if lines else ""
-    seconds, ranks = time.time() - found["time"], counted(found["ranks"], "rank")
-    detail = f"{_age(seconds)} ago: {command} on {ranks}, {found['said']}{reason}"
-    if seconds >= OLD_S:
-        return ok(detail)
-    return warning(detail, f"{failure.path()} has the last lines of its stderr; delete it when it is dealt with")
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            return counted(int(seconds // length), unit)
-    return "less than a minute"
 
 
 def _files(found: Sequence[os.stat_result]) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 from commlib.counts import counted
 from commlib.tools.bench.rows import type_text
+from commlib.tools.report.chart import Bar, Panel
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
 from commlib.tools.report.formats import csv_text
-from commlib.tools.report.plot import Bar, Panel, draw
 from commlib.tools.report.table import Column
-from commlib.tools.report.view import View, caption, grouped, unfinished
+from commlib.tools.report.view import View, device, grouped, unfinished
 
 DOES = {
     "python": "outside of native code",
@@ -92,16 +91,15 @@ class CommView(View):
         """Return a line for each phase of each rank."""
         return csv_text(self.rows())
 
-    def panel(self) -> Panel:
+    def panels(self) -> list[list[Panel]]:
         """Return one call of all ranks over its time."""
         found = self.document["timeline"]
         bars = [Bar(f"rank {of['rank']} {of['lane']}", of["phase"], of["start_us"], of["us"]) for of in found]
-        return Panel(f"{self.title(())} by {self.document['choice']['algorithm']}", "µs", timeline=bars)
+        return [[Panel(f"{self.title(())} by {self.document['choice']['algorithm']}", bars=bars, xlabel="µs")]]
 
-    def plot(self, path: Path) -> None:
-        """Draw it."""
-        above = caption(self.document, _ranks(self.document["config"]), self.document["fingerprint"]["device"])
-        draw(path, above, [[self.panel()]])
+    def chart_title(self) -> str:
+        """Name call and machine."""
+        return f"One {self.document['config']['op']}, {device(self.document)}"
 
 
 def _ranks(config: Row) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from typing import Any
 
-from commlib.tools.baselines.kernels.case import OURS
+from commlib.tools.baselines.kernels.case import FLOOR, OURS
 from commlib.tools.cli.profile import notes
-from commlib.tools.cli.profile.plot import plot
+from commlib.tools.cli.profile.external import FLOORS
+from commlib.tools.report.chart import OURS as THICK
+from commlib.tools.report.chart import Line, Panel, look
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, interval_text, percent_text
 from commlib.tools.report.table import Column, Table
-from commlib.tools.report.view import View, grouped, unfinished
+from commlib.tools.report.view import View, device, grouped, unfinished
 
 N, CANDIDATE, TIME, RATE, SHARE, RATIO = 6, 19, 7, 6, 5, 17  # characters
 
@@ -72,9 +74,36 @@ class ProfileView(View):
             for line in grouped(rows, lambda row: (row["n"], row["candidate"])):
                 yield table.line({row["pattern"]: row for row in line})
 
-    def plot(self, path: Path) -> None:
-        """Draw latency and share of the copy."""
-        plot(self.document, path)
+    def panels(self) -> list[list[Panel]]:
+        """Return latency, and share of the copy, of each series."""
+        rows = [row for row in self.rows() if row["time_us"]]
+        roles = {row["candidate"]: row["role"] for row in rows}
+        first = next((name for name, role in roles.items() if role == OURS), "")
+        dashes = {OURS: "-", FLOOR: ":"}
+        styles = {name: look(at, linestyle=dashes.get(roles[name], "--")) for at, name in enumerate(roles)} | {
+            first: THICK
+        }
+        return [_panels(of_series, styles) for of_series in grouped(rows, notes.title)]
+
+    def chart_title(self) -> str:
+        """Name kernel and machine."""
+        return f"{self.document['config']['kernel']}, {device(self.document)}"
+
+
+def _panels(rows: list[Row], styles: Mapping[str, Any]) -> list[Panel]:
+    rows = sorted(rows, key=lambda row: int(row["n"]))
+    of_copy = [row for row in rows if row["of_copy"] is not None and not row["candidate"].startswith(FLOORS)]
+
+    def lines(rows: Sequence[Row], figure: Callable[[Row], float]) -> list[Line]:
+        of_name = {of[0]["candidate"]: of for of in grouped(rows, lambda row: row["candidate"])}
+        return [Line(name, {row["n"]: figure(row) for row in of}, styles[name]) for name, of in of_name.items()]
+
+    times = lines(rows, lambda row: float(row["time_us"]["p50"]))
+    shares = lines(of_copy, lambda row: 100 * float(row["of_copy"]))
+    return [
+        Panel(notes.title(rows[0]), "latency, µs", times, xlabel="n", log_y=True),
+        Panel("bandwidth next to that of a copy", "% of copy", shares, xlabel="n", bottom=0, level=100),
+    ]
 
 
 def _label(row: Row) -> str:

@@ -1,20 +1,20 @@
-"""Run: the stages one after the other, each a process of its own, whose document is kept whatever ends it."""
+"""The steps of a report: commands one after the other, each a process whose document stays in a folder."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from threading import Event
@@ -22,38 +22,124 @@ from typing import Any
 
 import click
 
-from commlib.tools.cli.report import SCOPES, STAGES, Stage
-from commlib.tools.cli.report.folder import DONE, FAILED, INTERRUPTED, Folder
+from commlib.tools.report.document import Kind
+from commlib.tools.report.files import write
+from commlib.tools.report.formats import json_text
+from commlib.tools.report.packed import packed
 from commlib.tools.report.progress import Progress
 
-TICK_S = 0.2  # how often the time that is left is shown, and Ctrl-C looked at
-LIMIT_S, LIMIT = 300.0, 6  # a stage has so long, and so many times what it is said to take: then it hangs
-STOP_S = 20.0  # after Ctrl-C a stage keeps what it has
+KIND = Kind("commlib.report", 1, "commlib report", "commlib.tools.cli.report")
+STATE = "report.json"
+DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
+SCOPES = ("quick", "usual", "all")
+LIMIT_S = {"quick": 600.0, "usual": 1200.0, "all": 3600.0}  # of one step: then it hangs
+TICK_S = 0.2  # how often the time is shown, and Ctrl-C looked at
+STOP_S = 20.0  # after Ctrl-C a step writes what it has
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LINE = 300  # characters of what a stage said last
+LINE = 300  # characters of the last line on stderr
+COMM = "profile comm all_reduce -n {ranks} {gpu} --json"
+KERNEL = "--no-compile --time 3", "", "--sweep"  # a quick one compiles nothing with torch
+ATTENTION = "--no-compile --time 4", "", "--sweep"
+SIZES = "1K,64K,1M", "8,1K,64K,1M,16M", "8,1K,16K,64K,256K,1M,4M,16M,64M"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is measured: how much, on how many ranks, and whether these are on GPUs."""
+
+    scope: str
+    ranks: int
+    on_gpus: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that prints a document, and its further options for each scope."""
+
+    title: str
+    command: str
+    options: tuple[str, str, str] = ("", "", "")
+
+    def words(self, settings: Settings) -> list[str]:
+        """Return the words of the command."""
+        gpu = "--graph --dtype bfloat16" if settings.on_gpus else ""
+        text = f"{self.command} {self.options[SCOPES.index(settings.scope)]}"
+        return text.format(ranks=settings.ranks, gpu=gpu).split()
+
+
+STEPS = {
+    "environment": Step("Environment", "doctor --json"),
+    "correctness": Step("Correctness", "test -n {ranks} --json", ("--quick", "", "")),
+    "collectives": Step(
+        "Collectives",
+        "bench -n {ranks} {gpu} --format json",
+        ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300"),
+    ),
+    "comm": Step("Phases of one all_reduce", COMM, ("--time 3", "", "--time 20")),
+    "paths": Step("Other sizes of all_reduce", f"{COMM} --analyze", SIZES),
+    "index": Step("Kernel: index", "profile index --json", (f"--dim 4096 -n 1,64,1024,16384 {KERNEL[0]}", *KERNEL[1:])),
+    "store": Step("Kernel: store", "profile store --json", (f"--dim 1024 -n 1,64,512,4096 {KERNEL[0]}", *KERNEL[1:])),
+    "metadata": Step("Kernel: metadata", "profile metadata --json", KERNEL),
+    "attention": Step("Attention: decoding", "profile attention --phase=decode --compare --json", ATTENTION),
+    "prefill": Step("Attention: prompts", "profile attention --phase=prefill --compare --json", ATTENTION),
+    "radix": Step("Radix cache", "profile radix --json", ("--time 3 --leaves 10000", "", "--time 30")),
+    "plan": Step("Plan", "plan show -n {ranks} --json"),
+}
+
+
+class Folder:
+    """What a report has measured, so that a second run goes on: NAME.json of each step, and how the steps ended."""
+
+    def __init__(self, path: Path, settings: Settings | None = None) -> None:
+        self.path = path
+        if (path / STATE).exists():
+            self.state = KIND.read(path / STATE)
+        elif settings is None:
+            raise ValueError(f"{path} has no {STATE}; name the folder that `commlib report -o` wrote")
+        else:
+            head = {"schema": KIND.name, "version": KIND.version}
+            self.state = {**head, "settings": asdict(settings), "stages": {}}
+        self.settings = Settings(**self.state["settings"])
+
+    @property
+    def ended(self) -> dict[str, dict[str, Any]]:
+        """How each step that was begun ended, in the order of the table."""
+        return {name: self.state["stages"][name] for name in STEPS if name in self.state["stages"]}
+
+    def has(self, name: str) -> bool:
+        """Say whether a step is measured."""
+        return bool(self.ended.get(name, {}).get("state") == DONE)
+
+    def file(self, name: str) -> Path:
+        """Return where the document of a step is."""
+        return self.path / f"{name}.json"
+
+    def save(self, name: str, ended: Mapping[str, Any], document: Mapping[str, Any] | None) -> None:
+        """Write how a step ended, after its document if it has one."""
+        if document is not None:
+            write(self.file(name), packed([document]) if "rows" in document else json_text(document))
+        self.state["stages"][name] = dict(ended)
+        write(self.path / STATE, json.dumps(self.state, indent=1))
 
 
 def measure(folder: Folder, names: Sequence[str]) -> bool:
-    """Measure these stages; return whether Ctrl-C ended it."""
-    scope = SCOPES.index(folder.settings.scope)
-    seconds = [STAGES[name].seconds[scope] for name in names]
-    progress = Progress(len(names), get_terminal_size().columns, seconds=seconds)
+    """Run these steps; return whether Ctrl-C ended it."""
+    progress = Progress(len(names), get_terminal_size().columns)
     with _ctrl_c() as asked:
         for done, name in enumerate(names):
+            words = STEPS[name].words(folder.settings)
+            if name == "paths" and folder.file("collectives").exists():
+                words += ["--results", str(folder.file("collectives"))]
+            deadline = time.monotonic() + LIMIT_S[folder.settings.scope]
+            ended, document = _step(words, deadline, asked, lambda at=(done, name): progress.show(*at))
+            folder.save(name, ended, document)
+            progress.clear()
+            code = f", exit code {ended['code']}" if ended["code"] else ""
+            why = f": {ended['said']}" if ended["said"] else ""
+            click.echo(f"{name:<12} {ended['state']} in {ended['seconds']:.0f} s{code}{why}")
             if asked.is_set():
                 break
-            words = _words(folder, STAGES[name])
-            wait = Wait(time.monotonic() + LIMIT_S + LIMIT * seconds[done], asked, partial(progress.show, done, name))
-            ended, document = stage(words, wait)
-            folder.keep(name, ended, document)
-            progress.clear()
-            click.echo(_line(name, ended))
     return asked.is_set()
-
-
-def _words(folder: Folder, stage: Stage) -> list[str]:
-    results, words = folder.file(stage.results_of), stage.words(folder.settings)
-    return [*words, "--results", str(results)] if stage.results_of and results.exists() else words
 
 
 @contextmanager
@@ -63,78 +149,49 @@ def _ctrl_c() -> Iterator[Event]:
 
     def ask(number: int, frame: object) -> None:
         asked.set()
-        signal.signal(number, before[signal.Signals(number)])
+        signal.signal(number, before[number])
 
-    before = {number: signal.getsignal(number) for number in ENDS}
-    heard = [number for number in ENDS if before[number] is not signal.SIG_IGN]
-    for number in heard:
-        signal.signal(number, ask)
+    heard = [number for number in ENDS if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, ask) for number in heard}
     try:
         yield asked
     finally:
-        for number in heard:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _line(name: str, ended: dict[str, Any]) -> str:
-    code = f", exit code {ended['code']}" if ended["code"] else ""
-    said = f": {ended['said']}" if ended["state"] == FAILED and ended["said"] else ""
-    return f"{name:<12} {ended['state']} in {ended['seconds']:.0f} s{code}{said}"
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Until when a stage may run, whether it is asked to stop, and what shows meanwhile how far the run is."""
-
-    deadline: float
-    asked: Event
-    show: Callable[[], None]
-
-    def over(self) -> str:
-        """Say why the stage is ended now, "" as long as it is not."""
-        if self.asked.is_set():
-            return INTERRUPTED
-        return "no end in the time that it has" if time.monotonic() > self.deadline else ""
-
-
-def stage(words: Sequence[str], wait: Wait) -> tuple[dict[str, Any], Any]:
+def _step(words: Sequence[str], deadline: float, asked: Event, show: Any) -> tuple[dict[str, Any], Any]:
     """Run a command of commlib; return how it ended and the document that it printed, None if it printed none."""
     start, created = time.monotonic(), datetime.now(timezone.utc).isoformat(timespec="seconds")
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         command = [sys.executable, "-m", "commlib", *words]
         # A session of its own: Ctrl-C is passed on once, and what it started ends with it.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, start_new_session=True)
-        code, how = _ended(process, wait)
-        document, said = _document(_text(out)), how or _last_line(_text(errors))
+        try:
+            while process.poll() is None and not asked.is_set() and time.monotonic() < deadline:
+                show()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(TICK_S)
+            hangs = process.poll() is None and not asked.is_set()
+            if asked.is_set():
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, signal.SIGINT)
+                    process.wait(STOP_S)
+        finally:
+            with suppress(ProcessLookupError):  # whatever is left of it, ranks included
+                os.killpg(process.pid, signal.SIGKILL)
+        code, document, last = process.wait(), _document(_text(out)), _text(errors).strip().splitlines()[-1:]
     whole = document is not None and document.get("complete", True) and code >= 0
-    state = INTERRUPTED if how == INTERRUPTED else DONE if whole else FAILED
-    ended = {
+    state = INTERRUPTED if asked.is_set() and not whole else DONE if whole else FAILED
+    why = "no end in the time that it has" if hangs else "".join(last)[-LINE:] or "it printed no document"
+    return {
         "state": state,
         "command": shlex.join(["commlib", *words]),
         "code": code,
         "seconds": round(time.monotonic() - start, 1),
-        "said": "" if state == DONE else said,
+        "said": why if state == FAILED else "",
         "created": created,
-    }
-    return ended, document
-
-
-def _ended(process: subprocess.Popen[bytes], wait: Wait) -> tuple[int, str]:
-    """Wait for the end; return the exit code, and what ended it if that was not itself."""
-    how = ""
-    try:
-        while process.poll() is None and not (how := wait.over()):
-            wait.show()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(TICK_S)
-        if how == INTERRUPTED:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal.SIGINT)
-                process.wait(STOP_S)
-    finally:
-        with suppress(ProcessLookupError):  # whatever is left of it, ranks included
-            os.killpg(process.pid, signal.SIGKILL)
-    return process.wait(), how
+    }, document
 
 
 def _text(file: Any) -> str:
@@ -144,48 +201,7 @@ def _text(file: Any) -> str:
 
 def _document(text: str) -> Any:
     """Return the document in what was printed; a library may have printed something else before or after it."""
-    lines = text.splitlines(keepends=True)
-    start = next((at for at, line in enumerate(lines) if line.startswith("{")), len(lines))
-    try:
-        found, _ = json.JSONDecoder().raw_decode("".join(lines[start:]))
-    except json.JSONDecodeError:
-        return None
-    return found
-
-
-def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip()[-LINE:] if lines else "it printed no document"
-
-
-def look(folder: Folder, tool: str) -> None:
-    """Have Nsight's tool look at one call of each kernel, and of a collective; its command is kept, run or not."""
-    ranks = str(folder.settings.ranks)
-    asked = [
-        ["profile", "index", "--dim", "4096", "-n", "1024"],
-        ["profile", "store", "--dim", "1024", "-n", "512"],
-        ["profile", "metadata", "-n", "64"],
-        ["profile", "attention"],
-        ["bench", "all_reduce", "-n", ranks, "--sizes", "1M", "--dtype", "bfloat16", "--algorithms", "auto"],
-    ]
-    folder.state["looks"] = [each for each in folder.state["looks"] if each["tool"] != tool]
-    for words in asked:
-        folder.state["looks"].append(_looked(folder.path, tool, [*words, f"--{tool}"]))
-        folder.save()
-
-
-def _looked(path: Path, tool: str, words: Sequence[str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "commlib", *words],
-        cwd=path,  # where the tool writes its file
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    command = next(iter(done.stdout.splitlines()), "")
-    said = "" if done.returncode == 0 else _last_line(done.stderr)
-    click.echo(command)
-    click.echo(f"commlib: {said}" if said else f"kept in {path}", err=True)
-    asked = shlex.join(["commlib", *words])
-    return {"tool": tool, "asked": asked, "command": command, "code": done.returncode, "said": said}
+    start = re.search(r"^\{", text, re.MULTILINE)
+    with suppress(json.JSONDecodeError):
+        return json.JSONDecoder().raw_decode(text, start.start())[0] if start else None
+    return None

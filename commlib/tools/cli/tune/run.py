@@ -16,7 +16,7 @@ import commlib
 from commlib import env
 from commlib.counts import counted
 from commlib.plan import HEAD, Plan, user_path
-from commlib.tools.cli.tune.plot import plot
+from commlib.tools.report import chart
 from commlib.tools.report.figures import size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.progress import Progress
@@ -154,7 +154,7 @@ class Tuning:
         self.say(f"# {time.monotonic() - self.started:.0f} s")
         if order.plot is not None and comm.rank == 0:
             try:
-                plot(self.tables.measured, order.plot)
+                chart.draw(order.plot, f"commlib tune, {self.machine['device']}", chart.tuning(self.tables.measured))
                 self.say(f"# curves: {order.plot}")
             except (commlib.Unsupported, ValueError) as error:
                 self.say(f"# no plot: {error}")

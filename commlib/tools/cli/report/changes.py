@@ -1,0 +1,117 @@
+"""The calls of all steps in one form: who is the fastest at each, and what changed since another report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from commlib.counts import counted
+from commlib.tools.baselines.kernels.case import FLOOR, OURS
+from commlib.tools.bench import which
+from commlib.tools.bench.difference import difference
+from commlib.tools.bench.rows import measured, median_us, title
+from commlib.tools.cli.profile import notes
+from commlib.tools.report.document import Row
+from commlib.tools.report.figures import fitted, ratio_text, size_text
+from commlib.tools.report.page import BAD, GOOD, WARN, Section, plain_table
+from commlib.tools.report.view import grouped
+
+Documents = Mapping[str, dict[str, Any]]
+Named = tuple[str, which.Call]
+THRESHOLD = 0.05  # as of `commlib bench compare`
+LOOKS = {"worse": BAD, "wrong": BAD, "better": GOOD}
+BARE: dict[str, Any] = {"config": {}, "environment": {}, "plan": {"digest": "", "source": ""}}  # of a profile
+
+
+def _attention_name(row: Row) -> str:
+    heads = f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}, {row['type']}, cache {row['cache']}"
+    ragged = " ragged" if row["ragged"] else ""
+    return f"attention {row['phase']}{ragged}, {heads}, {row['batch']} × {counted(row['length'], 'token')}"
+
+
+NAMES: dict[str, Callable[[Row], str]] = {
+    **dict.fromkeys(("index", "store", "metadata"), lambda row: f"{notes.title(row)}, n {row['n']}"),
+    **dict.fromkeys(("attention", "prefill"), _attention_name),
+    "radix": lambda row: f"radix {row['operation']}: {counted(row['tokens'], 'token')}, {row['detail']}",
+}
+
+
+def calls(step: str, document: Mapping[str, Any]) -> Iterator[Named]:
+    """Yield the calls of commlib in the document of a step, each with its name."""
+    if step == "collectives":
+        yield from ((_bench_name(call.ours), call) for of in which.calls(document) for call in of)
+        return
+    for of in grouped(_timed(step, document), lambda row: row["call"]):
+        ours = [row for row in of if row["ours"]]
+        others = [row for row in of if not row["ours"] and not row["wrong"] and not row["floor"]]
+        if ours:
+            best = min(others, key=median_us, default=None)
+            yield of[0]["call"], which.Call(ours[0], best, interval=ours[0]["versus"] if best else None)
+
+
+def _timed(step: str, document: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a step that have a time as those of bench, each with the name of its call."""
+    if step == "collectives":
+        return [{**row, "call": _bench_name(row)} for row in measured(document["rows"])]
+    rows = document["rows"] if step in NAMES else []
+    return [_row(NAMES[step](row), row) for row in rows if row.get("time_us", row.get("median_us"))]
+
+
+def _bench_name(row: Row) -> str:
+    memory, place = "symmetric" * (row["placement"] != "plain"), "in place" * row["in_place"]
+    return ", ".join(filter(None, (title(row), size_text(row["size"]), memory, place)))
+
+
+def _row(call: str, row: Row) -> Row:
+    """Return a row of a profile as one of bench; the blocks of a radix row are known by the fastest and the median."""
+    low, middle = row.get("least_us"), row.get("median_us")
+    return {
+        **{"op": call, "size": row.get("bytes", 0), "type": row.get("type"), "redop": None, "root": None},
+        **{"placement": "plain", "in_place": False, "mode": row.get("mode", "eager"), "call": call},
+        "versus": row.get("versus"),
+        **{"algorithm": row["candidate"], "floor": row.get("role") == FLOOR, "wrong": row.get("wrong") or 0},
+        "ours": row["role"] == OURS if "role" in row else row["candidate"].startswith("commlib"),
+        "time_us": row.get("time_us") or {"p0": low, "p10": low, "p50": middle, "p90": middle},
+    }
+
+
+def section(name: str, before: Documents, now: Documents) -> Section:
+    """Return what changed since the report of that name, by the rule of `commlib bench compare`."""
+    both, text, rows, verdicts = [step for step in now if step in before], dict[str, str](), list[Row](), Counter[str]()
+    for step in both:
+        old, new = ({**BARE, **of[step], "rows": _timed(step, of[step])} for of in (before, now))
+        text |= dict.fromkeys(_states(before[step], now[step]), WARN)
+        if {row["call"] for row in old["rows"]} & {row["call"] for row in new["rows"]}:
+            differing = difference((name, old), (step, new), THRESHOLD)
+            text |= dict.fromkeys(differing["warnings"], WARN)
+            rows += [row for row in differing["rows"] if row["changed"] or row["verdict"] == "wrong"]
+            verdicts.update(differing["summary"].get("ours", {}).get("verdicts", {}))
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items() if count)
+    text[f"Calls of commlib in both, by the rule of `commlib bench compare`: {counts or 'none'}."] = ""
+    table = plain_table(
+        "Calls that changed", list(map(_cells, rows)), lambda row, column: LOOKS.get(row["verdict"], "")
+    )
+    return Section("changes", f"Changes since {name}", "", [(look, line) for line, look in text.items()], [table])
+
+
+def _cells(row: Row) -> dict[str, str]:
+    texts = {"call": row["call"], "by": row["algorithm"], "before, µs": fitted(row["a_us"], 9)}
+    return {**texts, "now, µs": fitted(row["b_us"], 9), "ratio": ratio_text(row["ratio"]), "verdict": row["verdict"]}
+
+
+def _states(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the doctor, the check of values and the plan answer otherwise than before."""
+    old, new = dict(_answers(before)), dict(_answers(now))
+    for what in {**old, **new}:
+        if old.get(what) != new.get(what):
+            yield f"{what}: {new.get(what, 'not there')}, before {old.get(what, 'not there')}"
+
+
+def _answers(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for of in grouped(document.get("findings", ()), lambda finding: finding["topic"]):
+        yield of[0]["topic"], ", ".join(finding["state"] for finding in of)
+    for row in document["rows"] if document["schema"] == "commlib.test" else ():
+        yield f"{row['op']} by {row['algorithm']}, {counted(row['ranks'], 'rank')}", row["wrong"] or "right"
+    if "digest" in document:
+        yield "plan in force", document["digest"]

@@ -1,0 +1,237 @@
+"""Charts: rows of panels by matplotlib, as a file or inside a page; the only user of matplotlib."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from commlib.errors import Unsupported
+from commlib.tools.report.figures import about
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from commlib.tools.tune.case import Case
+    from commlib.tools.tune.choose import Choice
+    from commlib.tools.tune.samples import Samples
+
+SUFFIXES = (".png", ".svg")
+NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
+WIDTH_IN, HEIGHT_IN, DPI = 5.2, 3.2, 110  # of a panel
+LANE_IN, MARGIN_IN = 0.28, 0.9  # of a bar; of what is above and below it
+INK = "#1a1d21"  # in a page it becomes the colour of its text
+MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
+OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
+STYLE: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+    "svg.fonttype": "none",  # text stays text: it can be searched, and is small
+    "svg.hashsalt": "commlib",  # the same figures are the same file
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+# What an element inside a page does without: a size in points, a font, names, metadata, line ends and digits.
+SHORTER = [
+    (re.compile(r' (width|height)="[\d.]+pt"| transform="rotate\(-0 [^"]*"|font-family: [^;]*; | id="[\w.]+_\d+"'), ""),
+    (re.compile(r"<metadata>.*?</metadata>", re.DOTALL), ""),
+    (re.compile(r"\s*\n\s*"), " "),
+    (re.compile(r"(\.\d\d)\d+(?=[^<>]*>)"), r"\1"),
+]
+FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
+FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line; `style` has matplotlib's names."""
+
+    label: str | None
+    points: Mapping[Any, float]
+    style: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of time in a lane; what has one label has one colour."""
+
+    lane: str
+    label: str
+    start: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over a logarithm of sizes or counts, or bars in lanes over time."""
+
+    title: str
+    ylabel: str = ""
+    lines: Sequence[Line] = ()
+    bars: Sequence[Bar] = ()
+    xlabel: str = ""  # "": sizes in bytes
+    log_y: bool = False
+    bottom: float | None = None
+    top: float | None = None
+    level: float | None = None  # dashed across
+    marks: Sequence[float] = ()  # dashed upright
+    spans: Sequence[tuple[float, float]] = ()  # grey upright
+
+
+Rows = Sequence[Sequence[Panel]]
+
+
+def look(at: int, **style: Any) -> dict[str, Any]:
+    """Return the colour and marker of another's line of that number."""
+    return {"color": f"C{at % 10}", "marker": MARKERS[at % len(MARKERS)], "markersize": 4, "linewidth": 1.3, **style}
+
+
+def missing() -> str:
+    """Say why nothing can be drawn here, "" if it can."""
+    return "" if importlib.util.find_spec("matplotlib") is not None else NEEDS
+
+
+def check_name(path: Path | None) -> None:
+    """Refuse a picture whose name ends in none of SUFFIXES, before anything is measured or printed."""
+    if path is not None and path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--plot {path.name} is no {' or '.join(SUFFIXES)} file; give it such a name")
+
+
+def draw(path: Path, title: str, rows: Rows) -> None:
+    """Write a file; without matplotlib Unsupported says how to get it."""
+    check_name(path)
+    if not rows:
+        raise ValueError(f"nothing to draw in {path}: no row has a time")
+    try:
+        _save(rows, title, path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}") from None
+
+
+def svg(title: str, rows: Rows) -> str:
+    """Return the element that a page has of it: as wide as the page, in the colours of its text."""
+    text = io.StringIO()
+    _save(rows, title, text, format="svg", transparent=True)
+    _, _, element = text.getvalue().partition("<svg")
+    for pattern, short in SHORTER:
+        element = pattern.sub(short, element)
+    return f"<svg{element.replace(INK, 'currentColor')}"
+
+
+def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:
+    if missing():
+        raise Unsupported(f"--plot: {NEEDS}")
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        suffix = options.get("format") or target.suffix[1:].lower()
+        metadata = {"Date": None} if suffix == "svg" else {}
+        _figure(rows, title).savefig(target, metadata=metadata, **options)
+
+
+def _figure(rows: Rows, title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    heights = [max(map(_height, panels)) for panels in rows]
+    width = max(map(len, rows))
+    figure = Figure(figsize=(WIDTH_IN * max(width, 2), sum(heights) + MARGIN_IN), dpi=DPI, layout="constrained")
+    figure.suptitle(title, fontsize=13, fontweight="bold")
+    entries: dict[str, Any] = {}
+    for panels, axes in zip(rows, figure.subplots(len(rows), width, squeeze=False, height_ratios=heights), strict=True):
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        for panel, axis in zip(panels, axes, strict=False):
+            (_bars if panel.bars else _curves)(panel, axis)
+            axis.set_title(panel.title, fontsize=10)
+            axis.set_xlabel(panel.xlabel)
+            axis.set_ylabel(panel.ylabel)
+            entries |= {label: handle for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if entries:
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)
+    return figure
+
+
+def _height(panel: Panel) -> float:
+    return LANE_IN * len({bar.lane for bar in panel.bars}) + MARGIN_IN if panel.bars else HEIGHT_IN
+
+
+def _curves(panel: Panel, axis: Axes) -> None:
+    from matplotlib.ticker import LogLocator
+
+    for line in panel.lines:
+        axis.plot(list(line.points), list(line.points.values()), label=line.label, **line.style)
+    if panel.level is not None:
+        axis.axhline(panel.level, color=INK, linestyle=(0, (6, 3)), linewidth=1, zorder=1)
+    for at in panel.marks:
+        axis.axvline(at, color="grey", linestyle="--", linewidth=0.8)
+    for low, high in panel.spans:
+        axis.axvspan(low, high, color="grey", alpha=0.15, linewidth=0)
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_locator(LogLocator(2, numticks=8))
+    axis.xaxis.set_major_formatter(_number if panel.xlabel else _size)
+    axis.set_xticks([], minor=True)
+    if panel.log_y:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(_number)
+        low, high = axis.get_ylim()
+        axis.yaxis.set_minor_formatter(_number)
+        if high > FEW_DECADES * low:
+            axis.set_yticks([], minor=True)
+    axis.set_ylim(panel.bottom, panel.top)
+    axis.tick_params(labelsize=8, which="both")
+    axis.grid(True, which="major", color="grey", alpha=0.25)
+
+
+def _bars(panel: Panel, axis: Axes) -> None:
+    lanes = list(dict.fromkeys(bar.lane for bar in panel.bars))
+    for at, label in enumerate(dict.fromkeys(bar.label for bar in panel.bars)):
+        bars = [bar for bar in panel.bars if bar.label == label]
+        places, widths = [lanes.index(bar.lane) for bar in bars], [bar.width for bar in bars]
+        starts = [bar.start for bar in bars]
+        axis.barh(places, widths, left=starts, height=0.7, color=f"C{at % 10}", label=label or None)
+    axis.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    axis.invert_yaxis()
+
+
+def _number(value: float, position: float) -> str:
+    return f"{value:g}"
+
+
+def _size(value: float, position: float) -> str:
+    text = about(value)
+    return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
+
+
+def tuning(measured: Mapping[Case, tuple[Samples, Choice]]) -> Rows:
+    """Return what `commlib tune` has measured: what each option takes over the best, and what is chosen where."""
+    options = (option for samples, _ in measured.values() for option in samples.options)
+    names = list(dict.fromkeys(option.algorithm for option in options))
+    return [[_tuned(str(case), *of_case, names)] for case, of_case in measured.items()]
+
+
+def _tuned(title: str, samples: Samples, choice: Choice, names: Sequence[str]) -> Panel:
+    medians = {size: {o: median(times) for o, times in samples.times[size].items()} for size in samples.sizes}
+    ratios = {size: {o: us / min(of.values()) for o, us in of.items()} for size, of in medians.items()}
+    lines = [
+        Line(
+            option.algorithm,
+            {size: ratios[size][option] for size in samples.sizes if option in ratios[size]},
+            look(names.index(option.algorithm), markersize=3, linewidth=0.8, alpha=0.7),
+        )
+        for option in samples.options
+    ]
+    taken = {size: ratios[size].get(choice.at(size), float("nan")) for size in samples.sizes}
+    return Panel(
+        title,
+        "time over the best",
+        [*lines, Line("chosen", taken, {"color": INK, "linewidth": 2.5, "alpha": 0.6})],
+        bottom=0.97,
+        top=FAR,
+        marks=[stretch.until for stretch in choice.stretches if stretch.until is not None],
+        spans=[stretch.interval for stretch in choice.stretches if stretch.interval is not None],
+    )
