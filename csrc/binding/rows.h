@@ -76,9 +76,9 @@ inline void expect_summable(const Tensor& tensor, const RowsOf& x) {
   if (tensor.ndim() == 0) fail("ValueError", "x has no dimension, but must have rows");
   if (x.dtype != DType::f32 && x.dtype != DType::f16 && x.dtype != DType::bf16)
     fail("ValueError", "x is ", name_of(x.dtype), ", but must be float32, float16 or bfloat16");
-  if (x.width % kColumns != 0 || x.width > kMostColumns)
+  if (x.width % kColumns != 0 || x.width > kMaxColumns)
     fail("ValueError", "x has rows of ", x.width, ", but must have a multiple of ", kColumns,
-         " up to ", kMostColumns);
+         " up to ", kMaxColumns);
 }
 
 inline bool is_shaped(const Tensor& tensor, const Tensor& x, int64_t width) {

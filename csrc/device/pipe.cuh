@@ -25,8 +25,8 @@ namespace commlib {
 enum Way { kWritten, kTaken };  // what is posted of a pipe
 
 constexpr u32 kPipeShared = 13;     // slots of shared memory that the rings have together
-constexpr u32 kMostEntries = 32;    // of a ring
-constexpr u32 kMostUnwritten = 8;   // copies to peers that a warp has on their way
+constexpr u32 kMaxEntries = 32;     // of a ring
+constexpr u32 kMaxUnwritten = 8;    // copies to peers that a warp has on their way
 constexpr u32 kInFlight = 1 << 19;  // bytes to a peer that fill the link: more only queue
 constexpr int kPipeThreads = 384;   // at most: more leave too few registers
 
@@ -42,14 +42,14 @@ struct PipeWords {
 // What a block's warps tell each other. Tiles are counted from the beginning of the call.
 struct PipeBoard {
   u64 before[2][kStages][kMaxPeers];
-  u64 full[kStages + 1][kMostEntries];  // of the rings: mover's, sender's, gatherer's
-  PipeWords goal;                       // tiles that this block writes to a peer, takes from it
-  PipeWords told;                       // those that it has written, taken
-  PipeWords seen;                       // tiles that a peer lets it write, take
+  u64 full[kStages + 1][kMaxEntries];  // of the rings: mover's, sender's, gatherer's
+  PipeWords goal;                      // tiles that this block writes to a peer, takes from it
+  PipeWords told;                      // those that it has written, taken
+  PipeWords seen;                      // tiles that a peer lets it write, take
   u32 signature[2][kStages][kMaxPeers];
-  u32 loaded[kMaxPeers];      // tiles for a peer that the sender has read
-  u32 reduced[kMostEntries];  // warps that are done with an entry
-  u32 over;                   // the call has failed: all leave
+  u32 loaded[kMaxPeers];     // tiles for a peer that the sender has read
+  u32 reduced[kMaxEntries];  // warps that are done with an entry
+  u32 over;                  // the call has failed: all leave
 };
 
 // Entries of shared memory that a warp fills and empties in turn.
@@ -102,7 +102,7 @@ class Pipes {
       board->signature[way][stage][peer] = signature_of(all);
       board->before[way][stage][peer] = block_of(job.rank)->before[way][stage][peer];
     }
-    for (u32 i = threadIdx.x; i < (kStages + 1) * kMostEntries; i += blockDim.x)
+    for (u32 i = threadIdx.x; i < (kStages + 1) * kMaxEntries; i += blockDim.x)
       barrier_init(&board->full[0][0] + i);
     fence_shared_async();
     __syncthreads();

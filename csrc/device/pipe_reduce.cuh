@@ -10,10 +10,10 @@ namespace commlib {
 template <int N, bool kReturns>
 struct PipeRooms {
   static constexpr u32 kReducedAtLeast = 3, kSentAtLeast = 4, kGatheredAtLeast = kReturns ? 3 : 0;
-  static constexpr u32 kLeast = N * kReducedAtLeast + kSentAtLeast + kGatheredAtLeast;
-  static constexpr u32 kMostTile = kPipeShared * kSlotBytes / kLeast / 512 * 512;
+  static constexpr u32 kMinEntries = N * kReducedAtLeast + kSentAtLeast + kGatheredAtLeast;
+  static constexpr u32 kMaxTile = kPipeShared * kSlotBytes / kMinEntries / 512 * 512;
 
-  __device__ explicit PipeRooms(u32 wanted) : tile_bytes(wanted < kMostTile ? wanted : kMostTile) {
+  __device__ explicit PipeRooms(u32 wanted) : tile_bytes(wanted < kMaxTile ? wanted : kMaxTile) {
     const u32 tiles = kPipeShared * kSlotBytes / tile_bytes;
     const u32 most = (tiles - kSentAtLeast - kGatheredAtLeast) / N, wished = tiles * 5 / 8 / N;
     reduced_ = at_most(wished < kReducedAtLeast ? kReducedAtLeast : wished < most ? wished : most);
@@ -35,7 +35,7 @@ struct PipeRooms {
 
  private:
   static __device__ u32 at_most(u32 entries) {
-    return entries < kMostEntries ? entries : kMostEntries;
+    return entries < kMaxEntries ? entries : kMaxEntries;
   }
   u32 reduced_, sent_, gathered_;
 };

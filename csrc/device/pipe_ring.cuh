@@ -103,8 +103,8 @@ __device__ __forceinline__ void await_written_but(u32 n) {
 // As many as fill the link together with those of the other blocks; a short call rather tells its
 // peers early.
 __device__ __forceinline__ u32 unwritten_of(u32 items, u32 tile_bytes) {
-  const u32 most = items >= 32 ? kMostUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
-  u32 filling = kMostUnwritten;
+  const u32 most = items >= 32 ? kMaxUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
+  u32 filling = kMaxUnwritten;
   while (filling > 1 && filling * tile_bytes * gridDim.x > kInFlight) filling /= 2;
   return most < filling ? most : filling;
 }

@@ -305,7 +305,7 @@ __device__ __forceinline__ void reduce_tile(const TileChannel<N>& channel, const
                                             u32 pairs, const Span& mine, Take take) {
   const u32 stride = channel.movers();
   // Eight elements in a word take many registers.
-  constexpr int kMost = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMost > 2 ? 2 : kMost;
+  constexpr int kMax = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMax > 2 ? 2 : kMax;
   mark(Phase::reduce);
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
     Pair v[kBatch][N];

@@ -32,7 +32,7 @@ Group::Group(const Settings& settings)
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   // The layout follows from it, so it has to be the same on every rank.
   const unsigned limit = max_sms_ ? max_sms_ : settings.multiprocessors;
-  job_.tile_blocks = std::clamp<u32>(std::min(limit, settings.multiprocessors), 1, kMostTileBlocks);
+  job_.tile_blocks = std::clamp<u32>(std::min(limit, settings.multiprocessors), 1, kMaxTileBlocks);
   job_.first = settings.first;
   most_blocks_ = std::min(job_.tile_blocks, grid_limit(settings.multiprocessors, settings.first));
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");

@@ -31,7 +31,7 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u32 row_bytes = call.rows->rows.width * static_cast<u32>(call.element());
   const bool in_tiles = shape.tile_bytes > 0;
   // Tiles have whole rows: wide ones go another way.
-  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kMostTileRowBytes))
+  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kMaxTileRowBytes))
     return compose_rows(call, stream);
   const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
   const auto& instance = kernels_.get_row(kernel, call, world_);
