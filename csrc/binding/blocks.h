@@ -1,4 +1,4 @@
-// The blocks of different sizes that a v-variant is given.
+// The blocks of different sizes of a v-variant.
 #pragma once
 
 #include <vector>
@@ -12,7 +12,7 @@ using Sizes = std::vector<int64_t>;  // elements of each rank's block
 // Times 16 bytes times all ranks it still fits 64 bits.
 constexpr int64_t kMaxElements = int64_t{1} << 52;
 
-// Sizes of the ranks' blocks, in elements, as a v-variant is given them.
+// Sizes of the ranks' blocks, in elements, as a v-variant takes them.
 struct Blocks {
   Sizes of;
   size_t total = 0;

@@ -118,11 +118,11 @@ inline Rows rows_of(const RowsOf& x) {
 
 // Runs the call that ends with `row`. `sums`: what is done with rows is Python's, and x, whole,
 // lies where their sums go.
-inline void run_rows(Target& target, const Tensor& given, const RowsOf& x, RowCall& row,
+inline void run_rows(Target& target, const Tensor& tensor, const RowsOf& x, RowCall& row,
                      uint64_t detail, const Tensor* sums = nullptr) {
   Words words;
   row.scratch = [&](size_t bytes) {
-    words = words_on(given.device(), static_cast<int64_t>((bytes + 3) / 4));
+    words = words_on(tensor.device(), static_cast<int64_t>((bytes + 3) / 4));
     return static_cast<unsigned char*>(words->tensor.data);
   };
   target.open();
