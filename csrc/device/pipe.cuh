@@ -44,7 +44,7 @@ struct PipeBoard {
   u64 before[2][kStages][kMaxPeers];
   u64 full[kStages + 1][kMaxEntries];  // of the rings: mover's, sender's, gatherer's
   PipeWords goal;                      // tiles that this block writes to a peer, takes from it
-  PipeWords told;                      // those that it has written, taken
+  PipeWords done;                      // those that it has written, taken
   PipeWords seen;                      // tiles that a peer lets it write, take
   u32 signature[2][kStages][kMaxPeers];
   u32 loaded[kMaxPeers];     // tiles for a peer that the sender has read
@@ -151,16 +151,16 @@ class Pipes {
   }
   // Up to which step all peers let this block write, or take, what there is for them.
   __device__ u32 allowed(Way way, Stage stage) const {
-    u32 least = ~0u;
+    u32 limit = ~0u;
 #pragma unroll
     for (int k = 0; k < N - 1; ++k) {
       const u32 seen = look(&board_->seen.word[way][stage][peer(k)]);
-      if (seen < goal(way, stage, peer(k)) && seen < least) least = seen;
+      if (seen < goal(way, stage, peer(k)) && seen < limit) limit = seen;
     }
-    return least;
+    return limit;
   }
   __device__ void tell(Way way, Stage stage, int peer, u32 steps) const {
-    say(&board_->told.word[way][stage][peer], steps);
+    say(&board_->done.word[way][stage][peer], steps);
   }
   __device__ void tell_loaded(int peer, u32 steps) const { say(&board_->loaded[peer], steps); }
   __device__ bool is_loaded(int peer, u32 step) const { return look(&board_->loaded[peer]) > step; }
@@ -185,8 +185,8 @@ class Pipes {
     return {shared + at_bytes, board_->full[i], entries, entry_bytes};
   }
 
-  // Without fences, which would take longer than a tile: what a word tells of are copies by the
-  // engine that whoever wrote it has awaited.
+  // Without fences, which would take longer than a tile: a word announces copies by the
+  // engine that its writer has awaited.
   static __device__ __forceinline__ u32 look(const u32* word) {
     return *const_cast<const volatile u32*>(word);
   }
@@ -229,7 +229,7 @@ class Pipes {
     u32 posted = 0;
     while (__any_sync(0xffffffffu, posted < goal)) {
       const bool leaves = over();
-      const u32 now = look(&board_->told.word[way][stage][peer]);
+      const u32 now = look(&board_->done.word[way][stage][peer]);
       if (now != posted) {
         if (way == kWritten) fence_sys();  // what was taken has come: nothing is left to order
         st_relaxed_sys(word, (first + now) << kSignatureBits | board_->signature[way][stage][peer]);
@@ -265,7 +265,7 @@ class Pipes {
       }
       if (there != had && !foreign) {
         patience = Patience();
-        fence_async();  // for the copies of whoever learns of it
+        fence_async();  // for the copies of the warps that see it
         say(&board_->seen.word[my_way][stage][peer], there);
       }
       const u32 waiting = __ballot_sync(0xffffffffu, there < goal);
