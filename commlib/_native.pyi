@@ -132,7 +132,7 @@ class Recorder:
 
     def enter(self, op: str, dtype: str, count: int, redop: int, root: int, /) -> None: ...
     def leave(self) -> None: ...
-    def ended(self, kind: str, said: str, /) -> None: ...
+    def ended(self, kind: str, message: str, /) -> None: ...
     def close(self) -> None: ...
 
 def open_recorder(backend: str, id: int, rank: int, timeout_s: float, pids: Sequence[int], /) -> Recorder:
@@ -155,7 +155,7 @@ def open_epilogue(
 ) -> Epilogue:
     """csrc/collectives/all_reduce_epilogue/entry.cc: open_epilogue"""
 
-def check_tensor(given: object, argument: str, function: str, /) -> None:
+def check_tensor(tensor: object, argument: str, function: str, /) -> None:
     """csrc/binding/checks.cc: check_tensor"""
 
 def open_plan(rows: str, has_arena: bool, /) -> PlanTable:

@@ -721,12 +721,12 @@ class Communicator:
         _one_of("op", op, COLLECTIVES)
         _one_of("placement", placement, PLACEMENTS)
         _one_of("mode", mode, MODES)
-        limit, own_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
+        limit, comm_limit = env.MAX_SMS.resolve(max_sms, "max_sms"), self.options.max_sms
         machine = {"has_arena": self.resources.has_arena, "multiprocessors": self.resources.multiprocessors}
-        table = table_of(self.plan, self.size, max_sms=own_limit, **machine)
+        table = table_of(self.plan, self.size, max_sms=comm_limit, **machine)
         query = Query(op, num_bytes, name, redop_name(redop), self.size, placement, mode)
-        why = table.explain(query, 0 if own_limit and limit >= own_limit else limit, async_op and not own_limit)
-        return replace(why, sms=min(why.sms, own_limit or why.sms))
+        why = table.explain(query, 0 if comm_limit and limit >= comm_limit else limit, async_op and not comm_limit)
+        return replace(why, sms=min(why.sms, comm_limit or why.sms))
 
     def use(self, plan: Plan) -> None:
         """Switch to another `plan`; every rank must call this at the same place, with the same plan."""

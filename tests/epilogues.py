@@ -7,7 +7,7 @@ import commlib
 from tests.gpu.rows import by_halves, quotient, root, sum_of_rows
 
 HEAD = 128  # columns
-FP8_MOST = 448.0
+FP8_MAX = 448.0
 
 
 def _scaled(x: Tensor, residual: Tensor, weight: Tensor, limit: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -104,7 +104,7 @@ def _grouped(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, weight_bias: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, h = _norm(x, residual, weight, eps, weight_bias)
-    scale = quotient(y.unflatten(-1, (-1, HEAD)).abs().amax(-1), FP8_MOST)
+    scale = quotient(y.unflatten(-1, (-1, HEAD)).abs().amax(-1), FP8_MAX)
     factor = torch.where(scale > 0, quotient(1.0, scale), 0.0)
     return y * factor.repeat_interleave(HEAD, -1), h, scale
 
@@ -132,6 +132,6 @@ def has_other_bits(found: Tensor, wanted: Tensor) -> bool:
     if found.dtype == torch.int8:
         wide = wide.round().clamp(-128, 127)
     elif found.dtype.itemsize == 1:
-        wide = wide.clamp(-FP8_MOST, FP8_MOST)
+        wide = wide.clamp(-FP8_MAX, FP8_MAX)
     bits = [value.contiguous().view(-1).view(torch.uint8) for value in (found.cpu(), wide.float().to(found.dtype))]
     return found.shape != wanted.shape or not torch.equal(*bits)

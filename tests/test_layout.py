@@ -259,12 +259,7 @@ VAGUE_NAMES = (
     *("alone", "beside", "door", "found", "given", "guest", "kept", "knock", "least", "most", "own", "said"),
     *("stranger", "teach", "teaches", "theirs", "told", "whoever", "words"),
 )
-# Not clean yet; a line goes as its files get better names.
-WITH_VAGUE_NAMES = (
-    *("commlib/agreement.py", "commlib/communicator.py"),
-    *(f"commlib/{folder}/*" for folder in ("backends", "collectives", "core", "plan", "tools")),
-    *(f"csrc/{folder}/*" for folder in ("binding", "device", "nccl", "plan", "shm")),
-)
+WITH_VAGUE_NAMES = ("commlib/tools/*",)  # not clean yet
 PUBLIC_NAMES = ("at_most", "beside")  # an argument of RadixCache.evict; what Pipeline.overlap was called before
 
 

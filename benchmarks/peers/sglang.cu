@@ -15,7 +15,7 @@ int32_t TVMFFITypeGetOrAllocIndex(const TVMFFIByteArray*, int32_t, int32_t, int3
   return 0;
 }
 
-constexpr int kMostRanks = 8;
+constexpr int kMaxRanks = 8;
 constexpr int kRowsOfFour = 272;  // up to as many rows, a two-shot norm has clusters of four
 enum Algorithm { kOneShotPush, kTwoShotPush, kOneShotPull, kTwoShotPull };
 
@@ -24,9 +24,9 @@ struct Workspace {
   int rank, size, push_blocks, pull_blocks;
   int64_t slot_bytes, pull_bytes;
   Counter* counter;  // one for each push block
-  uint8_t* push[kMostRanks];
-  uint8_t* pull[kMostRanks];
-  Semaphore* semaphores[kMostRanks];
+  uint8_t* push[kMaxRanks];
+  uint8_t* pull[kMaxRanks];
+  Semaphore* semaphores[kMaxRanks];
 };
 
 template <uint32_t kRanks>

@@ -59,12 +59,12 @@ def _best(world: World, options: Options) -> tuple[str, str]:
 
 def _lacking(answers: Sequence[tuple[str, str]]) -> str:
     """Say why the ranks cannot all have a GPU, "" if they can: what each lacks, and which GPU it sees alone."""
-    alone: dict[str, int] = {}
+    rank_of_gpu: dict[str, int] = {}
     for rank, (lacks, only) in enumerate(answers):
         if lacks:
             return lacks
-        if only and alone.setdefault(only, rank) != rank:
-            return f"ranks {alone[only]} and {rank} see one GPU between them"
+        if only and rank_of_gpu.setdefault(only, rank) != rank:
+            return f"ranks {rank_of_gpu[only]} and {rank} see one GPU between them"
     return ""
 
 

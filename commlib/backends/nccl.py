@@ -233,9 +233,9 @@ def _pick_device(world: World, timeout_s: float) -> torch.device:
 
 def require_distinct_gpus(uuids: list[str]) -> None:
     """Raise Unsupported where two ranks are on one GPU."""
-    for rank, theirs in enumerate(uuids):
-        if uuids.index(theirs) != rank:
+    for rank, uuid in enumerate(uuids):
+        if uuids.index(uuid) != rank:
             raise Unsupported(
-                f"ranks {uuids.index(theirs)} and {rank} are on the same GPU; call torch.cuda.set_device(local_rank) "
+                f"ranks {uuids.index(uuid)} and {rank} are on the same GPU; call torch.cuda.set_device(local_rank) "
                 "before init(), or start one rank for each GPU"
             )

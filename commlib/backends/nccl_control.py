@@ -169,7 +169,7 @@ def _failure(error: Exception) -> list[str]:
 
 
 def _raise_first(failures: list[list[str] | None], timeout_s: float) -> None:
-    """Raise what the first rank reports; ranks that were only kept waiting come last."""
+    """Raise what the first rank reports; ranks that only waited come last."""
     late = [rank for rank, failure in enumerate(failures) if failure and failure[0] == "CommTimeout"]
     for rank, failure in enumerate(failures):
         if failure and rank not in late:

@@ -14,7 +14,7 @@ from commlib.backends.torch_dist import TorchBackend
 from commlib.collectives.all_reduce import ALL_REDUCE
 from commlib.collectives.norms import normalised, quantised
 from commlib.collectives.params import CHUNKS, ROW_TILES, ROWS
-from commlib.collectives.spec import MOST_SMS, Algorithm, Call, Collective, Fold
+from commlib.collectives.spec import MAX_SMS, Algorithm, Call, Collective, Fold
 from commlib.collectives.variants import chunks, clusters, row_tiles, rows
 
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -64,7 +64,7 @@ def _width(call: Call) -> int:
 
 
 @lru_cache(maxsize=32)
-def _given(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
+def _residual_and_weight(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return residual and weight; a graph captures the call once they are there.
 
     The residual has small odd numbers: what is made in place again and again does not shrink to nothing where there is
@@ -75,13 +75,13 @@ def _given(call: Call, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _reference(call: Call, inputs: Sequence[Tensor], fold: Fold) -> Tensor:
-    residual, weight = _given(call, inputs[0].device)
+    residual, weight = _residual_and_weight(call, inputs[0].device)
     total = fold([x.view(-1, _width(call)) for x in inputs], "sum").to(call.dtype) + residual
     return normalised(total.double(), weight, 1e-6, 0.0, None, False).to(call.dtype).view(-1)
 
 
 def _invoke(comm: Any, x: Tensor, out: Tensor, call: Call) -> None:
-    rows, (residual, weight) = x.view(-1, _width(call)), _given(call, x.device)
+    rows, (residual, weight) = x.view(-1, _width(call)), _residual_and_weight(call, x.device)
     h = torch.empty_like(residual)
     comm.all_reduce_rms_norm(rows, residual, weight, out=out.view_as(rows), residual_out=h)
 
@@ -104,7 +104,7 @@ ALL_REDUCE_RMS_NORM = Collective(
         Algorithm("shm_composed", "shm", refuses=refuses),
         Algorithm("shm_oneshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
         Algorithm("shm_twoshot", "shm", refuses=refuses, params=CHUNKS, variants=chunks),
-        Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, sms=MOST_SMS, refuses=refuses),
+        Algorithm("nccl_composed", "nccl", kernel="all_reduce_rms_norm", composed=True, sms=MAX_SMS, refuses=refuses),
         _rows("lsa_lamport_oneshot", params=ROWS, variants=rows),
         _rows("lsa_lamport_cluster", params=ROWS, variants=clusters),
         _rows("lsa_lamport_twoshot", params=ROWS, variants=rows),

@@ -38,8 +38,8 @@ def torch_direct(
 def _blocks(x: torch.Tensor, splits: Sequence[int] | None, size: int) -> list[int]:
     """Return the bytes of each block of a tensor: splits are rows of the first dimension, equal without them."""
     rows = len(x) if x.dim() else 1
-    given = [rows // size] * size if splits is None else splits
-    return [int(n) * x.nbytes // max(rows, 1) for n in given]
+    lengths = [rows // size] * size if splits is None else splits
+    return [int(n) * x.nbytes // max(rows, 1) for n in lengths]
 
 
 def _agree(backend: TorchBackend, from_each: Sequence[int], to_each: Sequence[int], unit: int) -> None:

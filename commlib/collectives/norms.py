@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-FP8_MOST = 448.0
-COMPUTED_SCALES = ("fp8_token", "fp8_group")  # found by the call
+FP8_MAX = 448.0
+COMPUTED_SCALES = ("fp8_token", "fp8_group")  # computed by the call
 GROUP = 128  # columns that share a scale in "fp8_group"
 
 
@@ -28,9 +28,9 @@ def scale_shape(x: Tensor, quant: str) -> list[int]:
 def quantised(y: Tensor, quant: str, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return float32 rows as 8-bit floats, and the scales that give them back."""
     if scale is None:
-        scale = (y if quant == "fp8_token" else y.unflatten(-1, (-1, GROUP))).abs().amax(-1) / FP8_MOST
+        scale = (y if quant == "fp8_token" else y.unflatten(-1, (-1, GROUP))).abs().amax(-1) / FP8_MAX
         scale = scale.view(scale_shape(y, quant))
     factor = torch.where(scale > 0, 1 / scale, 0.0)
     if quant == "fp8_group":
         factor = factor.repeat_interleave(GROUP, -1)
-    return (y * factor).clamp(-FP8_MOST, FP8_MOST).to(FP8), scale
+    return (y * factor).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale

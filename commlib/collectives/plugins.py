@@ -36,7 +36,7 @@ class Plugin:
     rows: Mapping[str, tuple[Algorithm, ...]]
 
     @cached_property
-    def said(self) -> str:
+    def description(self) -> str:
         """Which rows it has and a digest of its files: equal on two ranks where the plugins are."""
         natives = {file for rows in self.rows.values() for row in rows for file in native_files(row)}
         digest = sha256(b"".join(sha256(path.read_bytes()).digest() for path in (self.path, *sorted(natives))))
@@ -66,7 +66,7 @@ class Tables(Mapping[str, Collective]):
         return self._faults
 
     def load(self, named: Iterable[tuple[str, str]]) -> None:
-        """Add plugins, given as (who asks for it, file or module); `check` raises what is wrong with one."""
+        """Add plugins by (who asks for it, file or module); `check` raises what is wrong with one."""
         for who, name in named:
             try:
                 plugin = read(name, self._tables)
@@ -110,7 +110,7 @@ def read(name: str, tables: Mapping[str, Collective]) -> Plugin:
         module = load_module(Path(name).expanduser().absolute()) if name.endswith(".py") else import_module(name)
     except SyntaxError as error:
         raise ValueError(f"{error.filename}, line {error.lineno}: {error.msg}") from None
-    except Exception as error:  # whatever a stranger's file raises
+    except Exception as error:  # whatever the plugin's file raises
         raise ValueError(f"plugin {name} cannot be loaded: {one_line(error)}") from error
     path = Path(module.__file__ or name)
     by_op = getattr(module, "ALGORITHMS", None)
@@ -199,5 +199,5 @@ def _load_function(backend: str, op: str, name: str, make: Callable[[], Any]) ->
         from commlib import ffi  # where tvm-ffi is installed
 
         ffi.add_algorithm(backend, op, name, make())
-    except Exception as error:  # whatever a stranger's function, or a compiler, raises
+    except Exception as error:  # whatever the plugin's function, or a compiler, raises
         raise BuildFailed(f"{op} by {name}: there is no function of tvm-ffi: {error}") from error

@@ -11,7 +11,7 @@ import torch
 from commlib.collectives.reference import reducible
 
 Variants = tuple[Mapping[str, int], ...]
-MOST_SMS = 256  # of a GPU that kernels serve
+MAX_SMS = 256  # of a GPU that kernels serve
 NCCL_SMS = 32  # multiprocessors that NCCL's kernels take at most between GPUs of one host
 
 
@@ -21,16 +21,16 @@ class Param:
 
     name: str
     default: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     multiple_of: int = 1
 
     def fault(self, value: int) -> str | None:
         """Say why a value cannot be, or None."""
-        if self.least <= value <= self.most and value % self.multiple_of == 0:
+        if self.minimum <= value <= self.maximum and value % self.multiple_of == 0:
             return None
         unit = f"a multiple of {self.multiple_of} " * (self.multiple_of != 1)
-        return f"{self.name} {value} is not {unit}between {self.least} and {self.most}"
+        return f"{self.name} {value} is not {unit}between {self.minimum} and {self.maximum}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Algorithm:
     function: Callable[[], Any] | None = None
     room_bytes: int = 0
 
-    def most_sms(self, params: Mapping[str, int]) -> int:
+    def max_sms_of(self, params: Mapping[str, int]) -> int:
         """Return the multiprocessors of a GPU that it takes at most, 0 for none."""
         if self.backend != "nccl" or self.engine:
             return 0

@@ -1,11 +1,11 @@
-"""Which parameters of an algorithm are worth measuring at a size: what `commlib tune` tries beside the plan's own."""
+"""Which parameters of an algorithm are worth measuring at a size: what `commlib tune` tries next to the plan's."""
 
 from __future__ import annotations
 
 from commlib.collectives.spec import Variants
 
 _K, _M = 1 << 10, 1 << 20
-FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on beside all
+FEW = (8, 16, 32, 64)  # multiprocessors that a call is measured on, next to all
 MANY_THREADS = (256, 320, 384, 448, 512)  # of a block: few keep little on its way to peers, many crowd the link
 
 

@@ -72,7 +72,7 @@ def check_same_settings(world: World, options: Options, backend: str) -> None:
     }
     plugins = {
         "faults": COLLECTIVES.faults,
-        "plugins": "; ".join(plugin.said for plugin in COLLECTIVES.plugins) or "none",
+        "plugins": "; ".join(plugin.description for plugin in COLLECTIVES.plugins) or "none",
     }
     everyone = [json.loads(d) for d in world.all_gather(json.dumps(mine | plugins).encode(), options.timeout_s)]
     for rank, other in enumerate(everyone):

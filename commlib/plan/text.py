@@ -78,7 +78,7 @@ def lines_of(rules: Iterable[Rule], backend: str = "") -> Iterator[tuple[str, Li
             row, part = _row(rule, entry, backend), f"[{at}]"
             size = {} if entry.max_bytes is None else {"max_bytes": entry.max_bytes}
             yield _text("range", entry, {**size, "align": entry.align}), Line(rule, part, row, entry, at)
-            for point in entry.fewer(row.most_sms(entry.params)):
+            for point in entry.fewer(row.max_sms_of(entry.params)):
                 line = Line(rule, part, _row(rule, point, backend), entry, at, entry.curve.index(point))
                 yield _text("fewer", point, {"time": point.time}), line
         for at, entry in enumerate(rule.fallback):

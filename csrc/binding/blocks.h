@@ -1,4 +1,4 @@
-// The blocks of different sizes that a v-variant is given.
+// The blocks of different sizes of a v-variant.
 #pragma once
 
 #include <vector>
@@ -10,9 +10,9 @@ namespace commlib::binding {
 using Sizes = std::vector<int64_t>;  // elements of each rank's block
 
 // Times 16 bytes times all ranks it still fits 64 bits.
-constexpr int64_t kMostElements = int64_t{1} << 52;
+constexpr int64_t kMaxElements = int64_t{1} << 52;
 
-// Sizes of the ranks' blocks, in elements, as a v-variant is given them.
+// Sizes of the ranks' blocks, in elements, as a v-variant takes them.
 struct Blocks {
   Sizes of;
   size_t total = 0;
@@ -25,7 +25,7 @@ struct Blocks {
     }
     for (int r = 0; r < world; ++r) {
       if (of[r] < 0) fail("ValueError", name, "[", r, "] is ", of[r], "; sizes are 0 or more");
-      if (of[r] > kMostElements - static_cast<int64_t>(total))
+      if (of[r] > kMaxElements - static_cast<int64_t>(total))
         fail("ValueError", name, " adds up to more elements than a tensor can have");
       total += static_cast<size_t>(of[r]);
       digest = (digest ^ static_cast<uint64_t>(of[r])) * 1099511628211u;

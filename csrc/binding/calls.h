@@ -55,25 +55,25 @@ inline Call make_call(Op op, const Buffer& x, const Buffer& out, size_t count,
 }
 
 template <class Here, class R, class... Args>
-Object* run_on(Target& target, Object* const* given, Size count) {
+Object* run_on(Target& target, Object* const* args, Size count) {
   return Entry<Here, R, Args...>::call(
-      given, count, [&](auto&... arguments) -> R { return Here::target()(target, arguments...); });
+      args, count, [&](auto&... arguments) -> R { return Here::target()(target, arguments...); });
 }
 template <class Here, bool kLimits, class R, class... Args>
 PyMethodDef entry_of(R (*)(Target&, Args...)) {
   constexpr Size kAll = sizeof...(Args);
-  const auto call = [](Object* self, Object* const* given, Size count) -> Object* {
+  const auto call = [](Object* self, Object* const* args, Size count) -> Object* {
     Target& target = *reinterpret_cast<Instance<Calls>*>(self)->value->target;
     const During inside(target.stamps, Phase::native);
     if (__builtin_expect(record::Record::wants_sites(), 0)) keep_site();
     if (kLimits && __builtin_expect(count == kAll + 1, 0)) {
       return python::entered([&] {
         const Argument last = {Here::names(), static_cast<int>(kAll), Here::name()};
-        Limited limited(target, From<int64_t>::take(given[kAll], last));
-        return run_on<Here, R, Args...>(limited, given, kAll);
+        Limited limited(target, From<int64_t>::take(args[kAll], last));
+        return run_on<Here, R, Args...>(limited, args, kAll);
       });
     }
-    return run_on<Here, R, Args...>(target, given, count);
+    return run_on<Here, R, Args...>(target, args, count);
   };
   const auto document =
       kLimits ? Entry<Here, R, Args..., int64_t>::doc : Entry<Here, R, Args...>::doc;

@@ -11,8 +11,8 @@ using Ops = uint32_t;  // a bit for each operation
 static_assert(kOps <= 32);
 Ops ops_named(const std::string& names) {
   Ops ops = 0;
-  std::istringstream words(names);
-  for (std::string word; words >> word;) ops |= Ops{1} << static_cast<int>(op_named(word));
+  std::istringstream list(names);
+  for (std::string name; list >> name;) ops |= Ops{1} << static_cast<int>(op_named(name));
   return ops;
 }
 bool has(Ops ops, Op op) { return ops >> static_cast<int>(planned_as(op)) & 1; }
@@ -64,14 +64,14 @@ std::unique_ptr<Calls> open_checks(int64_t rank, int64_t world, int64_t gpu,
 }
 
 // What is done in Python to a tensor, before a call takes it.
-void check_tensor(Object* given, const std::string& argument, const std::string& function) {
-  Tensor(given, {argument.c_str(), 0, function.c_str()});
+void check_tensor(Object* tensor, const std::string& argument, const std::string& function) {
+  Tensor(tensor, {argument.c_str(), 0, function.c_str()});
 }
 
 COMMLIB_MODULE(module) {
   module.add(
       {COMMLIB_METHOD("open_checks", open_checks, "rank, world, gpu, record, reducing, rooted"),
-       COMMLIB_METHOD("check_tensor", check_tensor, "given, argument, function")});
+       COMMLIB_METHOD("check_tensor", check_tensor, "tensor, argument, function")});
 }
 
 }  // namespace

@@ -72,8 +72,8 @@ std::string From<std::string>::take(const Any& value, const Argument& argument) 
   if (value.type == ffi::kCString) return value.c_string;
   if (value.type == ffi::kShortString) return {value.short_string, value.short_length};
   if (value.type != ffi::kString) refuse(value, argument, "a string");
-  const auto& words = ffi::content<ffi::Bytes>(value.pointer);
-  return {words.data, words.size};
+  const auto& bytes = ffi::content<ffi::Bytes>(value.pointer);
+  return {bytes.data, bytes.size};
 }
 
 std::vector<int64_t> From<std::vector<int64_t>>::take(const Any& value, const Argument& argument) {

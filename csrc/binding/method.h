@@ -205,15 +205,15 @@ struct Taken<First, Rest...> {
   First first;
   Taken<Rest...> rest;
   template <class Source>
-  Taken(const Source* given, Argument which)
-      : first(From<First>::take(*given, which)), rest(given + 1, after(which)) {}
+  Taken(const Source* args, Argument which)
+      : first(From<First>::take(*args, which)), rest(args + 1, after(which)) {}
   template <class Use, class... Before>
   decltype(auto) into(const Use& use, Before&... before) {
     return rest.into(use, before..., first);
   }
 };
 
-[[noreturn]] void refuse_count(const char* name, const char* names, Size given, size_t needed);
+[[noreturn]] void refuse_count(const char* name, const char* names, Size count, size_t needed);
 // "(x: Tensor, dst: int) -> None", and below it where the function stands; never freed.
 const char* document(const char* names, const std::vector<std::string>& types,
                      const std::string& result, const char* file, const char* function);
@@ -222,11 +222,11 @@ const char* document(const char* names, const std::vector<std::string>& types,
 template <class Here, class R, class... Args>
 struct Entry {
   template <class Run>
-  static Object* call(Object* const* given, Size count, const Run& run) {
+  static Object* call(Object* const* args, Size count, const Run& run) {
     return python::entered([&]() -> Object* {
       if (count != static_cast<Size>(sizeof...(Args)))
         refuse_count(Here::name(), Here::names(), count, sizeof...(Args));
-      Taken<std::decay_t<Args>...> taken(given, {Here::names(), 0, Here::name()});
+      Taken<std::decay_t<Args>...> taken(args, {Here::names(), 0, Here::name()});
       if constexpr (std::is_void_v<R>) {
         taken.into(run);
         return python::none();
@@ -245,16 +245,16 @@ constexpr int kFastCall = 0x80;  // METH_FASTCALL
 
 template <class Here, class R, class... Args>
 PyMethodDef method_of(R (*)(Args...)) {
-  const auto call = [](Object*, Object* const* given, Size count) {
-    return Entry<Here, R, Args...>::call(given, count, Here::target());
+  const auto call = [](Object*, Object* const* args, Size count) {
+    return Entry<Here, R, Args...>::call(args, count, Here::target());
   };
   return {Here::name(), call, kFastCall, Entry<Here, R, Args...>::doc()};
 }
 template <class Here, class T, class R, class... Args>
 PyMethodDef method_of(R (T::*)(Args...)) {
-  const auto call = [](Object* self, Object* const* given, Size count) {
+  const auto call = [](Object* self, Object* const* args, Size count) {
     T& value = *reinterpret_cast<Instance<T>*>(self)->value;
-    return Entry<Here, R, Args...>::call(given, count, [&](auto&... arguments) -> R {
+    return Entry<Here, R, Args...>::call(args, count, [&](auto&... arguments) -> R {
       return (value.*Here::target())(arguments...);
     });
   };

@@ -13,8 +13,8 @@ std::vector<void (*)(Module&)>& registered_files() {
   return all;
 }
 
-// Python keeps what it is given here.
-PyMethodDef* kept(std::vector<PyMethodDef> methods) {
+// Never freed: Python points to it.
+PyMethodDef* method_table(std::vector<PyMethodDef> methods) {
   methods.push_back({nullptr, nullptr, 0, nullptr});
   return (new std::vector<PyMethodDef>(std::move(methods)))->data();
 }
@@ -32,7 +32,8 @@ COMMLIB_MODULE(module) { module.add({COMMLIB_METHOD("connect", connect, "tensor,
 Registered::Registered(void (*add)(Module&)) { registered_files().push_back(add); }
 
 void Module::add(std::vector<PyMethodDef> functions) {
-  if (PyModule_AddFunctions(module_, kept(std::move(functions))) != 0) throw python::Raised();
+  if (PyModule_AddFunctions(module_, method_table(std::move(functions))) != 0)
+    throw python::Raised();
 }
 
 Object* Module::make_class(const char* name, int bytes, std::vector<PyMethodDef> methods,
@@ -40,7 +41,7 @@ Object* Module::make_class(const char* name, int bytes, std::vector<PyMethodDef>
   constexpr int kDealloc = 52, kMethods = 64;  // Py_tp_dealloc, Py_tp_methods
   constexpr unsigned kNotMadeByPython = 1u << 7, kImmutable = 1u << 8, kDefault = 1u << 18;
   PyType_Slot slots[] = {{kDealloc, reinterpret_cast<void*>(drop)},
-                         {kMethods, kept(std::move(methods))},
+                         {kMethods, method_table(std::move(methods))},
                          {0, nullptr}};
   const std::string full = std::string("commlib._native.") + name;
   PyType_Spec spec = {strdup(full.c_str()), bytes, 0, kDefault | kNotMadeByPython | kImmutable,
@@ -50,8 +51,8 @@ Object* Module::make_class(const char* name, int bytes, std::vector<PyMethodDef>
   return made;
 }
 
-void refuse_count(const char* name, const char* names, Size given, size_t needed) {
-  fail("TypeError", name, "(", names, ") takes ", needed, " arguments, but got ", given);
+void refuse_count(const char* name, const char* names, Size count, size_t needed) {
+  fail("TypeError", name, "(", names, ") takes ", needed, " arguments, but got ", count);
 }
 
 const char* document(const char* names, const std::vector<std::string>& types,
@@ -80,7 +81,7 @@ std::string From<std::string>::take(Object* object, const Argument& argument) {
     fail("TypeError", argument.name(), " is of type ", python::type_of(object),
          ", but must be a str");
   }
-  const python::Owned kept(encoded);
+  const python::Owned owner(encoded);
   return std::string(From<std::string_view>::take(encoded, argument));
 }
 

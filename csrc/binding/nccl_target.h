@@ -22,9 +22,9 @@ class NcclTarget final : public Target {
     world_ = world;
     device_ = {kCuda, device};
   }
-  void stamp(const std::shared_ptr<Stamps>& kept) {
-    kept_ = kept;
-    stamps = kept.get();
+  void stamp(const std::shared_ptr<Stamps>& owner) {
+    stamps_owner_ = owner;
+    stamps = owner.get();
     group->stamp(stamps);
   }
   Device device() const { return device_; }
@@ -81,7 +81,7 @@ class NcclTarget final : public Target {
     return call;
   }
 
-  std::shared_ptr<Stamps> kept_;
+  std::shared_ptr<Stamps> stamps_owner_;
 };
 using NcclTargetPtr = std::shared_ptr<NcclTarget>;
 

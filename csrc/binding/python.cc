@@ -16,8 +16,9 @@ void raise(const Failure& failure) {
       continue;
     }
     const std::string_view what = failure.what();
-    const Owned words(PyUnicode_DecodeUTF8(what.data(), static_cast<Size>(what.size()), "replace"));
-    const Owned error(PyObject_CallFunctionObjArgs(kind, words.get(), nullptr));
+    const Owned message(
+        PyUnicode_DecodeUTF8(what.data(), static_cast<Size>(what.size()), "replace"));
+    const Owned error(PyObject_CallFunctionObjArgs(kind, message.get(), nullptr));
     PyErr_SetObject(kind, error.get());
     Py_DecRef(kind);
     return;
@@ -25,11 +26,11 @@ void raise(const Failure& failure) {
   PyErr_SetString(PyExc_RuntimeError, text(failure.kind(), ": ", failure.what()).c_str());
 }
 
-std::string words_of(Object* string) {
+std::string string_of(Object* string) {
   Size size = 0;
-  const char* words = PyUnicode_AsUTF8AndSize(string, &size);
-  if (!words) throw Raised();
-  return std::string(words, static_cast<size_t>(size));
+  const char* utf8 = PyUnicode_AsUTF8AndSize(string, &size);
+  if (!utf8) throw Raised();
+  return std::string(utf8, static_cast<size_t>(size));
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ bool is_instance(Object* object, Object* type) {
 
 std::string type_of(Object* object) {
   const Owned name(PyObject_GetAttrString(object->type, "__name__"));
-  return words_of(name.get());
+  return string_of(name.get());
 }
 
 std::string described(Object* object) {
@@ -70,13 +71,13 @@ std::string described(Object* object) {
 }
 
 std::string str(Object* object) {
-  const Owned words(PyObject_Str(object));
-  return words_of(words.get());
+  const Owned string(PyObject_Str(object));
+  return string_of(string.get());
 }
 
 std::string repr(Object* object) {
-  const Owned words(PyObject_Repr(object));
-  return words_of(words.get());
+  const Owned string(PyObject_Repr(object));
+  return string_of(string.get());
 }
 
 std::string Argument::name() const {
@@ -95,14 +96,14 @@ int64_t integer_of_other(Object* object, const Argument& argument) {
 }
 
 std::pair<std::string, std::string> Callback::operator()(
-    std::initializer_list<std::string_view> given) const {
+    std::initializer_list<std::string_view> strings) const {
   const Held held;
-  Owned arguments(PyTuple_New(static_cast<Size>(given.size())));
+  Owned arguments(PyTuple_New(static_cast<Size>(strings.size())));
   Size at = 0;
-  for (const std::string_view words : given) {
+  for (const std::string_view string : strings) {
     PyTuple_SetItem(
         arguments.get(), at++,
-        checked(PyUnicode_DecodeUTF8(words.data(), static_cast<Size>(words.size()), "replace")));
+        checked(PyUnicode_DecodeUTF8(string.data(), static_cast<Size>(string.size()), "replace")));
   }
   const Owned result(PyObject_CallObject(function_, arguments.get()));
   const Owned first(PySequence_GetItem(result.get(), 0));
@@ -110,7 +111,7 @@ std::pair<std::string, std::string> Callback::operator()(
   char* data = nullptr;
   Size size = 0;
   if (PyBytes_AsStringAndSize(first.get(), &data, &size) != 0) throw Raised();
-  return {std::string(data, static_cast<size_t>(size)), words_of(second.get())};
+  return {std::string(data, static_cast<size_t>(size)), string_of(second.get())};
 }
 
 }  // namespace commlib::binding::python

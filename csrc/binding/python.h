@@ -236,7 +236,7 @@ class Callback {
   explicit operator bool() const { return function_ != nullptr; }
   // Calls it with strings; it returns (bytes, str).
   std::pair<std::string, std::string> operator()(
-      std::initializer_list<std::string_view> given) const;
+      std::initializer_list<std::string_view> strings) const;
 
  private:
   Object* function_ = nullptr;

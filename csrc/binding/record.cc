@@ -27,9 +27,9 @@ std::string explain(uint64_t id, const char* kind) {
 
 // `caller()` says where the program makes the call under way; `explainer(id, kind)` what the ranks
 // of a communicator are in, for the error of a kind that ends it.
-void set_recorded(Object* given_caller, Object* given_explainer) {
-  caller = python::Callback(given_caller);
-  explainer = python::Callback(given_explainer);
+void set_recorded(Object* new_caller, Object* new_explainer) {
+  caller = python::Callback(new_caller);
+  explainer = python::Callback(new_explainer);
   record::explain = explain;
   record::find_site = keep_site;
 }

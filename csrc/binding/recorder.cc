@@ -48,7 +48,7 @@ COMMLIB_MODULE(module) {
   module.add_class<RecorderHandle>({
       COMMLIB_METHOD("enter", RecorderHandle::enter, "op, dtype, count, redop, root"),
       COMMLIB_METHOD("leave", RecorderHandle::leave, ""),
-      COMMLIB_METHOD("ended", RecorderHandle::ended, "kind, said"),
+      COMMLIB_METHOD("ended", RecorderHandle::ended, "kind, message"),
       COMMLIB_METHOD("close", RecorderHandle::close, ""),
   });
 }
@@ -73,7 +73,7 @@ void Recorder::enter(const Call& call, int redop, int root) {
                 under.bytes);
 }
 
-// What comes is kept last, for whoever looks which of both a thread waits for.
+// What comes is entered last, for readers that look which of both a thread waits for.
 void Recorder::enter_message(const std::optional<Call>& sent, const std::optional<Call>& received) {
   if (sent) enter_half(*sent, sent->root, record::kSends, sent_, 0);
   if (received) enter_half(*received, received->root, record::kReceives, received_, 1);
@@ -114,8 +114,8 @@ void RecorderHandle::enter(const std::string& op, const std::string& dtype, int6
 
 void RecorderHandle::leave() { recorder->leave(); }
 
-void RecorderHandle::ended(const std::string& kind, const std::string& said) {
-  recorder->record().ended(kind.c_str(), said.c_str());
+void RecorderHandle::ended(const std::string& kind, const std::string& message) {
+  recorder->record().ended(kind.c_str(), message.c_str());
 }
 
 void RecorderHandle::close() { recorder->record().close(); }

@@ -47,7 +47,7 @@ struct RecorderHandle {
   void enter(const std::string& op, const std::string& dtype, int64_t count, int64_t redop,
              int64_t root);
   void leave();
-  void ended(const std::string& kind, const std::string& said);
+  void ended(const std::string& kind, const std::string& message);
   void close();
 };
 

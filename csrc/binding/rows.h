@@ -76,9 +76,9 @@ inline void expect_summable(const Tensor& tensor, const RowsOf& x) {
   if (tensor.ndim() == 0) fail("ValueError", "x has no dimension, but must have rows");
   if (x.dtype != DType::f32 && x.dtype != DType::f16 && x.dtype != DType::bf16)
     fail("ValueError", "x is ", name_of(x.dtype), ", but must be float32, float16 or bfloat16");
-  if (x.width % kColumns != 0 || x.width > kMostColumns)
+  if (x.width % kColumns != 0 || x.width > kMaxColumns)
     fail("ValueError", "x has rows of ", x.width, ", but must have a multiple of ", kColumns,
-         " up to ", kMostColumns);
+         " up to ", kMaxColumns);
 }
 
 inline bool is_shaped(const Tensor& tensor, const Tensor& x, int64_t width) {
@@ -118,11 +118,11 @@ inline Rows rows_of(const RowsOf& x) {
 
 // Runs the call that ends with `row`. `sums`: what is done with rows is Python's, and x, whole,
 // lies where their sums go.
-inline void run_rows(Target& target, const Tensor& given, const RowsOf& x, RowCall& row,
+inline void run_rows(Target& target, const Tensor& tensor, const RowsOf& x, RowCall& row,
                      uint64_t detail, const Tensor* sums = nullptr) {
   Words words;
   row.scratch = [&](size_t bytes) {
-    words = words_on(given.device(), static_cast<int64_t>((bytes + 3) / 4));
+    words = words_on(tensor.device(), static_cast<int64_t>((bytes + 3) / 4));
     return static_cast<unsigned char*>(words->tensor.data);
   };
   target.open();

@@ -24,9 +24,9 @@ class ShmTarget final : public Target {
     rank_ = rank;
     world_ = world;
   }
-  void stamp(const std::shared_ptr<Stamps>& kept) {
-    kept_ = kept;
-    stamps = group->waiter().stamps = kept.get();
+  void stamp(const std::shared_ptr<Stamps>& owner) {
+    stamps_owner_ = owner;
+    stamps = group->waiter().stamps = owner.get();
   }
   void close() { closed_ = true; }
   bool closed() const { return closed_; }
@@ -86,7 +86,7 @@ class ShmTarget final : public Target {
     return {x.data, x.bytes(), what};
   }
 
-  std::shared_ptr<Stamps> kept_;
+  std::shared_ptr<Stamps> stamps_owner_;
 };
 using ShmTargetPtr = std::shared_ptr<ShmTarget>;
 

@@ -108,12 +108,12 @@ class Limited final : public Target {
 // and keeps them.
 template <class T>
 python::Object* stamped(T& target, int64_t room) {
-  const auto kept = room > 0 ? std::make_shared<Stamps>(static_cast<size_t>(room)) : nullptr;
-  target.stamp(kept);
-  if (!kept) return python::none();
-  auto& words = kept->words();
+  const auto stamps = room > 0 ? std::make_shared<Stamps>(static_cast<size_t>(room)) : nullptr;
+  target.stamp(stamps);
+  if (!stamps) return python::none();
+  auto& words = stamps->words();
   return tensor_over(words.data(), static_cast<int64_t>(words.size()), {kInt, 64, 1}, {kCpu, 0},
-                     [kept] {});
+                     [stamps] {});
 }
 
 // A tensor of bytes in the arena of the target's group; it keeps what the rank holds alive.

@@ -11,7 +11,7 @@
 
 namespace commlib::binding {
 
-// Torch's classes and functions; given once, when Python loads the library.
+// Torch's classes and functions; set once, when Python loads the library.
 struct Torch {
   const TensorExchange* exchange = nullptr;
   python::Object* tensor = nullptr;     // torch.Tensor
@@ -21,7 +21,7 @@ struct Torch {
 
   // How many bytes the storage of a tensor has from the tensor's first element on.
   int64_t bytes_from(python::Object* tensor, int64_t item_bytes) const;
-  // As torch's own calls in place do: autograd then refuses what it has kept of the tensor. One of
+  // As torch's own calls in place do: autograd then refuses what it has saved of the tensor. One of
   // inference mode has no version.
   void raise_version(python::Object* tensor) const;
 
@@ -127,7 +127,7 @@ extern thread_local bool on_stream_of_ffi
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
 // Words of 32 bits from torch's allocator: dropped when the launches that use them are on the
-// stream, since whoever gets the memory next is behind them.
+// stream, since the next user of the memory is behind them.
 struct DropTensor {
   void operator()(ManagedTensor* tensor) const { tensor->deleter(tensor); }
 };

@@ -104,11 +104,11 @@ class Bulk {
         await_read<1>();
         load();
       }
-      constexpr int kMost = kItems > 1 ? kFlight : 1;
-      if (q >= kMost && (q + 1 - kMost) / kItems > written) {
-        publish_written<kMost>(kScatter, written = (q + 1 - kMost) / kItems);
+      constexpr int kMax = kItems > 1 ? kFlight : 1;
+      if (q >= kMax && (q + 1 - kMax) / kItems > written) {
+        publish_written<kMax>(kScatter, written = (q + 1 - kMax) / kItems);
       } else {
-        await_written<kMost>();
+        await_written<kMax>();
       }
       if (++k < kItems) continue;
       k = 0;

@@ -9,7 +9,7 @@
 
 namespace commlib {
 
-// kReady: addresses are kept in registers, where there are so many.
+// kReady: addresses stay in registers, where there are so many.
 template <class P, int N, bool kReady = (N == 2 || (N <= 4 && P::kWhole))>
 class Channel {
  public:

@@ -8,7 +8,7 @@ namespace commlib {
 
 #if __CUDA_ARCH__ >= 900
 #define COMMLIB_CLUSTER(blocks) __cluster_dims__(blocks)
-constexpr int kMostClusterBlocks = 8;
+constexpr int kMaxClusterBlocks = 8;
 
 __device__ __forceinline__ u32 rank_in_cluster() {
   u32 rank;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void send_in_cluster(u32 rank, const float* p, const 
 }
 #else
 #define COMMLIB_CLUSTER(blocks)
-constexpr int kMostClusterBlocks = 1;
+constexpr int kMaxClusterBlocks = 1;
 __device__ __forceinline__ u32 rank_in_cluster() { return 0; }
 __device__ __forceinline__ void arrive_at_cluster() {}
 __device__ __forceinline__ void wait_for_cluster() {}
@@ -44,7 +44,7 @@ __device__ __forceinline__ void send_in_cluster(u32, const float*, const u64*, f
 #endif
 
 __device__ constexpr int cluster_of(int wanted) {
-  return wanted < kMostClusterBlocks ? wanted : kMostClusterBlocks;
+  return wanted < kMaxClusterBlocks ? wanted : kMaxClusterBlocks;
 }
 
 }  // namespace commlib

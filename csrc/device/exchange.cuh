@@ -58,9 +58,9 @@ __device__ __forceinline__ void exchange_and_reduce(const Job& job, const Moves&
     const bool comes = k % kAhead == 0 || u64{steps[k]} * 8 * P::kStepWords < bytes;
     if (!comes) return true;
     const auto mine = Words<P>::load(own, steps[k]);
-    Words<P> theirs[1][kPeers<N>];
-    if (!channel.receive(k, theirs)) return false;
-    fold_words<T, Op, P, N>(mine, theirs[0], job.rank, job.redop).store(out, steps[k]);
+    Words<P> received[1][kPeers<N>];
+    if (!channel.receive(k, received)) return false;
+    fold_words<T, Op, P, N>(mine, received[0], job.rank, job.redop).store(out, steps[k]);
     channel.let_next();
     return true;
   };

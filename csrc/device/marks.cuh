@@ -24,7 +24,7 @@ struct Mark {
   u64 ns;     // of the GPU; 0 unless a call begins or ends
 };
 struct TrackMarks {
-  u64 count;  // also of those that found no room
+  u64 count;  // also of those that had no room
   u64 room;
   Mark marks[kMarks];
 };
@@ -58,7 +58,7 @@ __device__ __forceinline__ void put_mark(Track track, Phase phase, u64 clock, u6
   ++at.count;
 }
 
-// This track is in that phase from now on; said by its own thread, or by all of the block's.
+// This track is in that phase from now on; set by its own thread, or by all of the block's.
 template <Track kTrack = kMain>
 __device__ __forceinline__ void mark(Phase phase) {
   if (blockIdx.x >= kMarkedBlocks || (kTrack == kMain && threadIdx.x != 0)) return;
@@ -74,9 +74,9 @@ __device__ __forceinline__ void begin_marked() {
   wait_for_stream();
   if (blockIdx.x >= kMarkedBlocks || threadIdx.x != 0) return;
   for (u32 track = 0; track < kTracks; ++track) {
-    TrackMarks& kept = commlib_marks[track][blockIdx.x];
-    kept.room = kMarks;
-    marker(static_cast<Track>(track)) = {kept.count, Phase::over};
+    TrackMarks& marks = commlib_marks[track][blockIdx.x];
+    marks.room = kMarks;
+    marker(static_cast<Track>(track)) = {marks.count, Phase::over};
   }
   put_mark(kMain, Phase::start, clock, ns);
   mark(Phase::publish);

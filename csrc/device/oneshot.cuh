@@ -13,7 +13,7 @@ namespace commlib {
 // My words and the peers', in the order of ranks.
 template <class T, class Op, class P, int N>
 __device__ __forceinline__ Words<P> fold_words(const Words<P>& mine,
-                                               const Words<P> (&theirs)[kPeers<N>], int rank,
+                                               const Words<P> (&received)[kPeers<N>], int rank,
                                                int redop) {
   Words<P> result;
 #pragma unroll
@@ -22,8 +22,8 @@ __device__ __forceinline__ Words<P> fold_words(const Words<P>& mine,
 #pragma unroll
     for (int r = 0; r < N; ++r) {
       w[r] = mine.w[k];
-      if (r < N - 1 && r < rank) w[r] = theirs[r].w[k];
-      if (r > 0 && r > rank) w[r] = theirs[r - 1].w[k];
+      if (r < N - 1 && r < rank) w[r] = received[r].w[k];
+      if (r > 0 && r > rank) w[r] = received[r - 1].w[k];
     }
     result.w[k] = fold<T, Op, N>(w, redop);
   }
@@ -68,12 +68,12 @@ __device__ __forceinline__ bool take_and_reduce(const Channel<P, N>& channel, in
                                                 int redop, Round<kSteps, P>& results) {
   Round<kSteps, P> mine;
   load_round<kSteps, P>(own, steps, k, mine);
-  Words<P> theirs[kSteps][kPeers<N>];
-  if (!take_round(channel, i, steps, k, theirs)) return false;
+  Words<P> received[kSteps][kPeers<N>];
+  if (!take_round(channel, i, steps, k, received)) return false;
   mark(Phase::reduce);
 #pragma unroll
   for (int c = 0; c < kSteps; ++c)
-    results[c] = fold_words<T, Op, P, N>(mine[c], theirs[c], channel.rank(), redop);
+    results[c] = fold_words<T, Op, P, N>(mine[c], received[c], channel.rank(), redop);
   mark(Phase::copy);
   return true;
 }

@@ -226,10 +226,10 @@ struct Steps {
   __device__ __forceinline__ u32 operator[](int i) const { return first + i * stride; }
   __device__ __forceinline__ bool has(int i) const { return (*this)[i] < end; }
   // How many of two at most, or one, there are from the i-th on, which is there.
-  template <int kMost>
+  template <int kMax>
   __device__ __forceinline__ int in_round(int i) const {
-    static_assert(kMost <= 2, "two at most");
-    return kMost == 2 && has(i + 1) ? 2 : 1;
+    static_assert(kMax <= 2, "two at most");
+    return kMax == 2 && has(i + 1) ? 2 : 1;
   }
 };
 

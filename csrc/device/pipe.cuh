@@ -25,8 +25,8 @@ namespace commlib {
 enum Way { kWritten, kTaken };  // what is posted of a pipe
 
 constexpr u32 kPipeShared = 13;     // slots of shared memory that the rings have together
-constexpr u32 kMostEntries = 32;    // of a ring
-constexpr u32 kMostUnwritten = 8;   // copies to peers that a warp has on their way
+constexpr u32 kMaxEntries = 32;     // of a ring
+constexpr u32 kMaxUnwritten = 8;    // copies to peers that a warp has on their way
 constexpr u32 kInFlight = 1 << 19;  // bytes to a peer that fill the link: more only queue
 constexpr int kPipeThreads = 384;   // at most: more leave too few registers
 
@@ -42,14 +42,14 @@ struct PipeWords {
 // What a block's warps tell each other. Tiles are counted from the beginning of the call.
 struct PipeBoard {
   u64 before[2][kStages][kMaxPeers];
-  u64 full[kStages + 1][kMostEntries];  // of the rings: mover's, sender's, gatherer's
-  PipeWords goal;                       // tiles that this block writes to a peer, takes from it
-  PipeWords told;                       // those that it has written, taken
-  PipeWords seen;                       // tiles that a peer lets it write, take
+  u64 full[kStages + 1][kMaxEntries];  // of the rings: mover's, sender's, gatherer's
+  PipeWords goal;                      // tiles that this block writes to a peer, takes from it
+  PipeWords done;                      // those that it has written, taken
+  PipeWords seen;                      // tiles that a peer lets it write, take
   u32 signature[2][kStages][kMaxPeers];
-  u32 loaded[kMaxPeers];      // tiles for a peer that the sender has read
-  u32 reduced[kMostEntries];  // warps that are done with an entry
-  u32 over;                   // the call has failed: all leave
+  u32 loaded[kMaxPeers];     // tiles for a peer that the sender has read
+  u32 reduced[kMaxEntries];  // warps that are done with an entry
+  u32 over;                  // the call has failed: all leave
 };
 
 // Entries of shared memory that a warp fills and empties in turn.
@@ -102,7 +102,7 @@ class Pipes {
       board->signature[way][stage][peer] = signature_of(all);
       board->before[way][stage][peer] = block_of(job.rank)->before[way][stage][peer];
     }
-    for (u32 i = threadIdx.x; i < (kStages + 1) * kMostEntries; i += blockDim.x)
+    for (u32 i = threadIdx.x; i < (kStages + 1) * kMaxEntries; i += blockDim.x)
       barrier_init(&board->full[0][0] + i);
     fence_shared_async();
     __syncthreads();
@@ -151,16 +151,16 @@ class Pipes {
   }
   // Up to which step all peers let this block write, or take, what there is for them.
   __device__ u32 allowed(Way way, Stage stage) const {
-    u32 least = ~0u;
+    u32 limit = ~0u;
 #pragma unroll
     for (int k = 0; k < N - 1; ++k) {
       const u32 seen = look(&board_->seen.word[way][stage][peer(k)]);
-      if (seen < goal(way, stage, peer(k)) && seen < least) least = seen;
+      if (seen < goal(way, stage, peer(k)) && seen < limit) limit = seen;
     }
-    return least;
+    return limit;
   }
   __device__ void tell(Way way, Stage stage, int peer, u32 steps) const {
-    say(&board_->told.word[way][stage][peer], steps);
+    say(&board_->done.word[way][stage][peer], steps);
   }
   __device__ void tell_loaded(int peer, u32 steps) const { say(&board_->loaded[peer], steps); }
   __device__ bool is_loaded(int peer, u32 step) const { return look(&board_->loaded[peer]) > step; }
@@ -185,8 +185,8 @@ class Pipes {
     return {shared + at_bytes, board_->full[i], entries, entry_bytes};
   }
 
-  // Without fences, which would take longer than a tile: what a word tells of are copies by the
-  // engine that whoever wrote it has awaited.
+  // Without fences, which would take longer than a tile: a word announces copies by the
+  // engine that its writer has awaited.
   static __device__ __forceinline__ u32 look(const u32* word) {
     return *const_cast<const volatile u32*>(word);
   }
@@ -229,7 +229,7 @@ class Pipes {
     u32 posted = 0;
     while (__any_sync(0xffffffffu, posted < goal)) {
       const bool leaves = over();
-      const u32 now = look(&board_->told.word[way][stage][peer]);
+      const u32 now = look(&board_->done.word[way][stage][peer]);
       if (now != posted) {
         if (way == kWritten) fence_sys();  // what was taken has come: nothing is left to order
         st_relaxed_sys(word, (first + now) << kSignatureBits | board_->signature[way][stage][peer]);
@@ -265,7 +265,7 @@ class Pipes {
       }
       if (there != had && !foreign) {
         patience = Patience();
-        fence_async();  // for the copies of whoever learns of it
+        fence_async();  // for the copies of the warps that see it
         say(&board_->seen.word[my_way][stage][peer], there);
       }
       const u32 waiting = __ballot_sync(0xffffffffu, there < goal);

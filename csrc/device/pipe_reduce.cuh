@@ -9,17 +9,17 @@ namespace commlib {
 // that is sent, or gathered in a second stage. Many ranks' tiles have to be smaller for it.
 template <int N, bool kReturns>
 struct PipeRooms {
-  static constexpr u32 kReducedAtLeast = 3, kSentAtLeast = 4, kGatheredAtLeast = kReturns ? 3 : 0;
-  static constexpr u32 kLeast = N * kReducedAtLeast + kSentAtLeast + kGatheredAtLeast;
-  static constexpr u32 kMostTile = kPipeShared * kSlotBytes / kLeast / 512 * 512;
+  static constexpr u32 kMinReduced = 3, kMinSent = 4, kMinGathered = kReturns ? 3 : 0;
+  static constexpr u32 kMinEntries = N * kMinReduced + kMinSent + kMinGathered;
+  static constexpr u32 kMaxTile = kPipeShared * kSlotBytes / kMinEntries / 512 * 512;
 
-  __device__ explicit PipeRooms(u32 wanted) : tile_bytes(wanted < kMostTile ? wanted : kMostTile) {
+  __device__ explicit PipeRooms(u32 wanted) : tile_bytes(wanted < kMaxTile ? wanted : kMaxTile) {
     const u32 tiles = kPipeShared * kSlotBytes / tile_bytes;
-    const u32 most = (tiles - kSentAtLeast - kGatheredAtLeast) / N, wished = tiles * 5 / 8 / N;
-    reduced_ = at_most(wished < kReducedAtLeast ? kReducedAtLeast : wished < most ? wished : most);
+    const u32 limit = (tiles - kMinSent - kMinGathered) / N, wished = tiles * 5 / 8 / N;
+    reduced_ = capped(wished < kMinReduced ? kMinReduced : wished < limit ? wished : limit);
     const u32 left = tiles - N * reduced_;
-    gathered_ = kReturns ? at_most(left * 3 / 7) : 0;
-    sent_ = at_most(left - gathered_);
+    gathered_ = kReturns ? capped(left * 3 / 7) : 0;
+    sent_ = capped(left - gathered_);
   }
   __device__ Ring reduced(const Pipes<N>& pipes) const {
     return pipes.ring(0, reduced_, N * tile_bytes, 0);
@@ -34,8 +34,8 @@ struct PipeRooms {
   u32 tile_bytes;
 
  private:
-  static __device__ u32 at_most(u32 entries) {
-    return entries < kMostEntries ? entries : kMostEntries;
+  static __device__ u32 capped(u32 entries) {
+    return entries < kMaxEntries ? entries : kMaxEntries;
   }
   u32 reduced_, sent_, gathered_;
 };
@@ -50,7 +50,7 @@ class Reducer {
   __device__ Reducer(const Pipes<N>& pipes, Fold fold, Own own, To to)
       : pipes_(pipes),
         asked_at_(pipes.first()),
-        given_at_(pipes.first()),
+        done_at_(pipes.first()),
         fold_(fold),
         own_(own),
         to_(to) {}
@@ -93,25 +93,25 @@ class Reducer {
   }
   __device__ void loaded() {
 #pragma unroll
-    for (int k = 0; k < N - 1; ++k) pipes_.tell(kTaken, kScatter, pipes_.peer(k), given_ + 1);
+    for (int k = 0; k < N - 1; ++k) pipes_.tell(kTaken, kScatter, pipes_.peer(k), done_ + 1);
   }
   __device__ bool may_give(const Entry& entry) {
     while (pipes_.look(pipes_.reduced(entry)) != assistants() / 32)
       if (pipes_.over()) return false;
-    if (kReturns && given_ >= returned_) returned_ = pipes_.allowed(kWritten, kGather);
-    return !kReturns || given_ < returned_;
+    if (kReturns && done_ >= returned_) returned_ = pipes_.allowed(kWritten, kGather);
+    return !kReturns || done_ < returned_;
   }
   __device__ void give(u8* entry, const Entry& counted) {
     pipes_.say(pipes_.reduced(counted), 0);
     const u8* result = result_of(entry);
-    const Tile to = to_(given_at_);
+    const Tile to = to_(done_at_);
 #pragma unroll
     for (int k = 0; k < (kReturns ? N - 1 : 0); ++k)
       if (Hand<kPlain>::leads())
-        bulk_store(pipes_.slot_at(kGather, pipes_.peer(k), given_), result, to.pairs() * 16);
+        bulk_store(pipes_.slot_at(kGather, pipes_.peer(k), done_), result, to.pairs() * 16);
     Hand<kPlain>::store(to, result);
-    ++given_;
-    given_at_ += pipes_.stride();
+    ++done_;
+    done_at_ += pipes_.stride();
   }
   __device__ void written(u32 all) {
 #pragma unroll
@@ -152,8 +152,8 @@ class Reducer {
   }
 
   const Pipes<N>& pipes_;
-  u64 asked_at_, given_at_;
-  u32 asked_ = 0, given_ = 0, allowed_ = 0, returned_ = 0;
+  u64 asked_at_, done_at_;
+  u32 asked_ = 0, done_ = 0, allowed_ = 0, returned_ = 0;
   Fold fold_;
   Own own_;
   To to_;

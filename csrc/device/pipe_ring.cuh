@@ -103,57 +103,56 @@ __device__ __forceinline__ void await_written_but(u32 n) {
 // As many as fill the link together with those of the other blocks; a short call rather tells its
 // peers early.
 __device__ __forceinline__ u32 unwritten_of(u32 items, u32 tile_bytes) {
-  const u32 most = items >= 32 ? kMostUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
-  u32 filling = kMostUnwritten;
+  const u32 suited = items >= 32 ? kMaxUnwritten : items >= 16 ? 4 : items >= 8 ? 2 : 1;
+  u32 filling = kMaxUnwritten;
   while (filling > 1 && filling * tile_bytes * gridDim.x > kInFlight) filling /= 2;
-  return most < filling ? most : filling;
+  return suited < filling ? suited : filling;
 }
 
-// Moves tiles through a ring, in order: `ask` begins to fill an entry, `loaded` is told that it is
-// full, `give` begins to empty it; `written` learns how many have come to where they were given.
-// Where `may_ask` or `may_give` says no, it looks again. kUnread: copies out of the ring that may
-// still read it.
+// Moves tiles through a ring, in order: `ask` begins to fill an entry, `loaded` is called when it
+// is full, `give` begins to empty it; `written` gets how many have arrived. Where `may_ask` or
+// `may_give` says no, it looks again. kUnread: copies out of the ring that may still read it.
 template <bool kPlain, int kUnread, int N, class Actor>
 __device__ __forceinline__ void run_ring(const Pipes<N>& pipes, const Ring& ring, u32 items,
                                          Actor& actor) {
   using By = Hand<kPlain>;
   const u32 unwritten = unwritten_of(items, pipes.tile_bytes());
-  u32 asked = 0, loaded = 0, given = 0;
+  u32 asked = 0, loaded = 0, done = 0;
   Entry next, oldest;
   const auto flush = [&] {
     if (By::leads()) await_written<0>();
     By::sync();
-    actor.written(given);
+    actor.written(done);
   };
-  while (given < items) {
-    while (asked < items && asked - given < ring.entries - kUnread && By::agrees(actor.may_ask())) {
+  while (done < items) {
+    while (asked < items && asked - done < ring.entries - kUnread && By::agrees(actor.may_ask())) {
       actor.ask(next.memory(ring), next.barrier(ring));
       next.next(ring);
       ++asked;
     }
-    if (loaded == given && loaded < asked) {
+    if (loaded == done && loaded < asked) {
       await_bytes(oldest.barrier(ring), oldest.phase);
       actor.loaded();
       ++loaded;
     }
-    if (loaded == given || !By::agrees(actor.may_give(oldest))) {
+    if (loaded == done || !By::agrees(actor.may_give(oldest))) {
       if (By::agrees(pipes.over())) break;
       if (Actor::kPosts) flush();
       continue;
     }
     actor.give(oldest.memory(ring), oldest);
     oldest.next(ring);
-    ++given;
+    ++done;
     if (By::leads()) {
       bulk_commit();
       await_read<kUnread>();
       if (Actor::kPosts) await_written_but(unwritten);
     }
     By::sync();
-    if (Actor::kPosts && given > unwritten) actor.written(given - unwritten);
+    if (Actor::kPosts && done > unwritten) actor.written(done - unwritten);
   }
   // No copy may outlive the block whose memory it uses.
-  if (loaded > given) oldest.next(ring);
+  if (loaded > done) oldest.next(ring);
   for (; loaded < asked; ++loaded, oldest.next(ring))
     await_bytes(oldest.barrier(ring), oldest.phase);
   flush();
@@ -272,19 +271,19 @@ class Spreader {
   }
   __device__ void loaded() {}
   __device__ bool may_give(const Entry&) {
-    if (given_ >= allowed_) allowed_ = pipes_.allowed(kWritten, kScatter);
-    return given_ < allowed_;
+    if (done_ >= allowed_) allowed_ = pipes_.allowed(kWritten, kScatter);
+    return done_ < allowed_;
   }
   __device__ void give(u8* entry, const Entry&) {
     const Tile tile = from_(offset_);
     Hand<kPlain>::settle(entry, tile);
 #pragma unroll
     for (int k = 0; k < N - 1; ++k)
-      if (Hand<kPlain>::leads() && gets(k, given_))
-        bulk_store(pipes_.slot_at(kScatter, pipes_.peer(k), given_), entry, tile.pairs() * 16);
+      if (Hand<kPlain>::leads() && gets(k, done_))
+        bulk_store(pipes_.slot_at(kScatter, pipes_.peer(k), done_), entry, tile.pairs() * 16);
     if (keeps_) Hand<kPlain>::store(own_(offset_), entry);
     offset_ += pipes_.stride();
-    ++given_;
+    ++done_;
   }
   __device__ void written(u32 all) {
 #pragma unroll
@@ -300,7 +299,7 @@ class Spreader {
   const Pipes<N>& pipes_;
   bool keeps_;
   u64 asked_, offset_;
-  u32 given_ = 0, allowed_ = 0;
+  u32 done_ = 0, allowed_ = 0;
   From from_;
   Own own_;
 };

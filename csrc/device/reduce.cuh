@@ -84,7 +84,7 @@ struct Codec<bfloat16> {
 template <int M, int B>
 struct Float8 {
   static constexpr int kShift = 23 - M;
-  static constexpr u32 kLeastNormal = u32(127 - B + 1) << 23;  // as fp32 bits
+  static constexpr u32 kMinNormal = u32(127 - B + 1) << 23;  // as fp32 bits
   static constexpr u32 kAlign = u32(127 - B + 1 + kShift) << 23;
 
   static __device__ __forceinline__ u32 widen(u32 magnitude) {
@@ -93,7 +93,7 @@ struct Float8 {
     return __float_as_uint(static_cast<float>(magnitude) * __uint_as_float(unit));
   }
   static __device__ __forceinline__ u32 narrow(u32 magnitude) {
-    if (magnitude < kLeastNormal)
+    if (magnitude < kMinNormal)
       return __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(kAlign)) - kAlign;
     const u32 odd = (magnitude >> kShift) & 1u;
     return (magnitude - (u32(127 - B) << 23) + ((1u << (kShift - 1)) - 1u) + odd) >> kShift;

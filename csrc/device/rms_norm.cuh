@@ -1,7 +1,7 @@
 // The epilogue of all_reduce_rms_norm: h = x + residual; y = h * (weight + weight_bias) /
 // sqrt(mean(h²) + eps) + bias; y as 8-bit floats with a scale.
 //
-//   fields   0 residual   1 weight   2 bias   3 scale, given   4 y   5 h   6 scale, found
+//   fields   0 residual   1 weight   2 bias   3 scale, as input   4 y   5 h   6 scale, computed
 //   numbers  0 eps   1 weight_bias
 //
 // Residual, bias and scales may be missing. y is of T, or e4m3 with kQuant; h of T; scales are
@@ -23,14 +23,14 @@ struct NormTo<kPlainNorm, T> {
   using Type = T;
 };
 
-// What multiplies y where a scale has been found. A row of zeros stays one, and one with NaN has no
+// What multiplies y where a scale was computed. A row of zeros stays one, and one with NaN has no
 // numbers but zeros and NaN.
 __device__ __forceinline__ float inverse(float scale) { return scale > 0.f ? 1.f / scale : 0.f; }
 
 // W: the type of weight and bias. kCenter: the row's mean is subtracted first.
 template <class W, bool kCenter, int kQuant>
 struct RmsNorm {
-  // A row's sum and its maximum are found together; with a mean before them, registers are few.
+  // A row's sum and its maximum are computed together; with a mean before them, registers are few.
   static constexpr bool kAtOnce = kQuant == kFp8Token && !kCenter;
 
   template <class Block>
@@ -61,15 +61,16 @@ struct RmsNorm {
     if (has(bias)) y = y + load(bias);
     if constexpr (kQuant == kFp8) y = y * inverse(scale);
     if constexpr (kQuant == kFp8Token) {
-      const float most = kAtOnce && !has(bias) ? all.max * factor : max(abs(y));  // rounded alike
-      const float found = most / 448.f;
-      set(scale_out, found);
-      y = y * inverse(found);
+      const float largest =
+          kAtOnce && !has(bias) ? all.max * factor : max(abs(y));  // rounded alike
+      const float computed = largest / 448.f;
+      set(scale_out, computed);
+      y = y * inverse(computed);
     }
     if constexpr (kQuant == kFp8Group) {
-      const Row found = max_of_groups<128>(abs(y)) / 448.f;
-      set_groups<128>(scale_out, found);
-      y = y * map(found, [](float each) { return inverse(each); });
+      const Row computed = max_of_groups<128>(abs(y)) / 448.f;
+      set_groups<128>(scale_out, computed);
+      y = y * map(computed, [](float each) { return inverse(each); });
     }
     store(out, y);
   }

@@ -21,9 +21,9 @@
 //       const Row x = block.take();                           // does not return from a failed call
 //       {
 //         const Row h = has(residual) ? round(x + load(residual)) : x;
-//         const float most = max(abs(h)) + eps;
-//         store(out, h * load(weight) * (limit / most));
-//         set(largest, most);
+//         const float peak = max(abs(h)) + eps;
+//         store(out, h * load(weight) * (limit / peak));
+//         set(largest, peak);
 //       }
 //     }
 //   };
@@ -39,8 +39,8 @@
 //   once of each 128 columns       sum_of_groups<128>(row), max_of_groups<128>(row): a Row that has
 //   it in
 //                             every element
-//   fields                    has(field)  load(input): 0 where it is not given
-//                             store(output, row): rounded, or saturated; nothing if not given
+//   fields                    has(field)  load(input): 0 where it is missing
+//                             store(output, row): rounded, or saturated; nothing if missing
 //                             set(output, number)  set_groups<128>(output, row)
 //   of CUDA                   sqrtf, expf, … on numbers, and inside map
 //
@@ -163,9 +163,9 @@ class RowBlock {
     return of_warps<Op>(exchange(mine)[0]);
   }
   __device__ __forceinline__ SumAndMax sum_and_max(const Row& a, const Row& b) const {
-    const float mine[] = {of_warp<Added>(a), of_warp<Most>(b)};
+    const float mine[] = {of_warp<Added>(a), of_warp<Larger>(b)};
     const auto& parts = exchange(mine);
-    return {of_warps<Added>(parts[0]), of_warps<Most>(parts[1])};
+    return {of_warps<Added>(parts[0]), of_warps<Larger>(parts[1])};
   }
 
  protected:

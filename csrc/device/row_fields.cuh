@@ -59,7 +59,7 @@ struct Input {
   }
 };
 
-// A row, or numbers of it, of elements of type E. What is not given is not written.
+// A row, or numbers of it, of elements of type E. What is missing is not written.
 template <class E, class T, int kPairs>
 struct Output {
   const RowBlock<T, kPairs>* block;

@@ -15,7 +15,7 @@
 // The rule of channels (device/packet.cuh): number q is sent when all up to q - kAhead are taken.
 // The first kAhead steps of a row are sent when all of the row before are taken, if registers allow
 // ahead of that row's epilogue; step s when all up to step s - kAhead are. In two phases a part and
-// its sum have one number: whoever has taken it knows that all ranks had sent their parts.
+// its sum have one number: a rank that has taken it knows that all ranks had sent their parts.
 //
 // A warp whose wait fails tells the block before anything of the row is written, and all leave; a
 // block of a cluster stays, and neither waits nor writes any more: the others need its memory.
@@ -170,13 +170,13 @@ class PacketRows : public RowBlock<T, kPairs> {
   }
   template <int kFrom, int kTo>
   __device__ __forceinline__ bool sum_here(Pair (&total)[kPairs]) const {
-    Step mine[kTo - kFrom], theirs[kTo - kFrom][kPeers<N>] = {};
+    Step mine[kTo - kFrom], received[kTo - kFrom][kPeers<N>] = {};
     load_steps<kFrom>(own_words(this->row_), mine);
-    if (!receive<kFrom>(theirs, 0)) return false;
+    if (!receive<kFrom>(received, 0)) return false;
 #pragma unroll
     for (int step = kFrom; step < kTo; ++step) {
-      const auto sum = fold_words<T, Sum, WholeLamport, N>(mine[step - kFrom], theirs[step - kFrom],
-                                                           this->job_.rank, 0);
+      const auto sum = fold_words<T, Sum, WholeLamport, N>(
+          mine[step - kFrom], received[step - kFrom], this->job_.rank, 0);
       if (kPhases == 2 && takes_part(step))
         channel_.send_all(next_number_ + step, sum, this->has_pair(step));
       total[step] = {sum.w[0], sum.w[1]};

@@ -11,11 +11,11 @@ class RowBlock;
 
 // One number of a row.
 struct Value {
-  bool given;
+  bool present;
   float number;
   __device__ __forceinline__ operator float() const { return number; }
 };
-__device__ __forceinline__ bool has(const Value& value) { return value.given; }
+__device__ __forceinline__ bool has(const Value& value) { return value.present; }
 
 template <class T, int kPairs>
 struct Row {
@@ -64,7 +64,7 @@ struct Row {
     return map(a, [](float x) { return fabsf(x); });
   }
   friend __device__ __forceinline__ Row max(const Row& a, const Row& b) {
-    return map(a, b, [](float x, float y) { return Most::of(x, y); });
+    return map(a, b, [](float x, float y) { return Larger::of(x, y); });
   }
   friend __device__ __forceinline__ Row min(const Row& a, const Row& b) { return -max(-a, -b); }
 
@@ -85,7 +85,7 @@ struct Row {
     return a.block->template across<Added>(a);
   }
   friend __device__ __forceinline__ float max(const Row& a) {
-    return a.block->template across<Most>(a);
+    return a.block->template across<Larger>(a);
   }
   friend __device__ __forceinline__ SumAndMax sum_and_max(const Row& a, const Row& b) {
     return a.block->sum_and_max(a, b);
@@ -119,7 +119,7 @@ __device__ __forceinline__ Row<T, kPairs> sum_of_groups(const Row<T, kPairs>& a)
 }
 template <int kColumns, class T, int kPairs>
 __device__ __forceinline__ Row<T, kPairs> max_of_groups(const Row<T, kPairs>& a) {
-  return across_groups<Most, kColumns>(a);
+  return across_groups<Larger, kColumns>(a);
 }
 
 }  // namespace commlib

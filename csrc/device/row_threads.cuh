@@ -49,12 +49,12 @@ struct Added {
   static __device__ __forceinline__ float of(float a, float b) { return a + b; }
 };
 // NaN wins.
-struct Most {
+struct Larger {
   static __device__ __forceinline__ float none() { return __uint_as_float(0xff800000u); }
   static __device__ __forceinline__ float of(float a, float b) {
-    float most;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
-    return most;
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
   }
 };
 

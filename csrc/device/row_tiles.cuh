@@ -75,7 +75,7 @@ struct RowTiles {
   }
 };
 
-// The movers. kByBulk: copy engines push what they are given; else the movers store to the peers.
+// The movers. kByBulk: copy engines push the tiles; else the movers store to the peers.
 template <class T, int N, int kPairs, int kStages, bool kByBulk>
 class TileRows : public RowBlock<T, kPairs> {
   using Base = RowBlock<T, kPairs>;

@@ -144,7 +144,7 @@ class TileChannel {
     const bool looks = stage < stages && peer < N && peer != job_.rank;
     const u64* posted = &block_of(job_.rank)->posted[looks ? stage : 0][looks ? peer : 0];
     Patience patience;
-    u64 there = looks ? 0 : steps, least = 0, shown = 0, scattered = 0;
+    u64 there = looks ? 0 : steps, lowest = 0, shown = 0, scattered = 0;
     bool over = false;
     while (true) {
       if (there < steps) {
@@ -164,20 +164,20 @@ class TileChannel {
           patience = Patience();
         }
       }
-      least = there;
+      lowest = there;
 #pragma unroll
       for (int d = 1; d < kMaxPeers; d *= 2) {
-        const u64 other = __shfl_xor_sync(0xffffffffu, least, d);
-        least = other < least ? other : least;
+        const u64 other = __shfl_xor_sync(0xffffffffu, lowest, d);
+        lowest = other < lowest ? other : lowest;
       }
-      scattered = __shfl_sync(0xffffffffu, least, 0);
+      scattered = __shfl_sync(0xffffffffu, lowest, 0);
       if (__any_sync(0xffffffffu, over)) break;
-      if (least != shown && peer == 0 && stage < stages) {
+      if (lowest != shown && peer == 0 && stage < stages) {
         __threadfence_block();
-        *const_cast<volatile u32*>(&board_->arrived[stage]) = static_cast<u32>(least);
+        *const_cast<volatile u32*>(&board_->arrived[stage]) = static_cast<u32>(lowest);
       }
-      shown = least;
-      if (__all_sync(0xffffffffu, least >= steps)) return;
+      shown = lowest;
+      if (__all_sync(0xffffffffu, lowest >= steps)) return;
     }
     *const_cast<volatile u32*>(&board_->over) = 1;
   }
@@ -305,7 +305,7 @@ __device__ __forceinline__ void reduce_tile(const TileChannel<N>& channel, const
                                             u32 pairs, const Span& mine, Take take) {
   const u32 stride = channel.movers();
   // Eight elements in a word take many registers.
-  constexpr int kMost = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMost > 2 ? 2 : kMost;
+  constexpr int kMax = batch_of<kPlain, N>(), kBatch = sizeof(T) == 1 && kMax > 2 ? 2 : kMax;
   mark(Phase::reduce);
   each_batch<kBatch>(pairs, stride, [&](u32 first) {
     Pair v[kBatch][N];

@@ -27,7 +27,7 @@ __device__ __forceinline__ void announce(const Job& job) {
   st_relaxed_sys(&current->graph, static_cast<u64>(job.graph));
 }
 
-// One call more is over, also in a graph; said once in the grid, in this rank's own Control.
+// One call more is over, also in a graph; written once in the grid, in this rank's own Control.
 __device__ __forceinline__ void count_call(const Job& job, Control* own) {
   if (blockIdx.x != 0) return;
   Progress* progress = &own->progress;
@@ -58,13 +58,13 @@ __device__ __noinline__ void end_call(const Job& job, Ending kind, int peer) {
   report->peer_call = read(peer);
   fence_sys();
   st_relaxed_sys(&report->kind, static_cast<u64>(kind));
-  // All fail together. Who was told to stop tells nobody: the others are told by the same hand.
+  // All fail together. A rank that was stopped notifies nobody: the host stops the others too.
   if (kind == Ending::aborted) return;
   for (int r = 0; r < job.world; ++r)
     if (r != job.rank) claim_sys(&control_of(job, r)->ended, ended_by(job.rank, kind, peer));
 }
 
-// Whether the host ends the communicator; asked by whoever comes first when it is time again.
+// Whether the host ends the communicator; asked by the first thread when it is time again.
 __device__ __forceinline__ bool aborted(const Job& job, u64 now) {
   u64* asked = &control_of(job, job.rank)->asked_ns;
   const u64 before = ld_relaxed_sys(asked);

@@ -17,7 +17,7 @@ std::vector<Counter*>& counters() {
 }
 
 // A GPU counts up for ever; what the host has reset is subtracted.
-uint64_t resets[kMaxDevices][Counter::kMost] = {};
+uint64_t resets[kMaxDevices][Counter::kMax] = {};
 std::mutex resetting;
 
 Counter& counter_of(const std::string& kernel) {

@@ -11,7 +11,7 @@ namespace commlib::kernels {
 // One for each kernel, for the life of the process: `Counter counter("index");` in its check.cc.
 class Counter {
  public:
-  static constexpr int kMost = 16;  // kernels that count
+  static constexpr int kMax = 16;  // kernels that count
 
   explicit Counter(const char* kernel);
   Counter(const Counter&) = delete;

@@ -52,8 +52,8 @@ Gpu find_gpu(int ordinal) {
   gpu.arch = text("sm_", attribute(kComputeCapabilityMajor, device),
                   attribute(kComputeCapabilityMinor, device));
   const ContextGuard guard(gpu.context);
-  gpu.counters = zeroed_words(Counter::kMost + 1);
-  gpu.answer = gpu.counters + Counter::kMost;
+  gpu.counters = zeroed_words(Counter::kMax + 1);
+  gpu.answer = gpu.counters + Counter::kMax;
   return gpu;
 }
 

@@ -17,7 +17,7 @@ struct Gpu {
   CUcontext context = nullptr;
   unsigned multiprocessors = 0;
   std::string arch;              // "sm_90"
-  uint64_t* counters = nullptr;  // Counter::kMost of them, on the device
+  uint64_t* counters = nullptr;  // Counter::kMax of them, on the device
   uint64_t* answer = nullptr;    // a word on the device for a kernel that finds something out
 };
 

@@ -48,9 +48,9 @@ Arena::Arena(ncclComm_t comm, int rank, int world, size_t fixed_bytes, size_t us
       user_first_(round_to(fixed_bytes, kProofBytes)),
       bytes_(round_to(user_first_ + Allocator::rounded(user_bytes) + kProofBytes, kGranule)),
       allocator_(user_bytes > 0 ? Allocator::rounded(user_bytes) : 0) {
-  const auto most = static_cast<int>((kProofBytes - kProofCopies) / sizeof(uint64_t));
-  if (world > most)
-    fail("Unsupported", "symmetric memory serves up to ", most, " ranks, not ", world);
+  const auto max_ranks = static_cast<int>((kProofBytes - kProofCopies) / sizeof(uint64_t));
+  if (world > max_ranks)
+    fail("Unsupported", "symmetric memory serves up to ", max_ranks, " ranks, not ", world);
   int ordinal = 0;
   check(nccl().ncclCommCuDevice(comm_, &ordinal), "ncclCommCuDevice");
   check(cuda().cuDeviceGet(&device_, ordinal), "cuDeviceGet");
@@ -155,7 +155,7 @@ void Arena::read_window() {
     peers_[static_cast<size_t>(r)] = head.lsa_base + static_cast<uint64_t>(r) * stride;
 }
 
-// An address that is not mapped is found here, not by a kernel: that would end the context.
+// An address that is not mapped fails here, not in a kernel: that would end the context.
 void Arena::require_device_memory(int rank) const {
   const unsigned char* first = peer(rank);
   if (first && is_device_memory(first) && is_device_memory(first + bytes_ - 1)) return;
@@ -175,19 +175,19 @@ void Arena::check_tokens(uint64_t nonce) {
   const ContextGuard guard(context_);
   const CUdeviceptr copies = device_pointer(base_ + proof() + kProofCopies);
   for (int r = 0; r < world_; ++r) {
-    // By way of this GPU: only it was given access to a peer's mapping, the host was not.
+    // By way of this GPU: only it has access to a peer's mapping, the host has none.
     check(cuda().cuMemcpyAsync(copies + static_cast<CUdeviceptr>(r) * sizeof(uint64_t),
                                device_pointer(peer(r) + proof()), sizeof(uint64_t), stream_),
           text("rank ", rank_, " reading the memory of rank ", r).c_str());
   }
-  std::vector<uint64_t> found(static_cast<size_t>(world_));
-  check(cuda().cuMemcpyDtoHAsync(found.data(), copies, found.size() * sizeof(uint64_t), stream_),
+  std::vector<uint64_t> tokens(static_cast<size_t>(world_));
+  check(cuda().cuMemcpyDtoHAsync(tokens.data(), copies, tokens.size() * sizeof(uint64_t), stream_),
         "reading tokens");
   check(cuda().cuStreamSynchronize(stream_), "reading the peers' memory");
   for (int r = 0; r < world_; ++r) {
     const uint64_t expected = nonce ^ static_cast<uint64_t>(r);
-    if (found[static_cast<size_t>(r)] == expected) continue;
-    fail("CommError", "rank ", rank_, " reads ", found[static_cast<size_t>(r)], " where rank ", r,
+    if (tokens[static_cast<size_t>(r)] == expected) continue;
+    fail("CommError", "rank ", rank_, " reads ", tokens[static_cast<size_t>(r)], " where rank ", r,
          " wrote ", expected, ": ", here(),
          " gave a wrong address; use another NCCL, or symmetric "
          "memory off");

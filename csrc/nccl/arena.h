@@ -42,15 +42,15 @@ class Arena {
   void* allocate(size_t bytes) { return base_ + user_first_ + allocator_.allocate(bytes); }
   // Also after close(): a tensor may outlive its communicator.
   void free(void* pointer);
-  // Bytes of the arena as NCCL's calls on plain tensors are given them: at addresses of which NCCL
+  // Bytes of the arena as NCCL's calls on plain tensors take them: at addresses of which NCCL
   // knows no window. On a window it may take a symmetric kernel, which writes to the wrong place
   // where ranks' tensors lie at different ones.
   template <class Byte>
   Byte* as_plain(Byte* pointer) const {
     return moved(pointer, base_, plain_);
   }
-  // Those bytes as its sends and receives are given them. Graphs make NCCL register what it is
-  // given, and before 2.29.2 it writes from address 0 on where a ring comes to memory that was
+  // Those bytes as its sends and receives take them. Graphs make NCCL register its
+  // buffers, and before 2.29.2 it writes from address 0 on where a ring comes to memory that was
   // registered for a send (NVIDIA/nccl#1859).
   template <class Byte>
   Byte* for_sends(Byte* plain) const {

@@ -90,21 +90,22 @@ void Group::fail_unlimited(const Call& call, const Choice* usual) const {
 std::string Group::describe(uint64_t what) const {
   if (what == 0) return "nothing";
   const auto op = static_cast<Op>(what & 0xff);
-  std::string words = name_of(op);
-  if (op != Op::barrier) words += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
-  if (plan_.reduces(op)) words += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
-  words += " by " + plan_.row(static_cast<int>(what >> 32 & 0xffffff)).name;
-  return what & kInner ? words + " (made inside another call)" : words;
+  std::string description = name_of(op);
+  if (op != Op::barrier) description += text(" ", name_of(static_cast<DType>(what >> 8 & 0xff)));
+  if (plan_.reduces(op)) description += text(" ", name_of(static_cast<RedOp>(what >> 16 & 0xff)));
+  description += " by " + plan_.row(static_cast<int>(what >> 32 & 0xffffff)).name;
+  return what & kInner ? description + " (made inside another call)" : description;
 }
 
 // A grid leaves a multiprocessor to other communicators (nccl/footprint.h), and one of packets has
 // a channel for each warp.
-unsigned Group::most_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
-                            unsigned threads) const {
-  unsigned most = std::min(shape.blocks, most_blocks_);
+unsigned Group::max_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
+                           unsigned threads) const {
+  unsigned blocks = std::min(shape.blocks, max_blocks_);
   if (!Kernels::moves_tiles(instance))
-    most = std::min(most, static_cast<unsigned>(channels(static_cast<u64>(world_))) * 32 / threads);
-  return call.max_sms ? std::min(most, call.max_sms) : most;
+    blocks =
+        std::min(blocks, static_cast<unsigned>(channels(static_cast<u64>(world_))) * 32 / threads);
+  return call.max_sms ? std::min(blocks, call.max_sms) : blocks;
 }
 
 void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture) {
@@ -125,10 +126,10 @@ void Group::launch(const Call& call, const Choice& choice, CUstream stream, uint
     share = moves.longest;
   }
   const u64 wanted = share / (u64{threads} * shape.grain_bytes) + 1;
-  const u64 most = most_blocks(shape, call, instance, threads);
+  const u64 limit = max_blocks(shape, call, instance, threads);
   // Where ranks know their own sizes alone, nothing they must agree on follows from these.
   const bool alike = !differs_by_rank(call.op);
-  const auto blocks = static_cast<unsigned>(alike ? std::min(wanted, most) : most);
+  const auto blocks = static_cast<unsigned>(alike ? std::min(wanted, limit) : limit);
   job.redop = static_cast<int>(elements.redop);
   job.tile_bytes = shape.tile_bytes;
   job.signature = Signature(alike ? job.what : static_cast<uint64_t>(call.op),
@@ -154,15 +155,15 @@ void Group::launch_in_order(const Kernels::Instance& instance, Job& job, const v
 void Group::vendor(const Call& call, int id, CUstream stream, uint64_t capture) {
   const Algorithm& chosen = *natives_[static_cast<size_t>(id)].vendor;
   if (natives_[static_cast<size_t>(id)].ffi) return run_ffi(call, id, stream, capture);
-  Call given = call;
+  Call plain = call;
   if (has_arena() && !plan_.row(id).symmetric) {
-    given.in = arena_->as_plain(call.in);
-    given.out = arena_->as_plain(call.out);
+    plain.in = arena_->as_plain(call.in);
+    plain.out = arena_->as_plain(call.out);
   }
   order_.before(stream, capture, footprint_of_vendor(), false);
   deadline_.enter(call, chosen.name);
   try {
-    chosen.run(*this, given, stream);
+    chosen.run(*this, plain, stream);
   } catch (...) {
     deadline_.leave(false, stream);
     throw;

@@ -29,9 +29,9 @@ class Deadline {
   void check_entered();
   bool check_made();
   // Lets NCCL's kernels go, which wait for a flag of their own; what is queued leaves one by one.
-  // It may wait for the peers, which must have been told before.
+  // It may wait for the peers, which must have been notified before.
   void revoke();
-  // Whether the peers were not yet told that the first thread has ended it; once.
+  // Whether the peers were not yet notified that the first thread has ended it; once.
   bool owes_peers() { return owes_peers_.exchange(false); }
   void close();
 

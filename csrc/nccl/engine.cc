@@ -52,14 +52,14 @@ bool Engine::captured(const Fork& fork) {
 
 Engine::Fork& Engine::fork_of(uint64_t capture) {
   if (capture == 0) return eager_;
-  auto found = std::find_if(captured_.begin(), captured_.end(),
+  auto match = std::find_if(captured_.begin(), captured_.end(),
                             [&](const Fork& fork) { return fork.capture == capture; });
-  if (found == captured_.end())
-    found = std::find_if(captured_.begin(), captured_.end(),
+  if (match == captured_.end())
+    match = std::find_if(captured_.begin(), captured_.end(),
                          [](const Fork& fork) { return !captured(fork); });
-  if (found == captured_.end()) found = captured_.emplace(captured_.end());
-  found->capture = capture;
-  return *found;
+  if (match == captured_.end()) match = captured_.emplace(captured_.end());
+  match->capture = capture;
+  return *match;
 }
 
 void Engine::grow(Fork& fork, size_t branches) {

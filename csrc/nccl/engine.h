@@ -42,7 +42,7 @@ class Engine {
   void close();
 
  private:
-  // Streams beside a call's own. Those that took part in a capture belong to it until it ends.
+  // Streams next to the call's. Those that took part in a capture belong to it until it ends.
   struct Branch {
     CUstream stream;
     CUevent done;

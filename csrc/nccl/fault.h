@@ -49,7 +49,7 @@ class Fault {
   // Who keeps the end for readers, and knows what the ranks are in.
   void set_record(record::Record* record) { record_ = record; }
   void look_at_copy();
-  // No peer is watched or told any more.
+  // No peer is watched or notified any more.
   void close() { closed_ = true; }
   // Frees the host memory, which waits for the GPU: only once nothing runs there any more.
   // Otherwise it stays until the process ends.

@@ -13,9 +13,9 @@
 //     others.
 //
 // Blocks of a cluster, and those of NCCL, which come in clusters of whole multiprocessors, need
-// several places at once: beside a large kernel they wait until it has ended, which it does without
-// them. Calls of more than two communicators, or of these kinds, are put in the order of the host's
-// calls where they may keep each other out (nccl/order.h).
+// several places at once: next to a large kernel they wait until it has ended, which it does
+// without them. Calls of more than two communicators, or of these kinds, are put in the order of
+// the host's calls where they may keep each other out (nccl/order.h).
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace commlib::nccl {
 // So many free multiprocessors have four in one part of the GPU, where a cluster has to lie.
 constexpr unsigned kParts = 8, kCluster = 4, kClusterNeeds = kParts * (kCluster - 1) + 1;
 
-// The most blocks of a grid; `first`: of the first communicator of its process.
+// The largest grid, in blocks; `first`: of the first communicator of its process.
 inline unsigned grid_limit(unsigned multiprocessors, bool first) {
   const unsigned free = first ? 1 : kClusterNeeds;
   return std::max(multiprocessors, free + 1) - free;
@@ -54,17 +54,17 @@ inline Footprint footprint_of_vendor() {
 }
 
 // Whether each of them is sure of a place, wherever the others lie, and kernels of the program
-// beside all but the largest.
+// next to all but the largest.
 inline bool all_fit(const std::vector<Footprint>& kernels, unsigned multiprocessors) {
-  unsigned blocks = 0, most = 0;
+  unsigned blocks = 0, largest = 0;
   for (const Footprint& kernel : kernels) {
     blocks += kernel.blocks;
-    most = std::max(most, kernel.blocks);
+    largest = std::max(largest, kernel.blocks);
   }
   const bool all = std::all_of(kernels.begin(), kernels.end(), [&](const Footprint& kernel) {
     return blocks - kernel.blocks + kernel.needs <= multiprocessors;
   });
-  return all && blocks - most + kClusterNeeds <= multiprocessors;
+  return all && blocks - largest + kClusterNeeds <= multiprocessors;
 }
 
 }  // namespace commlib::nccl

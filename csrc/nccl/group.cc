@@ -32,9 +32,9 @@ Group::Group(const Settings& settings)
       deadline_(settings.comm, settings.rank, settings.timeout_s, fault_) {
   // The layout follows from it, so it has to be the same on every rank.
   const unsigned limit = max_sms_ ? max_sms_ : settings.multiprocessors;
-  job_.tile_blocks = std::clamp<u32>(std::min(limit, settings.multiprocessors), 1, kMostTileBlocks);
+  job_.tile_blocks = std::clamp<u32>(std::min(limit, settings.multiprocessors), 1, kMaxTileBlocks);
   job_.first = settings.first;
-  most_blocks_ = std::min(job_.tile_blocks, grid_limit(settings.multiprocessors, settings.first));
+  max_blocks_ = std::min(job_.tile_blocks, grid_limit(settings.multiprocessors, settings.first));
   check(cuda().cuCtxGetCurrent(&context_), "cuCtxGetCurrent");
   if (!context_)
     fail("CommError", "this thread has no CUDA device; call torch.cuda.set_device() first");
@@ -198,11 +198,12 @@ void Group::fetch_progress() {
 
 // Of the last tick: it has been copied since.
 void Group::record_progress() {
-  const auto words = [this](const CallRecord& call) {
+  const auto description = [this](const CallRecord& call) {
     return text(describe(call.what), " of ", counted(call.bytes, "byte"));
   };
   const Progress& seen = *fault_.progress_copy();
-  record_->saw_gpu(seen, words(seen.current), seen.has_left == kLeft ? words(seen.left) : "");
+  record_->saw_gpu(seen, description(seen.current),
+                   seen.has_left == kLeft ? description(seen.left) : "");
 }
 
 // The last kernel of all ranks: once its packets are here, no peer writes into this arena any more.
@@ -216,7 +217,7 @@ bool Group::close(double wait_s) {
   if (together && has_arena() && world_ > 1) {
     Choice barrier{};
     barrier.algorithm = plan_.find_row(Op::barrier, "lsa_ll_exchange");
-    if (barrier.algorithm < 0) return false;  // closed before it was told what there is
+    if (barrier.algorithm < 0) return false;  // closed before it had its algorithms
     barrier.params = {1, 32, 8, 512};
     job_.timeout_ns = static_cast<u64>(wait_s * 1e9);
     launch(Call{Op::barrier, DType::u8}, barrier, own_stream_, 0);

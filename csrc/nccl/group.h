@@ -111,8 +111,8 @@ class Group {
   std::string describe(uint64_t what) const;  // Job::what, in words
   // The multiprocessors that a call is held to; 0: all are its own.
   unsigned limit_of(const Call& call) const;
-  unsigned most_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
-                       unsigned threads) const;
+  unsigned max_blocks(const Shape& shape, const Call& call, const Kernels::Instance& instance,
+                      unsigned threads) const;
   void launch(const Call& call, const Choice& choice, CUstream stream, uint64_t capture);
   struct Size {
     unsigned blocks, threads;
@@ -149,7 +149,7 @@ class Group {
   ncclComm_t comm_;
   size_t user_bytes_;
   unsigned max_sms_;
-  unsigned most_blocks_;  // of a grid
+  unsigned max_blocks_;  // of a grid
   double timeout_s_;
   CUcontext context_ = nullptr;
   std::unique_ptr<Arena> arena_;

@@ -39,12 +39,12 @@ inline Moves moves_of(const Call& call, int rank, int world) {
         m.take_bytes[r] = r == call.root ? block : 0;
         break;
       case Op::all_gatherv: {
-        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        const u64 bytes = static_cast<u64>(call.in_counts[r]) * element;
         m.send_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
         m.take_at[r] = out_at;
-        m.take_bytes[r] = theirs;
-        out_at += theirs;
-        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        m.take_bytes[r] = bytes;
+        out_at += bytes;
+        m.longest = r == 0 || bytes > m.longest ? bytes : m.longest;
         break;
       }
       case Op::reduce_scatter:
@@ -70,12 +70,12 @@ inline Moves moves_of(const Call& call, int rank, int world) {
         m.take_bytes[r] = root ? block : 0;
         break;
       case Op::reduce_scatterv: {
-        const u64 theirs = static_cast<u64>(call.in_counts[r]) * element;
+        const u64 bytes = static_cast<u64>(call.in_counts[r]) * element;
         m.send_at[r] = in_at;
-        m.send_bytes[r] = theirs;
+        m.send_bytes[r] = bytes;
         m.take_bytes[r] = static_cast<u64>(call.in_counts[rank]) * element;
-        in_at += theirs;
-        m.longest = r == 0 || theirs > m.longest ? theirs : m.longest;
+        in_at += bytes;
+        m.longest = r == 0 || bytes > m.longest ? bytes : m.longest;
         break;
       }
       default:

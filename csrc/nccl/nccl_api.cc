@@ -152,10 +152,10 @@ int nccl_redop(RedOp op) {
 
 void throw_nccl(ncclResult_t result, const char* what) {
   const char* last = nccl().ncclGetLastError(nullptr);
-  const bool said = last && *last;
+  const bool has_message = last && *last;
   fail("CommError", what, ": ", nccl().ncclGetErrorString(result), " (NCCL ",
        version_text(nccl().version), ", result ", static_cast<int>(result), ")",
-       said ? "; last error: " : "", said ? last : "");
+       has_message ? "; last error: " : "", has_message ? last : "");
 }
 
 }  // namespace commlib::nccl

@@ -19,8 +19,8 @@ struct Everyone {
   bool made_clusters = false;  // or calls of NCCL's: two communicators need an order
 };
 Everyone& everyone() {
-  static auto* const kept = new Everyone;
-  return *kept;
+  static auto* const instance = new Everyone;
+  return *instance;
 }
 
 }  // namespace
@@ -66,10 +66,10 @@ void Order::close() {
 }
 
 std::vector<Order*> Order::others() const {
-  std::vector<Order*> found;
+  std::vector<Order*> orders;
   for (Order* order : everyone().orders)
-    if (order != this && order->context_ == context_) found.push_back(order);
-  return found;
+    if (order != this && order->context_ == context_) orders.push_back(order);
+  return orders;
 }
 
 bool Order::has_others() const {
@@ -110,22 +110,22 @@ bool Order::before(CUstream stream, uint64_t capture, const Footprint& footprint
   std::vector<Footprint> together = {coming_};
   std::vector<Order*> running;
   for (Order* other : others()) {
-    Last& theirs = other->last(capture);
-    if (!theirs.made || theirs.capture != capture) continue;
-    if (is_ahead(theirs)) {
-      blocks = std::max(blocks, coming_.blocks + theirs.early_blocks);
-      theirs.since[this] = {};
+    Last& latest = other->last(capture);
+    if (!latest.made || latest.capture != capture) continue;
+    if (is_ahead(latest)) {
+      blocks = std::max(blocks, coming_.blocks + latest.early_blocks);
+      latest.since[this] = {};
     } else {
-      together.push_back(theirs.since[this]);
+      together.push_back(latest.since[this]);
       running.push_back(other);
     }
   }
   const bool may_start_early = blocks < multiprocessors_;
   if (all_fit(together, multiprocessors_)) return may_start_early;
   for (Order* other : running) {
-    Last& theirs = other->last(capture);
-    wait_for(theirs, stream);
-    theirs.since[this] = {};
+    Last& latest = other->last(capture);
+    wait_for(latest, stream);
+    latest.since[this] = {};
     other->behind_.insert(number_);
   }
   return may_start_early;

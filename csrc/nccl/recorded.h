@@ -1,4 +1,4 @@
-// A call on a GPU, kept for readers of the record: until it is on the stream, it is under way.
+// A call on a GPU, entered for readers of the record: until it is on the stream, it is under way.
 #pragma once
 
 #include "nccl/call_words.h"

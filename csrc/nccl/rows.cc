@@ -11,13 +11,13 @@ namespace {
 
 constexpr unsigned kResidentRows = 2;  // on a multiprocessor, where nobody waits for peers
 
-// What a kernel is told of rows of x that lie at `in`.
-Rows told_of(const Rows& rows, const unsigned char* in, int64_t stride_bytes) {
-  Rows told = rows;
-  told.in_stride_bytes = stride_bytes;
+// Rows of x that lie at `in`, for a kernel.
+Rows rows_at(const Rows& rows, const unsigned char* in, int64_t stride_bytes) {
+  Rows placed = rows;
+  placed.in_stride_bytes = stride_bytes;
   const u64 place = reinterpret_cast<u64>(in) | static_cast<u64>(stride_bytes);
-  told.aligned = rows.aligned && place % 16 == 0;
-  return told;
+  placed.aligned = rows.aligned && place % 16 == 0;
+  return placed;
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u32 row_bytes = call.rows->rows.width * static_cast<u32>(call.element());
   const bool in_tiles = shape.tile_bytes > 0;
   // Tiles have whole rows: wide ones go another way.
-  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kMostTileRowBytes))
+  if (plan_.row(choice.algorithm).composed || (in_tiles && row_bytes > kMaxTileRowBytes))
     return compose_rows(call, stream);
   const int kernel = natives_[static_cast<size_t>(choice.algorithm)].kernel;
   const auto& instance = kernels_.get_row(kernel, call, world_);
@@ -44,14 +44,14 @@ void Group::run_rows(const Call& call, const Choice& choice, CUstream stream, ui
   const u64 units = (call.rows->rows.rows + of_unit - 1) / of_unit;
   const unsigned of_cluster = instance.cluster_blocks;
   const unsigned threads = in_tiles ? kRowTileThreads : kRowThreads / of_cluster;
-  u64 at_once = std::min<u64>(units, most_blocks(shape, call, instance, threads));
+  u64 at_once = std::min<u64>(units, max_blocks(shape, call, instance, threads));
   // A cluster may lie on as many multiprocessors as it has blocks.
-  const unsigned limit = limit_of(call) ? limit_of(call) : most_blocks_;
-  at_once = std::min<u64>(at_once, std::max(std::min(limit, most_blocks_) / of_cluster, 1u));
+  const unsigned limit = limit_of(call) ? limit_of(call) : max_blocks_;
+  at_once = std::min<u64>(at_once, std::max(std::min(limit, max_blocks_) / of_cluster, 1u));
   const unsigned blocks = static_cast<unsigned>(at_once) * of_cluster;
   job.signature =
       Signature(job.what, job.bytes, call.detail, blocks, threads, job.tile_bytes).bits();
-  const Rows rows = told_of(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);
+  const Rows rows = rows_at(call.rows->rows, call.in, call.rows->rows.in_stride_bytes);
   launch_in_order(instance, job, &rows, {blocks, threads}, stream, capture);
 }
 
@@ -99,13 +99,13 @@ const Kernels::Instance& Group::own_rows_kernel(const Call& call) {
 
 void Group::finish_rows(const Call& call, const Kernels::Instance& kernel, const unsigned char* in,
                         int64_t stride_bytes, CUstream stream) {
-  const Rows rows = told_of(call.rows->rows, in, stride_bytes);
+  const Rows rows = rows_at(call.rows->rows, in, stride_bytes);
   Job job = job_;
   job.in = in;
   job.bytes = call.bytes();
   const unsigned limit = limit_of(call);
-  const u64 most = limit ? limit : u64{kResidentRows} * job_.tile_blocks;
-  const u64 blocks = std::min<u64>(rows.rows, most);
+  const u64 max_grid = limit ? limit : u64{kResidentRows} * job_.tile_blocks;
+  const u64 blocks = std::min<u64>(rows.rows, max_grid);
   Kernels::launch(kernel, job, &rows, {static_cast<unsigned>(blocks), kRowThreads, 0, true},
                   stream);
 }

@@ -34,7 +34,7 @@ class Watch {
   void set_period(int period_ms) { period_ms_ = period_ms; }
   // `lost` is called once for each peer whose process ended, whatever it did before: whether that
   // is a loss or an orderly end is for the callee to know. Callbacks run on the thread; what one
-  // throws ends the thread, and is told to `failed`.
+  // throws ends the thread, and goes to `failed`.
   void start(std::function<void(int rank)> lost, std::function<void(const char* why)> failed);
   // Returns when no callback runs any more; from inside a callback, at once. Idempotent.
   void stop();

@@ -6,7 +6,7 @@
 //     | else the next rule that covers it
 //
 // A call on symmetric tensors takes the symmetric rules, which only say where a symmetric algorithm
-// pays: if they name another one, or none of theirs serves, the plain rules decide.
+// pays: if they name another one, or none of them serves, the plain rules decide.
 //
 // What does not depend on the size is decided when the plan is set: each kind of call has one list
 // of choices, the first of which that has its size runs.

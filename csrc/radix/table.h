@@ -54,13 +54,13 @@ class Table {
   }
 
   void clear() {
-    cells_.assign(kLeast, Cell{});
-    mask_ = kLeast - 1;
+    cells_.assign(kMinCells, Cell{});
+    mask_ = kMinCells - 1;
     used_ = 0;
   }
 
  private:
-  static constexpr size_t kLeast = 64;
+  static constexpr size_t kMinCells = 64;
 
   struct Cell {
     uint32_t hash = 0;
@@ -88,8 +88,8 @@ class Table {
     }
   }
 
-  std::vector<Cell> cells_ = std::vector<Cell>(kLeast);
-  size_t mask_ = kLeast - 1;
+  std::vector<Cell> cells_ = std::vector<Cell>(kMinCells);
+  size_t mask_ = kMinCells - 1;
   size_t used_ = 0;
 };
 

@@ -10,7 +10,7 @@ namespace {
 template <int kMantissa, int kBias>
 struct Float8 {
   static constexpr int kShift = 23 - kMantissa;
-  static constexpr uint32_t kLeastNormal = uint32_t(127 - kBias + 1) << 23;  // as fp32 bits
+  static constexpr uint32_t kMinNormal = uint32_t(127 - kBias + 1) << 23;  // as fp32 bits
   static constexpr uint32_t kAlign = uint32_t(127 - kBias + 1 + kShift) << 23;
 
   static uint32_t widen_finite(uint32_t magnitude) {
@@ -26,7 +26,7 @@ struct Float8 {
     const uint32_t normal =
         (magnitude - (uint32_t(127 - kBias) << 23) + ((1u << (kShift - 1)) - 1u) + odd) >> kShift;
     const uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kAlign)) - kAlign;
-    return magnitude < kLeastNormal ? subnormal : normal;
+    return magnitude < kMinNormal ? subnormal : normal;
   }
 };
 

@@ -16,7 +16,7 @@ using commlib::RowNorm;
 
 constexpr size_t kLanes = 64;
 constexpr size_t kSums = kLanes / kFloats;
-constexpr float kMostE4M3 = 448.f;
+constexpr float kMaxE4M3 = 448.f;
 
 // Calls visit(first element, which of the sums, count) for each vector of a row. Its width is a
 // multiple of 8, so only the last vector may have a count below kFloats.
@@ -122,7 +122,7 @@ void quantise(const float* y, size_t count, float scale, unsigned char* to) {
 }
 
 float write_scale(const float* y, size_t count, unsigned char* to) {
-  const float scale = largest_of(y, count) / kMostE4M3;
+  const float scale = largest_of(y, count) / kMaxE4M3;
   memcpy(to, &scale, sizeof(scale));
   return scale;
 }
@@ -135,7 +135,7 @@ void store_narrow(const NormCall& call, size_t row, const float* y) {
     memcpy(&scale, call.field(NormField::kScale, row), sizeof(scale));
     return quantise(y, width, scale, to);
   }
-  unsigned char* scales = call.field(NormField::kFoundScale, row);
+  unsigned char* scales = call.field(NormField::kComputedScale, row);
   const size_t group = call.quant == Quant::fp8_token ? width : commlib::kGroupColumns;
   for (size_t at = 0; at < width; at += group, scales += sizeof(float))
     quantise(y + at, group, write_scale(y + at, group, scales), to + at);

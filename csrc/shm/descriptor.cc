@@ -23,7 +23,7 @@ std::string describe(const Descriptor& what, uint64_t seq) {
   out += counted(count, "element");
   if (what.redop != kNoRedop) out += text(", ", commlib::name_of(static_cast<RedOp>(what.redop)));
   if (op == Op::all_reduce_rms_norm)
-    out += ", " + NormCall::words_of(what.root);
+    out += ", " + NormCall::describe_form(what.root);
   else if (what.root != kNoRoot)
     out += text(", root ", int(what.root));
   if (what.inner) out += ", made inside another call";

@@ -53,13 +53,13 @@ void Group::run(const Call& call, size_t plan_bytes, bool symmetric) {
   const During planning(stamps(), Phase::plan);
   if (waiter().ended()) waiter().record().refuse(number() + 1, raw(descriptor(call)));
   waiter().check_alive();
-  if (world() == 1) return run_alone(call);
+  if (world() == 1) return run_local(call);
   if (checked_) check_agreement(descriptor(call), call.detail);
   if (plan_bytes == 0 && call.op != Op::barrier) return;
   run_planned(call, plan_bytes, symmetric);
 }
 
-void Group::run_alone(const Call& call) {
+void Group::run_local(const Call& call) {
   if (call.op == Op::all_reduce_rms_norm) {
     Norms norms(*this, call);
     for (size_t row = 0; row < norms.rows(); ++row) norms.run(row, norms.in(row));

@@ -65,7 +65,7 @@ class COMMLIB_API Group : public Protocol {
   void add_ffi(const Row& row, void* function);
   const Choice& plain_choice(const Call& call) const;
   Descriptor descriptor(const Call& call) const;
-  void run_alone(const Call& call);
+  void run_local(const Call& call);
   void run_planned(const Call& call, size_t plan_bytes, bool symmetric);
   const Algorithm& algorithm(const Choice& choice) {
     running_ = static_cast<size_t>(choice.algorithm);

@@ -95,8 +95,8 @@ unsigned char* Protocol::slot_to_fill(uint64_t step) {
     if (r == rank_) continue;
     const Counter& consumed = segment_->control(r)->consumed;
     waiter_.await(consumed, {Awaited::consumed, r, seq_, needed, mine_});
-    const uint64_t theirs = consumed.load(std::memory_order_acquire);
-    slowest = theirs < slowest ? theirs : slowest;
+    const uint64_t step = consumed.load(std::memory_order_acquire);
+    slowest = step < slowest ? step : slowest;
   }
   known_consumed_ = slowest;
   return slot;
@@ -144,8 +144,8 @@ unsigned char* Protocol::offered(int r, uint64_t offset, size_t bytes) {
 // other's announcement there. 0: none of those that both remember.
 uint64_t Protocol::first_difference(int r) const {
   for (uint64_t seq = seq_ > kRing ? seq_ - kRing + 1 : 1; seq < seq_; ++seq) {
-    const Line &mine = line_of(rank_, seq), &theirs = line_of(r, seq);
-    if (theirs.seq.load() == seq && raw(theirs.what) != raw(mine.what)) return seq;
+    const Line &mine = line_of(rank_, seq), &other = line_of(r, seq);
+    if (other.seq.load() == seq && raw(other.what) != raw(mine.what)) return seq;
   }
   return raw(line_of(r).what) == raw(mine_) ? 0 : seq_;
 }
@@ -204,10 +204,10 @@ void Protocol::check_agreement(const Descriptor& mine, uint64_t detail) {
   const uint64_t first_detail = segment_->control(0)->detail[number % 2].load();
   for (int r = 0; r < world_; ++r) {
     const Descriptor what = segment_->control(r)->verdict[number % 2].what;
-    const uint64_t theirs = segment_->control(r)->detail[number % 2].load();
-    same = same && std::memcmp(&what, &first, sizeof(what)) == 0 && theirs == first_detail;
+    const uint64_t detail = segment_->control(r)->detail[number % 2].load();
+    same = same && std::memcmp(&what, &first, sizeof(what)) == 0 && detail == first_detail;
     table += text(r ? "; rank " : "rank ", r, ": ", describe(what, number));
-    if (theirs != first_detail) table += " with other sizes";
+    if (detail != first_detail) table += " with other sizes";
   }
   if (!same) fail("ValueError", "ranks disagree: ", table, "; make the same call on every rank");
 }

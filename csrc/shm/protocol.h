@@ -105,7 +105,7 @@ class COMMLIB_API Protocol {
   // --- memory
   const Line& line_of(int r) const { return line_of(r, seq_); }
   const Line& line_of(int r, uint64_t seq) const { return segment_->control(r)->ring[seq % kRing]; }
-  // Copies memory of rank `r`'s process, which said in this operation that it may be pulled.
+  // Copies memory of rank `r`'s process, which allows that in this operation.
   void pull(int r, uint64_t address, void* to, size_t bytes) {
     waiter_.pull({Awaited::line, r, seq_, seq_, mine_}, address, to, bytes);
   }
@@ -122,9 +122,9 @@ class COMMLIB_API Protocol {
   }
   void await_done(uint64_t seq);
   void compare(const Line& line, int r) {
-    Descriptor theirs = line.what;
-    theirs.source = mine_.source;
-    const bool same = std::memcmp(&theirs, &mine_, sizeof(theirs)) == 0;
+    Descriptor other = line.what;
+    other.source = mine_.source;
+    const bool same = std::memcmp(&other, &mine_, sizeof(other)) == 0;
     if (!same || ((line.out_and_history ^ history_) & ~kOutBits) != 0) mismatch(r);
   }
   uint64_t first_difference(int r) const;

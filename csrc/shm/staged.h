@@ -17,7 +17,7 @@ namespace commlib::shm {
 
 // The chunks of one operation, the same on every rank but for what this rank does.
 struct Chunks {
-  uint64_t steps;       // chunks of the rank that has most
+  uint64_t steps;       // the largest number of chunks of a rank
   size_t chunk_bytes;   // of a whole chunk as it lies in a slot
   bool fills;           // this rank has data to show
   bool uses;            // this rank reads what others show

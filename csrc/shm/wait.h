@@ -78,7 +78,7 @@ class COMMLIB_API Waiter {
   void check_alive() {
     if (ended()) throw_ending();
   }
-  // Copies memory of the process of rank `awaited.rank`, which said there that it may be read.
+  // Copies memory of the process of rank `awaited.rank`, which allows that.
   void pull(const Awaited& awaited, uint64_t address, void* to, size_t bytes);
   // Looks at every peer now; throws PeerLost when one is gone.
   void check_peers();

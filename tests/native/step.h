@@ -12,8 +12,8 @@ namespace commlib::shm {
 
 using Random = std::mt19937_64;
 
-constexpr size_t kMostBytes = 6 << 20;  // of one tensor: more than a staging ring holds
-constexpr size_t kMostElements = kMostBytes / 4;
+constexpr size_t kMaxBytes = 6 << 20;  // of one tensor: more than a staging ring holds
+constexpr size_t kMaxElements = kMaxBytes / 4;
 constexpr DType kDtypes[] = {DType::f32, DType::bf16, DType::i64, DType::u8};
 
 inline size_t draw(Random& random, size_t below) {
@@ -82,7 +82,7 @@ struct Step {
     in_place = draw(shared, 3) == 0;
     key = shared() >> 8;
     const int blocks = is_whole() ? 1 : world;
-    const size_t most = std::min(kMostBytes / size_of(dtype), kMostElements) / blocks;
+    const size_t most = std::min(kMaxBytes / size_of(dtype), kMaxElements) / blocks;
     const size_t tried[] = {most, most / 20, most / 20, 4096, 4096, 4096, 100, 100, 8, 8, 8, 8};
     const size_t largest = small ? 6 : op == Op::send_recv || draw(shared, 4) == 0 ? 0 : 1;
     count = draw(shared, tried[largest + draw(shared, 12 - largest)] + 2);

@@ -105,7 +105,7 @@ class Case:
     def sms(self, option: Option, num_bytes: int, size: int) -> int:
         """Return the multiprocessors that a call takes: no more blocks than have something to do."""
         params = self.launch(option)
-        most = self.collective.algorithm(option.algorithm).most_sms(params)
+        most = self.collective.algorithm(option.algorithm).max_sms_of(params)
         call = self.call(0, size, _PROBE_COUNT)
         share = num_bytes * _PROBE_COUNT * self.dtype.itemsize // self.collective.num_bytes(call)  # of a peer's block
         of_block = params.get("threads", 0) * params.get("grain_bytes", 0)

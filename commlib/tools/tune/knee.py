@@ -63,4 +63,4 @@ def _points(case: Case, samples: Samples, own: Option, sizes: list[int]) -> Iter
 
 
 def _most_sms(case: Case, option: Option) -> int:
-    return case.collective.algorithm(option.algorithm).most_sms(case.launch(option))
+    return case.collective.algorithm(option.algorithm).max_sms_of(case.launch(option))

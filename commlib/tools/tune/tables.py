@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from commlib.collectives.spec import MOST_SMS
+from commlib.collectives.spec import MAX_SMS
 from commlib.plan import Plan
 from commlib.tools.tune.case import PLAIN, Case, Option
 from commlib.tools.tune.choose import BySize, Choice, Settings, choose, compared
@@ -106,7 +106,7 @@ def _multiprocessors(case: Case, samples: Samples, world: int) -> Iterator[tuple
     """
     for size in samples.sizes:
         meant = {o: samples.plain.get(size) if o == PLAIN else o for o in samples.options}
-        taken = {o: case.sms(means, size, world) if means else MOST_SMS for o, means in meant.items()}
+        taken = {o: case.sms(means, size, world) if means else MAX_SMS for o, means in meant.items()}
         tried = [o for o in samples.times[size] if (means := meant[o]) and (o == PLAIN or case.is_for_large(means))]
         if len({taken[o] for o in tried}) > 1:
             yield size, taken

@@ -91,7 +91,7 @@ void check_fields(const Target& target, const Tensor& x_tensor, const RowsOf& x,
          operands.scale ? "only quant='fp8' takes one" : "quant='fp8' needs one");
   if (operands.scale) row.rows.fields[kScale] = scale_field(target, *operands.scale, "scale", 1, 0);
   if (operands.scale_out)
-    row.rows.fields[kFoundScale] =
+    row.rows.fields[kComputedScale] =
         scale_field(target, *operands.scale_out, "scale_out", x.rows * of_row / 4, of_row);
 }
 

@@ -17,12 +17,12 @@ class Allocator {
  public:
   static constexpr size_t kAlign = 256;  // of blocks: what cudaMalloc gives, and four cache lines
 
-  static constexpr int64_t kMost = int64_t{1} << 47;  // of an arena: what a process can address
+  static constexpr int64_t kMax = int64_t{1} << 47;  // of an arena: what a process can address
 
   // The bytes of an arena as they are given from outside: sums of such sizes do not overflow.
   static size_t size(int64_t bytes) {
-    if (bytes >= 0 && bytes <= kMost) return static_cast<size_t>(bytes);
-    fail("ValueError", "max_bytes ", bytes, " is out of range; it must be from 0 to ", kMost);
+    if (bytes >= 0 && bytes <= kMax) return static_cast<size_t>(bytes);
+    fail("ValueError", "max_bytes ", bytes, " is out of range; it must be from 0 to ", kMax);
   }
   explicit Allocator(size_t bytes) : bytes_(bytes) {
     if (bytes > 0) free_[0] = bytes;

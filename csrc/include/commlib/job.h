@@ -20,9 +20,9 @@ constexpr int kChannels = 2048;        // warps of a grid that moves packets, at
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
 constexpr int kTurn = 2 * kAhead, kLamportTurn = 4 * kAhead;  // slots of a channel
-constexpr u64 kMostTileBlocks = 256;  // of a grid that waits for peers: one for each multiprocessor
-constexpr u32 kSlotBytes = 16384;     // room for what a block moves to one peer in one step
-constexpr int kDepth = 3;             // steps that a block pushes ahead of what it takes
+constexpr u64 kMaxTileBlocks = 256;  // of a grid that waits for peers: one for each multiprocessor
+constexpr u32 kSlotBytes = 16384;    // room for what a block moves to one peer in one step
+constexpr int kDepth = 3;            // steps that a block pushes ahead of what it takes
 constexpr int kSlots = 2 * kDepth + 2;  // why so many: device/tiles.cuh
 constexpr int kStages = 2;              // of a call that moves tiles: scatter, gather
 constexpr u64 kPipeBlocks = 32;         // at most, of a grid that moves tiles through pipes
@@ -75,7 +75,7 @@ struct alignas(256) Control {
   alignas(128) Progress progress;
   u64 engine_number;  // calls whose data copy engines have moved
   alignas(128) Notice notices[static_cast<int>(Turn::count)][kMaxPeers];  // last, by each peer
-  alignas(128) u64 lamport_signature[kMostTileBlocks][kMaxPeers];         // of each peer's call
+  alignas(128) u64 lamport_signature[kMaxTileBlocks][kMaxPeers];          // of each peer's call
 };
 
 // What a block of a grid that moves tiles remembers, and what peers write to it.
@@ -177,7 +177,7 @@ COMMLIB_BOTH constexpr Places places(u64 n) {
   const u64 ll128 = place_after(ll, packets * kTurn);
   const u64 lamport = place_after(ll128, packets * kTurn);
   const u64 tile_blocks = place_after(lamport, packets * kLamportTurn);
-  const u64 pipe_blocks = place_after(tile_blocks, kMostTileBlocks * sizeof(TileBlock));
+  const u64 pipe_blocks = place_after(tile_blocks, kMaxTileBlocks * sizeof(TileBlock));
   const u64 pipes = place_after(pipe_blocks, kPipeSets * kPipeBlocks * sizeof(PipeBlock));
   const u64 pipe_bytes = n > 1 ? (n - 1) * pipe_slots(n) * kSlotBytes : 0;
   const u64 tiles = place_after(pipes, (kStages + 1) * kPipeBlocks * pipe_bytes);

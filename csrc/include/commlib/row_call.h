@@ -14,8 +14,8 @@
 
 namespace commlib {
 
-constexpr int64_t kMostColumns = 1 << 14;  // of a row
-constexpr size_t kGroupColumns = 128;      // that share a number
+constexpr int64_t kMaxColumns = 1 << 14;  // of a row
+constexpr size_t kGroupColumns = 128;     // that share a number
 
 // An epilogue for its compiler: which it is, in words, and the text of one that is the user's.
 struct EpilogueText {
@@ -50,7 +50,7 @@ struct RowCall {
 };
 
 // As device/rms_norm.cuh reads them.
-enum NormField { kResidual, kWeight, kBias, kScale, kY, kSum, kFoundScale };
+enum NormField { kResidual, kWeight, kBias, kScale, kY, kSum, kComputedScale };
 enum NormNumber { kEps, kWeightBias };
 enum class Quant : uint8_t { none, fp8, fp8_token, fp8_group };
 inline const char* name_of(Quant quant) {
@@ -69,7 +69,7 @@ struct NormCall : RowCall {
     return static_cast<unsigned>(quant) | unsigned{center} << 2 |
            unsigned{weight == DType::f32} << 3;
   }
-  static std::string words_of(unsigned form) {
+  static std::string describe_form(unsigned form) {
     return text("quant ", name_of(static_cast<Quant>(form & 3)),
                 form >> 2 & 1 ? ", center=True" : "",
                 form >> 3 & 1 ? ", weight float32" : ", weight as x");

@@ -13,8 +13,8 @@ constexpr int kMaxFields = 8;
 constexpr int kMaxNumbers = 8;
 constexpr unsigned kRowThreads = 512;                    // that hold a row
 constexpr unsigned kRowTileThreads = kRowThreads + 128;  // of a block that moves tiles: and helpers
-constexpr u32 kMostRowBytes = 1 << 16;         // of x: 8 pairs of words for each of kRowThreads
-constexpr u32 kMostTileRowBytes = kSlotBytes;  // where rows come in tiles (device/row_tiles.cuh)
+constexpr u32 kMaxRowBytes = 1 << 16;         // of x: 8 pairs of words for each of kRowThreads
+constexpr u32 kMaxTileRowBytes = kSlotBytes;  // where rows come in tiles (device/row_tiles.cuh)
 // Of a grid of packets whose next kernel starts early: few blocks, or small ones.
 constexpr unsigned kEarlyRowBlocks = 16, kSmallRowBlock = 128;
 COMMLIB_BOTH constexpr bool lets_next_start(unsigned blocks, unsigned threads) {

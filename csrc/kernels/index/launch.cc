@@ -9,7 +9,7 @@ namespace commlib::kernels {
 namespace {
 
 constexpr unsigned kThreads = 128;
-constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
 // Up to here a thread has one load under way, above it two: more blocks help few rows,
 // longer pieces for many.
 constexpr int64_t kOneLoadBytes = 4 << 20;
@@ -73,10 +73,10 @@ void launch_index(IndexJob* job, binding::Device device) {
   const Shape shape = kShapes[s];
   const int64_t piece = shape.lanes * shape.loads, groups = kThreads / shape.lanes;
   const int64_t pieces = std::max<int64_t>(1, (words + piece - 1) / piece);
-  if (pieces > kMostBlocks)
+  if (pieces > kMaxBlocks)
     fail("Unsupported", "a row of ", job->row_bytes, " bytes is more than one launch can divide");
   // One launch, unless that were more groups than a grid may have.
-  const int64_t max_rows = std::max<int64_t>(1, kMostBlocks / pieces);
+  const int64_t max_rows = std::max<int64_t>(1, kMaxBlocks / pieces);
   IndexJob part = *job;
   for (int64_t first = 0; first < job->count; first += max_rows) {
     part.count = std::min<int64_t>(max_rows, job->count - first);

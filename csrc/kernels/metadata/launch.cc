@@ -5,8 +5,8 @@
 namespace commlib::kernels {
 namespace {
 
-constexpr int64_t kBlockRequests = 32;    // kRequests of gpu.cu
-constexpr int64_t kMostBlocks = 1 << 20;  // each adds up what lies before it: far below is sensible
+constexpr int64_t kBlockRequests = 32;   // kRequests of gpu.cu
+constexpr int64_t kMaxBlocks = 1 << 20;  // each adds up what lies before it: far below is sensible
 
 const DeviceCode& code() {
   static const auto* const instance =
@@ -21,8 +21,8 @@ const DeviceCodes codes([](const DeviceCodes::Show& show) { show(code()); });
 void launch_metadata(MetadataJob* job, binding::Device device) {
   const int64_t blocks =
       job->requests > 0 ? (job->requests + kBlockRequests - 1) / kBlockRequests : 1;
-  if (blocks > kMostBlocks)
-    fail("Unsupported", job->requests, " requests are more than ", kMostBlocks * kBlockRequests,
+  if (blocks > kMaxBlocks)
+    fail("Unsupported", job->requests, " requests are more than ", kMaxBlocks * kBlockRequests,
          ", which one launch divides; pass fewer");
   code().launch(static_cast<unsigned>(blocks), 256, device, job);
 }

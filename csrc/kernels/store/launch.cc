@@ -24,7 +24,7 @@ constexpr size_t kNarrow = 1, kWidest = 4, kWholeBlock = 5;
 constexpr int64_t kFewTokens = 256;
 // Tokens times blocks. Above it tokens claim their slots in a launch ahead: comparing all with all
 // grows with the square.
-constexpr int64_t kMostCompared = int64_t{1} << 22;
+constexpr int64_t kMaxCompared = int64_t{1} << 22;
 
 // What moves a unit, and its bytes where it comes from and where it goes.
 struct Move {
@@ -227,7 +227,7 @@ void launch_store(StoreJob* job, StoreFrom from, StoreAs as, binding::Device dev
   const Division by = divide(*job, from, as);
   job->unique |= job->tokens == 1;
   binding::Words claims;
-  if (!job->unique && job->tokens * by.blocks > kMostCompared) {
+  if (!job->unique && job->tokens * by.blocks > kMaxCompared) {
     claims = binding::words_on(device, job->num_slots);
     job->claims = static_cast<unsigned*>(claims->tensor.data);
   }

@@ -36,8 +36,8 @@ def plugins() -> Finding:
 
     if COLLECTIVES.faults:
         return broken("; ".join(COLLECTIVES.faults), f"correct or unset {env.PLUGINS.name}")
-    said = "; ".join(plugin.said for plugin in COLLECTIVES.plugins)
-    return ok(f"{said}; C++ by {compiler()[1]}" if said else "none")
+    listing = "; ".join(plugin.description for plugin in COLLECTIVES.plugins)
+    return ok(f"{listing}; C++ by {compiler()[1]}" if listing else "none")
 
 
 def compilers() -> Finding:
