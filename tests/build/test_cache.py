@@ -14,7 +14,7 @@ import pytest
 from commlib import env
 from commlib.build import cache, device_code
 from commlib.errors import BuildFailed
-from commlib.tools.cli.doctor import kept
+from commlib.tools.cli.doctor import Check, checks
 from tests.bootstrap.processes import NOBODY, needs_root
 
 KERNEL = """#include "factor.cuh"
@@ -179,8 +179,8 @@ def test_what_others_may_have_written_is_not_loaded(source, compiled, spoilt, fo
     (entry,) = entries(source)
     SPOILT[spoilt](entry.parent if folder else entry)
     assert not scale(source).cached and len(compiled) == 2
-    found = kept.cache()
-    assert found.state == ("warning" if folder else "ok")
+    (found,) = Check("cache", checks.cache).findings("shm")
+    assert found.state == ("broken" if folder else "ok")
     assert not folder or "other users may write to it" in found.detail or "another user (number" in found.detail
 
 

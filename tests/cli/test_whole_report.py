@@ -33,7 +33,7 @@ def ended(name: str, state: str = DONE, code: int = 0, said: str = "") -> dict[s
 
 
 def doctor(state: str) -> dict[str, Any]:
-    finding = {"topic": "mpi", "state": state, "detail": "~", "remedy": "", "table": [], "needed": True}
+    finding = {"topic": "mpi", "state": state, "detail": "~", "remedy": "", "needed": True}
     return {
         "schema": "commlib.doctor",
         "version": 1,

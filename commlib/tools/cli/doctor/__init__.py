@@ -1,51 +1,81 @@
-"""`commlib doctor`: GROUPS is the table of what is checked; a group but the first has a process of its own."""
+"""What `commlib doctor` consists of: a Check returns Findings, and the main job decides which of them it needs."""
 
 from __future__ import annotations
 
-from commlib.tools.cli.doctor import gpus, kept, libraries, machine, mpi, ranks
-from commlib.tools.cli.doctor.finding import Check
-from commlib.tools.cli.doctor.known import faults
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-AGAIN = "install it again: `make setup` in a checkout, else from where it came"
-TRY_RANKS = "COMMLIB_TRACEBACK=1 commlib test --quick"
+from commlib import env
+from commlib.errors import one_line
 
-QUICK: tuple[Check, ...] = (
-    Check("python", machine.python),
-    Check("cpu", machine.cpu),
-    Check("cores", machine.cores),
-    Check("numa", machine.numa),
-    Check("isa", machine.isa, "any"),
-    Check("memfd", machine.memfd, "shm"),
-    Check("pidfd", machine.pidfd),
-    Check("peer memory", machine.peer_memory),
-    Check("environment", machine.environment, "any"),
-    Check("slurm", machine.slurm),
-)
-GROUPS: dict[str, tuple[Check, ...]] = {
-    "libraries": (
-        Check("torch", libraries.torch_build, "any", AGAIN),
-        Check("native library", libraries.native_library, "any", AGAIN),
-        Check("plugins", libraries.plugins, "any", "correct or unset COMMLIB_PLUGINS"),
-        Check("compiler", libraries.compilers, "nccl", AGAIN),
-        Check("nccl", libraries.nccl, "nccl", AGAIN),
-        Check("nccl4py", libraries.nccl4py, "nccl", AGAIN),
-        Check("known faults", faults, "", AGAIN),
-    ),
-    "gpus": (
-        Check("driver", gpus.driver, "nccl", "compare `nvidia-smi` with the CUDA of torch"),
-        Check("gpu", gpus.gpu, "any", "compare `nvidia-smi` with the CUDA of torch"),
-        Check("clocks", gpus.clocks, "nccl", "look at `nvidia-smi -q -d PERFORMANCE,CLOCK`"),
-        Check("topology", gpus.topology, "nccl", "look at `nvidia-smi topo -m`"),
-        Check("peer access", gpus.peer_access, "nccl", "look at `dmesg | grep -i xid`, and turn ACS or the IOMMU off"),
-    ),
-    "ranks": (Check("two ranks", ranks.two_ranks, "shm", TRY_RANKS),),
-    "gpu ranks": (
-        Check("gpu ranks", ranks.gpu_ranks, "nccl", TRY_RANKS),
-        Check("symmetric memory", ranks.symmetric_memory, "nccl", TRY_RANKS),
-    ),
-    "mpi": (Check("mpi", mpi.launcher_and_library, "", mpi.REMEDY),),
-    "kept": (
-        Check("cache", kept.cache),
-        Check("plan", kept.plan, "any", "`commlib plan validate FILE` says more"),
-    ),
-}
+TOPIC, STATE = 16, 7  # columns
+DEVICES = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the output, as it stands in the document."""
+
+    state: str  # ok, warning (it works, but read this), missing or broken
+    detail: str
+    remedy: str = ""
+    topic: str = ""
+    needed: bool = False
+
+    def lines(self, width: int) -> list[str]:
+        """Return what is shown, no wider than the terminal."""
+        room = max(width - TOPIC - STATE - 2, 20)
+        parts = textwrap.wrap(home_as_tilde(self.detail), room, break_on_hyphens=False)
+        parts += textwrap.wrap(home_as_tilde(self.remedy), room, initial_indent="→ ", subsequent_indent="  ")
+        indent = " " * (TOPIC + STATE + 2)
+        return [f"{self.topic:<{TOPIC}} {self.state:<{STATE}} {parts[0]}", *(indent + part for part in parts[1:])]
+
+
+ok, warning, missing, broken = (partial(Finding, state) for state in ("ok", "warning", "missing", "broken"))
+
+
+class Check(NamedTuple):
+    """One row of the table of checks."""
+
+    topic: str
+    run: Callable[[], Finding | list[Finding]]
+    job: str = ""  # that needs it: "any", "shm", "nccl" (it is run for no other one), "" for none
+    remedy: str = ""  # if the check itself crashes or hangs
+
+    def findings(self, job: str) -> list[Finding]:
+        """Run the check, unless the main job has no use for it."""
+        if self.job == "nccl" != job:
+            return []
+        try:
+            results = self.run()
+        except Exception as error:
+            results = broken(one_line(error), self.remedy)
+        return [self.named(result, job) for result in (results if isinstance(results, list) else [results])]
+
+    def named(self, finding: Finding, job: str) -> Finding:
+        """Return a finding with the topic, and whether the main job needs it."""
+        return replace(finding, topic=self.topic, needed=self.job in ("any", job))
+
+
+def main_job() -> str:
+    """Name the backend of the job that this machine is for: COMMLIB_BACKEND, else nccl if there are GPUs, else shm."""
+    try:
+        backend = env.BACKEND.get()
+    except ValueError:  # the check of the environment reports it
+        backend = "auto"
+    return backend if backend != "auto" else "nccl" if has_gpus() else "shm"
+
+
+def has_gpus() -> bool:
+    """Say whether NVIDIA's driver shows this process a GPU."""
+    return not env.hides_gpus() and any(DEVICES.glob("nvidia[0-9]*"))
+
+
+def home_as_tilde(text: str) -> str:
+    """Write the home folder as ~, which is shorter and hides the user's name."""
+    home = env.foreign("HOME")
+    return text.replace(f"{home}/", "~/") if len(home) > 1 else text

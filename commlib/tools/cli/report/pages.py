@@ -13,7 +13,7 @@ from commlib.tools.bench import which
 from commlib.tools.cli import plan as plan_command
 from commlib.tools.cli import test as test_command
 from commlib.tools.cli.doctor import command as doctor
-from commlib.tools.cli.doctor.finding import home_as_tilde
+from commlib.tools.cli.doctor import home_as_tilde
 from commlib.tools.cli.profile import attention, comm, comm_analysis, radix
 from commlib.tools.cli.profile import report as profile
 from commlib.tools.cli.profile.attention_view import AttentionView
@@ -37,6 +37,7 @@ WIDTH, ABREAST = 120, 3
 FIRST, SIZES = ("op", "topic"), ("above", "up_to")  # of the names in documents
 LEFT_OUT = {"table", "needed", "backend"}
 SHORT = {"None": "-", "": "-", "*": "any"}
+PLAN_NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands
 NAMED = 10  # calls that another library makes faster
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
 LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
@@ -205,9 +206,7 @@ def _sections(name: str, document: Document) -> list[Section]:
         latencies = [panels[0] for panels in which.panels(document)[1:] if panels[0].lines]
         abreast = [latencies[at : at + ABREAST] for at in range(0, len(latencies), ABREAST)]
         return which.sections(document, _drawn(which.chart_title(document), abreast))
-    code = [home_as_tilde(line) for finding in document.get("findings", ()) for line in finding["table"]]
-    if name == "plan":
-        code = [f"commlib {words} -n {document['world']}" for words in ("tune", "plan explain all_reduce --bytes 1M")]
+    code = [f"commlib {words} -n {document['world']}" for words in PLAN_NEXT] if name == "plan" else []
     cells = list(map(_cells, document.get("findings") or document["rows"]))
     texts = list(RESULTS[name](document))
     return [Section(name, title, "", texts, [plain_table(title, cells, _look)], code, document.get("notes", ()))]
