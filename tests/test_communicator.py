@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import commlib
 from commlib.communicator import Communicator
 from commlib.debug.record import records_of
 from commlib.errors import CommError, Unsupported
@@ -294,3 +295,10 @@ def test_a_communicator_cannot_be_pickled_and_closes_twice(comm: Communicator) -
     comm.dispatcher.detour = False  # as a thread saw it just before another one closed
     with pytest.raises(CommError, match="is closed"):
         comm.all_reduce(kept)
+
+
+def test_what_a_program_raises_behind_a_close_comes_out_and_an_arena_holds_all_that_was_asked_for() -> None:
+    with pytest.raises(KeyError), commlib.init(backend="shm", bootstrap="single", max_bytes=1024) as comm:
+        assert comm.empty(256).numel() == 256
+        comm.close()
+        raise KeyError

@@ -52,6 +52,11 @@ def compiled(monkeypatch):
     return calls
 
 
+def test_parts_that_make_the_same_bytes_are_not_the_same(source):
+    for parts in ([b"ab", b"c"], [b"a", b"bc"]):
+        assert not cache.build_cached("cubin", parts, lambda: b"made").cached
+
+
 def scale(source, factor=2, arch="sm_90"):
     return device_code.compile_kernel(source, f"commlib::scale<{factor}>", arch)
 

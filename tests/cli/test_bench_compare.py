@@ -114,6 +114,14 @@ def test_what_makes_times_incomparable_is_said_in_a_line_each(tmp_path: Path) ->
         assert f"# warning: {warning}" in lines
 
 
+def test_every_setting_that_makes_another_run_is_named(tmp_path: Path) -> None:
+    shape = {"ranks": 4, "backend": "nccl", "mode": "graph", "cores_per_rank": 2}
+    for key, value in {**shape, "check": False, "window": 8, "pairs": True, "overlap": True}.items():
+        after = document()
+        after["config"][key] = value
+        assert f"# warning: runs differ: {key} " in compared(tmp_path, after).output, key
+
+
 def test_files_without_a_common_row_are_a_callers_mistake(tmp_path: Path) -> None:
     result = compared(tmp_path, document("broadcast"))
     assert isinstance(result.exception, ValueError)

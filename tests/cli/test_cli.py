@@ -235,6 +235,7 @@ REFUSED = {
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),
+        ("show shm", "plan shm, line 1: "),  # a file comes before the plan of that name
         ("threshold 8M --backend magic", "no backend 'magic'"),
         ("export --to ompi", "`commlib plan export` was removed; read the sizes from `commlib plan show --json`"),
         (
@@ -249,4 +250,5 @@ REFUSED = {
 def test_what_a_command_cannot_take_is_one_line(command, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "shm").write_text("{")
     refuses(command, REFUSED[command])

@@ -168,6 +168,7 @@ def test_what_is_wrong_with_a_native_half_is_said_on_all_ranks(
         ('ALGORITHMS = {"all_reduces": []}\n', "there is no collective 'all_reduces'; there are all_reduce, "),
         ('ALGORITHMS = {"all_reduce": ["shm_mine"]}\n', "but must be a list of Algorithm"),
         (rows("shm_oneshot"), "all_reduce has an algorithm 'shm_oneshot' already; give yours another name"),
+        (rows("torch_mine", "torch", ", run=print").replace("]}", "] * 2}"), "an algorithm 'torch_mine' already"),
         (rows("shm_none"), "shm_none.cc"),
         (rows("shm mine"), "the name must be one of C++"),
         (rows("mpi_mine", "mpi"), "there is no backend 'mpi'"),

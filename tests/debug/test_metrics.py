@@ -87,4 +87,7 @@ def test_a_place_that_cannot_be_written_is_one_warning_until_it_can(
     assert caplog.text.count(f"COMMLIB_METRICS={named}: the file of rank 0 cannot be written: ") == 1
     monkeypatch.setenv("COMMLIB_METRICS", str(tmp_path / "commlib.prom"))
     assert metrics.write()  # there is room again
+    monkeypatch.setenv("COMMLIB_METRICS", named)
+    assert not metrics.write()
+    assert caplog.text.count("the file of rank 0 cannot be written: ") == 2
     assert samples((tmp_path / "commlib.0.prom").read_text(encoding="utf-8"))

@@ -52,13 +52,13 @@ def stay_away(comm: Communicator, late: int) -> float:
     return time.monotonic() - start
 
 
-def fall_behind(comm: Communicator) -> str:
-    """Rank 0 is ahead of rank 1, which waits in a gather for rank 2."""
+def fall_behind(comm: Communicator, last: int) -> str:
+    """Rank 0 is ahead of another, which waits in a gather for the last."""
     comm.barrier()
     with pytest.raises(CommTimeout) as raised:
-        if comm.rank == 2:
+        if comm.rank == last:
             comm.recv(torch.ones(3), 0)
-        comm.gather(torch.ones(3), 1)
+        comm.gather(torch.ones(3), 3 - last)
         comm.all_reduce(torch.ones(3))
     return str(raised.value)
 
@@ -229,10 +229,11 @@ def test_a_message_that_nobody_sends_names_both_ranks() -> None:
         ranks.run(receive_what_nobody_sends)
 
 
-def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_named() -> None:
+@pytest.mark.parametrize("last", [1, 2])
+def test_of_ranks_that_have_not_come_the_one_furthest_behind_is_named(last: int) -> None:
     with Ranks(3, backend="shm", create=rank_0_waits_least, max_bytes=ARENA_BYTES) as ranks:
-        for said in ranks.run(fall_behind):
-            assert said.startswith("rank 2 did not come to all_reduce #3 ")
+        for said in ranks.run(fall_behind, last):
+            assert said.startswith(f"rank {last} did not come to all_reduce #3 ")
 
 
 @pytest.mark.parametrize("both_ways", [False, True], ids=["recv", "send_recv"])
