@@ -520,7 +520,10 @@ class Communicator:
         """
         if async_op:
             return self.dispatcher.later("barrier", lambda make: make("enqueue_barrier"))
-        self.dispatcher.now("barrier")
+        if self.dispatcher.detour:
+            self.dispatcher.now("barrier")
+        else:
+            self._calls.barrier()
         return None
 
     # --- reductions with what a layer does to each row ----------------------------------------------------------
@@ -638,8 +641,12 @@ class Communicator:
             >>> comm.send_recv(torch.ones(2), 1 - comm.rank, torch.empty(2), 1 - comm.rank)  # of two ranks
             tensor([1., 1.])
         """
-        self.dispatcher.drain(("send", dst), ("recv", src))
-        self.dispatcher.make("send_recv", x, dst, out, src)
+        dispatcher = self.dispatcher
+        if dispatcher.detour or dispatcher.executor.used:
+            dispatcher.drain(("send", dst), ("recv", src))
+            dispatcher.make("send_recv", x, dst, out, src)
+        else:
+            self._calls.send_recv(x, dst, out, src)
         return out
 
     # --- objects ------------------------------------------------------------------------------------------------

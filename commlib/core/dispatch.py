@@ -110,7 +110,8 @@ class Dispatcher:
     def make(self, name: str, *arguments: Any) -> Any:
         """Make a native call, seen by the observers."""
         run = getattr(self.calls, name)
-        if torch.compiler.is_dynamo_compiling():  # a graph's operators come here again when they run
+        # A graph's operators come here again when they run.
+        if not self.observers or torch.compiler.is_dynamo_compiling():
             return run(*arguments)
         for observer in self.observers:
             run = partial(observer.observe, name, run)
