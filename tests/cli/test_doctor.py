@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from commlib.tools import testing
 from commlib.tools.cli import doctor
 from commlib.tools.cli.doctor import Check, Finding, broken, checks, command, main_job, missing, ok, warning
 from tests.cli.calls import tells, written
+from tests.on_ranks import on_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +154,8 @@ def test_live_ranks_must_sum_plain_and_symmetric_tensors(monkeypatch):
     monkeypatch.setattr(testing, "Ranks", Ranks)
     for Ranks.results, state, detail in [
         ([([3.0], "")] * 2, "ok", "2 ranks started"),
-        ([([3.0], "no peer access between GPU 0 and GPU 1")] * 2, "warning", "no peer access"),
+        ([([3.0], "no symmetric memory: no peer access")] * 2, "warning", "no peer access"),
+        ([([3.0], checks.NO_READING)] * 2, "warning", "process_vm_readv"),
         ([([3.0], ""), ([2.0, 3.0], "")], "broken", "all_reduce gave [2.0, 3.0] where [3.0]"),
         ([], "broken", "CommTimeout: hung"),
     ]:
@@ -198,3 +201,10 @@ def test_a_missing_mpirun_says_what_to_install_and_who_needs_it(monkeypatch, fol
     monkeypatch.setattr(checks.sys, "executable", str(folders / "python"))
     monkeypatch.setenv("PATH", str(folders))
     tells(finding_of("mpi"), "missing", "no mpirun on PATH; needed only to start", "pip install mpi4py mpich")
+
+
+@on_ranks(2)
+def test_reading_the_memory_of_another_rank_is_tried(comm):
+    assert checks.sums(comm) == ([3.0], "")
+    with mock.patch.object(checks.ctypes, "CDLL", lambda name: SimpleNamespace(process_vm_readv=lambda *of_call: -1)):
+        assert checks.sums(comm) == ([3.0], checks.NO_READING)

@@ -32,6 +32,8 @@ SHOW_GPUS = (
 )
 WRONG_SUM = "on GPUs turn PCIe ACS or the IOMMU off (BIOS, or the kernel's iommu=off); else install commlib again"
 INSTALL_MPI = "pip install mpi4py mpich"
+NO_READING = "a rank may not read another's memory (process_vm_readv): some calls of 64 KiB and more are slower"
+READING_REMEDY = "kernel.yama.ptrace_scope=0 or, in a container, the capability ptrace"
 TRY_RANKS = "COMMLIB_TRACEBACK=1 commlib test --quick; on GPUs with NCCL_DEBUG=INFO"
 DRIVER_REMEDY = "`nvidia-smi` must work; CUDA 13 needs driver 580 or newer; error 802: start nvidia-fabricmanager"
 CACHE_REMEDY = f"{env.CACHE_DIR.name}=FOLDER names another; without one each process compiles GPU kernels again"
@@ -216,24 +218,37 @@ def live_ranks(backend: str) -> Finding:
     expected = [count * (count + 1) / 2]
     if wrong := [values for values, _ in results if values != expected]:
         return broken(f"all_reduce gave {wrong[0]} where {expected} on each rank was expected", WRONG_SUM)
-    detail, unsupported = f"{counted(count, 'rank')} started and summed through backend {backend}", results[0][1]
-    if unsupported:
-        return warning(f"{detail}; no symmetric memory: {unsupported}", "commlib's kernels need it: NCCL's calls run")
+    detail, lacks = f"{counted(count, 'rank')} started and summed through backend {backend}", results[0][1]
+    if lacks:
+        remedy = READING_REMEDY if lacks == NO_READING else "commlib's kernels need it: NCCL's calls run"
+        return warning(f"{detail}; {lacks}", remedy)
     return ok(f"{detail}, in symmetric memory, too")
 
 
 def sums(comm: Communicator) -> tuple[list[float], str]:
-    """Sum a plain tensor and one in symmetric memory; return the values in them, and why there is no such memory."""
+    """Sum a plain tensor and one in symmetric memory; return the values in them, and what this machine lacks."""
     import torch
 
-    tensors, unsupported = [torch.empty(1024, device=comm.device)], ""
+    tensors, lacks = [torch.empty(1024, device=comm.device)], ""
     try:
         tensors.append(comm.empty(1024))
     except Unsupported as error:
-        unsupported = str(error)
+        lacks = f"no symmetric memory: {error}"
     for x in tensors:
         comm.all_reduce(x.fill_(comm.rank + 1.0))
-    return [float(value) for value in torch.cat(tensors).unique()], unsupported
+    if comm.backend == "shm" and not reads_next(comm):
+        lacks = NO_READING
+    return [float(value) for value in torch.cat(tensors).unique()], lacks
+
+
+def reads_next(comm: Communicator) -> bool:
+    """Read the next rank's memory, as shared memory's calls of middle sizes do to copy once instead of twice."""
+    text, copy = ctypes.create_string_buffer(b"read"), ctypes.create_string_buffer(8)
+    pid, address = comm.all_gather_object((os.getpid(), ctypes.addressof(text)))[(comm.rank + 1) % comm.size]
+    here, there = ((ctypes.c_size_t * 2)(at, len(text)) for at in (ctypes.addressof(copy), address))  # struct iovec
+    ctypes.CDLL(None).process_vm_readv(pid, here, 1, there, 1, 0)
+    comm.barrier()  # the next rank's text stays until all have read
+    return copy.value == text.value
 
 
 def cache() -> Finding:
