@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("-n", "--ranks", type=int, default=2)
     parser.add_argument("-e", "--max-bytes", default="4M")
     parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--time", default="6s", help="of a turn")
+    parser.add_argument("--time", default="6", help="seconds of a turn")
     options = parser.parse_args()
     words = [*OPS.split(), "-n", str(options.ranks), "-b", "8", "-e", options.max_bytes, "-f", "8"]
     words += ["--peers", "none", "--algorithms", "auto", "--time", options.time]
