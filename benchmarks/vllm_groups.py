@@ -56,6 +56,8 @@ class Group:
         self.group = parallel_state.get_tp_group()
         self.calls = self.group.device_communicator.ca_comm
         self.on_commlib = type(self.calls).__module__.startswith("commlib")
+        if self.on_commlib:
+            from commlib.engines import vllm_fusion  # noqa: F401  # defines the fused operator
         self.norm = torch.compile(normalised)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -138,6 +140,8 @@ def turn(ranks: int, engines: str) -> dict[str, Any]:
     if not lines:
         sys.exit(done.stdout[-3000:] + done.stderr[-6000:])
     result: dict[str, Any] = json.loads(lines[0].removeprefix("result "))
+    if result["class"].startswith("commlib") != bool(engines):
+        sys.exit(f"{engines or 'vLLM alone'} ran by {result['class']}:\n{done.stderr[-6000:]}")
     return result
 
 

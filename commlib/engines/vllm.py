@@ -36,10 +36,8 @@ def _replace_cpu_communicator(platform: Any) -> None:
 def _replace_custom_all_reduce() -> None:
     """Put our class where CudaCommunicator imports its own from, and our norm where it looks for FlashInfer's."""
     from vllm import envs
-    from vllm.compilation.passes import pass_manager
     from vllm.distributed.device_communicators import custom_all_reduce
 
-    from commlib.engines import vllm_fusion
     from commlib.engines.custom_all_reduce import CustomAllReduce
 
     original = custom_all_reduce.CustomAllreduce
@@ -55,8 +53,13 @@ def _replace_custom_all_reduce() -> None:
         envs.environment_variables[FLASHINFER] = lambda: False
     elif asked != "0":
         _LOG.warning("%s=%s: FlashInfer takes all-reduces before commlib sees them", FLASHINFER, asked)
-    if hasattr(pass_manager, "AllReduceFusionPass"):
+    try:
+        from vllm.compilation.passes import pass_manager
+
+        from commlib.engines import vllm_fusion
+
+        _ = pass_manager.AllReduceFusionPass
         pass_manager.AllReduceFusionPass = vllm_fusion.AllReduceNormPass
-    else:
-        _LOG.warning("this vLLM has no AllReduceFusionPass: norms after an all_reduce are not fused")
-    _LOG.info("vLLM: custom all-reduce and the norm after it come from commlib")
+    except (ImportError, AttributeError) as error:
+        _LOG.warning("vLLM: norms after an all_reduce are not fused: %s", error)
+    _LOG.info("vLLM: custom all-reduces come from commlib")

@@ -74,6 +74,12 @@ class Channel {
     if (lets_next_start_ && !lets_next_start(job_, gridDim.x)) let_next_start();
   }
 
+  // Whether the slots of this grid do not stay in the L2 cache when calls take all of them in turn.
+  __device__ __forceinline__ bool crowds_cache() const {
+    constexpr u64 kSlotBytes = P::kSlots * kWarpPackets * (N - 1);  // of one channel
+    return gridDim.x * (blockDim.x >> 5) * kSlotBytes >= kCrowdingBytes;
+  }
+
   // The call has used `n` numbers, which outlives the kernel.
   __device__ __forceinline__ void close(int n) {
     if (lane_ == 0) P::numbers(control_)[id_] = last_ + n;

@@ -91,7 +91,10 @@ __device__ __forceinline__ void all_reduce_in_parts(Channel<P, N>& channel, cons
     if (!take_parts<kSteps>(channel, results, k, steps, out, part_bytes)) return;
     k = next;
   }
-  channel.close(2 * k);
+  // A short call leaves numbers out, so that the next but one takes the same slots.
+  const int used = 2 * k;
+  const bool leaves_out = !P::kFlags && used > 0 && used < P::kSlots / 2 && channel.crowds_cache();
+  channel.close(leaves_out ? P::kSlots / 2 : used);
 }
 template <class P, class T, class Op, int N>
 __device__ __forceinline__ void all_reduce_twoshot(const Job& job) {

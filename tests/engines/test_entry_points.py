@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -41,3 +42,23 @@ def test_a_server_starts_whatever_goes_wrong_and_is_warned(
     monkeypatch.setitem(sys.modules, "vllm", None)
     entry_points_of_engines.vllm()
     assert "vllm stays on its own path: " in caplog.text
+
+
+def test_all_reduces_are_taken_from_a_vllm_whose_passes_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("vllm", "vllm.platforms", "vllm.envs", "vllm.distributed", "vllm.distributed.device_communicators")
+    modules = {name: ModuleType(name) for name in names}
+    own = SimpleNamespace(CustomAllreduce=object)
+    modules["vllm"].__version__ = "0.32.0"
+    modules["vllm.platforms"].current_platform = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
+    modules["vllm.envs"].environment_variables = {}
+    modules["vllm"].envs = modules["vllm.envs"]
+    modules["vllm.distributed.device_communicators"].custom_all_reduce = own
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("COMMLIB_ENGINES", "vllm")
+    entry_points_of_engines.vllm()
+    assert own.CustomAllreduce is not object
+    assert "norms after an all_reduce are not fused: " in caplog.text
+    assert "stays on its own path" not in caplog.text

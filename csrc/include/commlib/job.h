@@ -20,6 +20,7 @@ constexpr int kChannels = 2048;        // warps of a grid that moves packets, at
 constexpr u32 kWarpPackets = 32 * 16;  // bytes of a packet from each lane of a warp
 constexpr int kAhead = 4;  // packets of a channel that a rank sends ahead of what it takes
 constexpr int kTurn = 2 * kAhead, kLamportTurn = 4 * kAhead;  // slots of a channel
+constexpr u64 kCrowdingBytes = 12 << 20;                      // a quarter of an L2 cache of 50 MB
 constexpr u64 kMaxTileBlocks = 256;  // of a grid that waits for peers: one for each multiprocessor
 constexpr u32 kSlotBytes = 16384;    // room for what a block moves to one peer in one step
 constexpr int kDepth = 3;            // steps that a block pushes ahead of what it takes
