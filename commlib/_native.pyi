@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from commlib.radix.results import Insert, InsertMatch, Match
+from commlib.radix.cache import Insert, InsertMatch, Match
 
 Integers: TypeAlias = Any
 """One-dimensional int32 or int64: a torch tensor on the CPU, or anything with a buffer (numpy, array, memoryview)."""
