@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commlib.build.device_code import compile_kernel
-from commlib.build.kernel_names import ELEMENTS, row_expression
+from commlib.build.device_code import ELEMENTS, compile_kernel, row_expression
 from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
 from commlib.compile import operators
 from commlib.core.dispatch import Dispatching
