@@ -99,10 +99,7 @@ def _run(*arguments: Any) -> None:
 
 
 # For torch.compile and tensor subclasses: the outputs are made outside, so that one operator serves both.
-@torch.library.custom_op(
-    "commlib::metadata_into",
-    mutates_args=("expanded", "clipped", "cu_seqlens", "positions", "request_index", "total"),
-)
+@torch.library.custom_op("commlib::metadata_into", mutates_args=Metadata._fields)
 def _metadata_into(  # noqa: PLR0913, PLR0917
     extend_lens: Tensor | None,
     window: int,
@@ -118,8 +115,3 @@ def _metadata_into(  # noqa: PLR0913, PLR0917
 ) -> None:
     outputs = (expanded, clipped, cu_seqlens, positions, request_index, total)
     _run(extend_lens, window, seq_lens, topk, pad, *outputs)
-
-
-@_metadata_into.register_fake
-def _(*arguments: Any) -> None:
-    pass

@@ -104,8 +104,3 @@ def _store(  # noqa: PLR0913, PLR0917
     k_factor = k_number if k_scale is None else k_scale
     v_factor = v_number if v_scale is None else v_scale
     library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_factor, v_factor, skip)
-
-
-@_store.register_fake
-def _(*arguments: Any) -> None:
-    pass
