@@ -189,27 +189,19 @@ def _apart(scale: Scale) -> tuple[Tensor | None, float | None]:
 
 
 # For torch.compile and tensor subclasses; the result is made outside, so that one operator serves both forms.
-@torch.library.custom_op("commlib::decode_attention_into", mutates_args=("out",))
-def _dispatched(  # noqa: PLR0913, PLR0917
-    out: Tensor,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    request_index: Tensor | None,
-    scale: float,
-    k_scale: Tensor | None,
-    k_number: float | None,
-    v_scale: Tensor | None,
-    v_number: float | None,
-    span_tokens: int,
-    hnd: bool,
-) -> None:
+@torch.library.custom_op(
+    "commlib::decode_attention_into",
+    mutates_args=("out",),
+    schema="(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor tables, Tensor lengths, Tensor? starts, "
+    "Tensor? request_index, float scale, Tensor? k_scale, float? k_number, Tensor? v_scale, float? v_number, "
+    "SymInt span_tokens, bool hnd) -> ()",
+)
+def _dispatched(*arguments: Any) -> None:
+    out, q, k_cache, v_cache, *rest, k_scale, k_number, v_scale, v_number, span_tokens, hnd = arguments
     scales = (k_number if k_scale is None else k_scale, v_number if v_scale is None else v_scale)
-    caches = in_pages(k_cache, q.shape[-1], hnd), in_pages(v_cache, q.shape[-1], hnd)
-    _run(Call(out, q, *caches, tables, lengths, starts, request_index, scale, scales, span_tokens))
+    k, v = in_pages(k_cache, q.shape[-1], hnd), in_pages(v_cache, q.shape[-1], hnd)
+    fields = [out, q, k, v, *rest, scales, span_tokens]
+    _run(Call(*fields))
 
 
 # --- what is wrong with a call: both sides of it and the remedy -------------------------------------------------------

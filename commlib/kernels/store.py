@@ -86,21 +86,13 @@ def _dispatched(*arguments: Any) -> None:
 
 
 # For torch.compile and tensor subclasses; an operator takes no "number or tensor".
-@torch.library.custom_op("commlib::store", mutates_args=("k_cache", "v_cache"))
-def _store(  # noqa: PLR0913, PLR0917
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    slots: Tensor,
-    k: Tensor,
-    v: Tensor,
-    hnd: bool,
-    unique: bool,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    k_number: float | None,
-    v_number: float | None,
-    skip: Sequence[int],
-) -> None:
-    k_factor = k_number if k_scale is None else k_scale
-    v_factor = v_number if v_scale is None else v_scale
-    library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_factor, v_factor, skip)
+@torch.library.custom_op(
+    "commlib::store",
+    mutates_args=("k_cache", "v_cache"),
+    schema="(Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor slots, Tensor k, Tensor v, bool hnd, bool unique, "
+    "Tensor? k_scale, Tensor? v_scale, float? k_number, float? v_number, SymInt[] skip) -> ()",
+)
+def _store(*arguments: Any) -> None:
+    *first, k_scale, v_scale, k_number, v_number, skip = arguments
+    native = [*first, k_number if k_scale is None else k_scale, v_number if v_scale is None else v_scale, skip]
+    library.store(*native)
