@@ -46,7 +46,8 @@ def store(  # noqa: PLR0913
         and (v_scale is None or type(v_scale) in _SCALES)
     )
     if not plain:
-        _check_types(k_cache, v_cache, slots, k, v)
+        optional = {} if v_cache is None else {"v_cache": v_cache}
+        dispatch.check_tensors("store", k_cache=k_cache, **optional, slots=slots, k=k, v=v)
         _check_scales(k_scale=k_scale, v_scale=v_scale)
     if grad_enabled() and (
         k.requires_grad or v.requires_grad or k_cache.requires_grad or (v_cache is not None and v_cache.requires_grad)
@@ -64,12 +65,6 @@ def store(  # noqa: PLR0913
         if not dispatch.on_meta(k_cache, v_cache, slots, k, v, k_scale, v_scale):
             raise
         _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
-
-
-def _check_types(k_cache: object, v_cache: object, slots: object, k: object, v: object) -> None:
-    dispatch.check_tensors("store", k_cache=k_cache, slots=slots, k=k, v=v)
-    if v_cache is not None:
-        dispatch.check_tensors("store", v_cache=v_cache)
 
 
 def _check_scales(**scales: object) -> None:
