@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from commlib.kernels.prefix import prefix_match
+from commlib.kernels import prefix_match
 from commlib.radix import RadixCache
 from commlib.radix.sglang import CacheInitParams, SGLangRadixCache
 from tests.radix.pools import Allocator, Rows, request, row_of
