@@ -28,7 +28,7 @@ def register() -> None:
 
 
 def _replace_cpu_communicator(platform: Any) -> None:
-    target = "commlib.engines.vllm_communicators.CpuCommunicator"
+    target = "commlib.engines.vllm_classes.CpuCommunicator"
     type(platform).get_device_communicator_cls = classmethod(lambda cls: target)
     _LOG.info("vLLM: communicators of CPU groups come from %s", target)
 
@@ -39,7 +39,7 @@ def _replace_custom_all_reduce() -> None:
     from vllm.compilation.passes import pass_manager
     from vllm.distributed.device_communicators import custom_all_reduce
 
-    from commlib.engines import vllm_fusion
+    from commlib.engines import vllm_classes
     from commlib.engines.custom_all_reduce import CustomAllReduce
 
     original = custom_all_reduce.CustomAllreduce
@@ -56,7 +56,7 @@ def _replace_custom_all_reduce() -> None:
     elif asked != "0":
         _LOG.warning("%s=%s: FlashInfer takes all-reduces before commlib sees them", FLASHINFER, asked)
     if hasattr(pass_manager, "AllReduceFusionPass"):
-        pass_manager.AllReduceFusionPass = vllm_fusion.AllReduceNormPass
+        pass_manager.AllReduceFusionPass = vllm_classes.AllReduceNormPass
     else:
         _LOG.warning("this vLLM has no AllReduceFusionPass: norms after an all_reduce are not fused")
     _LOG.info("vLLM: custom all-reduce and the norm after it come from commlib")

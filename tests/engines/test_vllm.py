@@ -44,7 +44,7 @@ def test_its_calls_of_tensor_parallelism_give_what_its_own_tests_ask_for() -> No
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
-    assert text.count("class commlib.engines.vllm_communicators") == 2
+    assert text.count("class commlib.engines.vllm_classes") == 2
     assert text.count("refused: commlib cannot give its memory back") == text.count("values right") == 2
 
 
@@ -74,11 +74,11 @@ def norm_graph(has_residual: bool) -> fx.Graph:
 def test_an_all_reduce_and_the_norm_after_it_become_one_call(has_residual: bool) -> None:
     import vllm.ir.ops  # noqa: F401 - defines torch.ops.vllm_ir
 
-    from commlib.engines import vllm_fusion
+    from commlib.engines import vllm_classes
 
     graph = norm_graph(has_residual)
     norms = [node for node in graph.nodes if "norm" in str(node.target)]
-    assert vllm_fusion._fuse(graph, norms[0], has_residual=has_residual)
+    assert vllm_classes._fuse(graph, norms[0], has_residual=has_residual)
     graph.lint()
     calls = [node.target for node in graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
     assert all(isinstance(target, torch._ops.OpOverload) for target in calls)  # the compiler takes no others

@@ -1,18 +1,70 @@
-"""AllReduceNormPass: an all_reduce and the norm after it become one call in the graphs that vLLM compiles."""
+"""Classes in the place of vLLM's: CpuCommunicator on shared memory, and AllReduceNormPass for its graphs."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 from vllm.compilation.passes.vllm_inductor_pass import VllmInductorPass
+from vllm.distributed.device_communicators import cpu_communicator
 
 from commlib.compile import operators
-from commlib.engines.custom_all_reduce import NORM_TYPES
+from commlib.engines.custom_all_reduce import NORM_TYPES, CustomAllReduce
 
 _SCHEMA = "(Tensor x, Tensor? residual, Tensor weight, float eps, str group) -> (Tensor, Tensor)"
+
+
+class CpuCommunicator(cpu_communicator.CpuCommunicator):
+    """vLLM's class; groups of tensor parallelism call commlib, and others vLLM's code."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls: CustomAllReduce | None = None
+        if self.world_size > 1 and self.unique_name.split(":")[0] == "tp":
+            self.calls = CustomAllReduce(self.cpu_group, self.device, name=f"vLLM {self.unique_name}")
+
+    def all_reduce(self, input_: Tensor) -> Tensor:
+        """Sum a tensor in place, as vLLM's does; a tensor that is not served goes vLLM's way."""
+        if self.calls is None or self.calls.comm is None or not self.calls.should_custom_ar(input_):
+            return cast("Tensor", super().all_reduce(input_))
+        return self.calls.comm.all_reduce(input_)
+
+    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor:
+        """Return all ranks' tensors, one behind the other along a dimension."""
+        rows = input_.movedim(dim, 0).contiguous()
+        whole = None if self.calls is None else self.calls.custom_all_gather(rows)
+        return super().all_gather(input_, dim) if whole is None else whole.movedim(0, dim).contiguous()
+
+    def reduce_scatter(self, input_: Tensor, dim: int = -1) -> Tensor:
+        """Return this rank's part, along a dimension, of the sum of all ranks' tensors."""
+        rows = input_.movedim(dim, 0).contiguous()
+        part = None if self.calls is None else self.calls.custom_reduce_scatter(rows)
+        return super().reduce_scatter(input_, dim) if part is None else part.movedim(0, dim).contiguous()
+
+    def gather(self, input_: Tensor, dst: int = 0, dim: int = -1) -> Tensor | None:
+        """Return all ranks' tensors along a dimension on rank `dst` of the group, None on the others."""
+        if self.calls is None or self.calls.comm is None:
+            return cast("Tensor | None", super().gather(input_, dst, dim))
+        parts = self.calls.comm.gather(input_.contiguous(), dst)
+        return None if parts is None else torch.cat(parts.unbind(), dim)
+
+    def suspend(self) -> None:
+        """Refuse: commlib's memory stays mapped as long as its communicator lives."""
+        raise NotImplementedError(
+            "commlib cannot give its memory back and keep its graphs; restart the server without COMMLIB_ENGINES=vllm"
+        )
+
+    resume = suspend
+
+    def destroy(self) -> None:
+        if self.calls is not None:
+            self.calls.close()
+        super().destroy()
+
+
+# --- an all_reduce and the norm after it become one call --------------------------------------------------------------
 
 
 def _run(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, group: str) -> Any:
