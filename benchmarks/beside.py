@@ -42,7 +42,7 @@ from commlib.tools.cli.options import python_file
 from commlib.tools.report.figures import size_text
 from commlib.tools.timing import Candidate, Run, buffers_of, own_stream, pinned, plain_on, public_call
 from commlib.tools.timing.truth import Truth
-from commlib.tp.multiprocessors import leaving
+from commlib.tp.pipeline import leaving
 
 OURS, ASYNC = "ours", "ours, async"
 WINDOWS = Path(__file__).with_name("peers") / "nccl_windows.py"

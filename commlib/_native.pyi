@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from commlib.radix.results import Insert, InsertMatch, Match
+from commlib.radix.cache import Insert, InsertMatch, Match
 
 Integers: TypeAlias = Any
 """One-dimensional int32 or int64: a torch tensor on the CPU, or anything with a buffer (numpy, array, memoryview)."""
@@ -258,6 +258,22 @@ def out_of_range_count(kernel: str, device_type: int, device_index: int, reset: 
 
 def index(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str, /) -> bool:
     """csrc/kernels/index/check.cc: index"""
+
+def check_decode_attention(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    starts: Tensor | None,
+    request_index: Tensor | None,
+    k_scale: float | Tensor | None,
+    v_scale: float | Tensor | None,
+    split_tokens: int,
+    /,
+) -> None:
+    """csrc/kernels/attention/check.cc: kernels::check_decode_attention"""
 
 def store(
     k_cache: Tensor,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from commlib import debug, env
-from commlib.build.modules import load_module
+from commlib.build.sources import load_module
 from commlib.errors import BuildFailed
 from commlib.redops import CODES, TORCH_OPS
 

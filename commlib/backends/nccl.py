@@ -17,8 +17,7 @@ from commlib.backends.base import Options
 from commlib.backends.native import NativeBackend
 from commlib.backends.nccl_control import REPORT_S, Control, within
 from commlib.bootstrap.world import World
-from commlib.build.device_code import compile_kernel
-from commlib.build.kernel_names import MAX_WORLD, expression, row_expression
+from commlib.build.device_code import MAX_WORLD, compile_kernel, expression, row_expression
 from commlib.errors import CommError, Unsupported
 from commlib.native import library
 

@@ -6,8 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -35,16 +34,6 @@ class Kernel:
     stack_bytes: int
     log: str
     cached: bool = field(default=False, compare=False)
-
-
-class Request(NamedTuple):
-    """What to compile: the arguments of compile_kernel."""
-
-    source: str
-    expression: str
-    arch: str
-    more: str = ""
-    marked: bool = False
 
 
 class Compiler(NamedTuple):
@@ -89,18 +78,6 @@ def compile_kernel(source: str | Path, expression: str, arch: str, more: str = "
     content, cached = build_cached("kernel", [*parts, *files_of(path, root).values()], build)
     log, _, code = content.partition(b"\0")
     return _kernel(code, log.decode(), cached)
-
-
-def compile_many(requests: Iterable[Request], jobs: int) -> Iterator[tuple[Request, Kernel | BuildFailed]]:
-    """Compile in `jobs` threads; yield each request, when it is done, with its kernel or what went wrong."""
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        futures = {pool.submit(compile_kernel, *request): request for request in requests}
-        for future in as_completed(futures):
-            error = future.exception()
-            yield futures[future], error if isinstance(error, BuildFailed) else future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 # The compilers
@@ -193,3 +170,54 @@ def _kernel(code: bytes, log: str, cached: bool = False) -> Kernel:
         log=log,
         cached=cached,
     )
+
+
+# Names of kernels in C++: which instance of an algorithm's kernel serves a call
+
+MAX_WORLD = 8  # kMaxPeers of csrc/include/commlib/job.h
+
+# torch name → element type of a kernel. Complex numbers are added as pairs; native code asks for the
+# reduction of bytes that does what a reduction of bools means.
+ELEMENTS: dict[str, str] = {
+    "float64": "double",
+    "float32": "float",
+    "float16": "commlib::half",
+    "bfloat16": "commlib::bfloat16",
+    "float8_e4m3fn": "commlib::e4m3",
+    "float8_e5m2": "commlib::e5m2",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short",
+    "uint16": "unsigned short",
+    "int32": "int",
+    "uint32": "unsigned int",
+    "int64": "long long",
+    "uint64": "unsigned long long",
+    "bool": "unsigned char",
+    "complex64": "float",
+    "complex128": "double",
+}
+
+
+QUANTS = ("none", "fp8", "fp8_token", "fp8_group")  # by their codes in csrc/device/rms_norm.cuh
+
+
+def row_expression(algorithm: str, dtype: str, form: str) -> str:
+    """Return the instance of a kernel that ends with an epilogue; csrc/nccl/kernels.cc writes the form."""
+    fields = dict(field.split("=") for field in form.split())
+    if "epilogue" in fields:
+        types = ", ".join(ELEMENTS[name] for name in fields["types"].split(",") if name)
+        end = f"commlib::{fields['epilogue']}<{types}>"
+    else:
+        center = "true" if fields["center"] == "yes" else "false"
+        end = f"commlib::RmsNorm<{ELEMENTS[fields['weight']]}, {center}, {QUANTS.index(fields['quant'])}>"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, {end}, {fields['world']}, {fields['pairs']}>"
+
+
+def expression(algorithm: str, world: int, dtype: str = "", redop: str = "") -> str:
+    """Return the instance of a kernel that serves a call; moves, without type and reduction, have one for all."""
+    if not dtype:
+        return f"commlib::{algorithm}<{world}>"
+    # A sum of bools is another reduction of bytes, so it is chosen at run time.
+    op = "Sum" if redop == "sum" and dtype != "bool" else "AnyOp"
+    return f"commlib::{algorithm}<{ELEMENTS[dtype]}, commlib::{op}, {world}>"

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from commlib import env
 from commlib.build.cache import COMPILER_S
-from commlib.build.modules import load_module
 from commlib.build.plugin_code import load_plugin
+from commlib.build.sources import load_module
 from commlib.collectives.spec import Algorithm, Collective
 from commlib.errors import BuildFailed, one_line
 

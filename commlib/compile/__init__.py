@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from commlib.compile.dynamo import register, untraced
+from commlib.compile.operators import register, untraced
 
 __all__ = ["register", "untraced"]

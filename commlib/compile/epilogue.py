@@ -7,8 +7,6 @@ import json
 import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from hashlib import sha256
 from operator import itemgetter
 from typing import Any
@@ -16,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commlib.build.device_code import compile_kernel
-from commlib.build.kernel_names import ELEMENTS, row_expression
+from commlib.build.device_code import ELEMENTS, compile_kernel, row_expression
 from commlib.collectives.all_reduce_rms_norm import ALL_REDUCE_RMS_NORM
 from commlib.compile import operators
 from commlib.core.dispatch import Dispatching
@@ -84,86 +81,7 @@ def epilogue(
         raise TypeError(f"numbers is {numbers!r}, but must be names, as ({numbers!r},)")
     if not callable(reference):
         raise TypeError(f"reference is of type {type(reference).__name__}, but must be a function")
-    declared = Declaration(name, inspect.cleandoc(source), dict(inputs or {}), dict(outputs), tuple(numbers))
-    declared.check()
-    return Epilogue(declared, reference)
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """What is known of an epilogue before any call."""
-
-    name: str
-    source: str
-    inputs: Kinds
-    outputs: Results
-    numbers: tuple[str, ...]
-
-    @cached_property
-    def digest(self) -> bytes:
-        """What ranks must agree on, in 8 bytes."""
-        outputs = [(name, str(output)) for name, output in self.outputs.items()]
-        content = self.source, list(self.inputs.items()), outputs, self.numbers
-        return sha256(json.dumps(content).encode()).digest()[:8]
-
-    @property
-    def symbol(self) -> str:
-        """The name of its struct in device code: another one for each epilogue."""
-        return f"{self.name}_{self.digest.hex()}"
-
-    def check(self) -> None:
-        """Raise for what no call could be made of."""
-        names = (*self.inputs, *self.outputs, *self.numbers)
-        for name in (self.name, *names):
-            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
-                raise ValueError(f"{name!r} is no name that Python and CUDA can use")
-        for at, name in enumerate(names):
-            if name in RESERVED or name in names[:at]:
-                raise ValueError(f"{self.name}: {name!r} means something else already; use another name")
-        for name, kind in self.inputs.items():
-            self._one_of(name, kind, INPUTS)
-        for name, output in self.outputs.items():
-            self._check_output(name, output)
-        if not self.outputs or len(self.inputs) + len(self.outputs) > MAX_FIELDS or len(self.numbers) > MAX_FIELDS:
-            raise ValueError(
-                f"{self.name} needs an output, and may have {MAX_FIELDS} tensors in all and {MAX_FIELDS} numbers"
-            )
-
-    def _check_output(self, name: str, output: tuple[str, torch.dtype | None]) -> None:
-        if not isinstance(output, tuple) or len(output) != 2:
-            raise TypeError(f"{self.name}: output {name!r} is {output!r}, but must be (a kind, a type or None)")
-        kind, dtype = output
-        self._one_of(name, kind, OUTPUTS)
-        if dtype is not None and dtype not in TYPES:
-            *others, last = map(_name, TYPES)
-            raise ValueError(
-                f"{self.name}: output {name!r} is of {dtype}, but must be None or {', '.join(others)} or {last}"
-            )
-        if not re.search(rf"\b{name}\b", self.source):
-            raise ValueError(f"{self.name}: the source does not write output {name!r}")
-
-    def _one_of(self, name: str, kind: str, kinds: tuple[str, ...]) -> None:
-        if kind not in kinds:
-            raise ValueError(f"{self.name}: {name!r} is {kind!r}, but must be one of {', '.join(kinds)}")
-
-    @property
-    def text(self) -> str:
-        """The struct of csrc/device/row.cuh, whose middle is the user's."""
-        types = ", ".join(f"class E{i}" for i in range(len(self.inputs))) or "class..."
-        lines = ["namespace commlib {", f"template <{types}>", f"struct {self.symbol} {{", "template <class Block>"]
-        lines += ["static __device__ __forceinline__ void run(Block& block) {"]
-        lines += ["using T = typename Block::Element;", "using Row = typename Block::Row;"]
-        fields = [("value" if kind == "number" else "input", f"E{i}") for i, kind in enumerate(self.inputs.values())]
-        fields += [("output", _element(dtype)) for _, dtype in self.outputs.values()]
-        bindings = {
-            name: f"block.template {kind}<{element}>({at})"
-            for at, (name, (kind, element)) in enumerate(zip((*self.inputs, *self.outputs), fields, strict=True))
-        }
-        bindings |= {name: f"block.number({at})" for at, name in enumerate(self.numbers)}
-        bindings |= {"width": "block.width()", "x": "block.take()"}  # the last one waits for the peers
-        lines += [f"[[maybe_unused]] const auto {name} = {bound};" for name, bound in bindings.items()]
-        lines += ["{", f'#line 1 "epilogue {self.name}"', self.source, f'#line 1 "behind epilogue {self.name}"']
-        return "\n".join([*lines, "}", "}", "};", "}", ""])
+    return Epilogue(name, inspect.cleandoc(source), dict(inputs or {}), dict(outputs), tuple(numbers), reference)
 
 
 def _element(dtype: torch.dtype | None) -> str:
@@ -177,18 +95,30 @@ def _name(dtype: torch.dtype) -> str:
 class Epilogue:
     """What `commlib.epilogue` returns: `text` is its device code, `reference` the caller's function."""
 
-    def __init__(self, declared: Declaration, reference: Callable[..., Any]) -> None:
-        self.name, self.symbol, self.text, self.reference = declared.name, declared.symbol, declared.text, reference
-        self._inputs, self._outputs = tuple(declared.inputs), tuple(declared.outputs)
-        self._numbers, self._results = declared.numbers, tuple(declared.outputs.values())
-        names = (*self._inputs, *self._outputs, *self._numbers)
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        inputs: Kinds,
+        outputs: Results,
+        numbers: tuple[str, ...],
+        reference: Callable[..., Any],
+    ) -> None:
+        self.name, self.reference, self._source = name, reference, source
+        self._inputs, self._outputs, self._numbers = inputs, outputs, numbers
+        self._check()
+        content = source, list(inputs.items()), [(name, str(output)) for name, output in outputs.items()], numbers
+        digest = sha256(json.dumps(content).encode()).digest()[:8]  # what ranks must agree on
+        self.symbol = f"{name}_{digest.hex()}"  # the name of its struct in device code: another one for each epilogue
+        self.text = self._code()
+        self._taken, names = (*inputs, *numbers), (*inputs, *outputs, *numbers)
         self._read, self._written = len(self._inputs), len(self._inputs) + len(self._outputs)
         self._no_outputs = dict.fromkeys(self._outputs)
         self._in_order: Callable[[dict[str, Any]], tuple[Any, ...]] = (
             itemgetter(*names) if len(names) > 1 else lambda arguments: (arguments[names[0]],)
         )
-        kinds = [*declared.inputs.values(), *(kind for kind, _ in self._results)]
-        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in self._results]
+        kinds = [*inputs.values(), *(kind for kind, _ in outputs.values())]
+        dtypes = [DTYPES.index(_name(dtype)) if dtype else -1 for _, dtype in outputs.values()]
         self._native = library.open_epilogue(
             self.name,
             ", ".join((*self._inputs, *self._outputs)),
@@ -196,7 +126,7 @@ class Epilogue:
             [-1] * len(self._inputs) + dtypes,
             len(self._inputs),
             ", ".join(self._numbers),
-            int.from_bytes(declared.digest, "big", signed=True),
+            int.from_bytes(digest, "big", signed=True),
             self.symbol,
             self.text,
         )
@@ -243,7 +173,7 @@ class Epilogue:
 
     def __repr__(self) -> str:
         """Return how it is called."""
-        return f"<epilogue {self.name}(comm, x, {', '.join(f'{name}=' for name in (*self._inputs, *self._numbers))})>"
+        return f"<epilogue {self.name}(comm, x, {', '.join(f'{name}=' for name in self._taken)})>"
 
     def __deepcopy__(self, memo: object) -> Epilogue:
         """It never changes: a copy of a model has the same."""
@@ -252,8 +182,8 @@ class Epilogue:
     def _refuse(self, comm: object, arguments: dict[str, Any]) -> None:
         if not hasattr(comm, "graph_name"):
             raise TypeError(f"comm of {self.name} is of type {type(comm).__name__}, but must be a commlib.Communicator")
-        needed, known = (*self._inputs, *self._numbers), (*self._inputs, *self._numbers, *self._outputs)
-        wrong = [f"needs {name}=" for name in needed if name not in arguments]
+        known = (*self._taken, *self._outputs)
+        wrong = [f"needs {name}=" for name in self._taken if name not in arguments]
         wrong += [f"knows no {name}=" for name in arguments if name not in known]
         raise TypeError(f"{self.name} {wrong[0]}; it takes {', '.join(f'{name}=' for name in known)}")
 
@@ -263,7 +193,7 @@ class Epilogue:
         if len(complete) == len(outs):
             return tuple(complete)
         library.check_tensor(x, "x", self.name)
-        pairs = zip(outs, self._results, strict=True)
+        pairs = zip(outs, self._outputs.values(), strict=True)
         return tuple(_like(x, kind, dtype) if out is None else out for out, (kind, dtype) in pairs)
 
     def _copied(self, x: Tensor) -> Tensor:
@@ -274,7 +204,7 @@ class Epilogue:
     @torch.no_grad()
     def _run_reference(self, sums: Tensor, values: Sequence[Any], outs: tuple[Tensor, ...]) -> None:
         """Write the outputs in torch's operations."""
-        results = self.reference(sums, **dict(zip((*self._inputs, *self._numbers), values, strict=True)))
+        results = self.reference(sums, **dict(zip(self._taken, values, strict=True)))
         results = results if isinstance(results, tuple) else (results,)
         shapes = [tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__ for result in results]
         wanted = [tuple(out.shape) for out in outs]
@@ -283,6 +213,59 @@ class Epilogue:
         for out, result in zip(outs, results, strict=True):
             out.copy_(_narrowed(result, out.dtype))
 
+    def _check(self) -> None:
+        """Raise for what no call could be made of."""
+        names = (*self._inputs, *self._outputs, *self._numbers)
+        for name in (self.name, *names):
+            if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) or keyword.iskeyword(name):
+                raise ValueError(f"{name!r} is no name that Python and CUDA can use")
+        for at, name in enumerate(names):
+            if name in RESERVED or name in names[:at]:
+                raise ValueError(f"{self.name}: {name!r} means something else already; use another name")
+        for name, kind in self._inputs.items():
+            self._one_of(name, kind, INPUTS)
+        for name, output in self._outputs.items():
+            self._check_output(name, output)
+        if not self._outputs or len(self._inputs) + len(self._outputs) > MAX_FIELDS or len(self._numbers) > MAX_FIELDS:
+            raise ValueError(
+                f"{self.name} needs an output, and may have {MAX_FIELDS} tensors in all and {MAX_FIELDS} numbers"
+            )
+
+    def _check_output(self, name: str, output: tuple[str, torch.dtype | None]) -> None:
+        if not isinstance(output, tuple) or len(output) != 2:
+            raise TypeError(f"{self.name}: output {name!r} is {output!r}, but must be (a kind, a type or None)")
+        kind, dtype = output
+        self._one_of(name, kind, OUTPUTS)
+        if dtype is not None and dtype not in TYPES:
+            *others, last = map(_name, TYPES)
+            raise ValueError(
+                f"{self.name}: output {name!r} is of {dtype}, but must be None or {', '.join(others)} or {last}"
+            )
+        if not re.search(rf"\b{name}\b", self._source):
+            raise ValueError(f"{self.name}: the source does not write output {name!r}")
+
+    def _one_of(self, name: str, kind: str, kinds: tuple[str, ...]) -> None:
+        if kind not in kinds:
+            raise ValueError(f"{self.name}: {name!r} is {kind!r}, but must be one of {', '.join(kinds)}")
+
+    def _code(self) -> str:
+        """Return the struct of csrc/device/row.cuh, whose middle is the user's."""
+        types = ", ".join(f"class E{i}" for i in range(len(self._inputs))) or "class..."
+        lines = ["namespace commlib {", f"template <{types}>", f"struct {self.symbol} {{", "template <class Block>"]
+        lines += ["static __device__ __forceinline__ void run(Block& block) {"]
+        lines += ["using T = typename Block::Element;", "using Row = typename Block::Row;"]
+        fields = [("value" if kind == "number" else "input", f"E{i}") for i, kind in enumerate(self._inputs.values())]
+        fields += [("output", _element(dtype)) for _, dtype in self._outputs.values()]
+        bindings = {
+            name: f"block.template {kind}<{element}>({at})"
+            for at, (name, (kind, element)) in enumerate(zip((*self._inputs, *self._outputs), fields, strict=True))
+        }
+        bindings |= {name: f"block.number({at})" for at, name in enumerate(self._numbers)}
+        bindings |= {"width": "block.width()", "x": "block.take()"}  # the last one waits for the peers
+        lines += [f"[[maybe_unused]] const auto {name} = {bound};" for name, bound in bindings.items()]
+        lines += ["{", f'#line 1 "epilogue {self.name}"', self._source, f'#line 1 "behind epilogue {self.name}"']
+        return "\n".join([*lines, "}", "}", "};", "}", ""])
+
     # --- in torch.compile: an operator that returns new tensors
 
     def _define(self) -> Any:
@@ -290,27 +273,25 @@ class Epilogue:
         schema = ", ".join(["Tensor x", *tensors, *(f"float {name}" for name in self._numbers)])
         schema += ", int max_sms, str comm"
         results = ", ".join(["Tensor"] * len(self._outputs))
-        names = (*self._inputs, *self._numbers)
 
         def run(*arguments: Any) -> Any:
             *tensors_and_numbers, max_sms, comm = arguments
             x, *values = operators.contiguous(*tensors_and_numbers)
-            return self(operators.communicator(comm), x, max_sms=max_sms, **dict(zip(names, values, strict=True)))
+            return self(operators.communicator(comm), x, max_sms=max_sms, **dict(zip(self._taken, values, strict=True)))
 
         def fake(x: Tensor, *arguments: Any) -> Any:
-            outs = tuple(_like(x, kind, dtype) for kind, dtype in self._results)
+            outs = tuple(_like(x, kind, dtype) for kind, dtype in self._outputs.values())
             return outs[0] if len(outs) == 1 else outs
 
         return operators.define(f"epilogue_{self.symbol}", f"({schema}) -> ({results})", run, fake)
 
     def _traced(self, comm: Dispatching, x: Tensor, arguments: dict[str, Any], max_sms: int) -> Any:
-        names = (*self._inputs, *self._numbers)
-        if arguments.keys() - self._no_outputs.keys() != set(names) or not hasattr(comm, "graph_name"):
+        if arguments.keys() - self._no_outputs.keys() != set(self._taken) or not hasattr(comm, "graph_name"):
             self._refuse(comm, arguments)
-        results = self._operator(x, *[arguments[name] for name in names], max_sms, comm.graph_name)
-        if len(self._outputs) == 1:
+        results = self._operator(x, *[arguments[name] for name in self._taken], max_sms, comm.graph_name)
+        if len(self._no_outputs) == 1:
             results = (results,)
-        places = [arguments.get(name) for name in self._outputs]
+        places = [arguments.get(name) for name in self._no_outputs]
         outs = [result if out is None else out.copy_(result) for out, result in zip(places, results, strict=True)]
         return outs[0] if len(outs) == 1 else tuple(outs)
 

@@ -1,15 +1,65 @@
-"""Attention of single queries over a paged cache, as decoding has it: the call, and how the CPU computes it."""
+"""Attention of single queries over a paged cache, for decoding; csrc/kernels/attention/check.cc has the checks."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels import dispatch
-from commlib.kernels.attention_call import Call, Scale, checked, in_pages
 from commlib.kernels.dispatch import PLAIN, PLAIN_OR_NONE, compiling, grad_enabled
 from commlib.kernels.store import LAYOUTS
+from commlib.native import library
+
+FP8 = torch.float8_e4m3fn
+Scale: TypeAlias = "float | Tensor | None"
+
+
+class Call(NamedTuple):
+    """What attends to what; caches are [pages, page_size, heads, head_dim], whatever form they had."""
+
+    out: Tensor
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    tables: Tensor
+    lengths: Tensor
+    starts: Tensor | None
+    request_index: Tensor | None
+    scale: float
+    scales: tuple[Scale, Scale] = (None, None)  # of K and V, by which the cache is multiplied
+    span_tokens: int = 0  # keys that are added up together; 0: as many as keep a GPU busy
+
+    @property
+    def group(self) -> int:
+        """Return how many heads read one KV head."""
+        return self.q.shape[1] // self.k_cache.shape[2]
+
+    @property
+    def page_size(self) -> int:
+        """Return how many keys an entry of the tables stands for."""
+        return self.k_cache.shape[1]
+
+    @property
+    def rows(self) -> int:
+        """Return how many requests the tables have."""
+        return len(self.tables) if self.starts is None else len(self.starts)
+
+    @property
+    def max_tokens(self) -> int:
+        """Return how many keys a query can have: what the tables have room for."""
+        return self.tables.shape[-1] * self.page_size
+
+
+def in_pages(cache: Tensor, head_dim: int, hnd: bool) -> Tensor:
+    """Return a view [pages, page_size, heads, head_dim] of a cache of any layout that `store` writes."""
+    if cache.dim() == 2 and head_dim and cache.shape[1] % head_dim == 0:
+        cache = cache.unflatten(1, (-1, head_dim))
+    if cache.dim() == 3:
+        return cache.unsqueeze(1)
+    return cache.transpose(1, 2) if hnd and cache.dim() == 4 else cache
 
 
 def decode_attention(  # noqa: PLR0913
@@ -48,39 +98,28 @@ def decode_attention(  # noqa: PLR0913
     if split_tokens is not None and split_tokens < 1:
         raise ValueError(f"split_tokens is {split_tokens}, but must be above 0, or None")
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    tensors = (out, q, k_cache, v_cache, tables, lengths, starts, request_index)
-    rest = (factor, layout == "HND", split_tokens or 0)
+    dim, hnd = q.shape[-1], layout == "HND"
+    rest = (tables, lengths, starts, request_index, dim**-0.5 if scale is None else scale)
     if plain and not compiling():
-        _run(*tensors, k_scale, v_scale, *rest)
+        k, v = in_pages(k_cache, dim, hnd), in_pages(v_cache, dim, hnd)
+        _run(Call(out, q, k, v, *rest, (k_scale, v_scale), split_tokens or 0))
     else:
-        _dispatched(*tensors, *_apart(k_scale), *_apart(v_scale), *rest)
+        _dispatched(out, q, k_cache, v_cache, *rest, *_apart(k_scale), *_apart(v_scale), split_tokens or 0, hnd)
     return out
 
 
-def _run(  # noqa: PLR0913, PLR0917
-    out: Tensor,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    request_index: Tensor | None,
-    k_scale: Scale,
-    v_scale: Scale,
-    scale: float,
-    hnd: bool,
-    span_tokens: int,
-) -> None:
-    k, v = (in_pages(cache, q.shape[-1], hnd) for cache in (k_cache, v_cache))
-    numbers = (scale, (k_scale, v_scale), span_tokens)
-    call = checked(Call(out, q, k, v, tables, lengths, starts, request_index, *numbers))
-    if q.device.type == "cuda":
+def _run(call: Call) -> None:
+    try:
+        library.check_decode_attention(*call[:8], *call.scales, call.span_tokens)
+    except ValueError:
+        if not dispatch.on_meta(*call[:8], *call.scales):
+            raise
+        return
+    if call.q.device.type == "cuda":
         from commlib.kernels import attention_gpu
 
         attention_gpu.launch(call)
-    elif q.device.type == "cpu":
+    else:
         on_cpu(call)
 
 
@@ -147,29 +186,16 @@ def _apart(scale: Scale) -> tuple[Tensor | None, float | None]:
 
 
 # For torch.compile and tensor subclasses; the result is made outside, so that one operator serves both forms.
-@torch.library.custom_op("commlib::decode_attention_into", mutates_args=("out",))
-def _dispatched(  # noqa: PLR0913, PLR0917
-    out: Tensor,
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    request_index: Tensor | None,
-    k_scale: Tensor | None,
-    k_number: float | None,
-    v_scale: Tensor | None,
-    v_number: float | None,
-    scale: float,
-    hnd: bool,
-    span_tokens: int,
-) -> None:
+@torch.library.custom_op(
+    "commlib::decode_attention_into",
+    mutates_args=("out",),
+    schema="(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor tables, Tensor lengths, Tensor? starts, "
+    "Tensor? request_index, float scale, Tensor? k_scale, float? k_number, Tensor? v_scale, float? v_number, "
+    "SymInt span_tokens, bool hnd) -> ()",
+)
+def _dispatched(*arguments: Any) -> None:
+    out, q, k_cache, v_cache, *rest, k_scale, k_number, v_scale, v_number, span_tokens, hnd = arguments
     scales = (k_number if k_scale is None else k_scale, v_number if v_scale is None else v_scale)
-    tensors = (out, q, k_cache, v_cache, tables, lengths, starts, request_index)
-    _run(*tensors, *scales, scale, hnd, span_tokens)
-
-
-@_dispatched.register_fake
-def _(*arguments: object) -> None:
-    pass
+    k, v = in_pages(k_cache, q.shape[-1], hnd), in_pages(v_cache, q.shape[-1], hnd)
+    fields = [out, q, k, v, *rest, scales, span_tokens]
+    _run(Call(*fields))

@@ -7,6 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from commlib.native import library
+
 # Subclasses go through torch's dispatcher: they are fake, functional or wrap what native code cannot see. A test
 # `type(tensor) in PLAIN` costs 30 ns, so kernels write one for each tensor: a loop over them costs ten times that.
 PLAIN = frozenset({Tensor, torch.nn.Parameter})
@@ -21,7 +23,7 @@ def check_tensors(kernel: str, **tensors: object) -> None:
     """Refuse what is no tensor; ask only where a type is not PLAIN."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} of {kernel} is a {type(tensor).__name__}, but must be a torch.Tensor")
+            library.check_tensor(tensor, name, kernel)  # raises, with a remedy
 
 
 def refuse_gradients(kernel: str, names: str) -> NoReturn:

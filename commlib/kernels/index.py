@@ -101,11 +101,4 @@ def _(weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) 
     return _empty(weights, ids)
 
 
-@torch.library.custom_op("commlib::index_into", mutates_args=("out",))
-def _index_into(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
-    _run(out, weights, ids, start, length, out_of_range)
-
-
-@_index_into.register_fake
-def _(out: Tensor, weights: Tensor, ids: Tensor, start: int, length: int, out_of_range: str) -> None:
-    pass
+_index_into = torch.library.custom_op("commlib::index_into", _run, mutates_args=("out",))

@@ -99,27 +99,11 @@ def _run(*arguments: Any) -> None:
 
 
 # For torch.compile and tensor subclasses: the outputs are made outside, so that one operator serves both.
-@torch.library.custom_op(
+_metadata_into = torch.library.custom_op(
     "commlib::metadata_into",
-    mutates_args=("expanded", "clipped", "cu_seqlens", "positions", "request_index", "total"),
+    _run,
+    mutates_args=Metadata._fields,
+    schema="(Tensor? extend_lens, SymInt window, Tensor seq_lens, SymInt topk, SymInt? pad, Tensor(a!)? expanded, "
+    "Tensor(b!)? clipped, Tensor(c!)? cu_seqlens, Tensor(d!)? positions, Tensor(e!)? request_index, "
+    "Tensor(f!)? total) -> ()",
 )
-def _metadata_into(  # noqa: PLR0913, PLR0917
-    extend_lens: Tensor | None,
-    window: int,
-    seq_lens: Tensor,
-    topk: int,
-    pad: int | None,
-    expanded: Tensor | None,
-    clipped: Tensor | None,
-    cu_seqlens: Tensor | None,
-    positions: Tensor | None,
-    request_index: Tensor | None,
-    total: Tensor | None,
-) -> None:
-    outputs = (expanded, clipped, cu_seqlens, positions, request_index, total)
-    _run(extend_lens, window, seq_lens, topk, pad, *outputs)
-
-
-@_metadata_into.register_fake
-def _(*arguments: Any) -> None:
-    pass

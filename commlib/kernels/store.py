@@ -46,7 +46,8 @@ def store(  # noqa: PLR0913
         and (v_scale is None or type(v_scale) in _SCALES)
     )
     if not plain:
-        _check_types(k_cache, v_cache, slots, k, v)
+        optional = {} if v_cache is None else {"v_cache": v_cache}
+        dispatch.check_tensors("store", k_cache=k_cache, **optional, slots=slots, k=k, v=v)
         _check_scales(k_scale=k_scale, v_scale=v_scale)
     if grad_enabled() and (
         k.requires_grad or v.requires_grad or k_cache.requires_grad or (v_cache is not None and v_cache.requires_grad)
@@ -66,12 +67,6 @@ def store(  # noqa: PLR0913
         _dispatched(k_cache, v_cache, slots, k, v, layout == "HND", unique, k_scale, v_scale, reserved)
 
 
-def _check_types(k_cache: object, v_cache: object, slots: object, k: object, v: object) -> None:
-    dispatch.check_tensors("store", k_cache=k_cache, slots=slots, k=k, v=v)
-    if v_cache is not None:
-        dispatch.check_tensors("store", v_cache=v_cache)
-
-
 def _check_scales(**scales: object) -> None:
     for name, scale in scales.items():
         if scale is not None and not isinstance(scale, float | int | Tensor):
@@ -86,26 +81,13 @@ def _dispatched(*arguments: Any) -> None:
 
 
 # For torch.compile and tensor subclasses; an operator takes no "number or tensor".
-@torch.library.custom_op("commlib::store", mutates_args=("k_cache", "v_cache"))
-def _store(  # noqa: PLR0913, PLR0917
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    slots: Tensor,
-    k: Tensor,
-    v: Tensor,
-    hnd: bool,
-    unique: bool,
-    k_scale: Tensor | None,
-    v_scale: Tensor | None,
-    k_number: float | None,
-    v_number: float | None,
-    skip: Sequence[int],
-) -> None:
-    k_factor = k_number if k_scale is None else k_scale
-    v_factor = v_number if v_scale is None else v_scale
-    library.store(k_cache, v_cache, slots, k, v, hnd, unique, k_factor, v_factor, skip)
-
-
-@_store.register_fake
-def _(*arguments: Any) -> None:
-    pass
+@torch.library.custom_op(
+    "commlib::store",
+    mutates_args=("k_cache", "v_cache"),
+    schema="(Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor slots, Tensor k, Tensor v, bool hnd, bool unique, "
+    "Tensor? k_scale, Tensor? v_scale, float? k_number, float? v_number, SymInt[] skip) -> ()",
+)
+def _store(*arguments: Any) -> None:
+    *first, k_scale, v_scale, k_number, v_number, skip = arguments
+    native = [*first, k_number if k_scale is None else k_scale, v_number if v_scale is None else v_scale, skip]
+    library.store(*native)

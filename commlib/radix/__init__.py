@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from commlib.radix.cache import POLICIES, RadixCache
-from commlib.radix.events import AllBlocksCleared, BlockRemoved, BlockStored
-from commlib.radix.namespaces import Namespace
-from commlib.radix.results import Insert, InsertMatch, Match, Stats
+from commlib.radix.cache import POLICIES, Insert, InsertMatch, Match, RadixCache, Stats
+from commlib.radix.events import AllBlocksCleared, BlockRemoved, BlockStored, Namespace
 
 __all__ = [
     "POLICIES",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import NamedTuple
 
 import torch
 
-from commlib.build.kernel_names import ELEMENTS, expression, row_expression
+from commlib.build.device_code import ELEMENTS, Kernel, compile_kernel, expression, row_expression
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.spec import Algorithm
+from commlib.errors import BuildFailed
 from commlib.redops import REDOPS
 
 PAIR_BYTES = 512 * 16  # that the threads of a row hold: csrc/include/commlib/rows.h
@@ -43,3 +46,25 @@ def _of_rows(algorithm: Algorithm, world: int, dtype: str) -> Iterator[str]:
         if pairs == 1 or pairs * PAIR_BYTES <= row_bytes:
             form = f"world={ranks} pairs={pairs} weight={dtype} center=no quant=none"
             yield row_expression(algorithm.name, dtype, form)
+
+
+class Request(NamedTuple):
+    """What to compile: the arguments of compile_kernel."""
+
+    source: str
+    expression: str
+    arch: str
+    more: str = ""
+    marked: bool = False
+
+
+def compile_many(requests: Iterable[Request], jobs: int) -> Iterator[tuple[Request, Kernel | BuildFailed]]:
+    """Compile in `jobs` threads; yield each request, when it is done, with its kernel or what went wrong."""
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        futures = {pool.submit(compile_kernel, *request): request for request in requests}
+        for future in as_completed(futures):
+            error = future.exception()
+            yield futures[future], error if isinstance(error, BuildFailed) else future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)

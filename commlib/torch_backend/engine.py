@@ -20,7 +20,7 @@ from commlib.communicator import Communicator
 from commlib.core.dispatch import Make
 from commlib.core.work import blocking
 from commlib.redops import TORCH_OPS
-from commlib.torch_backend.layout import in_place, joined, room_for, spread
+from commlib.torch_backend.arguments import in_place, joined, room_for, spread
 from commlib.torch_backend.works import Done, OnStream
 
 W = TypeVar("W", bound=dist.Work)
@@ -287,6 +287,3 @@ def _names() -> str:
 def _rows(x: Tensor) -> Tensor:
     """Splits count rows: a tensor keeps its shape, but for one without dimensions."""
     return x.reshape(1) if x.dim() == 0 else x
-
-
-__all__ = ["DONE", "Engine"]

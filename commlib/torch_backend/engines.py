@@ -9,6 +9,7 @@ on it, which all ranks make; messages between GPUs do not need it.
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,14 +24,16 @@ from commlib.bootstrap.neighbours import one_host
 from commlib.bootstrap.store import StoreWorld
 from commlib.bootstrap.world import World
 from commlib.communicator import Communicator, create
+from commlib.errors import CommTimeout
 from commlib.redops import CODES
+from commlib.torch_backend.arguments import SIGNATURES, first_tensor
 from commlib.torch_backend.engine import OPS, Engine
 from commlib.torch_backend.point_to_point import GpuMessages, HostMessages
-from commlib.torch_backend.signatures import SIGNATURES, first_tensor
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
 OURS = "commlib"
 BACKENDS = {"cpu": "shm", "cuda": "nccl"}  # by device, as plans name them
+_NAP_S = 0.001
 
 
 @dataclass(frozen=True)
@@ -176,3 +179,40 @@ class Engines:
             )
         self._torchs.append(engine)
         return engine
+
+
+# --- monitored_barrier: on the host, over the store, so it knows who is missing; errors read as torch's ---------------
+
+
+def monitored_barrier(
+    store: Any, rank: int, size: int, timeout: datetime.timedelta, wait_all_ranks: bool = False
+) -> None:
+    """Wait for all ranks; rank 0 says who did not come, the first one or all, and the others that it failed."""
+    deadline = time.monotonic() + timeout.total_seconds()
+    if rank != 0:
+        store.set(f"{rank}", "")
+        while not store.check(["answer"]):
+            if time.monotonic() > deadline:
+                raise CommTimeout(_unanswered(rank, f"it did not come within {timeout.total_seconds():g} s"))
+            time.sleep(_NAP_S)
+        if failure := store.get("answer").decode():
+            raise CommTimeout(_unanswered(rank, failure))
+        return
+    missing = list(range(1, size))
+    while missing and time.monotonic() <= deadline:
+        missing = [peer for peer in missing if not store.check([f"{peer}"])]
+        time.sleep(_NAP_S if missing else 0)
+    failure = ""
+    if missing:
+        named = missing if wait_all_ranks else missing[:1]
+        failure = f"Rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} failed to pass monitoredBarrier"
+    store.set("answer", failure)
+    if failure:
+        raise CommTimeout(f"Rank 0 timed out in monitoredBarrier after {timeout.total_seconds():g} s: {failure}")
+
+
+def _unanswered(rank: int, why: str) -> str:
+    return (
+        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+        f"rank 0: {why}"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,9 @@ import torch.distributed as dist
 from commlib.collectives.norms import normalised
 from commlib.communicator import Communicator
 from commlib.compile import untraced
-from commlib.torch_backend.barrier import let_torch_call, monitored_barrier
+from commlib.torch_backend.arguments import SIGNATURES, first_tensor, with_options
 from commlib.torch_backend.engine import Engine
-from commlib.torch_backend.engines import OURS, Engines, Place
-from commlib.torch_backend.signatures import SIGNATURES, first_tensor, with_options
+from commlib.torch_backend.engines import OURS, Engines, Place, monitored_barrier
 from commlib.torch_backend.works import Works
 
 _C10D: Any = dist.distributed_c10d  # declares little of what it has
@@ -332,6 +332,23 @@ def _first_tensor(arguments: tuple[Any, ...]) -> torch.Tensor:
     return x
 
 
+def _let_torch_call_monitored_barrier() -> None:
+    """Make dist.monitored_barrier call our groups: torch's function refuses every backend but gloo by its name."""
+    original: Any = dist.monitored_barrier
+
+    @functools.wraps(original)
+    def reached(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        target: Any = group or dist.group.WORLD
+        if not isinstance(target, CommlibGroup):
+            original(group, timeout, wait_all_ranks)
+            return
+        if isinstance(timeout, (int, float)):
+            timeout = datetime.timedelta(seconds=timeout)
+        target.monitored_barrier(timeout, wait_all_ranks)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = reached
+
+
 for _name in SIGNATURES:
     if _name != "barrier":
         setattr(CommlibGroup, _name, _collective(_name))
@@ -339,4 +356,5 @@ for _name in MESSAGES:
     setattr(CommlibGroup, _name, _message(_name))
 for _old, _name in OLD_NAMES.items():
     setattr(CommlibGroup, _old, getattr(CommlibGroup, _name))
-let_torch_call(untraced(CommlibGroup))
+untraced(CommlibGroup)
+_let_torch_call_monitored_barrier()

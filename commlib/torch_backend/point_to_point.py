@@ -27,7 +27,7 @@ from torch import Tensor
 from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.errors import CommTimeout
-from commlib.torch_backend.layout import flat, joined, room_for, spread, write
+from commlib.torch_backend.arguments import flat, joined, room_for, spread, write
 from commlib.torch_backend.works import Done, Works
 
 _DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)

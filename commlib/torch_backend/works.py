@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from commlib.core.work import finish
+from commlib.core.work import Work, finish
 
 
-class Done(dist.Work):
+class Done(Work):
     """A synchronous call, which was done when it returned."""
 
     def __init__(self, outputs: Sequence[torch.Tensor] = ()) -> None:
@@ -27,12 +27,6 @@ class Done(dist.Work):
         return True
 
     is_success = is_completed
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def block_current_stream(self) -> None:
-        self.wait()
 
     def exception(self) -> BaseException | None:
         """Return None: the call raised what it had to."""
@@ -66,9 +60,6 @@ class OnStream(Done):
             finish(self._marked(), timeout)
         return True
 
-    def synchronize(self) -> None:
-        self.wait()
-
     def is_completed(self) -> bool:
         return bool(self._marked().query())
 
@@ -101,9 +92,6 @@ class Works(Done):
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
-
-    def synchronize(self) -> None:
-        self.wait()
 
     def exception(self) -> BaseException | None:
         """Return what the first that failed raised."""

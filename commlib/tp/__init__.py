@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from commlib.tp.groups import communicator
-from commlib.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from commlib.tp.layers import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, communicator
 from commlib.tp.norm import FusedResidualNorm
 from commlib.tp.pipeline import Pipeline
-from commlib.tp.sequence import gather_rows, scatter_rows
-from commlib.tp.shard import Shard, heads, shard
+from commlib.tp.shard import Shard, gather_rows, heads, scatter_rows, shard
 from commlib.tp.weights import RandomWeights, SafeTensors, Source
 
 __all__ = [

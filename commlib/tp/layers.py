@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from commlib.communicator import Communicator
+from commlib import torch_backend
+from commlib.communicator import Communicator, init
 from commlib.core.work import Work
 from commlib.counts import counted
 from commlib.kernels import index
+from commlib.torch_backend.group import CommlibGroup
 from commlib.tp.pipeline import Pipeline
-from commlib.tp.sequence import gather_rows, scatter_rows
-from commlib.tp.shard import Shard, shard
+from commlib.tp.shard import Shard, gather_rows, scatter_rows, shard
 from commlib.tp.weights import Source
+
+
+def communicator(group: Any, device: torch.device | str = "cpu") -> Communicator:
+    """Return a Communicator of a process group's ranks; every rank of the group must call this.
+
+    Args:
+        group: A Communicator, which is returned; a group of backend "commlib", which owns what is returned; or any
+            other group (gloo, nccl), whose ranks get a new communicator: call once, and close it.
+        device: Where the tensors of a group of backend "commlib" are.
+    """
+    if isinstance(group, Communicator):
+        return group
+    if isinstance(group, CommlibGroup):
+        return torch_backend.communicator(group, torch.device(device).type)
+    return init(bootstrap=group)
 
 
 def parameter(comm: Communicator, *shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -167,7 +184,8 @@ class RowParallelLinear(nn.Module):
         """
         cuts = chunks_of(self.comm, pipeline, x.shape)
         if pipeline is None or not cuts:
-            return scatter_rows(self.comm, self.partial(x))
+            rows: Tensor = scatter_rows(self.comm, self.partial(x))
+            return rows
         out = x.new_empty(len(x) // self.comm.size, *x.shape[1:-1], self.out_features)
         local = out.view(-1, self.out_features)
         of_ranks = x.reshape(self.comm.size, len(local), self.part.length)

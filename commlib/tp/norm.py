@@ -15,7 +15,7 @@ from commlib.communicator import Communicator
 from commlib.compile.epilogue import MAX_FIELDS, Epilogue, epilogue
 from commlib.tp.layers import parameter
 from commlib.tp.pipeline import Pipeline, Steps
-from commlib.tp.sequence import gather_rows, scatter_rows
+from commlib.tp.shard import gather_rows, scatter_rows
 from commlib.tp.weights import Source
 
 

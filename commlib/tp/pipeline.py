@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 import weakref
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -13,8 +17,8 @@ from torch import Tensor
 
 from commlib.communicator import Communicator, init
 from commlib.core.work import Work
-from commlib.tp.multiprocessors import leaving
-from commlib.tp.sequence import gather, scatter
+from commlib.errors import Unsupported
+from commlib.tp.shard import gather_rows, scatter_rows
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[None, None, T]
@@ -84,12 +88,12 @@ class Pipeline:
 
     def scatter_rows(self, x: Tensor, out: Tensor | None = None) -> Work:
         """Start to add up all ranks' rows; result() waits for those that this rank keeps."""
-        work: Work = scatter(self.comm, x, out, async_op=True, max_sms=self.max_sms)
+        work: Work = scatter_rows(self.comm, x, out, async_op=True, max_sms=self.max_sms)
         return work
 
     def gather_rows(self, rows: Tensor, out: Tensor) -> Work:
         """Start to put every rank's rows into `out`."""
-        work: Work = gather(self.comm, rows, out, async_op=True, max_sms=self.max_sms)
+        work: Work = gather_rows(self.comm, rows, out, async_op=True, max_sms=self.max_sms)
         return work
 
     def bring_rows(self, x: Tensor) -> tuple[list[Tensor], Work]:
@@ -157,3 +161,48 @@ def _goes_on(program: Steps[Any]) -> bool:
     except StopIteration:
         return False
     return True
+
+
+# --- products that leave some of a GPU's multiprocessors to calls that run at the same time ---------------------------
+
+
+@contextmanager
+def leaving(multiprocessors: int) -> Iterator[None]:
+    """Have this thread's cuBLAS plan products for a GPU with so many multiprocessors less; 0 changes nothing.
+
+    Such a product otherwise takes the whole GPU until it ends, and a call that starts behind it waits for that.
+    """
+    if not multiprocessors:
+        yield
+        return
+    there = torch.cuda.get_device_properties().multi_processor_count
+    if multiprocessors >= there:
+        raise ValueError(f"products cannot leave {multiprocessors} of the GPU's {there} multiprocessors; leave fewer")
+    carveout = torch._C._get_sm_carveout_experimental()
+    _plan_for(there - multiprocessors)
+    try:
+        torch._C._set_sm_carveout_experimental(multiprocessors)  # products with a bias are cuBLASLt's
+        yield
+    finally:
+        torch._C._set_sm_carveout_experimental(carveout)
+        _plan_for(0)
+
+
+def _plan_for(multiprocessors: int) -> None:
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+    if status := _cublas().cublasSetSmCountTarget(handle, ctypes.c_int(multiprocessors)):
+        raise Unsupported(
+            f"cublasSetSmCountTarget({multiprocessors}) failed with status {status}; use a Pipeline without max_sms"
+        )
+
+
+@cache
+def _cublas() -> Any:
+    """Return the library that torch has loaded."""
+    loaded = re.search(r"\S*/libcublas\.so\S*", Path("/proc/self/maps").read_text(encoding="utf-8"))
+    if loaded is None or not hasattr(library := ctypes.CDLL(loaded[0]), "cublasSetSmCountTarget"):
+        raise Unsupported(
+            "products cannot leave multiprocessors to calls: torch has no cuBLAS with cublasSetSmCountTarget (11.5 or "
+            "later); use a Pipeline without max_sms"
+        )
+    return library

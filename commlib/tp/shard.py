@@ -1,9 +1,15 @@
-"""Shards: which part of a dimension a rank holds."""
+"""Shards: which part of a dimension a rank holds; and sequence parallel: each rank keeps a part of the tokens.
+
+Where the ranks do not divide a number, the first ranks have one more (the v-variants); nothing is padded.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from commlib.communicator import Communicator
 from commlib.counts import counted
 
 
@@ -48,3 +54,19 @@ def heads(queries: int, keys: int, rank: int, size: int) -> tuple[Shard, Shard]:
             "with fewer KV heads than ranks, the ranks must be a multiple of the KV heads and divide the query heads"
         )
     return shard(queries, rank, size), Shard(rank * keys // size, 1, keys)
+
+
+def scatter_rows(comm: Communicator, x: Tensor, out: Tensor | None = None, **how: Any) -> Any:
+    """Add up all ranks' rows, and return those that this rank keeps; `how` has `async_op` and `max_sms` of the call."""
+    if out is None:
+        out = x.new_empty(shard(len(x), comm.rank, comm.size).length, *x.shape[1:])
+    if len(x) % comm.size == 0:
+        return comm.reduce_scatter_tensor(out, x, **how)
+    return comm.reduce_scatterv(out, x, sizes(len(x), comm.size, x[0].numel()), **how)
+
+
+def gather_rows(comm: Communicator, rows: Tensor, out: Tensor, **how: Any) -> Any:
+    """Put every rank's rows into `out`, which has all of them; `how` has `async_op` and `max_sms` of the call."""
+    if len(out) % comm.size == 0:
+        return comm.all_gather_into_tensor(out, rows, **how)
+    return comm.all_gatherv(out, rows, sizes(len(out), comm.size, out[0].numel()), **how)

@@ -14,7 +14,7 @@ using python::Named;
 using python::Owned;
 using radix::Tree;
 
-// The classes of commlib/radix/results.py; for the life of the process.
+// The classes of commlib/radix/cache.py; for the life of the process.
 struct Results {
   Named match, insert, insert_match;
 };
@@ -119,7 +119,7 @@ class RadixTree {
   int64_t locked() { return static_cast<int64_t>(Use(this)->locked()); }
   void check() { Use(this)->check(); }
 
-  // In the order of commlib/radix/results.py's Stats.
+  // In the order of commlib/radix/cache.py's Stats.
   Object* stats() {
     std::vector<uint64_t> values;
     {

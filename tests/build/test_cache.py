@@ -15,6 +15,7 @@ from commlib import env
 from commlib.build import cache, device_code
 from commlib.errors import BuildFailed
 from commlib.tools.cli.doctor import Check, checks
+from commlib.tools.kernel_list import Request, compile_many
 from tests.bootstrap.processes import NOBODY, needs_root
 
 KERNEL = """#include "factor.cuh"
@@ -252,10 +253,8 @@ def test_the_command_of_an_error_repeats_it(source):
 
 def test_many_kernels_at_once_come_with_what_went_wrong(source):
     pytest.importorskip("cuda.bindings.nvrtc")
-    requests = [
-        device_code.Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")
-    ]
-    results = dict(device_code.compile_many(requests, jobs=2))
+    requests = [Request(str(source), f"commlib::{name}", "sm_90") for name in ("scale<2>", "scale<3>", "none<4>")]
+    results = dict(compile_many(requests, jobs=2))
     assert [results[request].symbol for request in requests[:2]] == [
         "_ZN7commlib5scaleILi2EEEvNS_3JobEi",
         "_ZN7commlib5scaleILi3EEEvNS_3JobEi",

@@ -11,8 +11,7 @@ import pytest
 
 from commlib import env
 from commlib.build import plugin_code
-from commlib.build.device_code import compile_kernel
-from commlib.build.kernel_names import expression
+from commlib.build.device_code import compile_kernel, expression
 from commlib.build.plugin_code import load_plugin
 from commlib.collectives import COLLECTIVES
 from commlib.collectives.plugins import Tables, asked_for

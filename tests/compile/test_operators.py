@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import commlib
-from commlib.compile import dynamo
+from commlib.compile import operators
 from tests.fused import compiled_agrees, fused
 from tests.on_ranks import on_ranks
 
@@ -162,7 +162,7 @@ def test_a_graph_says_that_its_communicator_is_closed(comm):
     for call in (lambda: torch.ops.commlib.barrier(torch.empty(0), name), lambda: graph(comm, torch.ones(2))):
         with pytest.raises(commlib.Closed, match=r"is closed; call commlib.init\(\) for a new one"):
             call()
-    assert name not in {known for known, *_ in dynamo._KNOWN.values()}
+    assert name not in {known for known, *_ in operators._KNOWN.values()}
 
 
 def test_debug_logging_does_not_disturb_a_graph(caplog):
@@ -287,6 +287,6 @@ def test_a_torch_that_cannot_be_taught_is_named_and_still_compiles_other_things(
 
     monkeypatch.setattr(torch.compiler, "substitute_in_graph", refuse)
     with caplog.at_level(logging.WARNING, "commlib"):
-        dynamo._register_with_dynamo()
+        operators._register_with_dynamo()
     assert f"torch.compile cannot take commlib's collectives with torch {torch.__version__}" in caplog.text
     assert "TypeError: substitute_in_graph is not what it was" in caplog.text

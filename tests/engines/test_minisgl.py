@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from commlib.communicator import Communicator
-from commlib.engines.minisgl import kernel
+from commlib.engines import minisgl
 from commlib.tools.testing import Ranks
 
 CHECKOUT = os.environ.get("MINISGL", "")
@@ -18,29 +18,29 @@ needs_checkout = pytest.mark.skipif(not CHECKOUT, reason="MINISGL names no check
 
 def test_index_and_store_are_minisgls() -> None:
     table, ids = torch.randn(40, 8), torch.tensor([3, 39, 0, 11], dtype=torch.int32)
-    assert torch.equal(kernel.indexing(table, ids), table[ids])
+    assert torch.equal(minisgl.indexing(table, ids), table[ids])
     out = torch.empty(4, 8)
-    assert kernel.indexing(table[:20], ids, output=out, vocab_range=(10, 20)) is out
+    assert minisgl.indexing(table[:20], ids, output=out, vocab_range=(10, 20)) is out
     assert torch.equal(out[3], table[1]) and out[0].eq(0).all() and out[1].eq(0).all()
     cache = torch.zeros(32, 2, 4, 2)
     rows = torch.randn(4, 4 * 8)
     k, v = rows[:, :8], rows[:, 8:16]
-    kernel.store_cache(cache[:, 0], cache[:, 1], torch.tensor([5, 0, 31, 7]), k, v)
+    minisgl.store_cache(cache[:, 0], cache[:, 1], torch.tensor([5, 0, 31, 7]), k, v)
     assert torch.equal(cache[5, 0].flatten(), k[0]) and torch.equal(cache[7, 1].flatten(), v[3])
     assert cache.count_nonzero() == 64
 
 
 def test_compare_counts_equal_tokens_and_refuses_others() -> None:
     a, b = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 9])
-    assert kernel.fast_compare_key(a, b) == 2
+    assert minisgl.fast_compare_key(a, b) == 2
     with pytest.raises(ValueError, match="one type"):
-        kernel.fast_compare_key(a, b.int())
+        minisgl.fast_compare_key(a, b.int())
     with pytest.raises(ValueError, match="int32 or int64"):
-        kernel.fast_compare_key(a.float(), b.float())
+        minisgl.fast_compare_key(a.float(), b.float())
 
 
 def in_place(comm: Communicator) -> None:
-    made = kernel.Communicator.__new__(kernel.Communicator)
+    made = minisgl.Communicator.__new__(minisgl.Communicator)
     made.comm = comm
     x, whole = torch.full((6,), comm.rank + 1.0), torch.empty(6 * comm.size)
     made.all_gather(whole, x)

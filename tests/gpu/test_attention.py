@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from commlib.kernels import decode_attention, store
-from commlib.kernels.attention_call import Call, in_pages
+from commlib.kernels.attention import Call, in_pages
 from commlib.kernels.attention_gpu import Tuning, launch
 from tests.gpu.conftest import GPUS
 from tests.kernels.attention_problem import TYPES, random_problem

@@ -8,7 +8,8 @@ import torch
 
 from commlib.communicator import Communicator
 from commlib.tools.testing import Ranks
-from commlib.tp import ColumnParallelLinear, Pipeline, RandomWeights, RowParallelLinear, gather_rows, multiprocessors
+from commlib.tp import ColumnParallelLinear, Pipeline, RandomWeights, RowParallelLinear, gather_rows
+from commlib.tp.pipeline import _cublas
 from examples.llama import Engine, Llama
 from tests.gpu.steady import pinned
 from tests.llama import reference
@@ -145,7 +146,7 @@ def product_beside(comm: Communicator) -> tuple[list[int], bool]:
     a, b = (torch.randn(512, 512, device=comm.device, dtype=torch.bfloat16) for _ in range(2))
 
     def target() -> int:
-        assert multiprocessors._cublas().cublasGetSmCountTarget(handle, ctypes.byref(found)) == 0
+        assert _cublas().cublasGetSmCountTarget(handle, ctypes.byref(found)) == 0
         return found.value
 
     targets = [target()]

@@ -3,10 +3,9 @@
 import pytest
 import torch
 
-from commlib.kernels.prefix import prefix_match
+from commlib.kernels import prefix_match
 from commlib.radix import RadixCache
-from commlib.radix.sglang import SGLangRadixCache
-from commlib.radix.sglang_calls import CacheInitParams
+from commlib.radix.sglang import CacheInitParams, SGLangRadixCache
 from tests.radix.pools import Allocator, Rows, request, row_of
 from tests.radix.test_forms import every_way_out
 

@@ -9,7 +9,6 @@ import torch
 
 from commlib import env
 from commlib.kernels import prefix_match, prefix_match_many
-from commlib.kernels.prefix import Tensor
 from commlib.native import library
 
 LENGTHS = (*range(0, 34), 63, 64, 65, 127, 128, 129, 255, 257, 511, 1029, 4099)
@@ -90,7 +89,7 @@ def test_many_keys_are_compared_with_one_query():
     other[70] = 0
     keys = [other, torch.arange(30, dtype=torch.int32), np.zeros(0, np.int32), query]
     result = prefix_match_many(query, keys, 16)
-    assert isinstance(result, Tensor)
+    assert isinstance(result, torch.Tensor)
     assert (result.tolist(), result.dtype) == ([64, 16, 0, 96], torch.int64)
     assert prefix_match_many(query, []).shape == (0,)
 

@@ -8,11 +8,10 @@ from functools import cache
 import pytest
 
 from commlib import env
-from commlib.build.device_code import Kernel, Request, compile_kernel, compile_many
-from commlib.build.kernel_names import ELEMENTS, row_expression
+from commlib.build.device_code import ELEMENTS, Kernel, compile_kernel, row_expression
 from commlib.build.sources import csrc, files_of
 from commlib.native import library
-from commlib.tools.kernel_list import kernels
+from commlib.tools.kernel_list import Request, compile_many, kernels
 from tests.epilogues import FP8_GROUPS, INT8, QK_NORM, RMS_NORM, SCALED
 
 HERE, *OTHERS = "sm_90", "sm_80", "sm_100"  # what the figures are of, and older and newer GPUs

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from commlib.radix import AllBlocksCleared, BlockRemoved, BlockStored, RadixCache
-from commlib.radix.events import as_array, as_map
-from commlib.radix.namespaces import encoded
+from commlib.radix.events import as_array, as_map, encoded
 
 
 def hashes(tokens, page_size, namespace=None):

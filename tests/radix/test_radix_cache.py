@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from commlib.radix import RadixCache
-from commlib.radix.namespaces import decoded, encoded
+from commlib.radix.events import decoded, encoded
 from tests.radix.pair import filled, ids
 
 

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from commlib.radix import AllBlocksCleared, BlockStored
-from commlib.radix.sglang import SGLangRadixCache
-from commlib.radix.sglang_calls import CacheInitParams, EvictParams, InsertParams, MatchPrefixParams, RadixKey
+from commlib.radix import AllBlocksCleared, BlockStored, sglang
+from commlib.radix.sglang import CacheInitParams, InsertParams, MatchPrefixParams, RadixKey, SGLangRadixCache
 from tests.radix.pools import Allocator, Rows, request, row_of
 
 
@@ -33,7 +32,7 @@ def insert(cache, tokens, first=0, key=None, **options):
 
 def evict(cache, count):
     """Return how many tokens went, and which slots the allocator got back."""
-    return cache.evict(EvictParams(count)).num_tokens_evicted, cache.token_to_kv_pool_allocator.took_back()
+    return cache.evict(sglang.EvictParams(count)).num_tokens_evicted, cache.token_to_kv_pool_allocator.took_back()
 
 
 @pytest.mark.parametrize("form", [list, tuple, lambda x: array("q", x), torch.tensor])

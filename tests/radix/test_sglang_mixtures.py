@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from commlib.radix.sglang import SGLangRadixCache
-from commlib.radix.sglang_calls import CacheInitParams, EvictParams, InsertParams, MatchPrefixParams, RadixKey
+from commlib.radix import sglang
+from commlib.radix.sglang import CacheInitParams, InsertParams, MatchPrefixParams, RadixKey, SGLangRadixCache
 from tests.radix.model import Model
 from tests.radix.pools import Allocator, Rows, request, row_of
 
@@ -66,7 +66,7 @@ class Mixture:
         count = self.random.randrange(3 * self.page) if count is None else count
         self.allocator.took_back()
         expected = self.model.evict(count, at_most=True)
-        assert self.cache.evict(EvictParams(count)).num_tokens_evicted == len(expected)
+        assert self.cache.evict(sglang.EvictParams(count)).num_tokens_evicted == len(expected)
         assert self.allocator.took_back() == sorted(expected)
 
     def start(self):

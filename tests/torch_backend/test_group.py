@@ -17,7 +17,7 @@ from commlib.errors import CommError, CommTimeout
 from commlib.plan import Plan
 from commlib.tools.testing import Ranks
 from commlib.torch_backend import communicator
-from commlib.torch_backend.barrier import monitored_barrier
+from commlib.torch_backend.engines import monitored_barrier
 from commlib.torch_backend.group import Options
 from tests.torch_backend.cases import CASES, ON_CPUS, run_case
 from tests.torch_backend.mixtures import mix

@@ -10,9 +10,9 @@ import torch
 
 from commlib.collectives.norms import normalised
 from commlib.tools.tune.pipeline import tune_pipeline
-from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows, multiprocessors, shard
-from commlib.tp.multiprocessors import leaving
+from commlib.tp import ColumnParallelLinear, Pipeline, RowParallelLinear, gather_rows, shard
 from commlib.tp.norm import add_and_normalise
+from commlib.tp.pipeline import leaving
 from examples.llama import Engine, KVCache, extend_batch, gather_logits
 from tests.llama import reference
 from tests.llama.reference import CONFIG, SOURCE, model_of
@@ -195,7 +195,7 @@ def targets(monkeypatch):
         told.values.append(value.value)
         return told.status
 
-    monkeypatch.setattr(multiprocessors, "_cublas", lambda: SimpleNamespace(cublasSetSmCountTarget=set_target))
+    monkeypatch.setattr("commlib.tp.pipeline._cublas", lambda: SimpleNamespace(cublasSetSmCountTarget=set_target))
     monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 77)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(multi_processor_count=132))
     return told

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+import commlib
+from commlib import kernels
+
+_TOKENS = (torch.int32, torch.int64)
+
 
 def install() -> None:
     """Put our calls where mini-sglang looks for its own, in this process: communicator, kernels, prefix cache."""
     import minisgl.kernel
 
-    from commlib.engines.minisgl import kernel
-
-    for name in kernel.__all__:
-        setattr(minisgl.kernel, name, getattr(kernel, name))
+    for function in (init_pynccl, indexing, store_cache, fast_compare_key):
+        setattr(minisgl.kernel, function.__name__, function)
     install_cache()
 
 
@@ -32,3 +38,49 @@ def run_scheduler(args: Any, ack_queue: Any) -> None:
     from minisgl.server import launch
 
     launch._run_scheduler(args, ack_queue)
+
+
+# --- what minisgl.kernel has, by the same names: the communicator, index, store, compare ------------------------------
+
+
+class Communicator:
+    """The methods of minisgl's PyNCCLCommunicator."""
+
+    def __init__(self, group: Any) -> None:
+        self.comm = commlib.init(bootstrap=group)
+
+    def all_reduce(self, input: Tensor, op: Any) -> None:
+        """Reduce in place: sum, prod, max, min or avg."""
+        self.comm.all_reduce(input, op)
+
+    def all_gather(self, output: Tensor, input: Tensor) -> None:
+        self.comm.all_gather_into_tensor(output, input)
+
+    def get_buffer(self) -> int:
+        """Raise: our kernels take tensors wherever they are, so there is no buffer to fill."""
+        raise NotImplementedError("commlib has no buffer for all_reduce; pass any tensor")
+
+
+def init_pynccl(*, tp_rank: int, tp_size: int, tp_cpu_group: Any, max_size_bytes: int = 0) -> Communicator:
+    """Return the communicator of a CPU group; max_size_bytes is not needed, since any tensor is taken."""
+    return Communicator(tp_cpu_group)
+
+
+def indexing(
+    weights: Tensor, indices: Tensor, *, output: Tensor | None = None, vocab_range: tuple[int, int] | None = None
+) -> Tensor:
+    """Return the rows of `weights` that `indices` name; rows outside vocab_range (start, length) are zero."""
+    return kernels.index(weights, indices, out=output, vocab_range=vocab_range)
+
+
+def store_cache(k_cache: Tensor, v_cache: Tensor, indices: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write row i of k and v into slot indices[i] of the caches; no slot may repeat."""
+    tokens = k_cache.shape[0]
+    kernels.store(k_cache.view(tokens, -1), v_cache.view(tokens, -1), indices, k, v, unique=True)
+
+
+def fast_compare_key(x: Tensor, y: Tensor) -> int:
+    """Return how many leading tokens of two int tensors on the CPU are equal."""
+    if x.dtype != y.dtype or x.device.type != "cpu" or y.device.type != "cpu" or x.dtype not in _TOKENS:
+        raise ValueError(f"x and y must be int32 or int64 tensors on the CPU, of one type, not {x.dtype} and {y.dtype}")
+    return kernels.prefix_match(x, y)

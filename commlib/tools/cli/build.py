@@ -31,10 +31,10 @@ def build(arch: str | None, worlds: str, dtypes: str, jobs: int | None, verbose:
     No GPU is needed to compile for one: name its architecture. The cache is $COMMLIB_CACHE_DIR.
     """
     from commlib.build.cache import cache_dir, check_writable
-    from commlib.build.device_code import Request, compile_many, compiler
+    from commlib.build.device_code import compiler
     from commlib.errors import BuildFailed
     from commlib.native import library
-    from commlib.tools.kernel_list import kernels
+    from commlib.tools.kernel_list import Request, compile_many, kernels
 
     folder = cache_dir()
     try:
@@ -84,7 +84,7 @@ def _architectures(text: str | None) -> list[str]:
 
 
 def _worlds(text: str) -> list[int]:
-    from commlib.build.kernel_names import MAX_WORLD
+    from commlib.build.device_code import MAX_WORLD
 
     worlds = [int(word) if word.isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= world <= MAX_WORLD for world in worlds):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib import env
-from commlib.build.modules import load_module
+from commlib.build.sources import load_module
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
 

@@ -3,12 +3,11 @@
 #include <cmath>
 #include <limits>
 
-#include "binding/ffi.h"
 #include "binding/interpreter.h"
 #include "kernels/counters.h"
+#include "kernels/scale.h"
 #include "kernels/store/cache.h"
 #include "kernels/store/host.h"
-#include "kernels/tensors.h"
 
 namespace commlib::kernels {
 namespace {
@@ -19,35 +18,28 @@ Counter counter("store");
 
 std::string name_of(const Tensor& tensor) { return binding::name_of(tensor.type()); }
 
-// A side's scale as Python gave it: None, a number, or a tensor.
-struct Scale {
-  std::optional<Tensor> tensor;
-  std::optional<double> number;
-  const char* name = "k_scale";
-
-  bool is_none() const { return !tensor && !number; }
-
-  void read(StoreSide* side, i64 heads, const OneDevice& where) const {
-    side->scale = 1;
-    if (is_none()) return;
-    if (number) {
-      side->scale = static_cast<float>(*number);
-      if (side->scale > 0 && std::isfinite(side->scale) && std::isfinite(1 / side->scale)) return;
-      fail("ValueError", name, " is ", *number, ", but must be above 0 and finite in float32");
-    }
-    where.holds(*tensor, name);
-    if (!same_type(tensor->type(), {binding::kFloat, 32, 1}) || !tensor->is_contiguous()) {
-      fail("ValueError", name, " is ", name_of(*tensor), ", but must be contiguous float32; pass ",
-           name, ".float().contiguous()");
-    }
-    if (tensor->numel() != 1 && tensor->numel() != heads) {
-      fail("ValueError", name, " has ", counted(tensor->numel(), "element"), ", but must have 1",
-           heads > 1 ? text(", or one for each of the ", heads, " heads") : "");
-    }
-    side->scales = reinterpret_cast<const float*>(tensor->data());
-    side->scales_step = tensor->numel() > 1;
+void read_scale(const Scale& scale, StoreSide* side, i64 heads, const OneDevice& where) {
+  const char* name = scale.name;
+  side->scale = 1;
+  if (scale.is_none()) return;
+  if (scale.number) {
+    side->scale = static_cast<float>(*scale.number);
+    if (side->scale > 0 && std::isfinite(side->scale) && std::isfinite(1 / side->scale)) return;
+    fail("ValueError", name, " is ", *scale.number, ", but must be above 0 and finite in float32");
   }
-};
+  const Tensor& tensor = *scale.tensor;
+  where.holds(tensor, name);
+  if (!same_type(tensor.type(), {binding::kFloat, 32, 1}) || !tensor.is_contiguous()) {
+    fail("ValueError", name, " is ", name_of(tensor), ", but must be contiguous float32; pass ",
+         name, ".float().contiguous()");
+  }
+  if (tensor.numel() != 1 && tensor.numel() != heads) {
+    fail("ValueError", name, " has ", counted(tensor.numel(), "element"), ", but must have 1",
+         heads > 1 ? text(", or one for each of the ", heads, " heads") : "");
+  }
+  side->scales = reinterpret_cast<const float*>(tensor.data());
+  side->scales_step = tensor.numel() > 1;
+}
 
 // Bytes, and one run for the whole row where its heads lie densely on both sides.
 StoreSide side_of(const Cache& cache, const Rows& rows, const StoreSide& scaled, i64 to_bytes,
@@ -202,8 +194,8 @@ StoreJob job_of(const Call& call) {
   job.num_slots = k_cache.slots();
   job.page_size = share_pages(&k_cache, &v_cache);
   job.page_shift = shift_of(job.page_size);
-  call.k_scale.read(&job.sides[0], k.heads, call.where);
-  call.v_scale.read(&job.sides[1], v.heads, call.where);
+  read_scale(call.k_scale, &job.sides[0], k.heads, call.where);
+  read_scale(call.v_scale, &job.sides[1], v.heads, call.where);
   job.sides[0] = side_of(k_cache, k, job.sides[0], to_bytes, from_bytes);
   job.sides[1] = side_of(v_cache, v, job.sides[1], to_bytes, from_bytes);
   job.num_sides = 2;
@@ -245,22 +237,6 @@ void store_rows(const Tensor& k_cache, const std::optional<Tensor>& v_cache, con
 }  // namespace commlib::kernels
 
 namespace commlib::binding {
-
-template <>
-struct From<kernels::Scale> {
-  static std::string name() { return "float | Tensor | None"; }
-  static kernels::Scale take(Object* object, const Argument& argument) {
-    if (python::is_none(object)) return {};
-    if (python::is_instance(object, torch.tensor)) return {Tensor(object, argument), {}};
-    return {{}, From<double>::take(object, argument)};
-  }
-  static kernels::Scale take(const Any& value, const Argument& argument) {
-    if (value.type == ffi::kNone) return {};
-    if (value.type == ffi::kFloat || value.type == ffi::kInt)
-      return {{}, From<double>::take(value, argument)};
-    return {From<Tensor>::take(value, argument), {}};
-  }
-};
 
 COMMLIB_FFI_FUNCTION(store, kernels::store_rows,
                      "k_cache, v_cache, slots, k, v, hnd, unique, k_scale, v_scale, skip")

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from commlib.kernels.attention import decode_attention
-from commlib.kernels.attention_call import FP8, Call
+from commlib.kernels.attention import FP8, Call, decode_attention
 from commlib.kernels.attention_gpu import Tuning, launch, tuning_of
 from commlib.tools.baselines.kernels import attention_peers, triton
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, Candidate, Case, Inputs, missing

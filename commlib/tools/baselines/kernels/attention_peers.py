@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from commlib.kernels.attention_call import FP8
+from commlib.kernels.attention import FP8
 from commlib.tools.baselines.kernels.case import OURS, Candidate, allocating, missing
 from commlib.tools.baselines.kernels.compiled import Compiler
 from commlib.tools.timing import Run

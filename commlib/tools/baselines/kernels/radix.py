@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from commlib.counts import counted
-from commlib.kernels.prefix import prefix_match
+from commlib.kernels import prefix_match
 from commlib.radix import RadixCache
 from commlib.tools.baselines.peer import in_turn
 from commlib.tools.timing import Run

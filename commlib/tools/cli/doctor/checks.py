@@ -206,7 +206,7 @@ def gpu() -> Finding:
 
 def live_ranks(backend: str) -> Finding:
     """Sum over live ranks: two on CPUs, or one on each GPU, with the memory that a job would take."""
-    from commlib.build.kernel_names import MAX_WORLD
+    from commlib.build.device_code import MAX_WORLD
     from commlib.tools.testing import RankError, Ranks
 
     count = 2 if backend == "shm" else min(import_module("torch").cuda.device_count(), MAX_WORLD) or 1
