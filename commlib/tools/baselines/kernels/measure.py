@@ -15,13 +15,20 @@ from typing import Any
 import torch
 
 from commlib.errors import one_line
-from commlib.tools.baselines.kernels import load
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Others
-from commlib.tools.baselines.kernels.compiled import Compiler
-from commlib.tools.baselines.kernels.sets import cold_bytes, sets_for
+from commlib.tools.baselines.kernels.case import (
+    FLOOR,
+    OURS,
+    PEER,
+    Baseline,
+    Candidate,
+    Case,
+    Inputs,
+    cold_bytes,
+    sets_for,
+)
 from commlib.tools.timing import Measurement, Protocol, Run, measure_alone, own_stream
 
-LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
+FEW_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
 GRAPH_BLOCKS, EAGER_BLOCKS = (21, 61), (5, 25)
 FIRST_CALL_S = 90.0  # a candidate that takes longer to compile is left out
@@ -30,13 +37,12 @@ CHECKED_SETS = 3
 
 @dataclass
 class Settings:
-    """How everything is measured, and who beside the kernel's own candidates; the same for all cases of a run."""
+    """How everything is measured, and next to which baselines; the same for all cases of a run."""
 
     device: torch.device
     seed: int = 0
     flush: bool = False  # read twice the cache before each replay: cold also where sets are small
-    compiler: Compiler = field(default_factory=Compiler)
-    others: Sequence[Others] = ()
+    baselines: Sequence[Baseline] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -46,7 +52,7 @@ class Settings:
 
 @dataclass
 class Line:
-    """One candidate of a case, and what was found of it."""
+    """One candidate of a case, and its measurements."""
 
     candidate: Candidate
     runs: list[Run] = field(default_factory=list)
@@ -54,7 +60,7 @@ class Line:
     skipped: str = ""
     timed: Measurement | None = None  # what its figure is of
     eager: Measurement | None = None  # calls of the host
-    error: float | None = None  # the largest that the inputs found, where they say
+    error: float | None = None  # the largest that the inputs report, where they do
 
 
 @dataclass
@@ -62,7 +68,6 @@ class Group:
     """All lines of one case, measured together on the same sets."""
 
     case: Case
-    num_bytes: int
     sets: int
     replays: bool  # figures are of replayed graphs; else they are of calls
     lines: list[Line]
@@ -79,19 +84,18 @@ class Group:
 
 def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
     """Measure all candidates of a case for about so long, besides what preparing takes."""
-    kernel, device = load(case.kernel), settings.device
-    num_bytes = kernel.num_bytes(case)
+    device = settings.device
     with torch.no_grad(), own_stream(device) if settings.on_gpu else nullcontext():
-        sets = kernel.inputs(case, sets_for(num_bytes, device, case.hot), device)
-        candidates = kernel.candidates(case, settings.compiler)
-        candidates += [candidate for each in settings.others for candidate in each(case.kernel, case, sets)]
-        lines = [_prepared(candidate, sets, settings.compiler) for candidate in candidates]
-        group = Group(case, num_bytes, len(sets), settings.on_gpu, lines)
+        sets = case.inputs(sets_for(case, device), device)
+        lines = [_prepared(each, sets) for each in case.candidates()]
+        for baseline in settings.baselines:
+            lines += [_prepared(each, sets, baseline) for each in baseline.candidates(case, sets)]
+        group = Group(case, len(sets), settings.on_gpu, lines)
         ready = [line for line in lines if not line.skipped]
         if settings.on_gpu:
             budget_s /= 2
             _replay([line for line in ready if line.candidate.graph], group, settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=case.iterations, seed=settings.seed)
         for line, result in _timed(ready, calls, group, settings):
             line.eager = result
             if not group.replays:
@@ -100,13 +104,13 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
     # The next case needs the memory: what is reported holds no tensors.
     for line in lines:
         line.runs, line.candidate = [], replace(line.candidate, prepare=None)
-    del sets, candidates
+    del sets
     if settings.on_gpu:
         torch.cuda.empty_cache()  # graphs had pools of their own
     return group
 
 
-def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) -> Line:
+def _prepared(candidate: Candidate, sets: Sequence[Inputs], baseline: Baseline | None = None) -> Line:
     """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
     line = Line(candidate, skipped=candidate.reason)
     if candidate.prepare is None:
@@ -117,8 +121,8 @@ def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) 
             line.runs = [candidate.prepare(inputs) for inputs in sets]
             line.runs[0]()
             _wait(sets[0])
-        if candidate.compiles:
-            compiler.took(time.perf_counter() - started)
+        if candidate.compiles and baseline is not None:
+            baseline.took(time.perf_counter() - started)
         _check(line, sets[:: max(1, len(sets) // CHECKED_SETS)])
     except Exception as error:
         line.skipped = one_line(error)
@@ -137,7 +141,7 @@ def _check(line: Line, sets: Sequence[Inputs]) -> None:
         line.wrong = (line.wrong or 0) + inputs.wrong(returned)
         if (error := inputs.error(returned)) is not None:
             line.error = max(line.error or 0.0, error)
-        inputs.kept = None
+        inputs.result = None
 
 
 def _wait(inputs: Inputs) -> None:
@@ -147,7 +151,7 @@ def _wait(inputs: Inputs) -> None:
 
 def _replay(lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
     """Time replays of graphs with one call after the other, all sets in turn."""
-    calls = MANY_CALLS if group.num_bytes <= MANY_BYTES else LEAST_CALLS
+    calls = MANY_CALLS if group.case.num_bytes <= MANY_BYTES else FEW_CALLS
     protocol = Protocol(
         blocks=GRAPH_BLOCKS,
         budget_s=budget_s,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from commlib.tools.baselines import PEERS
+from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.bench.view import BenchView
 from commlib.tools.cli.options import EXISTING, FILE, POSITIVE, Finite, read_bytes
@@ -22,6 +23,7 @@ SUBCOMMANDS = {
         "Compare two files of results; exit 1 if the second is slower.",
     ),
     "show": ("commlib.tools.cli.bench.show:show", "Print a file of results again, or in another form."),
+    **{name: (f"commlib.tools.cli.bench.kernels:{name}", kernel.help) for name, kernel in KERNELS.items()},
 }
 
 
@@ -36,6 +38,10 @@ class _Bench(LazyGroup):
     ) -> click.Context:
         """Read the words as the subcommand's, or as our own."""
         own = click.Context(self, info_name=info_name, parent=parent)
+        if "--phases" in args:
+            from commlib.tools.cli.bench.phases import phases
+
+            return phases.make_context(info_name, args, parent, **extra)
         if args and (command := self.get_command(own, args[0])) is not None:
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -81,6 +87,7 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--window", type=click.IntRange(1), help="Of send_recv: messages in flight; bandwidth and rate.")
 @click.option("--pairs", is_flag=True, help="Of send_recv: the lower half of the ranks sends to the upper half.")
 @click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
+@click.option("--phases", is_flag=True, expose_value=False, help="Show where one call's time goes: --phases --help.")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option(

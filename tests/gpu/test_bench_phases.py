@@ -1,4 +1,4 @@
-"""`commlib profile comm` on GPUs: phases by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
+"""`commlib bench OP --phases` on GPUs: by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ ON_HOST = {"python", "native", "plan", "launch"}
 def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
     output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
     files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    on_two_ranks("-m", "commlib", "profile", "comm", *words, "--backend", "nccl", "--time", "1", *files)
+    on_two_ranks("-m", "commlib", "bench", "--phases", *words, "--backend", "nccl", "--time", "1", *files)
     assert picture.stat().st_size > 0
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     found["events"] = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
