@@ -44,7 +44,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
 
 def test_importing_the_command_line_loads_nothing_heavy():
     modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "report.chart"]
-    modules += [f"cli.bench.{name}" for name in ("show", "compare", "kernels", "phases")]
+    modules += [f"cli.bench.{name}" for name in ("show", "compare", "kernels")]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
     names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
@@ -184,6 +184,7 @@ REFUSED = {
         ("-g 4", "-g is no option here: commlib bench takes one rank for each GPU: -n 4"),
         ("--ngpus=8", "commlib bench takes one rank for each GPU: -n 8"),
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
+        ("--trace x.json", "--symmetric and --trace are of --phases"),
         ("-W 32", "messages in flight are --window 32"),
         ("--nobody", "No such option"),
     ],
@@ -215,7 +216,10 @@ REFUSED = {
         ("-l 1G", "--length has 1073741824, but 16777216 is the most"),
     ],
     "bench --phases": [
-        ("--algorithm shm_none", "no algorithm of all_reduce 'shm_none'"),
+        ("--algorithms shm_none", "no algorithm 'shm_none'; there are all, auto, shm_oneshot"),
+        ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
+        ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
+        ("--format osu", "--phases has no osu; there are table, md, csv, json"),
         ("--graph", "--graph needs GPUs"),
         ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),

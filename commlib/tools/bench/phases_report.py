@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from commlib.communicator import Communicator
 from commlib.counts import counted
@@ -18,7 +18,7 @@ from commlib.tools.report.chart import Bar, Panel
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
 from commlib.tools.report.formats import csv_text
-from commlib.tools.report.schema import Count, Number
+from commlib.tools.report.schema import Number
 from commlib.tools.report.table import Column
 from commlib.tools.report.view import View, device, grouped, unfinished
 from commlib.tools.timing.phases import TRACKS, Spans
@@ -64,66 +64,19 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A phase of one call in the picture."""
-
-    rank: int
-    lane: str
-    phase: str
-    start_us: Number
-    us: Number
-
-
-@dataclass(frozen=True)
-class PhasesConfig:
-    """Which call it is."""
-
-    op: str
-    type: str
-    redop: str | None
-    root: int | None
-    size: Count
-    placement: Literal["plain", "symmetric"]
-    in_place: bool
-    mode: Literal["eager", "graph"]
-    ranks: int
-    backend: str
-    calls: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The algorithm that ran, and why."""
-
-    algorithm: str
-    params: dict[str, int]
-    why: str
-
-
-@dataclass(frozen=True)
 class PhasesDocument(Document):
     """A run of `commlib bench OP --phases`."""
 
-    config: PhasesConfig
-    choice: Choice
+    config: Annotated[dict[str, Any], ("description", "op, type, redop, root, size, placement, mode, ranks, backend …")]
+    choice: Annotated[dict[str, Any], ("description", "algorithm, params, and why")]
     wrong: int | None
     ranks: list[RankTimes]
-    timeline: list[Stretch]
+    timeline: Annotated[list[dict[str, Any]], ("description", "of one call: rank, lane, phase, start_us, us")]
     rows: list[PhaseRow]
     notes: list[str]
 
 
 KIND = Kind("commlib.phases", 1, "commlib bench OP --phases", of=PhasesDocument)
-
-
-class _OfRank(NamedTuple):
-    """What a rank sends to the others of its calls."""
-
-    parts: Parts
-    call_ns: float  # of the usual ones, with stamps
-    alone_ns: float  # without
-    each_ns: list[float]
 
 
 class PhasesReport(Report):
@@ -137,18 +90,23 @@ class PhasesReport(Report):
 
     @property
     def failed(self) -> bool:
-        """Whether a value is wrong."""
         return bool(self._content["wrong"])
 
     def measure(self, comm: Communicator) -> list[Row]:
         """Measure on all ranks, and return the rows."""
         why, made = self._phases.why, self._phases.run()
-        usual_ns = fmean(call.call_ns for call in made.usual())
+        parts = made.parts()
+        times = {
+            "rank": comm.rank,
+            "sum_us": _us(sum(parts.values())),
+            "alone_us": _us(made.usual_alone_ns()),
+            "stamped_us": _us(fmean(call.call_ns for call in made.usual())),
+        }
         each_ns = [call.call_ns for call in made.calls]
-        ranks = comm.all_gather_object(_OfRank(made.parts(), usual_ns, made.usual_alone_ns(), each_ns))
-        at = _usual_call(ranks)
+        ranks = comm.all_gather_object((parts, times, each_ns))
+        at = _usual_call([of_rank for *_, of_rank in ranks])
         shown = comm.all_gather_object(made.calls[at : at + TRACED])
-        self.rows = [row for rank, of in enumerate(ranks) for row in _rows(rank, of.parts)]
+        self.rows = [row for rank, (of_rank, *_) in enumerate(ranks) for row in _rows(rank, of_rank)]
         self.events = [event for rank, calls in enumerate(shown) for event in _events(rank, calls)]
         self._content = {
             "config": self._config(len(each_ns)),
@@ -158,11 +116,7 @@ class PhasesReport(Report):
                 "why": str(replace(why, source=Path(why.source).name)),
             },
             "wrong": made.wrong,
-            "ranks": [
-                {"rank": rank, "sum_us": _us(sum(of.parts.values())), "alone_us": _us(of.alone_ns)}
-                | {"stamped_us": _us(of.call_ns)}
-                for rank, of in enumerate(ranks)
-            ],
+            "ranks": [of_rank for _, of_rank, _ in ranks],
             "timeline": list(_timeline([calls[0] for calls in shown])),
         }
         return self.rows
@@ -185,7 +139,6 @@ class PhasesReport(Report):
         }
 
     def content(self) -> dict[str, Any]:
-        """Return which call it is, how long it took, its phases, and when they were."""
         return {**self._content, "rows": self.rows, "notes": self.notes}
 
 
@@ -195,9 +148,9 @@ def _rows(rank: int, parts: Parts) -> Iterator[Row]:
         yield {"rank": rank, "place": place, "phase": phase, "us": _us(ns), "share": round(ns / whole, 4)}
 
 
-def _usual_call(ranks: Sequence[_OfRank]) -> int:
+def _usual_call(ranks: Sequence[Sequence[float]]) -> int:
     """Return the number of a call that took its slowest rank no longer than most calls did."""
-    slowest = [max(of_call) for of_call in zip(*(of.each_ns for of in ranks), strict=True)]
+    slowest = [max(of_call) for of_call in zip(*ranks, strict=True)]
     return slowest.index(sorted(slowest)[3 * len(slowest) // 8])
 
 
@@ -251,7 +204,6 @@ class PhasesView(View):
     """A line for each phase, with the ranks side by side."""
 
     def columns(self) -> Sequence[Column]:
-        """Return the columns of a phase's rows, one of each rank."""
         ranks = [each["rank"] for each in self.document.get("ranks", ())]
         return [
             Column(" phase", lambda rows: f" {rows[0]['phase']}", 8, left=True),
@@ -263,7 +215,6 @@ class PhasesView(View):
         ]
 
     def opening(self) -> list[str]:
-        """Say what is measured, and where."""
         config, machine, why = self.document["config"], self.document["fingerprint"], self.document["choice"]["why"]
         calls = "a replayed CUDA graph" if config["mode"] == "graph" else "eager calls"
         ranks = f"{counted(config['ranks'], 'rank')} on {config['backend']}"
@@ -289,7 +240,6 @@ class PhasesView(View):
         return ["#", *(f"# {line}" for line in lines), *unfinished(self.document)]
 
     def title(self, rows: Sequence[Row]) -> str:
-        """Name the call."""
         config = self.document["config"]
         parts = [config["op"], f"{size_text(config['size'])} {config['placement']}", type_text(config["type"])]
         parts += [config["redop"]] if config["redop"] else []
@@ -302,7 +252,6 @@ class PhasesView(View):
         return sorted(phases, key=lambda of: (of[0]["place"] == GPU, list(PHASES).index(of[0]["phase"])))
 
     def csv(self) -> str:
-        """Return a line for each phase of each rank."""
         return csv_text(self.rows())
 
     def panels(self) -> list[list[Panel]]:
@@ -312,7 +261,6 @@ class PhasesView(View):
         return [[Panel(f"{self.title(())} by {self.document['choice']['algorithm']}", bars=bars, xlabel="µs")]]
 
     def chart_title(self) -> str:
-        """Name call and machine."""
         return f"One {self.document['config']['op']}, {device(self.document)}"
 
 

@@ -61,7 +61,6 @@ class Attention(Case):
     ragged: bool = False  # lengths from 1 to twice the mean
 
     def __str__(self) -> str:
-        """Name it for people."""
         return f"attention {self.variant}, {self.n} x {self.length}, {self.heads}/{self.kv_heads} heads of {self.dim}"
 
     @property
@@ -71,7 +70,6 @@ class Attention(Case):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """The type of the cache."""
         return FP8 if self.variant.endswith("fp8") else self.dtype
 
     @property
@@ -101,12 +99,10 @@ class Attention(Case):
         return 4 * self.heads * self.dim * pairs
 
     def facts(self) -> dict[str, Any]:
-        """Return what a row of results has of it."""
         names = ("kernel", "variant", "n", "length", "heads", "kv_heads", "dim", "page_size", "type", "ragged")
         return {**{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
 
     def command(self) -> list[str]:
-        """Return the words after `commlib bench` that measure only this case."""
         sizes = {"batch": self.n, "length": self.length, "heads": self.heads, "kv-heads": self.kv_heads}
         sizes |= {"dim": self.dim, "page-size": self.page_size}
         words = [self.kernel, f"--phase={self.method}", *(f"--{name}={size}" for name, size in sizes.items())]
@@ -121,7 +117,6 @@ class Attention(Case):
         return torch.randint(1, 2 * self.length, (self.n,), generator=draw).tolist()
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Attended]:
-        """Return sets with nothing in common."""
         draw = torch.Generator(device).manual_seed(SEED)
         kind = Prefilling if self.method == "prefill" else Decoding
         return [kind(self, device, draw) for _ in range(sets)]
@@ -143,7 +138,6 @@ class Attended(Inputs):
 
     @cached_property
     def truth(self) -> Tensor:
-        """Compute it in float32, once."""
         return self.computed()
 
     @abstractmethod
@@ -151,7 +145,6 @@ class Attended(Inputs):
         """Compute the result in float32."""
 
     def expected(self) -> list[Tensor]:
-        """Return what the output is near."""
         return [self.truth]
 
     def wrong(self, returned: Any) -> int:
@@ -197,7 +190,6 @@ class Decoding(Attended):
 
     @property
     def scales(self) -> dict[str, float]:
-        """Return the scales of an 8-bit cache."""
         return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.cache_dtype == FP8 else {}
 
     @cached_property
@@ -229,13 +221,11 @@ class Decoding(Attended):
         return out
 
     def ours(self, split_tokens: int | None = None) -> Run:
-        """Return the call of ours."""
         tensors = (self.q, self.k_cache, self.v_cache, self.tables, self.lengths)
         options: dict[str, Any] = {"split_tokens": split_tokens, "out": self.out, **self.scales}
         return partial(decode_attention, *tensors, **options)
 
     def read(self) -> Run:
-        """Return torch's sum of as many bytes."""
         return partial(torch.sum, self.source[: len(self.source) // 4 * 4].view(torch.float32))
 
 
@@ -277,7 +267,6 @@ class Prefilling(Attended):
         return holding(self, attended)
 
     def matmul(self) -> Run:
-        """Return a product with as many operations."""
         width = MATMUL_WIDTH[self.q.device.type]
         rows = max(1, self.case.flops // (2 * width * width))
         kinds: Any = {"dtype": self.q.dtype, "device": self.q.device}

@@ -51,7 +51,6 @@ class Case(ABC):
         """Return ours and the floors."""
 
     def __str__(self) -> str:
-        """Name it for people."""
         return f"{self.kernel} {self.variant}".strip() + f", n {self.n}, dim {self.dim}, {self.pattern}, {self.heat}"
 
     @property
@@ -61,12 +60,10 @@ class Case(ABC):
 
     @property
     def type(self) -> str:
-        """Torch's name of the element type."""
         return type_name(self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.dim * self.dtype.itemsize
 
     @property
@@ -90,7 +87,6 @@ class Case(ABC):
         return self.kernel
 
     def facts(self) -> dict[str, Any]:
-        """Return what a row of results has of it."""
         names = ("kernel", "variant", "n", "dim", "type", "pattern", "heat")
         return {name: getattr(self, name) for name in names}
 

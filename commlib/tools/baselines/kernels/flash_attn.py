@@ -13,16 +13,12 @@ if TYPE_CHECKING:
 
 
 class FlashAttn(Baseline):
-    """The package flash_attn."""
-
     name = "flash-attn"
 
     def decode(self, case: Attention) -> list[Candidate]:
-        """Return its call with a cache."""
         return [missing(self.name, case.not_dense) if case.not_dense else package(self.name, "flash_attn", _decode)]
 
     def prefill(self, case: Attention) -> list[Candidate]:
-        """Return its causal call."""
         return [package(self.name, "flash_attn", _prefill)]
 
 

@@ -18,16 +18,12 @@ WORKSPACE_BYTES = 128 << 20  # that it asks for
 
 
 class FlashInfer(Baseline):
-    """The package flashinfer."""
-
     name = "FlashInfer"
 
     def decode(self, case: Attention) -> list[Candidate]:
-        """Return its decoding over pages."""
         return [package(self.name, "flashinfer", _decode)]
 
     def prefill(self, case: Attention) -> list[Candidate]:
-        """Return its prefill of a single request."""
         many = case.n > 1
         return [
             missing(self.name, "is measured with one request") if many else package(self.name, "flashinfer", _prefill)

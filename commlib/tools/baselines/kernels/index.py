@@ -23,7 +23,6 @@ class Index(Case):
 
     @property
     def rows_read(self) -> int:
-        """How many ids name a row here."""
         return -(-self.n // SHARDS) if self.variant == MASKED else self.n
 
     @property
@@ -32,7 +31,6 @@ class Index(Case):
         return (self.rows_read + self.n) * self.row_bytes
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Gather]:
-        """Return sets with one table, and ids and rows of each set."""
         weights = table(shared_rows(self.row_bytes, self.n, device), self.dim, self.dtype, device)
         ids = rows_of(self.pattern, sets, self.n, len(weights), device)
         if self.variant == MASKED:
@@ -48,7 +46,6 @@ class Index(Case):
         return torch.where(order < self.rows_read, ids + length, elsewhere)
 
     def candidates(self) -> list[Candidate]:
-        """Return the gather of ours, and a copy."""
         return [Candidate("commlib", Gather.ours, OURS), copy()]
 
 
@@ -67,7 +64,6 @@ class Gather(Inputs):
         self.source, self.target = weights.view(-1)[begin : begin + half], self.out.view(-1)[:half]
 
     def expected(self) -> list[Tensor]:
-        """Look up with torch."""
         local = self.ids - self.start
         here = (local >= 0) & (local < self.length)
         rows = self.weights[local.clamp(0, self.length - 1)]
@@ -75,6 +71,5 @@ class Gather(Inputs):
         return [rows]
 
     def ours(self) -> Run:
-        """Return the call of ours."""
         ours = partial(index, self.weights, self.ids, out=self.out)
         return ours if self.vocab_range is None else partial(ours, vocab_range=self.vocab_range)

@@ -24,7 +24,6 @@ class Metadata(Case):
 
     @property
     def tokens(self) -> int:
-        """New tokens of all requests."""
         whole, rest = divmod(self.n, self.dim)
         return whole * self.dim * (self.dim + 1) // 2 + rest * (rest + 1) // 2
 
@@ -34,7 +33,6 @@ class Metadata(Case):
         return 4 * (2 * self.n + 4 * self.tokens + self.n + 1 + 1)
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Lengths]:
-        """Return sets whose requests come in another order each."""
         draw = torch.Generator().manual_seed(SEED)
         counts = torch.arange(self.n, dtype=torch.int32) % self.dim + 1
         made = []
@@ -45,7 +43,6 @@ class Metadata(Case):
         return made
 
     def candidates(self) -> list[Candidate]:
-        """Return the one launch of ours, and a copy."""
         return [Candidate("commlib", Lengths.ours, OURS), copy()]
 
 
@@ -77,5 +74,4 @@ class Lengths(Inputs):
         return [torch.tensor(of_one, dtype=torch.int32, device=self.extend_lens.device) for of_one in values]
 
     def ours(self) -> Run:
-        """Return the call of ours."""
         return partial(metadata, self.extend_lens, self.seq_lens, TOPK, out=Outputs(*self.outputs))

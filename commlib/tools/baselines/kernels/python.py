@@ -19,8 +19,6 @@ PAGE = 16
 
 
 class Python(Baseline):
-    """Plain Python, on the host."""
-
     name = "python"
 
     def metadata(self, case: Metadata) -> list[Candidate]:

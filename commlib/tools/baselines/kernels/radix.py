@@ -44,25 +44,20 @@ class Radix(Case):
 
     @property
     def detail(self) -> str:
-        """What else counts for the operation."""
         if self.leaves:
             return f"of {self.leaves} leaves"
         return counted(self.nodes, "node") if self.nodes else "all there" if self.variant == "insert" else "int32"
 
     def __str__(self) -> str:
-        """Name it for people."""
         return f"radix {self.variant}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a row of results has of it."""
         return {"kernel": self.kernel, "variant": self.variant, "n": self.n, "detail": self.detail}
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Calls]:
-        """Return one cache: a program has one."""
         return [Calls(self)]
 
     def candidates(self) -> list[Candidate]:
-        """Return ours, under each label."""
         ours: dict[str, dict[str, Callable[[Calls], Run]]] = {
             "prefix_match": {"commlib": lambda i: partial(prefix_match, i.ids, i.other)},
             "match": {
@@ -78,7 +73,6 @@ class Radix(Case):
 
 
 def cases(leaves: int) -> Iterator[Radix]:
-    """Yield what is measured."""
     made = partial(Radix, dim=1, dtype=torch.int32, hot=True)
     yield from (made(n, variant="prefix_match") for n in COMPARED)
     for n, nodes in MATCHED:
@@ -107,7 +101,6 @@ class Calls(Inputs):
                 self.cache.insert(self.ids[:end], self.ids[:end])
 
     def expected(self) -> Sequence[Tensor]:
-        """There are no tensors that a call writes."""
         return ()
 
     def wrong(self, returned: Any) -> int:

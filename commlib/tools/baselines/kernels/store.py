@@ -26,7 +26,6 @@ class Store(Case):
 
     @property
     def stored_as(self) -> torch.dtype:
-        """The type of the caches."""
         return torch.float8_e4m3fn if self.variant == FP8 else self.dtype
 
     @property
@@ -35,7 +34,6 @@ class Store(Case):
         return 2 * self.n * self.dim * (self.dtype.itemsize + self.stored_as.itemsize)
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Scatter]:
-        """Return sets with one pair of caches, and slots, K and V of each set."""
         # A quarter for each cache: they are poisoned and compared as a whole.
         slots = shared_rows(4 * self.dim * self.stored_as.itemsize, self.n, device)
         caches = [torch.zeros(slots, self.dim, dtype=self.stored_as, device=device) for _ in "kv"]
@@ -44,7 +42,6 @@ class Store(Case):
         return [Scatter(caches, chosen[at].clone(), values[at], self.num_bytes) for at in range(sets)]
 
     def candidates(self) -> list[Candidate]:
-        """Return the store of ours, and one copy or two."""
         ours = [Candidate("commlib", Scatter.ours, OURS), Candidate("commlib unique", Scatter.unique, OURS)]
         return [*ours, copy(), Candidate("copy x 2", Scatter.two_copies, FLOOR)]
 
@@ -63,12 +60,10 @@ class Scatter(Inputs):
 
     @property
     def quantises(self) -> bool:
-        """Whether the caches are of another type than K and V."""
         return bool(self.k_cache.dtype != self.k.dtype)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What a store takes."""
         return self.k_cache, self.v_cache, self.slots, self.k, self.v
 
     def expected(self) -> Iterator[Tensor]:
@@ -79,16 +74,13 @@ class Scatter(Inputs):
             yield whole
 
     def ours(self, unique: bool = False) -> Run:
-        """Return the call of ours."""
         scales: dict[str, Any] = {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.quantises else {}
         return partial(store, *self.tensors, **scales, unique=unique)
 
     def unique(self) -> Run:
-        """Return the call of ours that trusts slots to be distinct."""
         return self.ours(unique=True)
 
     def two_copies(self) -> Run:
-        """Return copies of K and of V."""
         halves = zip(self.target.tensor_split(2), self.source.tensor_split(2), strict=True)
         return in_turn(*(partial(target.copy_, source) for target, source in halves))
 

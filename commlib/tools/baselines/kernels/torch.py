@@ -63,20 +63,17 @@ class Torch(Baseline):
         return Candidate(label, lambda inputs: partial(compiled, *arguments(inputs)), compiles=True)
 
     def took(self, seconds: float) -> None:
-        """Count what a first call took."""
         self.spent_s += seconds
         self.shapes += 1
         self.dynamic = self.spent_s > STATIC_S
 
     def notes(self) -> list[str]:
-        """Say what was compiled, if anything."""
         if not self.shapes:
             return []
         also = f"; for any shape after {STATIC_S:.0f} s" if self.dynamic else ""
         return [f"{COMPILED}: {self.shapes} shapes compiled in {self.spent_s:.1f} s{also}"]
 
     def index(self, case: Index) -> list[Candidate]:
-        """Return look-ups; in a shard, what a vocabulary-parallel embedding does."""
         if case.variant:
             masked = allocating("torch masked", _masked, lambda i: (i.weights, i.ids, i.start, i.length))
             return [masked, self.compiled(_masked_out, lambda i: (i.out, i.weights, i.ids, i.start, i.length))]
@@ -87,7 +84,6 @@ class Torch(Baseline):
         ]
 
     def store(self, case: Store) -> list[Candidate]:
-        """Return writes of K and of V; as fp8, after torch has quantised them."""
         if case.variant:
             fp8 = Candidate("torch fp8", lambda i: partial(_put_fp8, *_as_bytes(i)))
             return [fp8, self.compiled(_put_fp8, _as_bytes)]
@@ -106,7 +102,6 @@ class Torch(Baseline):
         return [allocating("torch", _vectorised, lengths), self.compiled(_vectorised, lengths)]
 
     def radix(self, case: Radix) -> list[Candidate]:
-        """Return the comparison of two arrays."""
         compares = Candidate("torch", lambda i: lambda: int((i.ids != i.other).nonzero()[0]))
         return [compares] if case.variant == "prefix_match" else []
 

@@ -24,17 +24,14 @@ class Triton(Baseline):
     name = "triton"
 
     def index(self, case: Case) -> list[Candidate]:
-        """Return the gather with one program for each row, and with several."""
         block = _block(case)
         split = [_candidate("triton split", _gather, SPLIT_BLOCK)] if block > SPLIT_BLOCK else []
         return [_candidate("triton row", _gather, min(block, ROW_BLOCK)), *split]
 
     def store(self, case: Case) -> list[Candidate]:
-        """Return the scatter of K and V with one program for each token."""
         return [_candidate("triton", _scatter, min(_block(case), ROW_BLOCK))]
 
     def metadata(self, case: Case) -> list[Candidate]:
-        """Return torch's cumsum and a kernel with one program for each request."""
         return [_candidate("triton", _metadata, _block(case))]
 
 

@@ -38,10 +38,6 @@ class _Bench(LazyGroup):
     ) -> click.Context:
         """Read the words as the subcommand's, or as our own."""
         own = click.Context(self, info_name=info_name, parent=parent)
-        if "--phases" in args:
-            from commlib.tools.cli.bench.phases import phases
-
-            return phases.make_context(info_name, args, parent, **extra)
         if args and (command := self.get_command(own, args[0])) is not None:
             return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
         return super().make_context(info_name, args, parent, **extra)
@@ -87,7 +83,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--window", type=click.IntRange(1), help="Of send_recv: messages in flight; bandwidth and rate.")
 @click.option("--pairs", is_flag=True, help="Of send_recv: the lower half of the ranks sends to the upper half.")
 @click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
-@click.option("--phases", is_flag=True, expose_value=False, help="Show where one call's time goes: --phases --help.")
+@click.option("--phases", is_flag=True, help="Show where the time of one call goes, on each rank.  [64K; --time 5]")
+@click.option("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory, as of comm.empty().")
+@click.option("--trace", type=FILE, help="With --phases: also write some calls to FILE, for Perfetto.")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option(
@@ -122,7 +120,12 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.bench.job import buffer_bytes
     from commlib.tools.cli.bench.options import read_job
 
+    ops = ops or ("all_reduce",) if options["phases"] else ops
     job = read_job(ops, ranks, options)
+    if options["phases"] or options["symmetric"] or options["trace"]:
+        from commlib.tools.cli.bench import phases
+
+        job = phases.one_call(ctx, job, options)
     if options["tool"]:
         ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
     code = started(ctx, ranks, bind, partial(buffer_bytes, job))
@@ -133,6 +136,9 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.cli.bench.run import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops or options["full"] else "page")
-    output = Output(BenchView, form, options["output"], options["plot"])
-    ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))
+    form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
+    output, command = (
+        Output(BenchView, form, options["output"], options["plot"]),
+        shlex.join(["commlib", "bench", *ctx.meta["words"]]),
+    )
+    ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))

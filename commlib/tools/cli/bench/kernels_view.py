@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ def title(row: Row, pattern: str | None = None) -> str:
     if "heads" in row:
         parts += ["ragged"] * row["ragged"] + [f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
         parts += [f"pages of {row['page_size']}"] if row["variant"] != "prefill" else []
-    elif "dim" in row:
+    elif "pattern" in row:
         parts += [f"dim {row['dim']}", row["type"], row["pattern"] if pattern is None else pattern, row["heat"]]
     return ", ".join(filter(None, [*parts, "CUDA graph" if row["mode"] == "graph" else ""]))
 
@@ -39,53 +38,40 @@ class KernelView(View):
     """A line for each candidate that has a figure, cases of one series below each other."""
 
     def columns(self) -> Sequence[Column]:
-        """Return the columns of a row."""
         config = self.document["config"]
-        attention, radix = config["kernel"] == "attention", config["kernel"] == "radix"
-        rates = [
-            Column("rate", lambda row: fitted(row["gbps"], 7), 7, "GB/s", spare=5 * radix),
-            *([Column("rate", lambda row: fitted(row["tflops"], 7), 7, "TFLOP/s", spare=8)] * attention),
-        ]
-        if config["variant"] == "prefill":
-            rates = [replace(each, spare=8 - each.spare) for each in reversed(rates)]
-        bound = Column("bound", _share, 5, "(%)", spare=3)
-        error = Column("error", _error, 7, spare=4)
-        host = Column("host", lambda row: fitted(row["host_us"], 6), 6, "(us)", spare=6)
-        wall = Column("wall", lambda row: _median(row, "wall_us", 6), 6, "(us)", spare=7)
-        on_gpu = config["device"] == "cuda"
+        kernel, on_gpu = config["kernel"], config["device"] == "cuda"
+        radix, attention, prefill = kernel == "radix", kernel == "attention", config["variant"] == "prefill"
+        rate = _figure("rate", "gbps", "GB/s", spare=8 * prefill or 5 * radix)
+        flops = [_figure("rate", "tflops", "TFLOP/s", spare=8 * (not prefill))] * attention
         return [
-            *_places(config["kernel"]),
+            *PLACES.get(kernel, ROWS),
             Column("candidate", _label, 14 if radix else 18, left=True),
-            Column("time", _median, 7, "(us)"),
-            *rates,
-            *([bound] * (not radix)),
-            *([error] * attention),
-            *([host, wall] * on_gpu),
+            TIME,
+            *([*flops, rate] if prefill else [rate, *flops]),
+            *([BOUND] * (not radix)),
+            *([Column("error", _error, 7, spare=4)] * attention),
+            *([_figure("host", "host_us", width=6, spare=6), _figure("wall", "wall_us", width=6, spare=7)] * on_gpu),
             Column("ratio", _ratio, 17, "to ours", spare=2),
         ]
 
     def opening(self) -> list[str]:
-        """Say what is measured, and where."""
         config, machine = self.document["config"], self.document["fingerprint"]
         on_gpu = config["device"] == "cuda"
         where = machine.get("gpu") if on_gpu else f"{machine['cpu']}, {config['threads']} thread"
         cuda = f"CUDA {machine['cuda']}, driver {machine['driver']}, " if on_gpu and machine.get("cuda") else ""
-        dense = config["kernel"] == "attention" and "torch" in config["baselines"]
         lines = [
             f"commlib {machine['commlib']} bench {config['kernel']}: {where}",
             f"torch {machine['torch']}, {cuda}Python {machine['python']}, Linux {machine['kernel']}",
             f"cases: {config['cases']}, measured for about {config['seconds']:g} s; values are compared",
             *(_on_gpu(config) if on_gpu else ["time: calls back to back, median of interleaved blocks"]),
-            *_bound(config["kernel"]),
-            *(["torch, FlexAttention and flash-attn read a dense copy, which is not timed"] if dense else []),
+            *BOUNDS.get(config["kernel"], BOUNDS["copy"]),
             "ratio: time of a call over ours, with its 95 % interval; the line of ours (*) has the best peer's",
         ]
         return [f"# {line}" for line in lines]
 
     def closing(self) -> list[str]:
-        """Say what follows from it."""
         rows, wrong = self.rows(), self.document["wrong"]
-        lines = [*_copy(rows), *_slower(rows), *_small_sets(self.document), *self.document["notes"], *_skipped(rows)]
+        lines = [*_slower(rows), *_small_sets(self.document), *self.document["notes"], *_skipped(rows)]
         lines += [f"Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"]
         return ["#", *(f"# {line}" for line in lines), *unfinished(self.document)]
 
@@ -95,7 +81,6 @@ class KernelView(View):
         return [*patterns, *super().ending()]
 
     def title(self, rows: Sequence[Row]) -> str:
-        """Name the series."""
         return title(rows[0])
 
     def items(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -111,8 +96,7 @@ class KernelView(View):
                 Column("candidate", lambda line: _label(next(iter(line.values()))), 18, left=True),
             ]
             for pattern in dict.fromkeys(row["pattern"] for row in rows):
-                columns += [Column("time", partial(_cell, pattern, _median), 7, "(us)", pattern)]
-                columns += [Column("bound", partial(_cell, pattern, _share), 5, "(%)", pattern)]
+                columns += [_of_pattern(column, pattern) for column in (TIME, BOUND)]
             table = Table(columns, self.width)
             yield from table.head(title(rows[0], pattern=""))
             for line in grouped(rows, lambda row: (row["n"], row["candidate"])):
@@ -121,33 +105,60 @@ class KernelView(View):
     def panels(self) -> list[list[Panel]]:
         """Return latency, and share of the bound, of each series of rows."""
         rows = [row for row in self.rows() if row["time_us"] and "pattern" in row]
-        roles = {row["candidate"]: row["role"] for row in rows}
-        dashes = {OURS: "-", FLOOR: ":"}
-        styles = {name: look(at, linestyle=dashes.get(roles[name], "--")) for at, name in enumerate(roles)}
-        styles |= {name: chart.OURS for name in [*(name for name, role in roles.items() if role == OURS)][:1]}
+        dashes, styles = {OURS: "-", FLOOR: ":"}, dict[str, Any]()
+        for row in rows:
+            new = look(len(styles), linestyle=dashes.get(row["role"], "--"))
+            first = row["role"] == OURS and not any(style is chart.OURS for style in styles.values())
+            styles.setdefault(row["candidate"], chart.OURS if first else new)
         return [_panels(of_series, styles) for of_series in grouped(rows, title)]
 
     def chart_title(self) -> str:
-        """Name kernel and machine."""
         return f"{self.document['config']['kernel']}, {device(self.document)}"
 
 
-def _places(kernel: str) -> list[Column]:
-    """Return the columns that name a case."""
-    if kernel == "radix":
-        return [
-            Column(" operation", lambda row: f" {row['variant']}", 14, left=True),
-            Column("tokens", lambda row: str(row["n"]), 6),
-            Column("detail", lambda row: str(row["detail"]), 16, left=True, spare=1),
-        ]
-    if kernel == "attention":
-        lengths = Column("tokens", lambda row: str(row["length"]), 6)
-        return [Column("batch", lambda row: str(row["n"]), 6), lengths]
-    return [
-        Column("n", lambda row: str(row["n"]), 6),
-        Column("dim", lambda row: str(row["dim"]), 5, spare=9),
-        Column("pattern", lambda row: str(row["pattern"]), 10, left=True, spare=10),
-    ]
+def _figure(name: str, key: str, unit: str = "(us)", width: int = 7, spare: int = 0) -> Column:
+    """Return the column of a figure, or of the median of one with percentiles."""
+
+    def read(row: Row) -> str:
+        value = row[key]
+        return fitted(value["p50"] if isinstance(value, dict) else value, width)
+
+    return Column(name, read, width, unit, spare=spare)
+
+
+def _fact(name: str, key: str, width: int, left: bool = False, spare: int = 0) -> Column:
+    return Column(name, lambda row: f"{' ' * name.startswith(' ')}{row[key]}", width, left=left, spare=spare)
+
+
+TIME = _figure("time", "time_us")
+BOUND = Column("bound", lambda row: percent_text(row["of_bound"]), 5, "(%)", spare=3)
+ROWS = (_fact("n", "n", 6), _fact("dim", "dim", 5, spare=9), _fact("pattern", "pattern", 10, left=True, spare=10))
+PLACES = {  # what names a case
+    "radix": (
+        _fact(" operation", "variant", 14, left=True),
+        _fact("tokens", "n", 6),
+        _fact("detail", "detail", 16, left=True, spare=1),
+    ),
+    "attention": (_fact("batch", "n", 6), _fact("tokens", "length", 6)),
+}
+BOUNDS: Mapping[str, Sequence[str]] = {
+    "copy": ["rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"],
+    "radix": [],
+    "attention": [
+        "bound: 100 is a read of K and V, or a matrix product of as many operations, measured in the same case",
+        "error: largest, as a share of the largest value in float32; torch, FlexAttention and flash-attn read a dense "
+        "copy, which is not timed",
+    ],
+}
+
+
+def _of_pattern(column: Column, pattern: str) -> Column:
+    """Return the column for lines that have a row of each pattern, below the pattern's name."""
+
+    def read(line: Mapping[str, Row]) -> str:
+        return column.read(line[pattern]) if pattern in line else "-"
+
+    return Column(column.name, read, column.width, column.unit, pattern)
 
 
 def _on_gpu(config: Mapping[str, Any]) -> Iterator[str]:
@@ -156,29 +167,13 @@ def _on_gpu(config: Mapping[str, Any]) -> Iterator[str]:
     yield f"cold: sets in rotation, {sets}" + ("; the cache is flushed before each replay" if config["flush"] else "")
 
 
-def _bound(kernel: str) -> Iterator[str]:
-    if kernel == "attention":
-        yield "bound: 100 is a read of K and V, or a matrix product of as many operations, measured in the same case"
-        yield "error: largest, as a share of the largest value in float32"
-    elif kernel != "radix":
-        yield "rate: bytes read and written; bound: 100 is torch's copy_ of as many bytes, which is no peer"
-
-
-def _copy(rows: Sequence[Row]) -> Iterator[str]:
-    """Say the best that torch's copy reached in this run, and of how many bytes."""
-    copies = [row for row in rows if row["candidate"] == "copy" and row["gbps"] and row["heat"] == "cold"]
-    for best in sorted(copies, key=lambda row: float(row["gbps"]))[-1:]:
-        yield f"copy: {best['gbps']:.1f} GB/s at best, of {about(best['bytes'])} read and written"
-
-
 def _slower(rows: Sequence[Row]) -> Iterator[str]:
     """Name the peers that beat ours, where the interval leaves no doubt."""
     ours = [row for row in rows if row["role"] == OURS and row["versus"]]
     # A second line of ours is compared with the first, which is no peer.
     sure = [row for row in ours if row["versus"]["high"] < 1 and row["versus"]["of"] != row["candidate"]]
     for lost in grouped(sure, lambda row: row["versus"]["of"]):
-        places = [", ".join(filter(None, [place(row), *_rest(row)])) for row in lost]
-        ratios = [f"{ratio_text(row['versus']['ratio'])} at {at}" for row, at in zip(lost, places, strict=True)]
+        ratios = [f"{ratio_text(row['versus']['ratio'])} at {', '.join([place(row), *_rest(row)])}" for row in lost]
         yield f"{lost[0]['versus']['of']} is faster than ours: {'; '.join(ratios)}"
 
 
@@ -222,14 +217,6 @@ def _label(row: Row) -> str:
     return str(row["candidate"]) + ("*" if row["role"] == OURS else "")
 
 
-def _median(row: Row, figure: str = "time_us", width: int = 7) -> str:
-    return fitted(row[figure]["p50"], width) if row[figure] else "-"
-
-
-def _share(row: Row) -> str:
-    return percent_text(row["of_bound"])
-
-
 def _error(row: Row) -> str:
     if row["wrong"] is None:
         return "-"
@@ -238,8 +225,3 @@ def _error(row: Row) -> str:
 
 def _ratio(row: Row) -> str:
     return "WRONG" if row["wrong"] else interval_text(row["versus"])
-
-
-def _cell(pattern: str, read: Callable[[Row], str], line: Mapping[str, Row]) -> str:
-    """Read the cell of a pattern off a line that has a row of each."""
-    return read(line[pattern]) if pattern in line else "-"
