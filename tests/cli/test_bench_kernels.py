@@ -12,7 +12,6 @@ import torch
 
 from commlib.kernels import decode_attention
 from commlib.tools.baselines.kernels import attention, case, measure
-from commlib.tools.baselines.kernels.attention import Attention
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, rows_of
 from commlib.tools.baselines.kernels.index import Index
 from commlib.tools.baselines.kernels.measure import Group, Line, Settings, measure_case
@@ -22,7 +21,7 @@ from commlib.tools.bench.kernels import KIND, KernelReport
 from commlib.tools.cli.bench import kernels_run
 from commlib.tools.cli.bench.kernels_view import KernelView
 from commlib.tools.timing import Measurement
-from tests.cli.calls import exit_code, written
+from tests.cli.calls import written
 
 CPU, BF16, INT32 = torch.device("cpu"), torch.bfloat16, torch.int32
 QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
@@ -174,10 +173,10 @@ def test_a_store_into_another_slot_is_wrong():
     (inputs,) = Store(4, 16, BF16).inputs(1, CPU)
     inputs.poison()
     inputs.k_cache[inputs.slots], inputs.v_cache[inputs.slots] = inputs.k, inputs.v
-    assert inputs.wrong(None) == 0
+    assert inputs.check(None)[0] == 0
     stray = next(slot for slot in range(len(inputs.k_cache)) if slot not in inputs.slots.tolist())
     inputs.v_cache[stray, 3] = 1.0
-    assert inputs.wrong(None) == 1
+    assert inputs.check(None)[0] == 1
 
 
 def measured(candidates, monkeypatch):
@@ -278,14 +277,9 @@ def test_csv_and_markdown_say_the_same_as_the_document(report):
     assert ours.split(" | ")[4:8] == ["12.00", "1.37", "83", "7.00"]
 
 
-def test_the_words_of_one_call_ask_for_its_case(monkeypatch):
-    asked = []
-    monkeypatch.setattr(kernels_run, "once", lambda found, device: asked.append(found) or 0)
-    for typed in [
-        Store(64, 512, BF16, "sequential", "fp8"),
-        Metadata(3, 8, INT32),
-        Index(2, 64, torch.float16),
-        Attention(2, 64, torch.float16, "random", "decode fp8", False, 48, 4, 2, 8, True),
-    ]:
-        assert exit_code("bench", *typed.command(), "--once") == 0
-        assert asked.pop() == typed
+def test_one_call_of_ours_is_what_nsight_looks_at(call, no_gpu):
+    code, text, errors = call("bench", "store", "-n", "3,4", "--dim=8", "--ncu", "--fp8")
+    words = text.split()
+    assert (code, words[0], words[-7:]) == (1, "ncu", "bench store -n 3,4 --dim=8 --once --fp8".split())
+    assert "--kernel-name=regex:store" in words and "ncu is not here" in errors
+    assert call("bench", *words[-6:])[0] == 0

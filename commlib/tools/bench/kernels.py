@@ -33,6 +33,10 @@ class KernelRow:
     kernel: str
     variant: Annotated[str, ("description", "masked; fp8; decode or prefill; the operation of radix")]
     n: Annotated[int, ("minimum", 1), ("description", "ids, tokens or requests")]
+    dim: Annotated[int, ("description", "elements of a row, features of a head, new tokens of a request")]
+    type: str
+    pattern: Annotated[str, ("description", "order of ids or slots")]
+    heat: Annotated[str, ("description", "cold or hot: whether sets exceed the cache")]
     candidate: str
     role: Literal["ours", "peer", "floor"]
     skipped: Annotated[str, ("description", "why it was not measured")]
@@ -51,10 +55,6 @@ class KernelRow:
     wall_us: Annotated[Percentiles | None, ("description", "eager calls back to back, until the device is done")]
     host_us: Annotated[float | None, ("description", "the same, until the host has made the call; GPUs only")]
     versus: Versus | None
-    dim: Annotated[int | None, ("description", "elements of a row, features of a head, new tokens of a request")] = None
-    type: str | None = None
-    pattern: Annotated[str | None, ("description", "order of ids or slots")] = None
-    heat: Annotated[str | None, ("description", "cold or hot: whether sets exceed the cache")] = None
     length: Annotated[int | None, ("description", "tokens of a request")] = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -126,7 +126,7 @@ class KernelReport(Report):
 def _row(group: Group, line: Line, seed: int) -> Row:
     case, timed, bound_s = group.case, line.timed, _bound_s(group)
     return {
-        **case.facts(),
+        **case.facts,
         "candidate": line.candidate.label,
         "role": line.candidate.role,
         "skipped": line.skipped,

@@ -66,7 +66,6 @@ class Found(NamedTuple):
         return _second_quarter(sorted(self.calls, key=lambda call: call.call_ns))
 
     def usual_alone_ns(self) -> float:
-        """Return what a usual call without stamps takes."""
         return fmean(_second_quarter(sorted(self.alone_ns)))
 
     def parts(self) -> Parts:
@@ -89,7 +88,6 @@ class Kernels:
         self.room = MOST if marks is None or not most else int(marks[1]) // -(-most // made)
 
     def clear(self) -> None:
-        """Forget the calls so far."""
         if self._marks is not None:
             counts_of(self._marks).zero_()
 
@@ -149,7 +147,6 @@ class Phases:
         return Found(*found, checked.wrong)
 
     def _in_a_row(self, runs: Iterator[Run], wanted: int) -> Times:
-        """Return calls on CPUs that follow each other."""
         stamps = self._stamp(True)
         list(_made(runs, LEAST))
         of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
@@ -246,7 +243,6 @@ class Phases:
         return torch.empty(0) if made is None else made
 
     def _least(self, number: int) -> int:
-        """Return the least of all ranks' numbers, and 1 at least."""
         return max(1, min(self.comm.all_gather_object(number)))
 
 

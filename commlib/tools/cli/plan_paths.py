@@ -29,28 +29,11 @@ COPIES = {
     "lsa_lamport_": "packets are pushed into slots of the peers, and read there; nothing but data on the link",
     "torch_": "torch's own",
 }
+FIELDS = (
+    "size, placement, algorithm, params, copies, why; expected_us = latency_us + size / gbps, fitted with this error "
+    "to so many sizes of times_from; measured_us; limit_us, and what limit_is"
+)
 PULLED = "one: peers read the tensor in the memory of its process, through the kernel"
-
-
-@dataclass(frozen=True)
-class CallPath:
-    """Which path a call takes."""
-
-    size: int
-    placement: Literal["plain", "symmetric"]
-    algorithm: str
-    params: dict[str, int]
-    copies: str
-    why: str
-    expected_us: Annotated[float | None, ("description", "latency_us + size / gbps")]
-    latency_us: float | None
-    gbps: float | None
-    error: Annotated[float | None, ("description", "of the fit")]
-    sizes: Annotated[int | None, ("description", "that were fitted")]
-    times_from: str
-    measured_us: float | None
-    limit_us: float | None
-    limit_is: str
 
 
 @dataclass(frozen=True)
@@ -65,7 +48,7 @@ class Explained:
     mode: Literal["eager", "graph"]
     digest: str
     source: str
-    rows: list[CallPath]
+    rows: Annotated[list[dict[str, Any]], ("description", FIELDS)]
 
 
 KIND = Kind("commlib.plan.explained", 1, "commlib plan explain --json", of=Explained)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -80,11 +79,6 @@ class Attention(Case):
         return "is measured with equal lengths" if self.ragged else ""
 
     @property
-    def launched(self) -> str:
-        """Ours that decodes; prompts are torch's."""
-        return "attend_spans" if self.method == "decode" else ""
-
-    @property
     def num_bytes(self) -> int:
         """K and V once, queries, and results."""
         tokens = sum(self.lengths())
@@ -98,16 +92,10 @@ class Attention(Case):
         pairs = sum(n * n // 2 if self.method == "prefill" else n for n in self.lengths())
         return 4 * self.heads * self.dim * pairs
 
+    @property
     def facts(self) -> dict[str, Any]:
-        names = ("kernel", "variant", "n", "length", "heads", "kv_heads", "dim", "page_size", "type", "ragged")
-        return {**{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
-
-    def command(self) -> list[str]:
-        sizes = {"batch": self.n, "length": self.length, "heads": self.heads, "kv-heads": self.kv_heads}
-        sizes |= {"dim": self.dim, "page-size": self.page_size}
-        words = [self.kernel, f"--phase={self.method}", *(f"--{name}={size}" for name, size in sizes.items())]
-        flags = {"--fp8": self.cache_dtype == FP8, "--ragged": self.ragged}
-        return [*words, f"--dtype={self.type}", *(flag for flag, on in flags.items() if on)]
+        names = ("length", "heads", "kv_heads", "page_size", "ragged")
+        return {**super().facts, **{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
 
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
@@ -135,32 +123,14 @@ class Attended(Inputs):
 
     case: Attention
     out: Tensor
+    truth: Any  # the result, computed in float32, once
 
-    @cached_property
-    def truth(self) -> Tensor:
-        return self.computed()
-
-    @abstractmethod
-    def computed(self) -> Tensor:
-        """Compute the result in float32."""
-
-    def expected(self) -> list[Tensor]:
-        return [self.truth]
-
-    def wrong(self, returned: Any) -> int:
-        """Count the elements that are too far off; NaN is."""
-        return int((~(self._distance(returned) <= FAR)).count_nonzero())
-
-    def error(self, returned: Any) -> float:
-        """Return the largest distance as a share of the largest value."""
-        largest = float(self._distance(returned).max())
-        return math.inf if math.isnan(largest) else largest
-
-    def _distance(self, returned: Any) -> Tensor:
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Count the elements that are too far off, as NaN is; return the largest distance over the largest value."""
         result = returned if isinstance(returned, Tensor) else self.out
-        truth: Tensor = self.truth
-        distance: Tensor = (result.float() - truth).abs() / truth.abs().max()
-        return distance
+        distance = (result.float() - self.truth).abs() / self.truth.abs().max()
+        largest = float(distance.max())
+        return int((~(distance <= FAR)).count_nonzero()), math.inf if math.isnan(largest) else largest
 
 
 class Decoding(Attended):
@@ -205,7 +175,8 @@ class Decoding(Attended):
         rows: Tensor = self.q.unflatten(1, (self.case.kv_heads, -1))
         return rows
 
-    def computed(self) -> Tensor:
+    @cached_property
+    def truth(self) -> Tensor:
         """Compute one request after the other."""
         case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
         factors = (K_SCALE, V_SCALE) if self.scales else (1, 1)
@@ -240,7 +211,8 @@ class Prefilling(Attended):
         self.out = torch.empty_like(self.q)
         self.outputs, self.source, self.target = [self.out], self.q, self.out
 
-    def computed(self) -> Tensor:
+    @cached_property
+    def truth(self) -> Tensor:
         """Compute one head after the other."""
         case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
         later = torch.ones(case.length, case.length, dtype=torch.bool, device=self.q.device).triu(1)

@@ -72,58 +72,41 @@ class Case(ABC):
         return 0
 
     @property
-    def iterations(self) -> int | None:
-        """Calls of a block; None: as many as fill it."""
-        return None
-
-    @property
     def method(self) -> str:
         """The method by which a `Baseline` makes the same call."""
         return self.kernel
 
     @property
-    def launched(self) -> str:
-        """Part of the name of its kernel on a GPU; "" where it is not ours."""
-        return self.kernel
-
     def facts(self) -> dict[str, Any]:
+        """What a row of results has of it."""
         names = ("kernel", "variant", "n", "dim", "type", "pattern", "heat")
         return {name: getattr(self, name) for name in names}
 
-    def command(self) -> list[str]:
-        """Return the words after `commlib bench` that measure only this case."""
-        words = [self.kernel, f"--dim={self.dim}", f"--rows={self.n}", f"--dtype={self.type}"]
-        words += [f"--pattern={self.pattern}"] if self.pattern != "random" else []
-        return words + ([f"--{self.variant}"] if self.variant else [])
 
-
-class Inputs(ABC):
+class Inputs:
     """One set of tensors: `source` and `target` are what the floor copies, together as many bytes as a call moves."""
 
     source: Tensor
     target: Tensor
     outputs: Sequence[Tensor]
+    iterations: int | None = None  # calls of a block; None: as many as fill it
     result: Any = None  # what a candidate allocates stays until the set's next turn, as it would in a program
 
-    @abstractmethod
     def expected(self) -> Iterable[Tensor]:
         """Return what the outputs must be."""
+        return ()
 
     def poison(self) -> None:
         """Fill the outputs with what no result has."""
         for output in self.outputs:
             poison(output)
 
-    def wrong(self, returned: Any) -> int:
-        """Count the wrong elements of the outputs, or of what a candidate returned in their place."""
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Count the wrong elements of the outputs, or of what was returned; where bits may differ, return how far."""
         tensors = [returned] if isinstance(returned, Tensor) else returned
         if not isinstance(tensors, (tuple, list)) or len(tensors) != len(self.outputs):
             tensors = self.outputs
-        return sum(map(differing, tensors, self.expected()))
-
-    def error(self, returned: Any) -> float | None:
-        """Return how far the values are off, where they need not be equal to the bit."""
-        return None
+        return sum(map(differing, tensors, self.expected())), None
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
         if settings.on_gpu:
             budget_s /= 2
             _replay([line for line in ready if line.candidate.graph], group, settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=case.iterations, seed=settings.seed)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=sets[0].iterations, seed=settings.seed)
         for line, result in _timed(ready, calls, group, settings):
             line.eager = result
             if not group.replays:
@@ -138,9 +138,9 @@ def _check(line: Line, sets: Sequence[Inputs]) -> None:
         inputs.poison()
         returned = run()
         _wait(inputs)
-        line.wrong = (line.wrong or 0) + inputs.wrong(returned)
-        if (error := inputs.error(returned)) is not None:
-            line.error = max(line.error or 0.0, error)
+        wrong, error = inputs.check(returned)
+        line.wrong = (line.wrong or 0) + wrong
+        line.error = error if line.error is None else max(line.error, error or 0.0)
         inputs.result = None
 
 

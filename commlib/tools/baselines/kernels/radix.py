@@ -38,11 +38,6 @@ class Radix(Case):
         return 4 * self.n if self.variant == "prefix_match" else 0
 
     @property
-    def iterations(self) -> int | None:
-        """Evictions need leaves."""
-        return min(EVICTIONS, self.leaves // EVICTED) if self.variant == "evict" else None
-
-    @property
     def detail(self) -> str:
         if self.leaves:
             return f"of {self.leaves} leaves"
@@ -51,8 +46,9 @@ class Radix(Case):
     def __str__(self) -> str:
         return f"radix {self.variant}"
 
+    @property
     def facts(self) -> dict[str, Any]:
-        return {"kernel": self.kernel, "variant": self.variant, "n": self.n, "detail": self.detail}
+        return {**super().facts, "detail": self.detail}
 
     def inputs(self, sets: int, device: torch.device) -> Sequence[Calls]:
         return [Calls(self)]
@@ -73,7 +69,7 @@ class Radix(Case):
 
 
 def cases(leaves: int) -> Iterator[Radix]:
-    made = partial(Radix, dim=1, dtype=torch.int32, hot=True)
+    made = partial(Radix, dim=1, dtype=torch.int32, pattern="", hot=True)
     yield from (made(n, variant="prefix_match") for n in COMPARED)
     for n, nodes in MATCHED:
         yield from (made(n, variant=variant, nodes=nodes) for variant in ("match", "lock, unlock"))
@@ -92,6 +88,7 @@ class Calls(Inputs):
         self.other = self.ids.clone()
         self.other[-1] = -1
         if case.leaves:
+            self.iterations = min(EVICTIONS, case.leaves // EVICTED) if case.variant == "evict" else None
             self.prompts = [torch.arange(first, first + LEAF, dtype=torch.int32) for first in range(case.leaves)]
             for prompt in self.prompts:
                 self.cache.insert(prompt, self.ids)
@@ -100,15 +97,12 @@ class Calls(Inputs):
             for end in range(step, case.n + 1, step):
                 self.cache.insert(self.ids[:end], self.ids[:end])
 
-    def expected(self) -> Sequence[Tensor]:
-        return ()
-
-    def wrong(self, returned: Any) -> int:
-        """Count what is not as all candidates must return it: the first difference, or the slots of the prompt."""
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Compare what all candidates must return: the first difference, or the slots of the prompt."""
         if self.case.variant == "prefix_match":
-            return int(returned != self.case.n - 1)
+            return int(returned != self.case.n - 1), None
         slots = getattr(returned, "slots", returned)
-        return int(self.case.variant == "match" and not torch.equal(slots, self.ids))
+        return int(self.case.variant == "match" and not torch.equal(slots, self.ids)), None
 
     def lock_unlock(self) -> Run:
         """Return both calls, of the prompt."""

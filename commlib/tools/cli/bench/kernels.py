@@ -9,15 +9,34 @@ from typing import Any
 
 import click
 
+from commlib.env import parse_bytes
 from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.cli.options import EXISTING, FILE, POSITIVE, picture
 from commlib.tools.cli.ranks import Words
 from commlib.tools.report import nsight
 
 SECONDS, SWEEP_SECONDS = 10.0, 60.0
-HEADS = click.IntRange(1, 1024)
+HEADS, TOKENS = click.IntRange(1, 1024), 1 << 24
 COMPILE = "Measure torch.compile.  [default: on GPUs]"
 TIME = f"Seconds to measure, approximately.  [default: {SECONDS:g}; with --sweep {SWEEP_SECONDS:g}]"
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Whole numbers above 0, such as 1,64,16K, each once."""
+
+    name = "a,b"
+
+    def __init__(self, high: int = 1 << 40) -> None:
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            numbers = tuple(dict.fromkeys(parse_bytes(item.strip()) for item in str(value).split(",")))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers; write 1,64,16K", param, ctx)
+        if not 0 < min(numbers) <= max(numbers) <= self.high:
+            self.fail(f"{value!r} has a number that is not above 0, or above {self.high}", param, ctx)
+        return numbers
 
 
 def _choice(name: str, flags: Mapping[str, str]) -> list[click.Parameter]:
@@ -54,8 +73,8 @@ def _rows(name: str) -> list[click.Parameter]:
     hidden = len(kernel.patterns) == 1
     chosen = click.Choice(kernel.patterns)
     return [
-        click.Option(["--dims", "--dim"], help="Elements per row, a,b; for metadata, max. new tokens per request."),
-        click.Option(["-n", "--rows"], help="Number of ids, tokens or requests, a,b."),
+        click.Option(["--dims", "--dim"], type=Numbers(), help="Elements per row; of metadata new tokens per request."),
+        click.Option(["-n", "--rows"], type=Numbers(), help="Number of ids, tokens or requests."),
         click.Option(["--pattern"], type=chosen, hidden=hidden, help="Order of ids or slots.  [default: random]"),
         click.Option(["--compare-patterns"], is_flag=True, hidden=hidden, help="Measure all patterns, side by side."),
         *_choice("heat", {"cold": "Rotate sets of tensors that exceed the cache.  [default]", "hot": "Use one set."}),
@@ -68,12 +87,12 @@ def _rows(name: str) -> list[click.Parameter]:
 
 ATTENTION: list[click.Parameter] = [
     click.Option(["--phase"], type=click.Choice(["decode", "prefill"]), default="decode", show_default=True),
-    click.Option(["-b", "--batch"], help="Number of requests, a,b."),
-    click.Option(["-l", "--length"], help="Tokens of each request, a,b."),
+    click.Option(["-b", "--batch"], type=Numbers(TOKENS), help="Number of requests."),
+    click.Option(["-l", "--length"], type=Numbers(TOKENS), help="Tokens of each request."),
     click.Option(["--heads"], type=HEADS, help="Heads of queries.  [default: 64; on a CPU 8]"),
     click.Option(["--kv-heads"], type=HEADS, help="Heads of K and V.  [default: 8; on a CPU 1]"),
     click.Option(["--dim"], type=click.IntRange(1, 256), default=128, show_default=True, help="Features of a head."),
-    click.Option(["--page-size"], help="Tokens of a page of the cache, a,b.  [default: 16]"),
+    click.Option(["--page-size"], type=Numbers(TOKENS), help="Tokens of a page of the cache.  [default: 16]"),
     click.Option(["--fp8"], is_flag=True, help="Cache of float8_e4m3fn, with scales."),
     click.Option(["--ragged"], is_flag=True, help="Lengths from 1 to twice --length."),
     click.Option(["--compare"], is_flag=True, help="Measure torch, FlexAttention, flash-attn and FlashInfer, too."),
@@ -96,7 +115,7 @@ def _run(name: str, **options: Any) -> None:
     if options.get("once"):
         context.exit(once(job.cases[0], job.settings.device))
     if options.get("tool"):
-        context.exit(nsight.run(command(options["tool"], job.cases[0])))
+        context.exit(nsight.run(command(options["tool"], job.cases[0], context.meta["words"])))
     context.exit(main(job, options, shlex.join(["commlib", "bench", name, *context.meta["words"]])))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import click
 import torch
 
-from commlib.env import parse_bytes
 from commlib.errors import Unsupported
 from commlib.tools.baselines.kernels import BASELINES, FLOATS, KERNELS, attention, case, load, radix
 from commlib.tools.baselines.kernels.attention import Attention
@@ -25,7 +24,6 @@ from commlib.tools.cli.options import check_files, python_file, read_dtypes
 from commlib.tools.report import nsight
 from commlib.tools.report.run import Output, until_it_ends
 
-LIMIT, TOKENS = 1 << 40, 1 << 24
 Options = Mapping[str, Any]
 
 
@@ -76,25 +74,23 @@ def _no_compiling(device: torch.device, wanted: bool | None) -> str:
 
 def read_device(text: str) -> torch.device:
     """Return the device of a name; auto is the current GPU if there is one."""
-    if text == "auto":
-        text = "cuda" if torch.cuda.is_available() else "cpu"
+    has_gpu = torch.cuda.is_available()
     try:
-        device = torch.device(text)
+        device = torch.device(("cuda" if has_gpu else "cpu") if text == "auto" else text)
     except RuntimeError:
         raise click.UsageError(f"--device {text!r} is none; write auto, cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
         raise click.UsageError(f"--device {text} is not supported; write cpu or cuda")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise click.UsageError(f"--device {text}: torch finds no GPU here")
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-    return device
+    if device.type == "cuda" and not has_gpu:
+        raise click.UsageError(f"--device {text}: torch finds no GPU here")
+    here = device.type == "cuda" and device.index is None
+    return torch.device("cuda", torch.cuda.current_device()) if here else device
 
 
 def _rows(name: str, device: str, options: Options) -> list[Case]:
     kernel, sweeps, kind = KERNELS[name], options["sweep"], load(KERNELS[name].case)
-    dims = numbers("--dim", options["dims"]) or (kernel.sweep_dims if sweeps else kernel.dims)
-    rows = numbers("-n", options["rows"]) or (kernel.sweep_rows if sweeps else kernel.rows)
+    dims = options["dims"] or (kernel.sweep_dims if sweeps else kernel.dims)
+    rows = options["rows"] or (kernel.sweep_rows if sweeps else kernel.rows)
     patterns = kernel.patterns if options["compare_patterns"] else (options["pattern"] or "random",)
     heats = {None: (False, True) if sweeps else (False,), "hot": (True,), "cold": (False,)}[options["heat"]]
     every = itertools.product(_dtypes(name, options["dtype"], kernel.dtypes), dims, heats, patterns, rows)
@@ -115,28 +111,21 @@ def _attention(device: str, options: Options) -> list[Case]:
     shape = {"heads": heads, "kv_heads": kv_heads, "ragged": options["ragged"]}
     every = itertools.product(_dtypes("attention", options["dtype"], FLOATS), _problems(device, phase, options))
     return [
-        Attention(
-            n, options["dim"], dtype, variant=f"{phase} fp8" if fp8 else phase, length=length, page_size=page, **shape
-        )
+        Attention(n, options["dim"], dtype, "random", phase + " fp8" * fp8, length=length, page_size=page, **shape)
         for dtype, (n, length, page, fp8) in every
     ]
 
 
 def _problems(device: str, phase: str, options: Options) -> Iterator[tuple[int, int, int, bool]]:
     """Yield requests, tokens, the size of a page, and whether the cache has 8-bit floats."""
-    lists = [
-        numbers(option, options[option[2:].replace("-", "_")]) for option in ("--batch", "--length", "--page-size")
-    ]
-    for option, values in zip(("--batch", "--length", "--page-size"), lists, strict=True):
-        if max(values, default=0) > TOKENS:
-            raise click.UsageError(f"{option} has {max(values)}, but {TOKENS} is the most")
-    (batches, lengths, pages), (n, length) = lists, attention.SWEPT_AT[device]
-    sizes = (attention.SWEEPS if options["sweep"] else attention.SIZES)[device, phase]
+    batches, lengths, pages, sweeps = (options[name] for name in ("batch", "length", "page_size", "sweep"))
+    n, length = attention.SWEPT_AT[device]
+    sizes = (attention.SWEEPS if sweeps else attention.SIZES)[device, phase]
     if batches or lengths:
         sizes = list(itertools.product(batches or (n,), lengths or (length,)))
     for size, page in itertools.product(sizes, pages or (attention.PAGE,)):
         yield *size, page, options["fp8"]
-    if options["sweep"] and phase == "decode" and not any(lists):
+    if sweeps and phase == "decode" and not (batches or lengths or pages):
         yield from ((n, length, page, options["fp8"]) for page in attention.SWEPT_PAGES)
         yield n, length, attention.PAGE, not options["fp8"]
 
@@ -147,19 +136,6 @@ def _dtypes(name: str, text: str | None, known: Sequence[str]) -> tuple[torch.dt
         if other not in known:
             raise click.UsageError(f"{name} is measured for {', '.join(known)}, not {other}")
     return dtypes
-
-
-def numbers(option: str, text: str | None) -> tuple[int, ...]:
-    """Return the whole numbers of a list such as 1,64,16K, each once."""
-    if text is None:
-        return ()
-    try:
-        values = tuple(dict.fromkeys(parse_bytes(item.strip()) for item in text.split(",")))
-    except ValueError:
-        raise click.UsageError(f"{option} {text!r} is no list of numbers; write 1,64,16K") from None
-    if not all(0 < number < LIMIT for number in values):
-        raise click.UsageError(f"{option} {text!r} has a number that is not above 0")
-    return values
 
 
 def main(job: Job, options: Options, command_line: str) -> int:
@@ -198,11 +174,13 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 # --- one call, for Nsight's tools
 
 
-def command(tool: str, of: Case) -> list[str]:
-    """Return the exact command for one call of ours of the case."""
+def command(tool: str, of: Case, words: Sequence[str]) -> list[str]:
+    """Return the exact command for one call of ours of the case, by the words of a command that asks for the tool."""
     output = "-".join(filter(None, [of.kernel, *of.variant.split(), str(of.n), str(of.dim)]))
-    one = [f"--kernel-name=regex:{of.launched}", "--launch-count=1"] if of.launched else []
-    return nsight.command(tool, output, ["bench", *of.command(), "--once"], ["--set=full", *one])
+    launched = {"decode": "attend_spans", "prefill": ""}.get(of.method, of.kernel)  # prompts are torch's
+    one = [f"--kernel-name=regex:{launched}", "--launch-count=1"] if launched else []
+    call = ["--once" if word == f"--{tool}" else word for word in words]
+    return nsight.command(tool, output, ["bench", of.kernel, *call], ["--set=full", *one])
 
 
 def once(of: Case, device: torch.device) -> int:

@@ -18,20 +18,22 @@ from commlib.tools.report.view import View, device, grouped, unfinished
 
 def title(row: Row, pattern: str | None = None) -> str:
     """Name the series of a row, such as: store fp8, dim 128, bfloat16, random, cold, CUDA graph."""
-    parts = [row["kernel"] if row["kernel"] == "radix" else f"{row['kernel']} {row['variant']}".strip()]
-    if "heads" in row:
-        parts += ["ragged"] * row["ragged"] + [f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
-        parts += [f"pages of {row['page_size']}"] if row["variant"] != "prefill" else []
-    elif "pattern" in row:
-        parts += [f"dim {row['dim']}", row["type"], row["pattern"] if pattern is None else pattern, row["heat"]]
-    return ", ".join(filter(None, [*parts, "CUDA graph" if row["mode"] == "graph" else ""]))
+    kernel, graph = f"{row['kernel']} {row['variant']}".strip(), "CUDA graph" * (row["mode"] == "graph")
+    if row["kernel"] == "radix":
+        return "radix"
+    if row["kernel"] == "attention":
+        parts = ["ragged" * row["ragged"], f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}", row["type"]]
+        parts += [f"pages of {row['page_size']}" * (row["variant"] != "prefill")]
+    else:
+        parts = [f"dim {row['dim']}", row["type"], row["pattern"] if pattern is None else pattern, row["heat"]]
+    return ", ".join(filter(None, [kernel, *parts, graph]))
 
 
 def place(row: Row) -> str:
     """Name the case of a row within its series."""
-    if "heads" in row:
-        return f"{row['n']} x {counted(row['length'], 'token')}"
-    return f"{row['variant']} {row['n']} {row['detail']}" if "detail" in row else f"n {row['n']}"
+    if row["kernel"] == "radix":
+        return f"{row['variant']} {row['n']} {row['detail']}"
+    return f"{row['n']} x {counted(row['length'], 'token')}" if row["kernel"] == "attention" else f"n {row['n']}"
 
 
 class KernelView(View):
@@ -104,7 +106,7 @@ class KernelView(View):
 
     def panels(self) -> list[list[Panel]]:
         """Return latency, and share of the bound, of each series of rows."""
-        rows = [row for row in self.rows() if row["time_us"] and "pattern" in row]
+        rows = [row for row in self.rows() if row["time_us"] and row["kernel"] not in PLACES]
         dashes, styles = {OURS: "-", FLOOR: ":"}, dict[str, Any]()
         for row in rows:
             new = look(len(styles), linestyle=dashes.get(row["role"], "--"))
@@ -178,7 +180,7 @@ def _slower(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _rest(row: Row) -> list[str]:
-    return [f"dim {row['dim']}", row["pattern"], row["heat"]] if "pattern" in row else []
+    return [f"dim {row['dim']}", row["pattern"], row["heat"]] if row["kernel"] not in PLACES else []
 
 
 def _small_sets(document: Mapping[str, Any]) -> Iterator[str]:
