@@ -59,7 +59,7 @@ class RankTimes:
 
     rank: int
     sum_us: Annotated[float, ("description", "its phases, without what their stamps take")]
-    alone_us: Annotated[float, ("description", "a call without stamps")]
+    plain_us: Annotated[float, ("description", "a call without stamps")]
     stamped_us: Annotated[float, ("description", "a call with them")]
 
 
@@ -99,7 +99,7 @@ class PhasesReport(Report):
         times = {
             "rank": comm.rank,
             "sum_us": _us(sum(parts.values())),
-            "alone_us": _us(made.usual_alone_ns()),
+            "plain_us": _us(made.usual_plain_ns()),
             "stamped_us": _us(fmean(call.call_ns for call in made.usual())),
         }
         each_ns = [call.call_ns for call in made.calls]
@@ -228,12 +228,12 @@ class PhasesView(View):
 
     def closing(self) -> list[str]:
         """Say whether the phases add up, and whether the values are right."""
-        names = "sum_us", "alone_us", "stamped_us"
-        total, alone, stamped = (fmean(each[name] for each in self.document["ranks"]) for name in names)
+        names = "sum_us", "plain_us", "stamped_us"
+        total, plain, stamped = (fmean(each[name] for each in self.document["ranks"]) for name in names)
         wrong = self.document["wrong"]
         lines = [
-            f"phases add up to {fitted(total, 8)} us, calls without stamps take {fitted(alone, 8)} us "
-            f"({(total / alone - 1) * 100:+.1f} %), with them {fitted(stamped, 8)} us",
+            f"phases add up to {fitted(total, 8)} us, calls without stamps take {fitted(plain, 8)} us "
+            f"({(total / plain - 1) * 100:+.1f} %), with them {fitted(stamped, 8)} us",
             *self.document["notes"],
             f"Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}",
         ]

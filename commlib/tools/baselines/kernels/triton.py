@@ -83,9 +83,9 @@ def _metadata(code: ModuleType, inputs: Any, block: int) -> Run:
 
 
 def _read(code: ModuleType, inputs: Any, block: int) -> Run:
-    words = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
-    programs = -(-len(words) // block)
-    return partial(code.read[programs,], words.new_empty(programs), words, len(words), BLOCK=block, num_warps=8)
+    source = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
+    programs = -(-len(source) // block)
+    return partial(code.read[programs,], source.new_empty(programs), source, len(source), BLOCK=block, num_warps=8)
 
 
 def _warps(block: int) -> int:

@@ -174,12 +174,12 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 # --- one call, for Nsight's tools
 
 
-def command(tool: str, of: Case, words: Sequence[str]) -> list[str]:
-    """Return the exact command for one call of ours of the case, by the words of a command that asks for the tool."""
+def command(tool: str, of: Case, typed: Sequence[str]) -> list[str]:
+    """Return the exact command for one call of ours of the case, from what was typed to ask for the tool."""
     output = "-".join(filter(None, [of.kernel, *of.variant.split(), str(of.n), str(of.dim)]))
     launched = {"decode": "attend_spans", "prefill": ""}.get(of.method, of.kernel)  # prompts are torch's
     one = [f"--kernel-name=regex:{launched}", "--launch-count=1"] if launched else []
-    call = ["--once" if word == f"--{tool}" else word for word in words]
+    call = ["--once" if word == f"--{tool}" else word for word in typed]
     return nsight.command(tool, output, ["bench", of.kernel, *call], ["--set=full", *one])
 
 
