@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from commlib.kernels import decode_attention
 from commlib.tools.baselines.kernels import attention, case, measure
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, rows_of
 from commlib.tools.baselines.kernels.index import Index
-from commlib.tools.baselines.kernels.measure import Group, Line, Settings, measure_case
+from commlib.tools.baselines.kernels.measure import Settings, measure_case
 from commlib.tools.baselines.kernels.metadata import Metadata
 from commlib.tools.baselines.kernels.store import Store
 from commlib.tools.bench.kernels import KIND, KernelReport
@@ -181,14 +182,13 @@ def test_a_store_into_another_slot_is_wrong():
 
 def measured(candidates, monkeypatch):
     monkeypatch.setattr(Index, "candidates", lambda self: candidates)
-    group = measure_case(Index(2, 16, BF16), Settings(CPU), 0.05)
-    return {line.candidate.label: line for line in group.lines}
+    return {each.label: each for each in measure_case(Index(2, 16, BF16), Settings(CPU), 0.05)[1]}
 
 
 @pytest.mark.slow
 def test_a_first_call_that_takes_too_long_is_interrupted(monkeypatch):
     monkeypatch.setattr(measure, "FIRST_CALL_S", 0.05)
-    asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30), compiles=True)
+    asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30))
     awake = Candidate("awake", lambda inputs: lambda: inputs.weights[inputs.ids])
     lines = measured([asleep, awake], monkeypatch)
     assert "its first call took more than 0.05 s" in lines["asleep"].skipped
@@ -212,14 +212,14 @@ def test_values_are_compared_again_after_the_timing(monkeypatch):
 
 def line(label, role, graph_us, eager_us, wrong=0):
     noise = (0.99, 1.0, 1.01, 1.0, 1.0)
-    timed, eager = (
-        us and Measurement("", False, 96, [us * 1e-6 * each for each in noise]) for us in (graph_us, eager_us)
-    )
+    both = ([each * 1e-6 * us for each in noise] if us else [] for us in (graph_us, eager_us))
+    timed, eager = (Measurement("", False, 96, times_s) for times_s in both)
     eager.issue_s = [eager_us / 2 * 1e-6]
-    return Line(Candidate(label, role=role), [], wrong, "" if timed else "cannot be captured", timed, eager)
+    made = Candidate(label, role=role, wrong=wrong, timed=timed, eager=eager)
+    return made if graph_us else replace(made, timed=None, skipped="cannot be captured")
 
 
-def group(n, *extra):
+def measured_case(n, *extra):
     """What a GPU would give: copy 10 µs, ours 12, torch 30 and a wrong one 5."""
     lines = [
         line("commlib", OURS, 12.0 * n, 14.0),
@@ -228,9 +228,9 @@ def group(n, *extra):
         line("torch index_select", PEER, 30.0 * n, 32.0),
         line("triton row", PEER, 15.0 * n, 40.0),
         line("hasty", PEER, 5.0 * n, 6.0, 3),
-        Line(Candidate("torch.compile", reason="not asked for"), skipped="not asked for"),
+        Candidate("torch.compile", skipped="not asked for"),
     ]
-    return Group(Index(n, 4096, BF16), 240, True, [*lines, *extra])
+    return Index(n, 4096, BF16), 240, [*lines, *extra]
 
 
 @pytest.fixture
@@ -239,18 +239,19 @@ def report(tmp_path):
     others.write_text("def candidates(kernel, case, inputs): ...")
     options = dict.fromkeys(("dims", "rows", "pattern", "heat", "dtype", "sweep", "compile_", "output"))
     options |= {"device": "cpu", "seconds": 10.0, "seed": 0, "compare_patterns": True, "peer": (others,)}
-    return KernelReport(kernels_run.read_job("index", options).config, "commlib bench index")
+    config = replace(kernels_run.read_job("index", options).config, device="cuda")
+    return KernelReport(config, "commlib bench index")
 
 
 def test_figures_are_of_the_graph_beside_eager_calls_and_the_best_peer_is_right(report):
-    rows = {row["candidate"]: row for row in report.add(group(2))}
+    rows = {row["candidate"]: row for row in report.add(*measured_case(2))}
     ours = rows["commlib"]
     assert ours["mode"] == "graph"
     assert ours["time_us"]["p50"] == pytest.approx(24.0)
     assert ours["gbps"] == pytest.approx(32768 / 24e-6 / 1e9, rel=1e-4)
     assert ours["of_bound"] == pytest.approx(10 / 12, rel=1e-4)
     assert (ours["wall_us"]["p50"], ours["host_us"]) == (pytest.approx(14.0), pytest.approx(7.0))
-    rows = {row["candidate"]: row for row in report.add(group(1, line("python loop", PEER, None, 90.0)))}
+    rows = {row["candidate"]: row for row in report.add(*measured_case(1, line("python loop", PEER, None, 90.0)))}
     versus = rows["commlib"]["versus"]
     assert versus["of"] == "triton row"  # not what is wrong, not the copy, not the probe
     assert versus["ratio"] == pytest.approx(1.25, rel=1e-3)
@@ -262,11 +263,11 @@ def test_figures_are_of_the_graph_beside_eager_calls_and_the_best_peer_is_right(
 
 
 def test_csv_and_markdown_say_the_same_as_the_document(report):
-    report.add(group(1, line("python loop", PEER, None, 90.0)))
+    report.add(*measured_case(1, line("python loop", PEER, None, 90.0)))
     found = written(json.dumps(report.document()), KIND)
     assert found["config"]["baselines"][-1] == "others"  # no paths
     assert found["wrong"] == 3
-    view = KernelView({**found, "config": {**found["config"], "device": "cuda"}}, 80)
+    view = KernelView(found, 80)
     rows = list(csv.DictReader(view.render("csv").splitlines()))
     assert [row["candidate"] for row in rows] == [row["candidate"] for row in report.rows if row["wall_us"]]
     assert (rows[0]["time_us.p50"], rows[0]["versus.of"], rows[0]["wrong"]) == ("12.0", "triton row", "0")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Any, Literal
 
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, PROBES
-from commlib.tools.baselines.kernels.measure import Group, Line
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.report.document import Document, Kind, Report, Row
 from commlib.tools.report.measured import percentiles_us, ratio_row
 from commlib.tools.report.schema import Count, Number, Positive
-from commlib.tools.timing import Measurement
 
 Percentiles = dict[str, Number]  # p0 to p100 of the blocks
 
@@ -112,9 +112,10 @@ class KernelReport(Report):
         """Whether a value is wrong, or ours could not be called."""
         return self.wrong > 0 or any(row["role"] == OURS and row["wall_us"] is None for row in self.rows)
 
-    def add(self, group: Group) -> list[Row]:
+    def add(self, case: Case, sets: int, candidates: Sequence[Candidate]) -> list[Row]:
         """Take the figures of one case and return its rows."""
-        rows = [_row(group, line, self.config.seed) for line in group.lines]
+        measured = _Measured(case, sets, candidates, self.config)
+        rows = [measured.row(candidate) for candidate in candidates]
         self.rows += rows
         return rows
 
@@ -123,47 +124,50 @@ class KernelReport(Report):
         return {"config": vars(self.config), "wrong": self.wrong, "rows": self.rows, "notes": self.notes}
 
 
-def _row(group: Group, line: Line, seed: int) -> Row:
-    case, timed, bound_s = group.case, line.timed, _bound_s(group)
-    return {
-        **case.facts,
-        "candidate": line.candidate.label,
-        "role": line.candidate.role,
-        "skipped": line.skipped,
-        "wrong": line.wrong,
-        "error": None if line.error in (None, float("inf")) else float(f"{line.error:.3g}"),
-        "mode": "graph" if group.replays else "eager",
-        "sets": group.sets,
-        "bytes": case.num_bytes,
-        "flops": case.flops,
-        "time_us": percentiles_us(timed) if timed else None,
-        "blocks": len(timed.times_s) if timed else None,
-        "calls": timed.iterations if timed else None,
-        "gbps": round(case.num_bytes / 1e9 / timed.median_s, 6) if timed and case.num_bytes else None,
-        "tflops": round(case.flops / 1e12 / timed.median_s, 4) if timed and case.flops else None,
-        "of_bound": round(bound_s / timed.median_s, 6) if timed and bound_s else None,
-        "wall_us": percentiles_us(line.eager) if line.eager else None,
-        "host_us": _host_us(group, line.eager),
-        "versus": _versus(group, line, seed),
-    }
+@dataclass
+class _Measured:
+    """One case: figures are relative to those of its candidates."""
 
+    case: Case
+    sets: int
+    candidates: Sequence[Candidate]
+    config: KernelConfig
 
-def _bound_s(group: Group) -> float | None:
-    floors = (line for line in group.lines if line.candidate.role == FLOOR)
-    timed = (line.timed for line in floors if line.timed and not line.candidate.label.startswith(PROBES))
-    return min((each.median_s for each in timed), default=None)
+    def row(self, of: Candidate) -> Row:
+        case, timed, eager, bound_s = self.case, of.timed, of.eager, self._bound_s()
+        replays = self.config.device == "cuda"
+        return {
+            **case.facts,
+            "candidate": of.label,
+            "role": of.role,
+            "skipped": of.skipped,
+            "wrong": of.wrong,
+            "error": None if of.error in (None, math.inf) else float(f"{of.error:.3g}"),
+            "mode": "graph" if replays else "eager",
+            "sets": self.sets,
+            "bytes": case.num_bytes,
+            "flops": case.flops,
+            "time_us": percentiles_us(timed) if timed else None,
+            "blocks": len(timed.times_s) if timed else None,
+            "calls": timed.iterations if timed else None,
+            "gbps": round(case.num_bytes / 1e9 / timed.median_s, 6) if timed and case.num_bytes else None,
+            "tflops": round(case.flops / 1e12 / timed.median_s, 4) if timed and case.flops else None,
+            "of_bound": round(bound_s / timed.median_s, 6) if timed and bound_s else None,
+            "wall_us": percentiles_us(eager) if eager else None,
+            "host_us": round(median(eager.issue_s) * 1e6, 4) if replays and eager and eager.issue_s else None,
+            "versus": self._versus(of),
+        }
 
+    def _bound_s(self) -> float | None:
+        floors = (each for each in self.candidates if each.role == FLOOR and not each.label.startswith(PROBES))
+        return min((each.median_s for each in floors if each.timed), default=None)
 
-def _host_us(group: Group, eager: Measurement | None) -> float | None:
-    """Return what a call takes the host; on a CPU all of it does."""
-    return round(median(eager.issue_s) * 1e6, 4) if group.replays and eager and eager.issue_s else None
-
-
-def _versus(group: Group, line: Line, seed: int) -> Row | None:
-    """Compare ours with the best of the peers, anyone else with ours: times as long as ours it takes."""
-    ours = group.ours()
-    above = group.best_peer() if line is ours else line
-    if ours is None or ours.timed is None or above is None or above.timed is None:
-        return None
-    ratio = ratio_row(above.timed.times_s, ours.timed.times_s, seed)
-    return None if ratio is None else {"of": above.candidate.label, **ratio}
+    def _versus(self, of: Candidate) -> Row | None:
+        """Compare ours with the best of the peers, anyone else with ours: times as long as ours it takes."""
+        ours = next((each for each in self.candidates if each.role == OURS and each.timed), None)
+        right = (each for each in self.candidates if each.role == PEER and not each.wrong)
+        above = min(right, key=lambda each: each.median_s, default=None) if of is ours else of
+        if ours is None or ours.timed is None or above is None or above.timed is None:
+            return None
+        ratio = ratio_row(above.timed.times_s, ours.timed.times_s, self.config.seed)
+        return None if ratio is None else {"of": above.label, **ratio}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from commlib.tools.timing import Run, differing, poison
+from commlib.tools.timing import Measurement, Run, differing, poison
 
 OURS, PEER, FLOOR = "ours", "peer", "floor"  # a floor bounds what can be had; nobody is compared with it
 PROBES = ("probe", "empty")  # labels that begin so are floors that no share is of
@@ -109,16 +110,25 @@ class Inputs:
         return sum(map(differing, tensors, self.expected())), None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
-    """What is measured: `prepare` takes one set of inputs and returns the call; None with the reason why not."""
+    """What is measured, and its measurements; `prepare` takes one set of inputs and returns the call."""
 
     label: str
-    prepare: Callable[[Any], Run] | None = None
+    prepare: Callable[[Any], Run] | None = None  # None: it is not measured
     role: str = PEER
+    skipped: str = ""  # the reason why it is not measured
     graph: bool = True  # can be captured
-    compiles: bool = False  # its first call takes torch.compile's time
-    reason: str = ""
+    took: Callable[[float], None] | None = None  # counts the seconds of a first call that compiles
+    runs: Sequence[Run] = ()
+    wrong: int | None = None
+    error: float | None = None  # the largest that the inputs report, where they do
+    timed: Measurement | None = None  # what its figure is of
+    eager: Measurement | None = None  # calls of the host
+
+    @property
+    def median_s(self) -> float:
+        return self.timed.median_s if self.timed else math.inf
 
 
 Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
@@ -134,9 +144,6 @@ class Baseline:
         method: Callable[[Case], list[Candidate]] | None = getattr(self, case.method, None)
         return method(case) if method else []
 
-    def took(self, seconds: float) -> None:
-        """Count the first call of a candidate that compiles."""
-
     def notes(self) -> list[str]:
         """Return what a reader of the results should know of it."""
         return []
@@ -149,7 +156,7 @@ def copy() -> Candidate:
 
 def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     """Return a candidate that is listed with the reason why it is not measured."""
-    return Candidate(label, None, role, reason=reason)
+    return Candidate(label, None, role, reason)
 
 
 def allocating(label: str, function: Callable[..., object], arguments: Arguments, role: str = PEER) -> Candidate:

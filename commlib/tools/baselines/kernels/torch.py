@@ -60,9 +60,9 @@ class Torch(Baseline):
         if not self.dynamic:
             torch._dynamo.reset()  # a function is compiled for eight shapes, and then, silently, no more
         compiled = torch.compile(function, dynamic=self.dynamic, fullgraph=True)
-        return Candidate(label, lambda inputs: partial(compiled, *arguments(inputs)), compiles=True)
+        return Candidate(label, lambda inputs: partial(compiled, *arguments(inputs)), took=self._took)
 
-    def took(self, seconds: float) -> None:
+    def _took(self, seconds: float) -> None:
         self.spent_s += seconds
         self.shapes += 1
         self.dynamic = self.spent_s > STATIC_S

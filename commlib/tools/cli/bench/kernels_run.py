@@ -155,9 +155,9 @@ def _measure(job: Job, report: KernelReport, output: Output) -> None:
     output.open(report, len(job.cases))
     for done, each in enumerate(job.cases):
         output.show(done, str(each))
-        group = measure_case(each, job.settings, job.config.seconds / len(job.cases))
+        measured = measure_case(each, job.settings, job.config.seconds / len(job.cases))
         report.notes = [*lacking, *(note for baseline in job.settings.baselines for note in baseline.notes())]
-        output.rows(report.add(group))
+        output.rows(report.add(each, *measured))
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def once(of: Case, device: torch.device) -> int:
     (inputs,) = of.inputs(1, device)
     ours = next(each for each in of.candidates() if each.role == OURS)
     if ours.prepare is None:
-        raise Unsupported(ours.reason)
+        raise Unsupported(ours.skipped)
     on_gpu = device.type == "cuda"
     rest = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
     nsight.look_at(ours.prepare(inputs), rest, looks=on_gpu)
