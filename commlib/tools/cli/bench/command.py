@@ -137,8 +137,6 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.report.run import Output
 
     form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
-    output, command = (
-        Output(BenchView, form, options["output"], options["plot"]),
-        shlex.join(["commlib", "bench", *ctx.meta["words"]]),
-    )
+    output = Output(BenchView, form, options["output"], options["plot"])
+    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
     ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))
