@@ -229,8 +229,8 @@ REFUSED = {
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("all_reduces", "no collective 'all_reduces'"),
-        ("-b 1M -e 1K", "less than -b"),
-        ("-b 0 -e 0", "-e is 0 bytes, of which no call is better than another"),
+        ("-b 1M -e 1K", "must be 1048576 or more, as -b"),
+        ("-b 0 -e 0", "-e is 0 bytes, but must be 1 or more"),
         ("all_reduce --time 1s", "too short"),
     ],
     "plan": [

@@ -3,7 +3,6 @@
 import json
 import shlex
 import subprocess
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +13,6 @@ import commlib
 from commlib import backends
 from commlib.plan import Plan, shipped_plan, user_path
 from commlib.tools.timing import fingerprint
-from commlib.tools.tune import beside
-from commlib.tools.tune.case import Case, Option
-from commlib.tools.tune.choose import Settings
-from commlib.tools.tune.judge import Verdict
-from commlib.tools.tune.rules import Table
-from commlib.tools.tune.samples import Samples
-from commlib.tools.tune.tables import Tables
-from commlib.tools.tune.words import way_back
 from tests.cli.calls import Run, exit_code, interrupted
 
 QUICK = ("tune", "all_reduce", "-n", "2", "-b", "1K", "-e", "16K", "--dtype", "float32", "--time", "5")
@@ -31,7 +22,7 @@ SIZES = {1024, 1456, 2048, 2896, 4096, 5824, 8192, 11584, 16384}  # a grid of âˆ
 @pytest.mark.slow
 def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    done = command(*QUICK, "--fresh", "--force")
+    done = command(*QUICK, "--fresh")
     path = user_path("shm", fingerprint("shm")["device"], 2)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"# plan {Plan.load(path).digest} is in" in done.stdout
@@ -45,7 +36,6 @@ def test_the_plan_is_where_init_looks_and_says_how_it_was_made(command: Run, mon
     plan = Plan.load(path)
     why = plan.explain("all_reduce", 4096, world=2)
     assert why.algorithm in ("shm_oneshot", "shm_twoshot")
-    # The smallest size, as an algorithm that is far behind is not measured at larger ones.
     assert plan.explain("all_reduce", 1024, world=2).runner_up in ("shm_oneshot", "shm_twoshot")
     assert plan.explain("broadcast", 4096, world=2).algorithm  # what was not tuned is as before
     assert plan.explain("all_reduce", 4096, world=4).algorithm
@@ -69,55 +59,38 @@ def test_the_shipped_plan_is_what_its_samples_say(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_ends_well_whatever_the_noise(command: Run, tmp_path: Path) -> None:
-    done = command(*QUICK, "--dry-run", XDG_CONFIG_HOME=str(tmp_path))
+    done = command(*QUICK, "--dry-run", "--json", XDG_CONFIG_HOME=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert ("was not written" if "# what changes" in done.stdout else "the plan in force stays") in done.stdout
+    document = json.loads(done.stdout)
+    assert "all_reduce float32 eager, 2 ranks" in document["cases"]
+    assert Plan(document["plan"], "printed").explain("all_reduce", 1024, world=2).algorithm
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_the_plan_that_is_replaced_is_kept_for_the_way_back(tmp_path: Path) -> None:
-    path, plan = tmp_path / "shm-cpu-2.json", Plan.only({"all_reduce": "shm_oneshot"})
-    assert way_back(path, beside.keep(path, plan, {})) == f"# to go back: rm {path}"
-    text = path.read_text()
-    said = way_back(path, beside.keep(path, Plan.only({"all_reduce": "shm_twoshot"}), {}))
-    assert said == f"# to go back: mv {path}.before {path}"
-    subprocess.run(shlex.split(said.partition(": ")[2]), check=True)
-    assert path.read_text() == text
-
-
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_from_its_samples(command: Run, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_the_plan_of_what_it_measured_and_the_way_back(command: Run, tmp_path: Path) -> None:
     output = tmp_path / "plan.json"
-    samples = output.with_suffix(".samples.jsonl")
-    words = ("--fresh", "--force", "-o", str(output))
-    said = interrupted((*QUICK[:-1], "60", *words), lambda _: samples.exists() and samples.read_text().count("\n") >= 2)
-    assert ("--resume" in said, output.exists()) == (True, False)
-    before = samples.read_text().splitlines()
-    done = command(*QUICK, *words, "--resume")
-    assert done.returncode == 0, done.stderr
-    after = samples.read_text().splitlines()
-    assert after[: len(before)] == before
-    assert len(after) == 2 * len(SIZES)  # on ordinary and on symmetric tensors
-    assert Plan.load(output).rules
-
-
-def test_a_plan_is_kept_if_it_is_as_good_for_every_type_that_the_new_rules_would_serve() -> None:
-    """The rule for all types is as good as what was measured; an older one, of bfloat16 alone, may not be."""
-    quick, slow = Option("shm_oneshot"), Option("shm_twoshot")
-    wide, narrow = (Case("all_reduce", dtype, "eager", "plain") for dtype in (torch.float32, torch.bfloat16))
-    ours = Plan.only({"all_reduce": "shm_oneshot"}).document["rules"]
-    older = [{"op": "all_reduce", "dtype": "bfloat16", "ranges": [{"max_bytes": None, "algorithm": "shm_twoshot"}]}]
-    plan = Plan({"schema": "commlib.plan", "version": 2, "rules": [*older, *ours]}, "in force")
-    for factor, kept in ((1.0, True), (1.5, False)):
-        of_type = Samples({1024: {quick: (1e-6,) * 5, slow: (factor * 1e-6,) * 5}})
-        tables = Tables(plan, 1, Settings(), by_mode=False)
-        tables.add(wide, of_type)
-        tables.add(narrow, of_type)
-        table = Table(
-            wide, "*", "*", of_type, tables.measured[wide][1], Verdict(0.0, 0.0, None), (("bfloat16", "eager"),)
-        )
-        assert tables.keeps(table) == kept
-        assert tables.keeps(replace(table, serves=()))
+    output.write_text(old := Plan.only({"all_reduce": "shm_twoshot"}, base=shipped_plan("shm")).file_text)
+    words = (
+        "tune",
+        "all_reduce",
+        "all_gather",
+        "-n",
+        "2",
+        "-b",
+        "1K",
+        "-e",
+        "2K",
+        "--dtype",
+        "float32",
+        "--time",
+        "60",
+    )
+    said = interrupted((*words, "--fresh", "-o", str(output)), lambda _: output.read_text() != old)
+    assert "# not tuned: " in said and "all_gather float32 eager symmetric" in said
+    assert Plan.load(output).explain("all_reduce", 1024, world=2).runner_up == "shm_twoshot"
+    subprocess.run(shlex.split(said.partition("# to go back: ")[2]), check=True)
+    assert output.read_text() == old
 
 
 @pytest.fixture

@@ -183,7 +183,7 @@ def test_commands_see_the_example_as_any_other_row(with_example: Run, tmp_path: 
         str(tmp_path / "plan.json"),
         ("-b", "1K", "-e", "4K", "--algorithms", "shm_ffi_oneshot", "--time", "5s"),
     )
-    done = with_example("-m", "commlib", "tune", "all_reduce", "-n", "2", *words, "-o", plan, "--fresh", "--force")
+    done = with_example("-m", "commlib", "tune", "all_reduce", "-n", "2", *words, "-o", plan, "--fresh")
     assert done.returncode == 0, done.stderr
     done = with_example("-m", "commlib", "plan", "explain", "all_reduce", "--bytes", "4K", "--plan", plan)
     assert "runs shm_ffi_oneshot" in done.stdout

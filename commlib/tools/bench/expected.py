@@ -12,9 +12,7 @@ from commlib.collectives import COLLECTIVES
 from commlib.plan import Explanation, Query
 from commlib.tools.bench.rows import measured, median_us
 from commlib.tools.timing import Limit, fit_latency_and_rate
-from commlib.tools.tune import beside
-from commlib.tools.tune.case import PLAIN, Case, Option
-from commlib.tools.tune.samples import Samples
+from commlib.tools.tune.case import PLAIN, SAMPLES, Option, Samples, read_samples
 
 FIGURES = "expected_us", "latency_us", "gbps", "error", "sizes"
 
@@ -86,15 +84,15 @@ def expected(why: Explanation, query: Query, backend: str, results: Results) -> 
 
 def times_of_samples(why: Explanation, query: Query) -> Times:
     """Return what `commlib tune` measured of the choice: samples beside the plan, of another type if need be."""
-    path = beside.beside(_place(why.source))
+    path = _place(why.source).with_suffix(SAMPLES)
     if not path.is_file():
         return Times()
-    cases = beside.measured(beside.read(path)).get(query.world, {})
-    for case, (samples, serves_all) in sorted(cases.items(), key=lambda of: _type(of[0]) != query.dtype):
-        if (case.op, case.placement) == (query.op, query.placement) and (case.mode == query.mode or serves_all):
+    cases = read_samples(path)[1].get(query.world, {})
+    for case, samples in sorted(cases.items(), key=lambda of: of[0].type_name != query.dtype):
+        if (case.op, case.placement, case.mode) == (query.op, query.placement, query.mode):
             times = dict(_of_option(samples, Option.of(why.algorithm, why.params)))
             if times:
-                return Times(f"{path.name}, {_type(case)}", times)
+                return Times(f"{path.name}, {case.type_name}", times)
     return Times()
 
 
@@ -104,10 +102,6 @@ def _of_option(samples: Samples, option: Option) -> Iterator[tuple[int, float]]:
         found = of_size.get(option) or (of_size.get(PLAIN) if samples.plain.get(size) == option else None)
         if found:
             yield size, found[0] * 1e6
-
-
-def _type(case: Case) -> str:
-    return str(case.dtype).removeprefix("torch.")
 
 
 def _place(source: str) -> Path:

@@ -31,7 +31,7 @@ COMMANDS = {
         "Measure this machine from end to end, and write pages of it.",
     ),
     "run": ("commlib.tools.cli.run:run", "Start a command on several ranks of this machine."),
-    "tune": ("commlib.tools.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),
+    "tune": ("commlib.tools.cli.tune:tune", "Measure every algorithm here and write the plan init() takes."),
     "test": ("commlib.tools.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }
 Table = dict[str, tuple[str, str]]

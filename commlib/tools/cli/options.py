@@ -28,6 +28,24 @@ class Finite(click.FloatRange):
         return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
+class Seconds(click.ParamType[float]):
+    """A time: 5, 5s, 2m or 1h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the text into seconds."""
+        number, scale = str(value), 1.0
+        if number[-1:] in UNITS_S:
+            number, scale = number[:-1], UNITS_S[number[-1]]
+        try:
+            seconds = float(number) * scale
+        except ValueError:
+            self.fail(f"{value!r} is not a time; write 5, 5s, 2m or 1h", param, ctx)
+        return seconds if 0 < seconds < math.inf else self.fail(f"{value!r} is no finite time above 0", param, ctx)
+
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)

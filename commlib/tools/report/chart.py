@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from commlib.errors import Unsupported
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from commlib.tools.tune.case import Case
-    from commlib.tools.tune.choose import Choice
-    from commlib.tools.tune.samples import Samples
+    from commlib.tools.tune.rules import Table
 
 SUFFIXES = (".png", ".svg")
 NEEDS = "drawing needs matplotlib; `pip install matplotlib`"
@@ -29,6 +28,7 @@ LANE_IN, MARGIN_IN = 0.28, 0.9  # of a bar; of what is above and below it
 INK = "#1a1d21"  # in a page it becomes the colour of its text
 MARKERS = "osD^vP*X<>ph8"  # lines differ without colour too
 OURS: dict[str, Any] = {"color": INK, "linewidth": 3, "marker": "o", "markersize": 5, "zorder": 4}
+CHOSEN: dict[str, Any] = {"color": INK, "linewidth": 2.5, "alpha": 0.6}
 STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",  # text stays text: it can be searched, and is small
@@ -80,7 +80,6 @@ class Panel:
     top: float | None = None
     level: float | None = None  # dashed across
     marks: Sequence[float] = ()  # dashed upright
-    spans: Sequence[tuple[float, float]] = ()  # grey upright
 
 
 Rows = Sequence[Sequence[Panel]]
@@ -169,8 +168,6 @@ def _curves(panel: Panel, axis: Axes) -> None:
         axis.axhline(panel.level, color=INK, linestyle=(0, (6, 3)), linewidth=1, zorder=1)
     for at in panel.marks:
         axis.axvline(at, color="grey", linestyle="--", linewidth=0.8)
-    for low, high in panel.spans:
-        axis.axvspan(low, high, color="grey", alpha=0.15, linewidth=0)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_locator(LogLocator(2, numticks=8))
     axis.xaxis.set_major_formatter(_number if panel.xlabel else _size)
@@ -207,31 +204,29 @@ def _size(value: float, position: float) -> str:
     return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
 
 
-def tuning(measured: Mapping[Case, tuple[Samples, Choice]]) -> Rows:
-    """Return what `commlib tune` has measured: what each option takes over the best, and what is chosen where."""
-    options = (option for samples, _ in measured.values() for option in samples.options)
-    names = list(dict.fromkeys(option.algorithm for option in options))
-    return [[_tuned(str(case), *of_case, names)] for case, of_case in measured.items()]
+def tuning(tables: Sequence[Table]) -> Rows:
+    """Return a panel for each case that `commlib tune` measured: the best of each algorithm, and what is chosen."""
+    names = list(dict.fromkeys(option.algorithm for table in tables for option in table.samples.options))
+    return [[_tuned(table, names)] for table in tables]
 
 
-def _tuned(title: str, samples: Samples, choice: Choice, names: Sequence[str]) -> Panel:
-    medians = {size: {o: median(times) for o, times in samples.times[size].items()} for size in samples.sizes}
-    ratios = {size: {o: us / min(of.values()) for o, us in of.items()} for size, of in medians.items()}
-    lines = [
-        Line(
-            option.algorithm,
-            {size: ratios[size][option] for size in samples.sizes if option in ratios[size]},
-            look(names.index(option.algorithm), markersize=3, linewidth=0.8, alpha=0.7),
-        )
-        for option in samples.options
-    ]
-    taken = {size: ratios[size].get(choice.at(size), float("nan")) for size in samples.sizes}
+def _tuned(table: Table, names: Sequence[str]) -> Panel:
+    lines: dict[str, dict[int, float]] = {}
+    chosen: dict[int, float] = {}
+    for size, own in table.choice.items():
+        times = table.samples.medians(size)
+        ratios = {option: time_s / min(times.values()) for option, time_s in times.items()}
+        for option, ratio in ratios.items():
+            of_algorithm = lines.setdefault(option.algorithm, {})
+            of_algorithm[size] = min(of_algorithm.get(size, ratio), ratio)
+        chosen[size] = ratios[own]
+    styles = [look(names.index(name), markersize=3, linewidth=1) for name in lines]
+    changes = pairwise(table.choice.items())
     return Panel(
-        title,
+        str(table.case),
         "time over the best",
-        [*lines, Line("chosen", taken, {"color": INK, "linewidth": 2.5, "alpha": 0.6})],
+        [*map(Line, lines, lines.values(), styles), Line("chosen", chosen, CHOSEN)],
         bottom=0.97,
         top=FAR,
-        marks=[stretch.until for stretch in choice.stretches if stretch.until is not None],
-        spans=[stretch.interval for stretch in choice.stretches if stretch.interval is not None],
+        marks=[math.sqrt(low * high) for (low, one), (high, other) in changes if one.algorithm != other.algorithm],
     )

@@ -1,1 +1,1 @@
-"""The tuner: measure every algorithm on this very box, and turn what was found into a plan."""
+"""The tuner: measure every algorithm on this machine, and make a plan of the times."""

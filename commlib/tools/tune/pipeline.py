@@ -20,37 +20,24 @@ def tune_pipeline(
     chunks: Sequence[Chunks] = CHUNKS,
     seconds: float = 2.0,
 ) -> dict[int, Chunks]:
-    """Measure a rule, set it, and return it; every rank must call this with the same arguments.
+    """Measure the rule of a pipeline, set it, and return it; every rank must call this with the same arguments.
 
-    A number of chunks is chosen where it is faster than one after the other by more than measuring varies.
-
-    Args:
-        pipeline: Gets the rule.
-        prepare: Returns what computes so many tokens with this pipeline: Llama.between; values do not count.
-        tokens: What to measure; a batch is computed as the largest of these that is not above it.
-        chunks: What to try: numbers of chunks, or shares.
-        seconds: The time for each of `tokens`.
+    Several chunks are chosen where they are faster than one by more than measuring varies. `prepare` returns what
+    computes so many tokens with this pipeline: Llama.between; values do not count. A batch is computed as the largest
+    of `tokens` that is not above it. `chunks` are numbers of chunks, or shares; each of `tokens` takes `seconds`.
     """
-    rule = pipeline.rule
+    before, rule = pipeline.rule, dict[int, Chunks]()
     try:
-        measured = {count: _fastest(pipeline, prepare(count), count, chunks, seconds) for count in sorted(tokens)}
+        for count in sorted(tokens):
+            by_label = {str(each): each for each in (1, *chunks) if each == 1 or pipeline.divides(count, each)}
+            enters = {label: partial(setattr, pipeline, "rule", {0: each}) for label, each in by_label.items()}
+            run = prepare(count)
+            calls = {label: [run] for label in by_label}
+            protocol, name = Protocol(blocks=BLOCKS, budget_s=seconds), counted(count, "token")
+            whole, *others = measure_calls(pipeline.comm, calls, protocol, name, enters)
+            faster = [each for each in others if ratio_of_medians(whole.times_s, each.times_s).low > 1]
+            rule[count] = by_label[min(faster, key=lambda each: each.median_s, default=whole).label]
+        before = rule
     finally:
-        pipeline.rule = rule
-    pipeline.rule = measured
-    return measured
-
-
-def _fastest(pipeline: Pipeline, run: Run, tokens: int, chunks: Sequence[Chunks], seconds: float) -> Chunks:
-    by_label: dict[str, Chunks] = {
-        str(each): each for each in (1, *chunks) if each == 1 or pipeline.divides(tokens, each)
-    }
-
-    def always(each: Chunks) -> None:
-        pipeline.rule = {0: each}
-
-    enters = {label: partial(always, each) for label, each in by_label.items()}
-    protocol = Protocol(blocks=BLOCKS, budget_s=seconds)
-    calls = {label: [run] for label in by_label}
-    whole, *others = measure_calls(pipeline.comm, calls, protocol, counted(tokens, "token"), enters)
-    faster = [each for each in others if ratio_of_medians(whole.times_s, each.times_s).low > 1]
-    return by_label[min(faster, key=lambda each: each.median_s, default=whole).label]
+        pipeline.rule = before
+    return rule

@@ -1,159 +1,163 @@
-"""Rules: what was chosen, as a plan on top of the plan in force."""
+"""Rules: what was chosen for each case, as a plan on top of the plan in force and as a file of samples."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from itertools import groupby
-from statistics import median
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from commlib.collectives.reference import reducible
-from commlib.plan import HEAD, MODES, Plan, Range, Rule
+from commlib.collectives.spec import MAX_SMS
+from commlib.plan import HEAD, Plan, Point, Range, Rule
 from commlib.redops import DTYPES, REDOPS
-from commlib.tools.tune.case import PLAIN, Case, Option
-from commlib.tools.tune.choose import Choice, Settings, Stretch, compared
-from commlib.tools.tune.judge import Verdict
-from commlib.tools.tune.knee import curve
-from commlib.tools.tune.samples import Samples
+from commlib.tools.tune.case import PLAIN, SCHEMA, VERSION, Case, Option, Samples
+from commlib.tools.tune.choose import BySize, Choice, Settings, choose, gain, ranges
 from commlib.version import __version__
+
+CLOSER = 0.005  # of the time, that a point of a curve saves over those on fewer multiprocessors
 
 
 @dataclass(frozen=True)
 class Table:
-    """One rule to write: `dtype` and `mode` as the rule names them, "*" for all.
-
-    `serves` are (dtype, mode) that were measured too and need no rule of their own, though a run before may have
-    written one.
-    """
+    """What was chosen for a case; `dtype` and `mode` as its rule names them, "*" for all; `now`: the plan in force."""
 
     case: Case
     dtype: str
     mode: str
     samples: Samples
     choice: Choice
-    verdict: Verdict
-    serves: tuple[tuple[str, str], ...] = ()
+    now: BySize
 
-    def served(self) -> Iterator[Case]:
-        """Yield the cases that `serves` names."""
-        for dtype, mode in self.serves:
-            yield replace(self.case, dtype=self.case.dtype if dtype == "*" else getattr(torch, dtype), mode=mode)
+    @property
+    def changes(self) -> list[tuple[list[int], Option | None, Option]]:
+        """Neighbouring sizes at which another option is chosen than runs now, with both."""
+        sizes, pairs = list(self.choice), [(self.now(size), option) for size, option in self.choice.items()]
+        return [(sizes[at.start : at.stop], *pairs[at.start]) for at in ranges(pairs) if len({*pairs[at.start]}) > 1]
 
 
-def plan_of(
-    tables: Sequence[Table], base: Plan, world: int, fingerprint: Mapping[str, Any], settings: Settings, source: str
-) -> Plan:
-    """Return the plan: the new rules, and those of `base` for everything that was not tuned."""
-    rules = [rule for rule in base.rules if not _is_replaced(rule, tables, world)]
-    for table in sorted(tables, key=lambda table: (table.dtype != "*", table.mode != "*")):
-        rules = _placed(rule_of(table, world), rules)  # before what it is more special than
-    head = {
-        **HEAD,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commlib": __version__,
-        "fingerprint": dict(fingerprint),
-        "method": {**asdict(settings), "statistic": "median of interleaved blocks, slowest rank"},
-    }
-    return Plan({**head, "rules": [rule.document() for rule in rules]}, source)
+@dataclass(frozen=True)
+class Setup:
+    """What rules are made for; `by_mode`: graphs and eager calls get rules of their own, as on GPUs."""
+
+    base: Plan  # in force, with the rules of this run
+    world: int
+    machine: Mapping[str, Any]  # its fingerprint
+    by_mode: bool
+    settings: Settings
+
+    def incumbent(self, case: Case, size: int) -> Option | None:
+        """Return what the plan in force runs, PLAIN where its plain rules decide, None without a rule."""
+        keys: dict[str, Any] = {"world": self.world, "placement": case.placement, "mode": case.mode}
+        try:
+            why = self.base.explain(case.op, size, case.type_name, **keys)
+        except ValueError:
+            return None
+        same = case.collective.algorithm(why.algorithm).placement == case.placement
+        return Option.of(why.algorithm, why.params) if same else PLAIN
+
+    def table(self, case: Case, cases: Sequence[Case], samples: Samples) -> Table:
+        """Choose for one of the cases that are measured; the first type stands for all that get no rule."""
+        for size in samples.sizes:
+            meant = {o: samples.plain.get(size) if o == PLAIN else o for o in samples.options}
+            taken = {o: case.sms(means, size, self.world) if means else MAX_SMS for o, means in meant.items()}
+            # Multiprocessors matter to tiles and copy engines: smaller calls are over before a model misses any.
+            rows = {o: case.collective.algorithm(means.algorithm) for o, means in meant.items() if means}
+            large = {o for o, row in rows.items() if row.engine or "tile_bytes" in {param.name for param in row.params}}
+            tried = [o for o in samples.times[size] if o in rows and (o == PLAIN or o in large)]
+            if len({taken[o] for o in tried}) > 1:
+                samples.sms[size] = taken
+        first = next(each for each in cases if each.op == case.op)
+        dtype, mode = "*" if case.dtype == first.dtype else case.type_name, case.mode if self.by_mode else "*"
+        now = partial(self.incumbent, case)
+        return Table(case, dtype, mode, samples, choose(samples, self.settings, now), now)
+
+    def plan(self, table: Table, source: str) -> Plan:
+        """Return the plan in force with the rule of a table, before the rules that are for as many types."""
+        new = rule_of(table, self.world)
+        rules = [r for r in self.base.rules if replace(r, ranges=new.ranges, fallback=new.fallback) != new]
+        same = [(r.op, r.placement, r.redop) == (new.op, new.placement, "*") for r in rules]
+        before = (at for at, rule in enumerate(rules) if same[at] and rule.dtype in ("*", new.dtype))
+        rules.insert(next(before, len(rules)), new)
+        head = {
+            **HEAD,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "commlib": __version__,
+            "fingerprint": dict(self.machine),
+            "method": {**asdict(self.settings), "statistic": "median of interleaved blocks, slowest rank"},
+        }
+        return Plan({**head, "rules": [rule.document() for rule in rules]}, source)
+
+    def samples(self, tables: Iterable[Table], before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the file of samples of the tables, and the cases of the file before that were not measured again."""
+        cases = {**before, **{f"{table.case}, {self.world} ranks": table.samples.document() for table in tables}}
+        return {"schema": SCHEMA, "version": VERSION, "fingerprint": dict(self.machine), "cases": cases}
 
 
 def rule_of(table: Table, world: int) -> Rule:
     """Return the rule of one table; beyond the measured sizes runs what was best at the largest."""
-    choice, samples = table.choice, table.samples
-    parts = tuple(part for stretch in choice.stretches for part in _parts(stretch, samples))
-    if len(parts) > len(choice.stretches):
-        choice = compared(replace(choice, stretches=parts), samples)
-    return Rule(
-        op=table.case.op,
-        dtype=table.dtype,
-        mode=table.mode,
-        placement=table.case.placement,
-        world=(world, world),
-        ranges=tuple(_range(stretch, table) for stretch in choice.stretches),
-        fallback=tuple(_fallback(table, world)),
-    )
+    case, rest = table.case, tuple(_fallback(table, world))
+    keys: dict[str, Any] = {"op": case.op, "dtype": table.dtype, "placement": case.placement, "mode": table.mode}
+    return Rule(**keys, world=(world, world), ranges=tuple(_ranges(table)), fallback=rest)
 
 
-def _parts(stretch: Stretch, samples: Samples) -> Iterator[Stretch]:
-    """Yield a stretch; where the plain rules decide on many multiprocessors, in parts where these run one option.
+def _ranges(table: Table) -> Iterator[Range]:
+    """Yield the ranges; of symmetric tensors with a curve next to each plain option, by a factor of four in size."""
+    samples, choice, now, sizes = table.samples, table.choice, table.now, list(table.choice)
+    divided = {size: choice[size] == PLAIN and size in samples.sms for size in sizes}
+    parts = [(choice[size], divided[size] and (samples.plain[size], size.bit_length() // 2)) for size in sizes]
+    for rows in ranges(parts):
+        here, after = sizes[rows.start : rows.stop], sizes[rows.stop :][:1]
+        last, chosen, until = here[-1], choice[here[-1]], None
+        if after and choice[after[0]] == chosen:
+            until = last
+        elif after and all(now(size) == choice[size] for size in (last, *after)):  # where it is in the plan in force
+            until = last + bisect(range(last + 1, after[0]), 0, key=lambda size: now(size) != now(last))
+        elif after:  # halfway
+            until = max(last, round(math.sqrt(last * after[0])) // 8 * 8)
+        # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
+        option = Option(samples.plain[last].algorithm) if chosen == PLAIN else chosen
+        more, than = gain(samples, chosen, here)
+        points = curve(table.case, samples, chosen, here)
+        params = dict(option.params)
+        yield Range(max_bytes=until, algorithm=option.algorithm, params=params, gain=more, runner_up=than, curve=points)
 
-    So the curve of a part says how long copy engines take beside one kernel. That falls with the size, so the sizes of
-    a part are within a factor of four.
-    """
-    if stretch.option != PLAIN:
-        yield stretch
-        return
 
-    def part(size: int) -> object:
-        return (samples.plain[size], size.bit_length() // 2) if size in samples.sms else None
-
-    runs = [tuple(sizes) for _, sizes in groupby(stretch.sizes, part)]
-    for sizes in runs[:-1]:
-        yield replace(stretch, sizes=sizes, until=sizes[-1], interval=None, confidence=None)
-    yield replace(stretch, sizes=runs[-1])
-
-
-def _range(stretch: Stretch, table: Table) -> Range:
-    # A plain algorithm in a symmetric rule says that the plain rules decide: its name is for the reader.
-    plain, own = table.samples.plain, stretch.option
-    option = Option(plain[stretch.sizes[-1]].algorithm) if own == PLAIN else own
-    return Range(
-        max_bytes=stretch.until,
-        algorithm=option.algorithm,
-        params=dict(option.params),
-        ci_bytes=stretch.interval,
-        confidence=None if stretch.confidence is None else round(stretch.confidence, 3),
-        gain=stretch.gain,
-        runner_up=stretch.runner_up,
-        curve=curve(table.case, table.samples, own, stretch.sizes),
-    )
+def curve(case: Case, samples: Samples, chosen: Option, sizes: Sequence[int]) -> tuple[Point, ...]:
+    """Return what was best at these sizes on fewer multiprocessors than an option takes, and the best on more."""
+    where = [size for size in sizes if size in samples.sms and chosen in samples.times[size]]
+    medians, points = [samples.medians(size) for size in where], list[Point]()
+    for option in samples.options:
+        ratios = [math.log(times[option] / times[chosen]) for times in medians if option in times]
+        if option not in (chosen, PLAIN) and ratios:
+            slower, params = round(math.expm1(fmean(ratios)), 4), dict(option.params)
+            points.append(Point(sms=case.max_sms(option), algorithm=option.algorithm, params=params, slower=slower))
+    sms = min((samples.sms[size][chosen] for size in where), default=0) if chosen == PLAIN else case.max_sms(chosen)
+    fewer: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.sms, point.slower)):
+        if point.sms < sms and point.slower < (fewer[-1].slower - CLOSER if fewer else math.inf):
+            fewer.append(point)
+    more = [point for point in points if point.sms > sms]
+    return (*fewer, *sorted(more, key=lambda point: (point.slower, point.sms))[:1])
 
 
 def _fallback(table: Table, world: int) -> Iterator[Range]:
-    """Yield what runs for types and reductions that an algorithm of the ranges refuses, if one does.
+    """Yield what runs for types and reductions that an algorithm of the ranges refuses: the fastest there of others."""
+    collective = table.case.collective
+    calls = [(getattr(torch, dtype), redop) for dtype in DTYPES for redop in REDOPS if collective.reduces]
 
-    Of those that refuse none it is the one that costs least where the refusing ones run.
-    """
-    options = [option for option in table.samples.options if option != PLAIN]
-    refusing = {option for option in options if _refuses(table.case, option.algorithm, world)}
-    sizes = [size for stretch in table.choice.stretches if stretch.option in refusing for size in stretch.sizes]
-    times = [table.samples.times[size] for size in sizes]
-    able = [o for o in options if o not in refusing and all(o in of_size for of_size in times)]
-    if sizes and able:
-        best = min(able, key=lambda option: sum(math.log(median(of_size[option])) for of_size in times))
+    def refuses(option: Option) -> bool:
+        row = collective.algorithm(option.algorithm) if option != PLAIN else None
+        return row is not None and any(reducible(*call) and row.refuses(*call, world) for call in calls)
+
+    times = [table.samples.medians(size) for size, option in table.choice.items() if refuses(option)]
+    able = [o for o in table.samples.options if o != PLAIN and not refuses(o) and all(o in of for of in times)]
+    if times and able:
+        best = min(able, key=lambda option: sum(math.log(of_size[option]) for of_size in times))
         yield Range(algorithm=best.algorithm, params=dict(best.params))
-
-
-def _refuses(case: Case, algorithm: str, world: int) -> bool:
-    row = case.collective.algorithm(algorithm)
-    pairs = [(getattr(torch, dtype), redop) for dtype in DTYPES for redop in REDOPS]
-    return case.collective.reduces and any(
-        reducible(dtype, redop) and row.refuses(dtype, redop, world) for dtype, redop in pairs
-    )
-
-
-def _is_replaced(rule: Rule, tables: Sequence[Table], world: int) -> bool:
-    """Whether new rules speak of all that this one does: of its type, in each of its modes."""
-    covered: set[str] = set()
-    for table in tables:
-        if table.case.op == rule.op and table.case.placement == rule.placement:
-            covered |= {table.mode} if table.dtype == rule.dtype else set()
-            covered |= {mode for served, mode in table.serves if served in ("*", rule.dtype)}
-    modes = MODES if rule.mode == "*" else (rule.mode,)
-    named = (rule.world, rule.redop) == ((world, world), "*")
-    return named and ("*" in covered or covered.issuperset(modes))
-
-
-def _placed(new: Rule, rules: Iterable[Rule]) -> list[Rule]:
-    """Replace the rule with the same keys, or stand before the first that speaks of as many types and reductions."""
-    kept = [rule for rule in rules if replace(rule, ranges=new.ranges, fallback=new.fallback) != new]
-    for at, rule in enumerate(kept):
-        same = (rule.op, rule.placement) == (new.op, new.placement)
-        if same and rule.redop == "*" and rule.dtype in ("*", new.dtype):
-            return [*kept[:at], new, *kept[at:]]
-    return [*kept, new]

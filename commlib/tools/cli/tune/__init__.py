@@ -1,1 +1,0 @@
-"""`commlib tune`: options, one run, what it prints and draws."""
