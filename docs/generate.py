@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
+from dataclasses import is_dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import click
 
@@ -100,13 +103,43 @@ def _purpose(path: Path) -> str:
 
 def which(results: str, part: int) -> str:
     """Return the page "which library at which size" of one run that is kept."""
-    from commlib.tools.bench.rows import KIND
+    from commlib.tools.bench.result import KIND
     from commlib.tools.bench.which import page
 
     return page(KIND.read_all(ROOT / "benchmarks/results" / results)[part - 1]) + "\n"
 
 
+def bench_schema() -> str:
+    """Return the JSON schema of what `commlib bench` writes; the comments of its dataclasses are descriptions."""
+    from commlib.tools.bench import result
+    from commlib.tools.report.formats import json_text
+
+    schema = result.KIND.schema()
+    _describe(schema, result.Result)
+    return json_text(schema) + "\n"
+
+
+def _describe(schema: dict[str, Any], kind: Any) -> None:
+    """Put the sentence of a dataclass and the comments of its fields into its schema."""
+    schema["description"] = inspect.getdoc(kind)
+    hints = get_type_hints(kind)
+    for base in kind.__mro__[:-1]:
+        for name, comment in re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(base), re.MULTILINE):
+            schema["properties"][name]["description"] = comment
+    for name, part in schema["properties"].items():
+        branches = part.get("anyOf") or part.get("items", {}).get("anyOf") or [part.get("items", part)]
+        kinds = [inner for inner in _kinds(hints[name]) if is_dataclass(inner)]
+        objects = [branch for branch in branches if "properties" in branch]
+        for branch, inner in zip(objects, kinds, strict=True):
+            _describe(branch, inner)
+
+
+def _kinds(hint: Any) -> list[Any]:
+    return [hint, *(inner for part in get_args(hint) for inner in _kinds(part))]
+
+
 PAGES = {
+    "bench_schema.json": bench_schema,
     "cli.md": cli,
     "environment.md": environment,
     "files.md": files,

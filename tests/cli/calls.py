@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
+from commlib.tools.bench.result import KIND
 from commlib.tools.cli import main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -58,8 +59,9 @@ def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path
 
 
 def written(found: Path | str, schema: str) -> dict[str, Any]:
-    """Return the document in a file, or in a text, after a look at its schema, such as `bench/schema.json`."""
+    """Return the document in a file, or in a text, after a look at its schema: `bench`, or the place of a file."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
-    rules = json.loads((resources.files("commlib.tools") / schema).read_text(encoding="utf-8"))
+    place = resources.files("commlib.tools") / schema
+    rules = KIND.schema() if schema == "bench" else json.loads(place.read_text(encoding="utf-8"))
     jsonschema.validate(document, rules, jsonschema.Draft202012Validator)
     return document

@@ -19,7 +19,7 @@ from commlib.errors import Unsupported
 from commlib.tools.baselines import PEERS, CallTable, load, pmi
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.measure import pinned_to
-from commlib.tools.bench.rows import KIND, measured, spread
+from commlib.tools.bench.result import KIND, measured, spread
 from commlib.tools.cli.options import python_file
 from commlib.tools.testing import Ranks
 from tests.bootstrap.processes import MPIEXEC, no_segment_of_mpich

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
-from commlib.tools.bench.page import where
-from commlib.tools.bench.rows import KIND, averages, compared, measured
-from commlib.tools.cli.bench.notes import closing
-from commlib.tools.cli.bench.show import show
-from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.bench.notes import closing
+from commlib.tools.bench.result import KIND, averages, compared, measured
+from commlib.tools.bench.view import BenchView
+from commlib.tools.bench.which import where
+from commlib.tools.cli.bench.command import show
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
 
@@ -220,7 +220,7 @@ def test_mpi_and_torch_stand_beside_ours_on_the_cpu_unasked(command: Run, tmp_pa
 
 def test_no_average_is_over_different_collectives_and_no_fit_with_a_large_error_is_printed() -> None:
     found = document("all_reduce", "broadcast")
-    assert set(averages(document()["rows"])["peers"]) == {"torch", "mpich"}
+    assert set(averages(document()["rows"]).peers) == {"torch", "mpich"}
     text = "\n".join(closing(found))
     for fit in found["fits"]:
         fit["error"] = 0.31

@@ -42,7 +42,7 @@ def test_help_loads_and_starts_nothing_that_takes_time():
 
 
 def test_importing_the_command_line_loads_nothing_heavy():
-    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "report.chart"]
+    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.command", "cli.bench.compare", "report.chart"]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
     names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
@@ -139,7 +139,7 @@ def test_the_version_is_the_installed_one(command):
 
 
 MEASURING = {
-    "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": "bench/schema.json",
+    "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": "bench",
     "profile index --dim 96 --device cpu -n 2,3 -o found.json": "cli/profile/schema.json",
     "profile attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": "cli/profile/attention_schema.json",
     "profile comm barrier --backend shm -o found.json": "cli/profile/comm_schema.json",

@@ -17,9 +17,9 @@ from click.testing import CliRunner
 
 from commlib.debug import metrics
 from commlib.errors import CommError
-from commlib.tools.bench.rows import KIND, measured, median_us, rivals
-from commlib.tools.cli.bench.show import show
-from commlib.tools.cli.bench.view import BenchView
+from commlib.tools.bench.result import KIND, measured, median_us, rivals
+from commlib.tools.bench.view import BenchView
+from commlib.tools.cli.bench.command import show
 from commlib.tools.cli.report.pages import write_pages
 from commlib.tools.cli.report.run import Folder
 from commlib.tools.report import chart, files

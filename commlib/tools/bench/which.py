@@ -1,17 +1,19 @@
-"""Which library at which size: who is the fastest at each size of each collective, as charts, tables and a page."""
+"""Which library at which size: who is the fastest at each size of each collective, as pages and charts."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from commlib.counts import counted
-from commlib.tools.bench.rows import (
+from commlib.tools.bench.result import (
     AGREE,
+    FASTER,
     chosen,
     compared,
     label,
@@ -22,6 +24,7 @@ from commlib.tools.bench.rows import (
     series_of,
     steady,
     title,
+    type_text,
     versus,
 )
 from commlib.tools.report.chart import OURS as THICK
@@ -30,12 +33,15 @@ from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, percent_text, ratio_text, size_text
 from commlib.tools.report.measured import ENOUGH, outcome
 from commlib.tools.report.page import GOOD, WARN, Section, Table, html
-from commlib.tools.report.table import Column
+from commlib.tools.report.table import Column, fold
 from commlib.tools.report.view import device, grouped, unfinished
 
 OURS, LEVEL, UNCLEAR, ALONE = "commlib", "within 5 %", "too noisy to tell", "no other library"
 UNDER = {"color": "0.75", "linewidth": 7, "zorder": 2}  # below the lines: it shows on both sides of one
 NOBODY = (LEVEL, UNCLEAR, ALONE)
+NAME, TIME, RATIO = 20, 8, 7  # characters of a collective, a time, and what follows it, on the page of text
+NOISY = "noisy"  # in the place of a ratio
+SIZES, NAMED = 6, 6  # of that page at most: columns, and calls that others win
 MARKS = {OURS: "", LEVEL: " =", UNCLEAR: " ?"}  # behind the ratio; another library's name stands there
 RULE = (
     "The number is the time of the fastest other library divided by commlib's: above 1 commlib is faster. A name "
@@ -119,7 +125,7 @@ def nearest(size: int, asked: Sequence[int]) -> int:
 def head(document: Mapping[str, Any]) -> Iterator[str]:
     """Say what was measured, where, and by which plan."""
     config, machine, plan = document["config"], document["fingerprint"], document["plan"]
-    types = ", ".join(dict.fromkeys(row["type"] for row in document["rows"]))
+    types = ", ".join(config.get("types") or dict.fromkeys(row["type"] for row in document["rows"]))
     graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
     ranks = counted(config["ranks"], "rank")
     yield f"commlib {machine['commlib']} on {ranks} of backend {config['backend']}, {types}{graphs}"
@@ -133,7 +139,91 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"not measured on this machine{remedy}"
 
 
-def page(document: dict[str, Any]) -> str:
+# --- the page of text
+
+
+def lines(document: Mapping[str, Any], width: int) -> list[str]:
+    """Return the page below its head, no wider than the terminal; it is one screen of fifty lines for all."""
+    series = calls(document)
+    ending = [*_findings(document, series), *(line.removeprefix("# ") for line in unfinished(document))]
+    return ["", *_table(document, series, width), "", *folded(ending, width)]
+
+
+def where(path: Path | None, picture: Path | None, width: int) -> list[str]:
+    """Say where the rest is; a path is not broken, as it is there to be copied."""
+    if path is None:
+        return folded(["every row: --full; -o FILE.json keeps them, --plot FILE.png draws them"], width)
+    again = [f"every row: commlib bench show {path}"] if path.suffix == ".json" else []
+    return [f"results: {path}", *again, *([f"picture: {picture}"] if picture else [])]
+
+
+def folded(texts: Iterable[str], width: int) -> list[str]:
+    """Break what is too long for the terminal; what is broken off is indented."""
+    marked = fold((f"# {text}" for text in texts), width + 2)
+    return [("  " if line.startswith("#   ") else "") + line.removeprefix("#   ").removeprefix("# ") for line in marked]
+
+
+def _table(document: Mapping[str, Any], series: Sequence[Sequence[Call]], width: int) -> Iterator[str]:
+    asked = document["config"]["sizes"]
+    room, last = min(SIZES, max(1, (width - NAME) // (TIME + RATIO))), len(asked) - 1
+    sizes = dict.fromkeys(asked[-(-at * last // max(room - 1, 1))] for at in range(room))
+    yield from folded(["us per call by the plan, then how many times as long the best other takes"], width)
+    yield (" " * NAME + "".join(f"{_size_text(size):>{TIME}}{' ' * RATIO}" for size in sizes)).rstrip()
+    several = len({of[0].ours["type"] for of in series}) > 1
+    for of in series:
+        op, kind = of[0].ours["op"], type_text(of[0].ours["type"])
+        at = {nearest(call.ours["size"], asked): call for call in of}
+        cells = (
+            [_text_cell(of[0])] if not of[0].ours["size"] else [_text_cell(at.get(size)) for size in sizes]
+        )  # a barrier
+        yield f"{(f'{op} {kind}' if several else op)[: NAME - 1]:{NAME}}{''.join(cells)}".rstrip()
+
+
+def _text_cell(call: Call | None) -> str:
+    if call is None:
+        return f"{'-':>{TIME}} {'':{RATIO - 1}}"
+    return f"{fitted(median_us(call.ours), TIME - 1):>{TIME}} {_text_ratio(call) if call.best else '-':{RATIO - 1}}"
+
+
+def _text_ratio(call: Call, inverse: bool = False) -> str:
+    """Return how many times as long the best other takes, or commlib; blocks that do not agree give none."""
+    if call.best is None or not steady(call.best):
+        return NOISY
+    ratio = median_us(call.best) / median_us(call.ours)
+    return f"{ratio_text(1 / ratio if inverse else ratio)}x"
+
+
+def _findings(document: Mapping[str, Any], series: Sequence[Sequence[Call]]) -> Iterator[str]:
+    rows, config = measured(document["rows"]), document["config"]
+    values = f"{counted(document['out_of_bounds']['count'], 'wrong element')}; {counted(len(rows), 'row')} compared"
+    yield f"values: {values if config['check'] else 'not compared'}"
+    pairs = [
+        (median_us(call.ours) / median_us(call.best), call, call.best) for of in series for call in of if call.best
+    ]
+    won = [
+        f"{call.ours['op']} {_size_text(call.ours['size'])} ({best['algorithm']}, {_text_ratio(call, inverse=True)})"
+        for ratio, call, best in sorted(pairs, key=lambda pair: -pair[0])
+        if ratio > FASTER
+    ]
+    others = ", ".join(dict.fromkeys(row["algorithm"] for row in rivals(rows)))
+    if others:
+        more = f" and {len(won) - NAMED} more" if len(won) > NAMED else ""
+        yield f"others: {others}; faster than ours: {', '.join(won[:NAMED]) or 'none of them'}{more}"
+    if not all(steady(best) for _, _, best in pairs):
+        agree = config.get("agree", 0.3)
+        yield f"{NOISY}: the best other's blocks differ by more than {agree:.0%}, too much for a ratio"
+    yield from document["notes"]
+
+
+def _size_text(size: int) -> str:
+    text = size_text(size)
+    return f"{text[:-1]} {text[-1]}iB" if text[-1].isalpha() else f"{text} B"
+
+
+# --- the page of HTML
+
+
+def page(document: Mapping[str, Any]) -> str:
     """Return the page as HTML."""
     what, *_ = head(document)
     when = document["created"][:16].replace("T", " ")
@@ -212,6 +302,9 @@ def _figures(of_series: Sequence[Call], several: set[str]) -> Table:
 def _theirs(name: str, named: bool, call: Call) -> str:
     row = call.others.get(name)
     return "-" if row is None else fitted(median_us(row), 9) + f" {row['algorithm']}" * named
+
+
+# --- charts
 
 
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,24 @@ class Finite(click.FloatRange):
         return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
+class Seconds(click.ParamType[float]):
+    """A time: 5, 5s, 2m or 1h."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the text into seconds."""
+        number, scale = str(value), 1.0
+        if number[-1:] in UNITS_S:
+            number, scale = number[:-1], UNITS_S[number[-1]]
+        try:
+            seconds = float(number) * scale
+        except ValueError:
+            self.fail(f"{value!r} is not a time; write 5, 5s, 2m or 1h", param, ctx)
+        return seconds if 0 < seconds < math.inf else self.fail(f"{value!r} is no finite time above 0", param, ctx)
+
+
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -38,6 +58,37 @@ JSON = {
     "flag_value": "-",
     "help": "Write JSON there, or .csv, .md if it ends so; without FILE, JSON on stdout in place of the table.",
 }
+
+
+Command = Callable[..., Any]
+
+
+class GroupedOption(click.Option):
+    """An option that stands below a heading of its command's help."""
+
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Leave out the range, such as [x>=1]."""
+        return {name: text for name, text in super().get_help_extra(ctx).items() if name != "range"}
+
+
+def grouped_options(group: str) -> Callable[..., Callable[[Command], Command]]:
+    """Return click.option for the options below one heading."""
+    return partial(click.option, cls=GroupedOption, group=group)
+
+
+def write_groups(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write a command's options below their headings."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+            sections.setdefault(getattr(param, "group", "Output"), []).append(record)
+    for heading, records in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl(records)
 
 
 def picture(bare: str, text: str) -> dict[str, Any]:
@@ -61,7 +112,8 @@ def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
 def known_name(name: str, known: Iterable[str], what: str) -> str:
     """Return a name that is known, or say which are."""
     if name not in known:
-        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+        close = "".join(f"; did you mean {match}?" for match in get_close_matches(name, known, 1))
+        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}{close}")
     return name
 
 

@@ -14,7 +14,7 @@ from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
 from commlib.plan import Plan, Query
 from commlib.tools.bench.expected import Results, expected
-from commlib.tools.bench.rows import KIND as BENCH
+from commlib.tools.bench.result import KIND as BENCH
 from commlib.tools.cli.options import check_files, known_name, read_dtypes
 from commlib.tools.cli.plan import read_plan
 from commlib.tools.report.document import Kind, Report, Row

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from commlib.counts import counted
-from commlib.tools.bench.rows import type_text
+from commlib.tools.bench.result import type_text
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, percent_text, size_text
 from commlib.tools.report.table import Column

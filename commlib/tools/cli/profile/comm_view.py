@@ -7,7 +7,7 @@ from functools import partial
 from statistics import fmean
 
 from commlib.counts import counted
-from commlib.tools.bench.rows import type_text
+from commlib.tools.bench.result import type_text
 from commlib.tools.report.chart import Bar, Panel
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, percent_text, size_text

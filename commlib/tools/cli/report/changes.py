@@ -9,8 +9,8 @@ from typing import Any
 from commlib.counts import counted
 from commlib.tools.baselines.kernels.case import FLOOR, OURS
 from commlib.tools.bench import which
-from commlib.tools.bench.difference import difference
-from commlib.tools.bench.rows import measured, median_us, title
+from commlib.tools.bench.result import measured, median_us, title
+from commlib.tools.cli.bench.compare import difference
 from commlib.tools.cli.profile import notes
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text

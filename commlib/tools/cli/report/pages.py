@@ -8,7 +8,7 @@ from typing import Any
 
 from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
-from commlib.tools.bench import rows as bench_rows
+from commlib.tools.bench import result as bench_result
 from commlib.tools.bench import which
 from commlib.tools.cli import plan as plan_command
 from commlib.tools.cli import test as test_command
@@ -43,7 +43,7 @@ MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "co
 LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
 # In the order of the page: the kind of a step's document, and the view that its command shows it by.
 READERS: dict[str, tuple[Kind, type[View] | None]] = {
-    "collectives": (bench_rows.KIND, None),
+    "collectives": (bench_result.KIND, None),
     "comm": (comm.KIND, CommView),
     "paths": (comm_analysis.KIND, AnalysisView),
     **dict.fromkeys(("index", "store", "metadata"), (profile.KIND, ProfileView)),

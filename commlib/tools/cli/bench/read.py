@@ -12,13 +12,16 @@ from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
 from commlib.plan import Plan
 from commlib.tools.baselines import AUTO, PEERS, Peer, load
-from commlib.tools.bench.foreign import check_output
-from commlib.tools.bench.job import BEST, Job, left_out, series
-from commlib.tools.bench.sizes import BRIEF, FIRST, FULL, read_shapes, sweep
-from commlib.tools.bench.window import LARGEST, window_asked
+from commlib.tools.bench.job import BEST, Job, left_out, read_shapes, series, sweep
+from commlib.tools.bench.messages import LARGEST, window_asked
+from commlib.tools.cli.bench.foreign import check_output
 from commlib.tools.cli.options import check_files, known_name, python_file, read_dtypes, read_names
 from commlib.tools.timing import Protocol
 
+FIRST = 8  # bytes
+BRIEF = (8 << 20, 32.0)  # largest size and step factor for all collectives at once: five sizes each
+SHORT_S = 10.0  # up to here the largest size is that, too
+FULL = (64 << 20, 8.0)
 BLOCKS, MORE_BLOCKS = (5, 41), (5, 401)  # the 99th percentile is of more than a hundred, where there is time
 PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
 
@@ -65,6 +68,7 @@ def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool
     if options["sizes"] is None:
         low = swept.get("min_bytes", FIRST)
         largest, factor = BRIEF if brief else FULL
+        largest = BRIEF[0] if options["seconds"] < SHORT_S else largest  # a call of 64 MiB alone takes seconds
         largest = min(largest, LARGEST) if options["window"] else largest
         return {"sizes": sweep(low, swept.get("max_bytes", max(largest, low)), swept.get("factor", factor))}
     if swept:
