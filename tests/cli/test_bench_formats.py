@@ -21,6 +21,8 @@ from commlib.tools.cli.bench.command import show
 from tests.cli.bench_documents import WAYS, config, document, saved, times
 from tests.cli.calls import Run
 
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
+
 
 def changed(found: dict[str, Any], **figures: Any) -> dict[str, Any]:
     """Return the document with figures of every measured row replaced."""
@@ -93,6 +95,17 @@ def test_show_prints_what_the_run_printed_in_every_form_and_of_a_newer_commlib(t
     assert KIND.read(saved(tmp_path, render(document(), "json", 80), "again.json")) == document()
     path = saved(tmp_path, changed(document(), more=1))
     assert CliRunner().invoke(show, [str(path)], env={"COLUMNS": "80"}).output == render(document(), "table", 80) + "\n"
+
+
+def test_the_speed_ups_of_the_files_in_the_readme_are_shown_though_they_have_none() -> None:
+    for found in KIND.read_all(RESULTS / "bench_h200.json"):
+        table = BenchView(found, 120)
+        assert any(row["speedup"] for row in table.rows()) == (found["config"]["baseline"] is not None)
+        assert json.loads(table.render("json")) == found, "what was measured stays as it is"
+    best = document("all_reduce", sizes=(8,), baseline=None, config={**config((8,), "best")})
+    rows = [row for row in BenchView(best).rows() if not row["in_place"]]
+    ratios = {row["algorithm"]: row["speedup"]["ratio"] for row in rows if row.get("speedup")}
+    assert (ratios["shm_oneshot"], "mpich" in ratios) == (pytest.approx(1.1 / 0.9, rel=0.01), False)
 
 
 WHOLE = json.dumps(document(), indent=1)

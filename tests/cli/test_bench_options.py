@@ -101,6 +101,8 @@ def test_names_and_letters_mean_what_they_mean_elsewhere_and_sizes_follow_any_fa
     assert (job.dtypes, job.protocol.warmup, job.protocol.check, job.root) == ((torch.float16,), 7, False, 1)
     assert job_of("all_reduce -c 1").protocol.check
     assert not job_of("all_reduce --no-check -c 1").protocol.check
+    assert [job_of(f"barrier --time {time}").seconds for time in ("5", "5s", "2m", "0.5")] == [5, 5, 120, 0.5]
+    assert [max(job_of(f"all_reduce {words}").sizes) >> 20 for words in ("", "-e 64M -f 9", "--time 3")] == [64, 64, 8]
     job = job_of("all_reduce,broadcast barrier --dtype f32,bf16,float32,fp8 --redop all --peers none")
     assert job.ops == ("all_reduce", "broadcast", "barrier")
     assert job.dtypes == (torch.float32, torch.bfloat16, torch.float8_e4m3fn)

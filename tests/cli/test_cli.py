@@ -184,6 +184,8 @@ REFUSED = {
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
         ("-W 32", "messages in flight are --window 32"),
         ("--nobody", "No such option"),
+        ("allreduce", "; did you mean all_reduce?"),
+        ("--time 5x", "'5x' is not a time; write 5, 5s, 2m or 1h"),
     ],
     "bench -n 2": [
         ("all_reduces", "no collective 'all_reduces'; there are all_reduce, "),

@@ -129,6 +129,14 @@ def test_a_run_prints_as_it_goes_what_the_whole_document_gives(capsys, tmp_path)
     assert Plain(json.loads(path.read_text()), 80).table() + "\n" == printed
 
 
+def test_the_head_comes_before_the_start_and_only_what_came_to_it_after(capsys, monkeypatch) -> None:
+    output, heads = Output(Plain), iter([["# opening"], ["# opening", "# limit"]])
+    monkeypatch.setattr(Plain, "opening", lambda self: next(heads))
+    for printed in ("# opening\n", "# limit\n"):
+        output.open(Sizes(), 1)
+        assert capsys.readouterr().out == printed
+
+
 @pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_keep_what_was_measured_and_a_second_one_waits(asked, capsys, monkeypatch, tmp_path) -> None:
     closing, path, report = Plain.closing, tmp_path / "x.json", Sizes()

@@ -21,7 +21,6 @@ _MAKERS = ("CallTable", "Peer")
 
 
 def load(name: str) -> Peer:
-    """Make the peer of that name; nothing is started yet."""
     peer: Peer = import_module(f"commlib.tools.baselines.{name}").make()
     return peer
 

@@ -42,7 +42,6 @@ class Mpi(CallTable):
     own = False  # MPI was started here
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what keeps MPI from being these ranks' world."""
         if self.graph:
             return "a CUDA graph cannot hold calls of MPI"
         if not launcher.is_launcher():
@@ -56,7 +55,6 @@ class Mpi(CallTable):
         return self._other_world(comm)
 
     def join(self, comm: Communicator) -> None:
-        """Start MPI in this process, unless mpirun did."""
         if not launcher.is_launcher():
             self._begin(comm)
         self.title = self.library.get_vendor()[0]
@@ -72,7 +70,6 @@ class Mpi(CallTable):
             raise Unsupported(other)
 
     def stop(self) -> None:
-        """End MPI where it was started here."""
         if self.own:
             self.library.Finalize()
 
@@ -102,7 +99,6 @@ class Mpi(CallTable):
         return prepare
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return MPI's Isend and Irecv of each."""
         mpi = self.library
         start = {True: mpi.COMM_WORLD.Isend, False: mpi.COMM_WORLD.Irecv}
         memory = [[mpi.buffer.fromaddress(x.data_ptr(), x.nbytes), mpi.BYTE] for x, _, _ in window]
@@ -121,8 +117,6 @@ make = Mpi
 
 
 class _Call:
-    """The arguments of one call as mpi4py wants them."""
-
     def __init__(
         self, mpi: Any, tensors: tuple[torch.Tensor, torch.Tensor], call: Call, reduces: bool, in_place: bool
     ) -> None:
@@ -136,20 +130,16 @@ class _Call:
         self.own = mpi.IN_PLACE if in_place else self.x
 
     def whole(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return all of a tensor."""
         return self._memory(tensor), tensor.numel() * self.unit, self.kind
 
     def blocks(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        """Return a tensor of one block for each rank, by the length of a block."""
         return self._memory(tensor), tensor.numel() * self.unit // self.call.size, self.kind
 
     def cut(self, tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[Any, ...]:
-        """Return a tensor of blocks of these sizes."""
         counts = [n * self.unit for n in sizes]
         return self._memory(tensor), (counts, [0, *accumulate(counts)][:-1]), self.kind
 
     def at_root(self, here: Any, elsewhere: Any = None) -> Any:
-        """Return what the root passes, or the others."""
         return here if self.is_root else elsewhere
 
     def _memory(self, tensor: torch.Tensor) -> Any:

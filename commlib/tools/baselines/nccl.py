@@ -48,7 +48,6 @@ class Nccl(CallTable):
         self.comm = Pointer()
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what is missing for NCCL to be called."""
         if comm.device.type != "cuda":
             return f"NCCL needs GPUs; this job is on {comm.device.type}"
         try:
@@ -58,14 +57,12 @@ class Nccl(CallTable):
         return ""
 
     def opened(self) -> ctypes.CDLL:
-        """Open the library, which the process has: torch's; OSError says why it cannot be."""
         try:
             return ctypes.CDLL(LIBRARY)
         except OSError as error:
             raise OSError(f"{LIBRARY} cannot be loaded ({error}); install torch for CUDA") from None
 
     def join(self, comm: Communicator) -> None:
-        """Make a communicator of the same ranks."""
         self.lib.ncclGetErrorString.restype = ctypes.c_char_p
         unique = _UniqueId()
         if comm.rank == 0:
@@ -77,8 +74,6 @@ class Nccl(CallTable):
         self.check(within(START_S, "ncclCommInitRank", partial(init, *arguments)), "ncclCommInitRank")
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
-        """Return NCCL's call of that name."""
-
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
             make = CALLS.get(collective.name)
             if make is None:
@@ -90,7 +85,6 @@ class Nccl(CallTable):
         return prepare
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return NCCL's sends and receives as one group."""
         bare = [
             self.bare("ncclSend" if sends else "ncclRecv", Pointer(x.data_ptr()), *_bytes(x.nbytes), ctypes.c_int(rank))
             for x, rank, sends in window
@@ -98,7 +92,6 @@ class Nccl(CallTable):
         return in_turn(self.lib.ncclGroupStart, *bare, self.lib.ncclGroupEnd)
 
     def bare(self, name: str, *arguments: Any) -> Run:
-        """Return the call of a function, on the stream that is current then."""
         function = getattr(self.lib, name, None)
         if function is None:
             raise Unsupported(f"this NCCL has no {name}")
@@ -109,14 +102,12 @@ class Nccl(CallTable):
         return partial(function, *arguments, stream())
 
     def stop(self) -> None:
-        """End the communicator, once what was enqueued is done."""
         if self.comm.value:
             torch.cuda.synchronize()
             self.check(within(START_S, "ncclCommDestroy", partial(self.lib.ncclCommDestroy, self.comm)), "the end")
             self.comm = Pointer()
 
     def check(self, result: int, what: str) -> None:
-        """Raise what NCCL reports."""
         if result != 0:
             raise CommError(f"{what}: {self.lib.ncclGetErrorString(result).decode()}")
 
@@ -129,15 +120,12 @@ make = Nccl
 
 
 class _Call:
-    """The arguments of one call, as ctypes wants them."""
-
     def __init__(self, owner: Nccl, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
         self.owner, self.call = owner, call
         self.x, self.out, self.root = Pointer(x.data_ptr()), Pointer(out.data_ptr()), ctypes.c_int(call.root)
         self.moved = _bytes(call.count * call.dtype.itemsize)
 
     def to(self, name: str, *arguments: Any) -> Run:
-        """Return the call of a function."""
         return self.owner.bare(name, *arguments)
 
     def reduced(self) -> tuple[Any, ...]:
@@ -150,12 +138,10 @@ class _Call:
 
 
 def _bytes(number: int) -> tuple[Any, Any]:
-    """Return count and type of so many bytes."""
     return ctypes.c_size_t(number), ctypes.c_int(BYTES)
 
 
 def stream() -> Pointer:
-    """Return the current stream as C takes it."""
     return Pointer(torch.cuda.current_stream().cuda_stream)
 
 

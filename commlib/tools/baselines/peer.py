@@ -44,11 +44,9 @@ class Peer(ABC):
         self.reason = _first(comm, failure)
 
     def lines(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return one candidate for each label, in their order."""
         return self.refused(self.reason, in_place) if self.reason else self.candidates(comm, collective, in_place)
 
     def refused(self, reason: str, in_place: bool) -> list[Candidate]:
-        """Return a candidate for each label that says why it makes no call."""
         return [Candidate(label, refusing(reason), in_place) for label in self.labels]
 
     def lacks(self, comm: Communicator) -> str:
@@ -63,7 +61,6 @@ class Peer(ABC):
         """Return its ways to make the calls of a collective."""
 
     def messages(self, window: Sequence[Message]) -> Run:
-        """Return what has all these messages in flight at once, and returns when they are done."""
         raise Unsupported(f"{self.name} has no messages that are started and waited for later")
 
     def later(self, run: Run) -> Run:
@@ -80,7 +77,6 @@ class CallTable(Peer):
     calls: Mapping[str, Prepare] = {}  # read only
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return the one candidate, which refuses what the library lacks before it is called."""
         return [Candidate(self.labels[0], self.prepare(collective, in_place), in_place, self.empty(comm))]
 
     def empty(self, comm: Communicator) -> Empty:
@@ -88,13 +84,10 @@ class CallTable(Peer):
         return plain_on(comm.device)
 
     def prepare(self, collective: Collective, in_place: bool) -> Prepare:
-        """Return what makes a call ready, or raises Unsupported."""
         return self.calls.get(collective.name) or refusing(f"{self.name} has no {collective.name}")
 
 
 def in_turn(*steps: Run) -> Run:
-    """Return the steps as one call."""
-
     def run() -> None:
         for step in steps:
             step()
@@ -111,13 +104,10 @@ def averaged(out: torch.Tensor, call: Call, reduce: Run) -> Run:
 
 
 def neighbours(call: Call) -> tuple[int, int]:
-    """Return whom a rank sends to in a ring, and whom it receives from."""
     return (call.rank + 1) % call.size, (call.rank - 1) % call.size
 
 
 def refusing(reason: str) -> Prepare:
-    """Return the `prepare` of what cannot be called at all."""
-
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         raise Unsupported(reason)
 

@@ -28,19 +28,16 @@ class Symm(Peer):
     labels = ("symm_oneshot", "symm_twoshot")
 
     def lacks(self, comm: Communicator) -> str:
-        """Say what is missing for symmetric memory of torch's."""
         if comm.device.type != "cuda":
             return f"torch's symmetric memory is on GPUs; this job is on {comm.device.type}"
         return "" if hasattr(torch.ops.symm_mem, "one_shot_all_reduce_out") else "this torch has no one-shot all_reduce"
 
     def join(self, comm: Communicator) -> None:
-        """Make the process group, and the collective that symmetric memory wants before it."""
         self._device = comm.device
         join_default_group(comm)
         dist.all_reduce(torch.ones(1, device=comm.device))
 
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
-        """Return both, each for the one form that it has."""
         if collective.name != "all_reduce":
             return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
         found = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
@@ -49,7 +46,6 @@ class Symm(Peer):
         return found
 
     def stop(self) -> None:
-        """Leave the process group."""
         leave_default_group()
 
     def empty(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
@@ -74,5 +70,4 @@ def _prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
 
 
 def group_name() -> Any:
-    """Return what the operations take for torch's default process group."""
     return dist.group.WORLD.group_name  # type: ignore[union-attr]  # join() made it

@@ -45,13 +45,10 @@ def _rounded(value: float | None) -> float | None:
 
 
 class Results(NamedTuple):
-    """Documents of one file of `commlib bench`; without a file none."""
-
     documents: Sequence[dict[str, Any]] = ()
     name: str = ""
 
     def of(self, query: Query, backend: str) -> Iterator[dict[str, Any]]:
-        """Yield those of so many ranks on a backend."""
         yield from (
             each
             for each in self.documents

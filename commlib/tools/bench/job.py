@@ -72,7 +72,6 @@ class Job:
 
     @property
     def mode(self) -> str:
-        """The plan's name for what is timed."""
         return "graph" if self.protocol.graph else "eager"
 
 
@@ -187,12 +186,10 @@ def calls(comm: Communicator, job: Job) -> Iterator[tuple[Collective, Call]]:
 
 
 def shape_of(job: Job, collective: Collective, call: Call) -> str | None:
-    """Return the shape that a call was asked for as."""
     return _counts(job, collective, replace(call, count=PROBE_COUNT)).get(call.count) or None
 
 
 def _counts(job: Job, collective: Collective, probe: Call) -> dict[int, str]:
-    """Return the counts of a series, each with the shape that it was asked for as."""
     per_element = collective.num_bytes(probe) / PROBE_COUNT
     if not per_element:
         return {0: ""}

@@ -102,7 +102,6 @@ class Bench(Report):
         self.start_s = age_s() + START_S
 
     def start(self) -> None:
-        """Measure the limit and start the peers, which takes seconds."""
         comm, job = self.comm, self.job
         self.limit = measure_limit(comm)
         self.twin = twin_of(comm)
@@ -120,7 +119,6 @@ class Bench(Report):
         return self.job.baseline or next(iter(running), None)
 
     def _skipped(self) -> Iterator[str]:
-        """Yield what is not measured, and why."""
         yield from left_out(self.job)
         for name, op in itertools.product(self.job.algorithms, self.job.ops):
             if name not in ("all", "auto", *(algorithm.name for algorithm in self._here(COLLECTIVES[op]))):
@@ -148,7 +146,6 @@ class Bench(Report):
         )
 
     def content(self) -> dict[str, Any]:
-        """Return how it was measured, the rows, and what follows from them."""
         plan = self.comm.plan
         parts = {
             "config": self._config(),
@@ -184,7 +181,6 @@ class Bench(Report):
             yield rows
 
     def close(self) -> None:
-        """Leave the peers and the twin."""
         for peer in self.job.peers:
             peer.stop()
         self.twin.close()
@@ -248,7 +244,6 @@ class Bench(Report):
         return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]
 
     def _row(self, row: Row, result: Measurement, timed: Sequence[Timed]) -> Measured | Skipped:
-        """Return a whole row; `timed` are all of its call."""
         if not result.times_s:
             return Skipped(**row, skipped=result.skipped)
         window, ranks = self.job.window, self.comm.size
@@ -292,7 +287,6 @@ def _median_s(timed: Timed) -> float:
 
 
 def _started(comm: Communicator, job: Job) -> tuple[tuple[Peer, ...], list[str]]:
-    """Start the peers; return those that make calls, and why the others do not."""
     wanted = [*map(load, AUTO[comm.device.type] if job.auto else ()), *job.peers]
     cores = os.cpu_count() or 1
     for peer in wanted:
@@ -343,7 +337,6 @@ def _way(label: str, placement: str, ours: bool, why: Explanation | None) -> Row
 
 
 def fits(rows: Sequence[Row], ranks: int) -> Iterator[Fit]:
-    """Fit each way to make a call over its sizes."""
     plain = [row for row in measured(rows) if "window" not in row]  # the size of a window's row is one message's
     for series in grouped(plain, lambda row: tuple(row[key] for key in WAY)):
         times = [median_us(row) * 1e-6 for row in series]

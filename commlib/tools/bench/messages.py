@@ -62,18 +62,15 @@ class Window:
     pairs: bool = False
 
     def senders(self, ranks: int) -> int:
-        """Return how many ranks send."""
         return ranks // 2 if self.pairs else ranks
 
     def peers(self, rank: int, ranks: int) -> tuple[int | None, int | None]:
-        """Return whom a rank sends to, and whom it receives from."""
         if not self.pairs:
             return (rank + 1) % ranks, (rank - 1) % ranks
         half = ranks // 2
         return (rank + half, None) if rank < half else (None, rank - half)
 
     def fault(self, ranks: int) -> str:
-        """Say why so many ranks cannot, "" if they can."""
         if self.pairs and ranks % 2:
             return f"--pairs needs an even number of ranks, not {ranks}; the lower half sends to the upper half"
         return "--window needs ranks that send to each other: -n 2" if ranks == 1 else ""
@@ -83,20 +80,16 @@ class Window:
         return replace(COLLECTIVES[OP], shapes=self._shapes, reference=self._received, invoke=self._start)
 
     def of_peer(self, peer: Peer) -> Prepare:
-        """Return what makes the messages of another library ready."""
-
         def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
             return peer.messages(self._messages(x, out, call))
 
         return prepare
 
     def figures(self, seconds: float, ranks: int) -> dict[str, Any]:
-        """Return what a row has beside its times."""
         rate = self.messages * self.senders(ranks) / seconds
         return {"window": self.messages, "pairs": self.pairs, "messages_s": round(rate, 1)}
 
     def note(self) -> str:
-        """Return the line of the run's head."""
         whom = "rank r of the lower half to r + n/2" if self.pairs else "each rank to the next one"
         return (
             f"window: {counted(self.messages, 'message')} in flight, {whom}; time is that of all of them, algbw of "
@@ -135,7 +128,6 @@ class Overlapped(Measurement):
     both_s: float = 0.0
 
     def overlap(self) -> Overlap:
-        """Return what a row has beside its times: of the call, the part that did not make computing longer."""
         share = 1 - (self.both_s - self.compute_s) / self.median_s
         both_us, compute_us = (round(seconds * 1e6, 4) for seconds in (self.both_s, self.compute_s))
         return Overlap(compute_us, both_us, round(min(max(share, 0.0), 1.0), 4))
@@ -151,7 +143,6 @@ class Compute:
         self._unit_s = max(comm.all_gather_object(min(self._block_s() for _ in range(UNIT_TURNS)) / UNIT_CALLS))
 
     def lasting(self, seconds: float) -> Run:
-        """Return work that takes about so long on the slowest rank."""
         count = max(1, round(seconds / self._unit_s))
         return lambda: self._multiply(count)
 
@@ -168,8 +159,6 @@ class Compute:
 
 
 def started_by(peer: Peer, candidate: Candidate) -> Candidate:
-    """Return another library's candidate whose call is started, and waited for later."""
-
     def prepare(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         return Started([peer.later(candidate.prepare(x, out, call))])
 
@@ -200,8 +189,6 @@ def measure_overlap(
 
 
 def _trio(candidate: Candidate, work: Run) -> list[Candidate]:
-    """Return the call alone, the work alone, and the work between the call and its wait()."""
-
     def beside(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         started = candidate.prepare(x, out, call)
         assert isinstance(started, Started)

@@ -41,8 +41,6 @@ Parts = dict[tuple[str, str], float]  # where, phase → ns
 
 @dataclass
 class Traced:
-    """One call of a rank: its phases, and when they were."""
-
     call_ns: float
     parts: Parts
     host: Spans = field(default_factory=list)  # on the clock of perf_counter_ns()
@@ -66,11 +64,9 @@ class Found(NamedTuple):
         return _second_quarter(sorted(self.calls, key=lambda call: call.call_ns))
 
     def usual_alone_ns(self) -> float:
-        """Return what a usual call without stamps takes."""
         return fmean(_second_quarter(sorted(self.alone_ns)))
 
     def parts(self) -> Parts:
-        """Return the phases of a usual call, on average."""
         usual = self.usual()
         keys = dict.fromkeys(chain.from_iterable(call.parts for call in usual))
         return {key: fmean(call.parts.get(key, 0.0) for call in usual) for key in keys}
@@ -89,12 +85,10 @@ class Kernels:
         self.room = MOST if marks is None or not most else int(marks[1]) // -(-most // made)
 
     def clear(self) -> None:
-        """Forget the calls so far."""
         if self._marks is not None:
             counts_of(self._marks).zero_()
 
     def calls(self, many: int) -> list[KernelCall]:
-        """Return what so many calls have marked since the last ones were taken."""
         if self._marks is None:
             return [{}] * many
         torch.cuda.synchronize(self._marks.device)
@@ -149,7 +143,6 @@ class Phases:
         return Found(*found, checked.wrong)
 
     def _in_a_row(self, runs: Iterator[Run], wanted: int) -> Times:
-        """Return calls on CPUs that follow each other."""
         stamps = self._stamp(True)
         list(_made(runs, LEAST))
         of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
@@ -246,7 +239,6 @@ class Phases:
         return torch.empty(0) if made is None else made
 
     def _least(self, number: int) -> int:
-        """Return the least of all ranks' numbers, and 1 at least."""
         return max(1, min(self.comm.all_gather_object(number)))
 
 

@@ -144,8 +144,6 @@ class Config:
 
 @dataclass(frozen=True)
 class PlanInForce:
-    """Which plan chose."""
-
     digest: str
     source: str  # a name, no path
     match: str | None = None  # 'here': measured on such a machine; 'shipped'; or what differs
@@ -215,12 +213,10 @@ KIND = Kind("commlib.bench", 1, "commlib bench", of=Result)
 
 
 def series_of(row: Json) -> tuple[Any, ...]:
-    """Return what sizes are measured of: operation, type, reduction and mode."""
     return row["op"], row["type"], row["redop"], row["mode"]
 
 
 def measured(rows: Iterable[Json]) -> list[Json]:
-    """Return the rows that have a time."""
     return [row for row in rows if "skipped" not in row]
 
 
@@ -252,7 +248,6 @@ def spread(time_us: Mapping[str, float]) -> float:
 
 
 def steady(row: Json) -> bool:
-    """Say whether a row's blocks agree enough for others to be compared with it."""
     return spread(row["time_us"]) <= AGREE and row.get("blocks", LEAST_BLOCKS) >= LEAST_BLOCKS
 
 
@@ -263,12 +258,10 @@ def versus(ours: Json, other: Json) -> dict[str, float]:
 
 
 def median_us(row: Json) -> float:
-    """Return the figure of a row: the median over its blocks."""
     return float(row["time_us"]["p50"])
 
 
 def title(row: Json) -> str:
-    """Name the series of a row: all_reduce, float, sum."""
     parts = [row["op"], *([type_text(row["type"])] if row["size"] else [])]  # a barrier has no elements
     parts += [row["redop"]] if row["redop"] else []
     parts += [f"root {row['root']}"] if row["root"] is not None else []
@@ -276,12 +269,10 @@ def title(row: Json) -> str:
 
 
 def label(row: Json) -> str:
-    """Name the algorithm of a row, starred where the plan picks it."""
     return str(row["algorithm"]) + ("*" if row["chosen"] else "")
 
 
 def type_text(name: str) -> str:
-    """Write an element type as nccl-tests does."""
     return TYPES.get(name, name)[:TYPE_WIDTH]
 
 

@@ -65,7 +65,6 @@ class BenchView(View):
 
     @property
     def abreast(self) -> bool:
-        """Say whether both forms of a call stand on a line."""
         return self.width >= WIDE and not self.document["config"].get("percentiles")
 
     def layouts(self) -> list[list[Column]]:
@@ -79,7 +78,6 @@ class BenchView(View):
         return [[*rest[: first - 1], *forms, *rest[first - 1 :]]]
 
     def columns(self) -> list[Column]:
-        """Return the columns of markdown."""
         return list(_markdown(self.document["config"]["baseline"]))
 
     def opening(self) -> list[str]:
@@ -95,7 +93,6 @@ class BenchView(View):
         return title(rows[0])
 
     def items(self, rows: Sequence[Row]) -> list[Way]:
-        """Return the ways of whole calls."""
         calls = grouped(measured(rows), lambda row: row["size"])
         ways = (way for call in calls for way in grouped(call, lambda row: (row["algorithm"], row["placement"])))
         return [{row["in_place"]: row for row in way} for way in ways]
@@ -112,7 +109,6 @@ class BenchView(View):
         return csv_text(self.rows(), CSV)
 
     def osu(self) -> str:
-        """Return OSU's columns, one table for each algorithm in each form."""
         lines = fold(self.opening(), self.width)
         for series in self.by_series():
             for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
@@ -120,7 +116,6 @@ class BenchView(View):
         return "\n".join([*lines, *unfinished(self.document)])
 
     def page(self) -> str:
-        """Return what a newcomer reads in one go."""
         return "\n".join([*self.page_head(), *self.page_rest()])
 
     def page_head(self) -> list[str]:
@@ -133,7 +128,6 @@ class BenchView(View):
         return which.where(path, picture, self.width)
 
     def html(self) -> str:
-        """Return the page that says which library is the fastest at which size."""
         return which.page(self.document)
 
     def panels(self) -> list[list[Panel]]:
@@ -221,7 +215,6 @@ def _wrong_text(wrong: int | None) -> str:
 
 
 def _osu_head(row: Row) -> list[str]:
-    """Return the lines above one algorithm in one form."""
     op = row["op"].replace("_", "") if row["op"].startswith("all_") else row["op"]
     what, figures = _osu(row)
     facts = [f"{row['algorithm']} on {row['placement']} tensors, {PLACES[row['in_place']]}"]
@@ -240,7 +233,6 @@ def _osu_head(row: Row) -> list[str]:
 
 
 def _osu_line(row: Row) -> str:
-    """Return the line of a size."""
     figures = _osu(row)[1]
     cells = (f"{value:>12}" if name == COUNT else f"{value:>18.2f}" for name, value in figures.items())
     return f"{row['size']:<10}{''.join(cells)}"

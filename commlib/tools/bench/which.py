@@ -56,8 +56,6 @@ RULE = (
 
 @dataclass(frozen=True)
 class Call:
-    """One call of commlib at one size, and those of the others."""
-
     ours: Row
     best: Row | None
     others: Mapping[str, Row] = field(default_factory=dict)  # the fastest of each library
@@ -70,7 +68,6 @@ class Call:
 
     @property
     def fastest(self) -> str:
-        """The library that is the fastest, or why it is none."""
         if self.best is None or self.versus is None:
             return ALONE
         level = LEVEL if 1 / ENOUGH < self.versus["ratio"] < ENOUGH else UNCLEAR
@@ -78,7 +75,6 @@ class Call:
 
     @property
     def ratio(self) -> str:
-        """The ratio of the two, and who is the fastest."""
         if self.best is None:
             return "-"
         about = "" if steady(self.ours) and steady(self.best) else "~"
@@ -87,12 +83,10 @@ class Call:
 
     @property
     def size(self) -> str:
-        """Its size."""
         return size_text(self.ours["size"]) if self.ours["size"] else "no data"
 
     @property
     def look(self) -> str:
-        """The class of its cell."""
         return GOOD if self.fastest == OURS else "" if self.fastest in NOBODY else WARN
 
 
@@ -123,7 +117,6 @@ def nearest(size: int, asked: Sequence[int]) -> int:
 
 
 def head(document: Mapping[str, Any]) -> Iterator[str]:
-    """Say what was measured, where, and by which plan."""
     config, machine, plan = document["config"], document["fingerprint"], document["plan"]
     types = ", ".join(config.get("types") or dict.fromkeys(row["type"] for row in document["rows"]))
     graphs = ", replayed CUDA graphs" if config["mode"] == "graph" else ""
@@ -143,7 +136,6 @@ def head(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def lines(document: Mapping[str, Any], width: int) -> list[str]:
-    """Return the page below its head, no wider than the terminal; it is one screen of fifty lines for all."""
     series = calls(document)
     ending = [*_findings(document, series), *(line.removeprefix("# ") for line in unfinished(document))]
     return ["", *_table(document, series, width), "", *folded(ending, width)]
@@ -224,7 +216,6 @@ def _size_text(size: int) -> str:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Return the page as HTML."""
     what, *_ = head(document)
     when = document["created"][:16].replace("T", " ")
     made = Section("made", "How this was measured", code=[document["command"]], notes=[*head(document), *RULE[1:]])
@@ -232,7 +223,6 @@ def page(document: Mapping[str, Any]) -> str:
 
 
 def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
-    """Return who is the fastest, and the figures of each collective."""
     series = calls(document)
     text = [("", verdict([call for of in series for call in of])), *((WARN, text) for text in _problems(document))]
     tables = [_overview(series, document["config"]["sizes"])] if series else []
@@ -244,7 +234,6 @@ def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
 
 
 def verdict(every: Sequence[Call]) -> str:
-    """Count who is the fastest."""
     counts = Counter(call.fastest for call in every)
     total = counts.total() - counts.pop(ALONE, 0)
     if not total:
@@ -255,7 +244,6 @@ def verdict(every: Sequence[Call]) -> str:
 
 
 def _problems(document: Mapping[str, Any]) -> Iterator[str]:
-    """Say what the tables do not show."""
     yield from (line.removeprefix("# ") for line in unfinished(document))
     yield from (note for note in document["notes"] if note.startswith("skipped: peer "))
     if count := document["out_of_bounds"]["count"]:
@@ -267,7 +255,6 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _overview(series: Sequence[Sequence[Call]], sizes: Sequence[int]) -> Table:
-    """Return a line for each collective, and a column for each size."""
     lines = [(title(of[0].ours), {nearest(call.ours["size"], sizes): call for call in of}) for of in series]
     columns = [Column(size_text(size), partial(_cell, size)) for size in sizes]
 
@@ -322,12 +309,10 @@ def _algorithm(row: Row) -> str:
 
 
 def _fastest(rows: Sequence[Row], figure: Any = median_us, best: Any = min) -> dict[float, float]:
-    """Return the best figure of each size."""
     return {_size(of[0]): best(map(figure, of)) for of in _by_size(rows)}
 
 
 def _bars(rows: Sequence[Row]) -> Panel:
-    """Return one bar for each way to make a call that moves no data."""
     ordered = sorted(rows, key=median_us)
     bars = [Bar(f"{label(row)}  {fitted(median_us(row), 8)} µs", "", 0.0, median_us(row)) for row in ordered]
     return Panel(f"{title(rows[0])} (* the plan's choice)", bars=bars, xlabel="latency, µs")
@@ -361,7 +346,6 @@ def _form(row: Row) -> tuple[bool, bool]:
 
 
 def chart_title(document: Mapping[str, Any]) -> str:
-    """Say what a chart of the document shows: all_reduce, 2 × H200."""
     ops = dict.fromkeys(row["op"] for row in document["rows"])
     ended = "" if document["complete"] else ", not complete"
     return f"{next(iter(ops)) if len(ops) == 1 else 'Collectives'}, {device(document)}{ended}"

@@ -24,7 +24,6 @@ Empty = Callable[[int, torch.dtype], torch.Tensor]
 
 
 def plain(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Allocate what a program that knows nothing of commlib would pass."""
     return torch.empty(elements, dtype=dtype)
 
 
@@ -73,7 +72,6 @@ class Started:
     beside: Run = lambda: None
 
     def __call__(self) -> None:
-        """Return when all are done."""
         works: list[Any] = [call() for call in self.calls]
         self.beside()
         for work in works:

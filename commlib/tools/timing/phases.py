@@ -20,19 +20,15 @@ _PHASE_SHIFT = 56
 
 
 class Span(NamedTuple):
-    """A phase, and when it began and ended."""
-
     phase: str
     start_ns: float
     end_ns: float
 
     @property
     def ns(self) -> float:
-        """Return how long it took."""
         return self.end_ns - self.start_ns
 
     def moved(self, ns: float) -> Span:
-        """Return it on another clock."""
         return Span(self.phase, self.start_ns + ns, self.end_ns + ns)
 
 
@@ -84,12 +80,10 @@ def _table(marks: torch.Tensor) -> torch.Tensor:
 
 
 def counts_of(marks: torch.Tensor) -> torch.Tensor:
-    """Return how many marks each block has made, as they stand."""
     return _table(marks)[:, :, 0, 0]
 
 
 def most_marks(marks: torch.Tensor) -> int:
-    """Return how many a block has made at most."""
     return int(counts_of(marks).max())
 
 
@@ -137,12 +131,10 @@ def _spans(marks: Sequence[_Mark], anchor: _Mark, ns_of_cycle: float) -> Spans:
 
 
 def began(call: KernelCall) -> float:
-    """Return when the first block of a call began."""
     return min(spans[0].start_ns for spans in call["blocks"])
 
 
 def ended(call: KernelCall) -> float:
-    """Return when the last block of a call was done."""
     return max(spans[-1].end_ns for spans in call["blocks"])
 
 

@@ -91,7 +91,6 @@ def measure_calls(
 def measure_alone(
     device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
 ) -> list[Measurement]:
-    """Time rows of calls on one device, without ranks."""
     return measure_calls(Alone(device), calls, protocol, name)
 
 
@@ -121,7 +120,6 @@ def _prepare_all(
 
 
 def buffers_of(collective: Collective, call: Call, candidate: Candidate) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate input and output of a candidate's call."""
     elements_in, elements_out = collective.shapes(call)
     if not candidate.in_place:
         return candidate.empty(elements_in, call.dtype), candidate.empty(elements_out, call.dtype)

@@ -51,7 +51,6 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def poison(out: torch.Tensor) -> torch.Tensor:
-    """Fill a tensor with what no result has."""
     bits(out).fill_(POISON)
     return out
 

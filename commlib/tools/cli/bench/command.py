@@ -56,7 +56,6 @@ class _Bench(LazyGroup):
             raise click.UsageError(remedy(error.option_name, words) or error.format_message(), ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Measure."""
         return click.Command.invoke(self, ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

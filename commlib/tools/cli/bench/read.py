@@ -63,7 +63,6 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
 
 
 def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool) -> dict[str, Any]:
-    """Return the sizes of a job, and its shapes where --sizes names them."""
     swept = {name: options[name] for name in ("min_bytes", "max_bytes", "factor") if options[name] is not None}
     if options["sizes"] is None:
         low = swept.get("min_bytes", FIRST)
@@ -84,7 +83,6 @@ def _algorithms(text: str, ops: tuple[str, ...], backend: str) -> tuple[str, ...
 
 
 def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
-    """Make the peers of these names and files; none is started yet."""
     named = () if names in ("none", "auto") else read_names(names, PEERS, "peer")
     peers = (*map(load, named), *(python_file(path, "make").make() for path in files))
     for peer, path in zip(peers[len(named) :], files, strict=True):
