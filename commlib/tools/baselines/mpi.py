@@ -14,7 +14,7 @@ from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
 from commlib.tools.baselines import pmi
-from commlib.tools.baselines.peer import CallTable, Message, averaged, neighbours
+from commlib.tools.baselines.peer import Message, Peer, averaged, neighbours
 from commlib.tools.timing import Empty, Prepare, Run, Started, plain
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ONE_HOST = ("shm", "nccl")  # backends
 FIRST_BLOCK = ("reduce_scatter", "reduce_scatterv")
 
 
-class Mpi(CallTable):
+class Mpi(Peer):
     """The MPI whose mpirun started this job, or MPICH among ranks that others started, on the CPU's memory."""
 
     name = "mpi"
@@ -79,7 +79,7 @@ class Mpi(CallTable):
             return ""
         return f"rank {comm.rank} of {comm.size} is rank {world.rank} of {world.size} in MPI; start it under mpirun"
 
-    def empty(self, comm: Communicator) -> Empty:
+    def allocator(self, comm: Communicator) -> Empty:
         """Return what allocates on the CPU, whatever device ours work on."""
         return plain
 
@@ -117,6 +117,8 @@ make = Mpi
 
 
 class _Call:
+    """The arguments of one call as mpi4py wants them."""
+
     def __init__(
         self, mpi: Any, tensors: tuple[torch.Tensor, torch.Tensor], call: Call, reduces: bool, in_place: bool
     ) -> None:
@@ -126,16 +128,15 @@ class _Call:
         self.unit = 1 if reduces else call.dtype.itemsize  # moving data needs no element type
         self.kind = _element(mpi, call.dtype, call.redop) if reduces else mpi.BYTE
         self.op = getattr(mpi, _REDOPS[call.redop])
-        self.x, self.out = self.whole(self.tensor), self.whole(self.result)
-        self.own = mpi.IN_PLACE if in_place else self.x
+        self.x, self.out = self.blocks(self.tensor, 1), self.blocks(self.result, 1)
+        self.input = mpi.IN_PLACE if in_place else self.x
 
-    def whole(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        return self._memory(tensor), tensor.numel() * self.unit, self.kind
-
-    def blocks(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        return self._memory(tensor), tensor.numel() * self.unit // self.call.size, self.kind
+    def blocks(self, tensor: torch.Tensor, count: int = 0) -> tuple[Any, ...]:
+        """Return a tensor of so many equal blocks, one for each rank unless told, by the length of a block."""
+        return self._memory(tensor), tensor.numel() * self.unit // (count or self.call.size), self.kind
 
     def cut(self, tensor: torch.Tensor, sizes: Sequence[int]) -> tuple[Any, ...]:
+        """Return a tensor of blocks of these sizes."""
         counts = [n * self.unit for n in sizes]
         return self._memory(tensor), (counts, [0, *accumulate(counts)][:-1]), self.kind
 
@@ -161,32 +162,23 @@ def _all_to_allv(c: _Call) -> tuple[Any, ...]:
 
 
 def _scatter(c: _Call) -> tuple[Any, ...]:
-    own = c.mpi.IN_PLACE if c.in_place and c.is_root else c.out
-    return c.comm.Scatter, c.at_root(c.blocks(c.tensor)), own, c.call.root
-
-
-def _send_recv(c: _Call) -> tuple[Any, ...]:
-    after, before = neighbours(c.call)
-    return c.comm.Sendrecv, c.x, after, 0, c.out, before, 0
+    output = c.mpi.IN_PLACE if c.in_place and c.is_root else c.out
+    return c.comm.Scatter, c.at_root(c.blocks(c.tensor)), output, c.call.root
 
 
 # What is called, and with which arguments.
 CALLS: dict[str, Callable[[_Call], tuple[Any, ...]]] = {
-    "all_reduce": lambda c: (c.comm.Allreduce, c.own, c.out, c.op),
-    "all_gather": lambda c: (c.comm.Allgather, c.own, c.blocks(c.result)),
-    "all_gatherv": lambda c: (c.comm.Allgatherv, c.own, c.cut(c.result, ragged(c.call))),
+    "all_reduce": lambda c: (c.comm.Allreduce, c.input, c.out, c.op),
+    "all_gather": lambda c: (c.comm.Allgather, c.input, c.blocks(c.result)),
+    "all_gatherv": lambda c: (c.comm.Allgatherv, c.input, c.cut(c.result, ragged(c.call))),
     "reduce_scatter": lambda c: (c.comm.Reduce_scatter_block, c.blocks(c.tensor), c.out, c.op),
     "reduce_scatterv": lambda c: (c.comm.Reduce_scatter, c.x, c.out, list(ragged(c.call)), c.op),
     "broadcast": lambda c: (c.comm.Bcast, c.out, c.call.root),
-    "reduce": lambda c: (c.comm.Reduce, c.at_root(c.own, c.x), c.at_root(c.out), c.op, c.call.root),
-    "all_to_all": lambda c: (
-        c.comm.Alltoall,
-        c.mpi.IN_PLACE if c.in_place else c.blocks(c.tensor),
-        c.blocks(c.result),
-    ),
+    "reduce": lambda c: (c.comm.Reduce, c.at_root(c.input, c.x), c.at_root(c.out), c.op, c.call.root),
+    "all_to_all": lambda c: (c.comm.Alltoall, c.input if c.in_place else c.blocks(c.tensor), c.blocks(c.result)),
     "all_to_allv": _all_to_allv,
-    "gather": lambda c: (c.comm.Gather, c.at_root(c.own, c.x), c.at_root(c.blocks(c.result)), c.call.root),
+    "gather": lambda c: (c.comm.Gather, c.at_root(c.input, c.x), c.at_root(c.blocks(c.result)), c.call.root),
     "scatter": _scatter,
-    "send_recv": _send_recv,
+    "send_recv": lambda c: (c.comm.Sendrecv, c.x, neighbours(c.call)[0], 0, c.out, neighbours(c.call)[1], 0),
     "barrier": lambda c: (c.comm.Barrier,),
 }

@@ -11,7 +11,7 @@ import torch
 
 from commlib.backends.nccl_control import within
 from commlib.errors import CommError, Unsupported
-from commlib.tools.baselines.peer import START_S, CallTable, Message, in_turn, neighbours
+from commlib.tools.baselines.peer import START_S, Message, Peer, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run
 
 if TYPE_CHECKING:
@@ -21,12 +21,9 @@ if TYPE_CHECKING:
 LIBRARY = "libnccl.so.2"
 BYTES = 1  # ncclUint8: moving data needs no element type
 UNIQUE_ID_BYTES = 128
-_NAMES = (
-    *("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"),
-    *("float8_e4m3fn", "float8_e5m2"),
-)
-_TYPES = {name: code for code, name in enumerate(_NAMES)}
-_REDOPS = {name: code for code, name in enumerate(("sum", "prod", "max", "min", "avg"))}
+# ncclDataType_t and ncclRedOp_t, in their order
+TYPES = "int8 uint8 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 float8_e4m3fn float8_e5m2".split()
+REDOPS = ("sum", "prod", "max", "min", "avg")
 Pointer = ctypes.c_void_p
 
 
@@ -36,7 +33,7 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * UNIQUE_ID_BYTES),)
 
 
-class Nccl(CallTable):
+class Nccl(Peer):
     """One communicator, made and ended by all ranks together."""
 
     name = "nccl"
@@ -121,19 +118,16 @@ make = Nccl
 
 class _Call:
     def __init__(self, owner: Nccl, x: torch.Tensor, out: torch.Tensor, call: Call) -> None:
-        self.owner, self.call = owner, call
+        self.to, self.lib, self.call = owner.bare, owner.lib, call
         self.x, self.out, self.root = Pointer(x.data_ptr()), Pointer(out.data_ptr()), ctypes.c_int(call.root)
         self.moved = _bytes(call.count * call.dtype.itemsize)
-
-    def to(self, name: str, *arguments: Any) -> Run:
-        return self.owner.bare(name, *arguments)
 
     def reduced(self) -> tuple[Any, ...]:
         """Return count, type and reduction; Unsupported names what NCCL lacks."""
         name = str(self.call.dtype).removeprefix("torch.")
-        if name not in _TYPES or self.call.redop not in _REDOPS:
+        if name not in TYPES or self.call.redop not in REDOPS:
             raise Unsupported(f"NCCL does not reduce {name} by {self.call.redop}")
-        codes = ctypes.c_int(_TYPES[name]), ctypes.c_int(_REDOPS[self.call.redop])
+        codes = ctypes.c_int(TYPES.index(name)), ctypes.c_int(REDOPS.index(self.call.redop))
         return ctypes.c_size_t(self.call.count), *codes
 
 
@@ -149,7 +143,7 @@ def _send_recv(c: _Call) -> Run:
     after, before = neighbours(c.call)
     send = c.to("ncclSend", c.x, *c.moved, ctypes.c_int(after))
     recv = c.to("ncclRecv", c.out, *c.moved, ctypes.c_int(before))
-    return in_turn(c.owner.lib.ncclGroupStart, send, recv, c.owner.lib.ncclGroupEnd)
+    return in_turn(c.lib.ncclGroupStart, send, recv, c.lib.ncclGroupEnd)
 
 
 CALLS: dict[str, Callable[[_Call], Run]] = {

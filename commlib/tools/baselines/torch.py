@@ -15,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from commlib.collectives.all_to_all import split_table
 from commlib.errors import Unsupported
 from commlib.redops import REDOPS
-from commlib.tools.baselines.peer import START_S, CallTable, Message, averaged, in_turn, neighbours
+from commlib.tools.baselines.peer import START_S, Message, Peer, averaged, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run, Started
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Torch(CallTable):
+class Torch(Peer):
     """torch.distributed with gloo, or NCCL on GPUs."""
 
     name = "torch"

@@ -23,7 +23,7 @@ from commlib.tools.timing import Protocol
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
-    from commlib.tools.baselines import Peer
+    from commlib.tools.baselines.peer import Peer
     from commlib.tools.bench.messages import Window
 
 BEST = "best"  # the baseline that is the fastest of the peers, call by call

@@ -18,8 +18,8 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.plan import Explanation, Plan
-from commlib.tools.baselines import AUTO, PROBE, Peer, load
-from commlib.tools.baselines.peer import refusing
+from commlib.tools.baselines import AUTO, PROBE, load
+from commlib.tools.baselines.peer import Peer, refusing
 from commlib.tools.bench.job import BEST, Job, calls, combinations, forms, joined, left_out, rounded, shape_of
 from commlib.tools.bench.messages import NOTE, SYNC, Compute, Overlapped, measure_overlap, started_by
 from commlib.tools.bench.result import (
@@ -61,6 +61,7 @@ from commlib.tools.timing import (
 
 WARMUP_S = 0.3
 START_S = 2.0  # for the limit, the peers and the first calls, about
+SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 PROTOCOL = ("blocks", "iterations", "warmup", "buffers", "seed", "check")
 Way = tuple[Row, Candidate]  # what its row has of who makes the call, and how it is made
@@ -165,7 +166,7 @@ class Bench(Report):
         It is called with how many calls are done, and the next.
         """
         deadline = time.monotonic() + self.job.seconds
-        slow_s = min(self.job.protocol.slow_s, self.job.seconds / len(self.calls))
+        slow_s = min(self.job.protocol.slow_s, max(SLOW_S, self.job.seconds / len(self.calls)))
         for first in self.calls[:1]:  # a processor that slept, and memory nobody has touched, are in no figure
             self._measure(*first, replace(self.job.protocol, budget_s=WARMUP_S, check=False))
         for done, (collective, call) in enumerate(self.calls):

@@ -21,8 +21,7 @@ from commlib.tools.timing import Candidate, Measurement, Prepare, Protocol, Run,
 
 if TYPE_CHECKING:
     from commlib.communicator import Communicator
-    from commlib.tools.baselines import Peer
-    from commlib.tools.baselines.peer import Message
+    from commlib.tools.baselines.peer import Message, Peer
 
 OP = "send_recv"
 SYNC = "sync"  # behind the name of the algorithm whose calls return when their message may be changed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -31,13 +30,6 @@ def plain(elements: int, dtype: torch.dtype) -> torch.Tensor:
 def plain_on(device: torch.device) -> Empty:
     """Return the same for a device; one function for each, so that candidates share their tensors."""
     return plain if device.type == "cpu" else lambda elements, dtype: torch.empty(elements, dtype=dtype, device=device)
-
-
-def cpu_share(run: Run) -> float:
-    """Return the share of one core that this process uses during a call, for calls that mostly wait."""
-    wall, cpu = time.perf_counter(), time.process_time()
-    run()
-    return (time.process_time() - cpu) / (time.perf_counter() - wall)
 
 
 def twin_of(comm: Communicator) -> Communicator:

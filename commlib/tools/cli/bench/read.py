@@ -11,7 +11,8 @@ import torch
 from commlib.collectives import COLLECTIVES, REDOPS
 from commlib.env import parse_bytes
 from commlib.plan import Plan
-from commlib.tools.baselines import AUTO, PEERS, Peer, load
+from commlib.tools.baselines import AUTO, PEERS, load
+from commlib.tools.baselines.peer import Peer
 from commlib.tools.bench.job import BEST, Job, left_out, read_shapes, series, sweep
 from commlib.tools.bench.messages import LARGEST, window_asked
 from commlib.tools.cli.bench.foreign import check_output
@@ -88,7 +89,7 @@ def _peers(names: str, files: tuple[Path, ...]) -> tuple[Peer, ...]:
     for peer, path in zip(peers[len(named) :], files, strict=True):
         if not isinstance(peer, Peer):
             raise click.UsageError(
-                f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.tools.baselines.Peer"
+                f"--peer {path}: make() returns a {type(peer).__name__}, not a commlib.tools.baselines.peer.Peer"
             )
     labels = [label for peer in (*peers, *map(load, _auto(names))) for label in peer.labels]
     if twice := {label for label in labels if labels.count(label) > 1}:
