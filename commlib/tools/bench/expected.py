@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from commlib.collectives import COLLECTIVES
 from commlib.plan import Explanation, Query
-from commlib.tools.bench.result import measured, median_us
-from commlib.tools.timing import Limit, fit_latency_and_rate
+from commlib.tools.bench.result import Limit, measured, median_us
+from commlib.tools.timing import fit_latency_and_rate
 from commlib.tools.tune import beside
 from commlib.tools.tune.case import PLAIN, Case, Option
 

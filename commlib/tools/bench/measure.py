@@ -21,15 +21,16 @@ from commlib.plan import Explanation, Plan
 from commlib.tools.baselines import AUTO, PROBE, load
 from commlib.tools.baselines.peer import Peer, refusing
 from commlib.tools.bench.job import BEST, Job, calls, combinations, forms, joined, left_out, rounded, shape_of
+from commlib.tools.bench.limit import measure_limit
 from commlib.tools.bench.messages import NOTE, SYNC, Compute, Overlapped, measure_overlap, started_by
 from commlib.tools.bench.result import (
     AGREE,
     KIND,
     WAY,
     Bounds,
-    Ceiling,
     Config,
     Fit,
+    Limit,
     Measured,
     PlanInForce,
     Skipped,
@@ -47,13 +48,11 @@ from commlib.tools.report.schema import to_json
 from commlib.tools.report.view import grouped
 from commlib.tools.timing import (
     Candidate,
-    Limit,
     Measurement,
     Protocol,
     block_seconds,
     fit_latency_and_rate,
     measure,
-    measure_limit,
     pinned,
     plain_on,
     twin_of,
@@ -151,7 +150,7 @@ class Bench(Report):
         parts = {
             "config": self._config(),
             "plan": PlanInForce(plan.digest, Path(plan.source).name, _match(plan)),
-            "limit": Ceiling(**vars(self.limit)),
+            "limit": self.limit,
             "rows": self.rows,
             "fits": list(fits(self.rows, self.comm.size)),
             "notes": self.notes,

@@ -167,13 +167,18 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Limit:
     """The most that bus bandwidth can be and the least that a call can take."""
 
     busbw: Number | None  # GB/s
     latency_us: Number | None
     what: str  # was measured
-    by_size: Sequence[tuple[Number, Number]] | None = None  # bytes of a copy, and the GB/s that such calls may reach
+    by_size: Sequence[tuple[Number, Number]] = ()  # bytes, and the GB/s of calls of so many or more
+
+    def at(self, num_bytes: int) -> float | None:
+        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
+        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
+        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ class Result(Document):
 
     config: Config
     plan: PlanInForce
-    limit: Ceiling
+    limit: Limit
     rows: Sequence[Skipped | Measured]
     fits: Sequence[Fit]
     notes: Sequence[str]

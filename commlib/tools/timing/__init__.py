@@ -16,7 +16,6 @@ from commlib.tools.timing.candidate import (
 )
 from commlib.tools.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
 from commlib.tools.timing.graph import own_stream
-from commlib.tools.timing.limit import Limit, measure_limit
 from commlib.tools.timing.protocol import buffers_of, measure, measure_alone, measure_calls
 from commlib.tools.timing.truth import bits, differing, poison
 
@@ -24,7 +23,6 @@ __all__ = [
     "Candidate",
     "Empty",
     "Fit",
-    "Limit",
     "Measurement",
     "Prepare",
     "Protocol",
@@ -41,7 +39,6 @@ __all__ = [
     "measure",
     "measure_alone",
     "measure_calls",
-    "measure_limit",
     "own_stream",
     "pinned",
     "plain",
