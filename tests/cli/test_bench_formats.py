@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_rendered_is_named_with_its_fault(tmp_path: Path) 
         (json.dumps({"schema": "commlib.plan", "version": 1}), 'its "schema" is \'commlib.plan\', not "commlib.bench"'),
         *((json.dumps(document(rows=rows)), "its rows are not as") for rows in ({}, {"tables": [{"rows": 5}]})),
         (json.dumps(document(version=2)), "has version 2, but this commlib reads version 1: upgrade commlib"),
-        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'size' is a required"),
+        (json.dumps(document(rows=[{"op": "all_reduce"}])), r"rows\[0\]: 'type' is a required"),
         (json.dumps(changed(document(), wrong=-1)), r"rows\[0\].wrong: -1 is less than"),
     ]:
         path = saved(tmp_path, content)
@@ -253,7 +253,7 @@ def made(*sizes: int, mpich: float | dict[str, float] = 2.0, **changes: Any) -> 
 
 def cells(found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return size, who is the fastest, and what stands in the table, of each call."""
-    return [(call.size, call.fastest, call.ratio) for of in which.calls(found) for call in of]
+    return [(str(call.ours["size"]), call.fastest, call.ratio) for of in which.calls(found) for call in of]
 
 
 def test_the_fastest_is_who_is_apart_from_the_other_by_enough() -> None:

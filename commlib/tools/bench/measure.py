@@ -6,8 +6,9 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +19,7 @@ from commlib.collectives.reference import ordered
 from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.plan import Explanation, Plan
+from commlib.tools import timing
 from commlib.tools.baselines import AUTO, PROBE, load
 from commlib.tools.baselines.peer import Peer, refusing
 from commlib.tools.bench.job import BEST, Job, calls, combinations, forms, joined, left_out, rounded, shape_of
@@ -26,7 +28,6 @@ from commlib.tools.bench.messages import NOTE, SYNC, Compute, Overlapped, measur
 from commlib.tools.bench.result import (
     AGREE,
     KIND,
-    WAY,
     Bounds,
     Config,
     Fit,
@@ -36,6 +37,7 @@ from commlib.tools.bench.result import (
     Skipped,
     Speedup,
     Times,
+    Way,
     averages,
     measured,
     median_us,
@@ -46,25 +48,14 @@ from commlib.tools.report.measured import percentiles_us, ratio_row
 from commlib.tools.report.run import UNREAD, Output, until_it_ends
 from commlib.tools.report.schema import to_json
 from commlib.tools.report.view import grouped
-from commlib.tools.timing import (
-    Candidate,
-    Measurement,
-    Protocol,
-    block_seconds,
-    fit_latency_and_rate,
-    measure,
-    pinned,
-    plain_on,
-    twin_of,
-)
 
 WARMUP_S = 0.3
 START_S = 2.0  # for the limit, the peers and the first calls, about
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 PERCENTILES = (0, 10, 50, 90, 99, 100)
 PROTOCOL = ("blocks", "iterations", "warmup", "buffers", "seed", "check")
-Way = tuple[Row, Candidate]  # what its row has of who makes the call, and how it is made
-Timed = tuple[Row, Measurement]
+Made = tuple[Row, timing.Candidate]  # what its row has of who makes the call, and how it is made
+Timed = tuple[Row, timing.Measurement]
 
 
 def main(job: Job, output: Output, command: str) -> int:
@@ -104,7 +95,7 @@ class Bench(Report):
     def start(self) -> None:
         comm, job = self.comm, self.job
         self.limit = measure_limit(comm)
-        self.twin = twin_of(comm)
+        self.twin = timing.twin_of(comm)
         peers, absent = _started(comm, job)
         self.job = replace(job, peers=peers)
         self.baseline = self._baseline()
@@ -130,7 +121,7 @@ class Bench(Report):
             ranks=comm.size,
             backend=comm.backend,
             cores_per_rank=len(os.sched_getaffinity(0)),
-            block_us=block_seconds(comm) * 1e6,
+            block_us=timing.block_seconds(comm) * 1e6,
             **{name: getattr(job.protocol, name) for name in PROTOCOL},
             **{name: getattr(job, name) for name in ("mode", "sizes", "seconds", "params")},
             overlap=job.overlap or None,
@@ -185,14 +176,14 @@ class Bench(Report):
             peer.stop()
         self.twin.close()
 
-    def _measure(self, collective: Collective, call: Call, protocol: Protocol) -> list[Timed]:
+    def _measure(self, collective: Collective, call: Call, protocol: timing.Protocol) -> list[Timed]:
         """Measure all ways to make a call together; return how their rows begin, and their figures."""
         ways = [*self._ours(collective, call), *self._others(collective)]
         candidates = [candidate for _, candidate in ways]
         if self.compute is not None:
             results = measure_overlap(self.comm, (collective, call), candidates, protocol, self.compute)
         else:
-            results = measure(self.comm, collective, call, ordered, candidates, protocol)
+            results = timing.measure(self.comm, collective, call, ordered, candidates, protocol)
         shared = {
             "op": collective.name,
             "size": collective.num_bytes(call),
@@ -206,7 +197,7 @@ class Bench(Report):
         rows = ({**shared, **way, "in_place": candidate.in_place} for way, candidate in ways)
         return list(zip(rows, results, strict=True))
 
-    def _ours(self, collective: Collective, call: Call) -> Iterator[Way]:
+    def _ours(self, collective: Collective, call: Call) -> Iterator[Made]:
         """Yield our algorithms with the plan's parameters and with those asked for, in each form."""
         wanted, comm = self.job.algorithms, self.comm
         # A window is measured with calls that are waited for later, and with others.
@@ -227,14 +218,14 @@ class Bench(Report):
                 for in_place in forms(self.job, collective):
                     yield way, pinned_to(self.twin, collective, algorithm, plan, in_place, later)
 
-    def _others(self, collective: Collective) -> Iterator[Way]:
+    def _others(self, collective: Collective) -> Iterator[Made]:
         for peer in self.job.peers:
             in_forms = [peer.lines(self.comm, collective, in_place) for in_place in forms(self.job, collective)]
             for label, *candidates in zip(peer.labels, *in_forms, strict=True):
                 way = {**_way(label, "plain", False, None), "library": peer.title or peer.name}
                 yield from ((way, self._form_of(peer, candidate)) for candidate in candidates)
 
-    def _form_of(self, peer: Peer, candidate: Candidate) -> Candidate:
+    def _form_of(self, peer: Peer, candidate: timing.Candidate) -> timing.Candidate:
         """Return a peer's candidate with the calls that --window and --overlap ask for."""
         if self.job.window and not peer.reason:
             return replace(candidate, prepare=self.job.window.of_peer(peer))
@@ -243,7 +234,7 @@ class Bench(Report):
     def _here(self, collective: Collective) -> list[Algorithm]:
         return [algorithm for algorithm in collective.algorithms if algorithm.backend == self.comm.backend]
 
-    def _row(self, row: Row, result: Measurement, timed: Sequence[Timed]) -> Measured | Skipped:
+    def _row(self, row: Row, result: timing.Measurement, timed: Sequence[Timed]) -> Measured | Skipped:
         if not result.times_s:
             return Skipped(**row, skipped=result.skipped)
         window, ranks = self.job.window, self.comm.size
@@ -269,7 +260,7 @@ class Bench(Report):
             overlap=result.overlap() if isinstance(result, Overlapped) else None,
         )
 
-    def _speedup(self, result: Measurement, timed: Sequence[Timed]) -> Speedup | None:
+    def _speedup(self, result: timing.Measurement, timed: Sequence[Timed]) -> Speedup | None:
         """Compare with the baseline in the same form; as the best, with the fastest peer whose values are right."""
         if self.baseline == BEST:
             others = [each for each in timed if not each[0]["ours"] and each[1].wrong == 0]
@@ -314,13 +305,13 @@ def _match(plan: Plan) -> str:
 
 def pinned_to(
     twin: Communicator, collective: Collective, algorithm: Algorithm, plan: Plan, in_place: bool, later: bool = False
-) -> Candidate:
+) -> timing.Candidate:
     """Return the candidate that makes the public call under a plan that leaves no choice."""
-    prepare, enter = pinned(twin, collective, algorithm, plan, later)
+    prepare, enter = timing.pinned(twin, collective, algorithm, plan, later)
     if in_place and not algorithm.in_place:
         prepare = refusing("it cannot work in place")
-    empty = twin.empty if algorithm.placement == "symmetric" else plain_on(twin.device)
-    return Candidate(algorithm.name, prepare, in_place, empty, enter)
+    empty = twin.empty if algorithm.placement == "symmetric" else timing.plain_on(twin.device)
+    return timing.Candidate(algorithm.name, prepare, in_place, empty, enter)
 
 
 def _way(label: str, placement: str, ours: bool, why: Explanation | None) -> Row:
@@ -338,14 +329,15 @@ def _way(label: str, placement: str, ours: bool, why: Explanation | None) -> Row
 
 def fits(rows: Sequence[Row], ranks: int) -> Iterator[Fit]:
     plain = [row for row in measured(rows) if "window" not in row]  # the size of a window's row is one message's
-    for series in grouped(plain, lambda row: tuple(row[key] for key in WAY)):
+    way = [field.name for field in fields(Way)]
+    for series in grouped(plain, itemgetter(*way)):
         times = [median_us(row) * 1e-6 for row in series]
-        fit = fit_latency_and_rate([row["size"] for row in series], times) if min(times) > 0 else None
+        fit = timing.fit_latency_and_rate([row["size"] for row in series], times) if min(times) > 0 else None
         if fit is None:
             continue
         factor = COLLECTIVES[series[0]["op"]].bus_factor(ranks)
         yield Fit(
-            **{key: series[0][key] for key in WAY},
+            **{key: series[0][key] for key in way},
             latency_us=round(fit.latency_s * 1e6, 4),
             gbps=round(factor / fit.byte_s / 1e9, 6) if fit.byte_s and factor else None,
             half_bytes=round(fit.latency_s / fit.byte_s) if fit.byte_s else None,

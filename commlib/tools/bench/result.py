@@ -28,29 +28,33 @@ TYPE_WIDTH = 8
 AGREE = 0.3  # blocks that differ by more say nothing to compare with; see spread()
 FASTER = 1.1  # another is named where it wins by this much: less is noise
 PLACES = {False: "out of place", True: "in place"}
-WAY = ("op", "type", "redop", "algorithm", "placement", "in_place", "mode")  # a way to make calls of any size
-Placement = Literal["plain", "symmetric"]
 Mode = Literal["eager", "graph"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One way to make one call."""
+class Way:
+    """A way to make calls of any size."""
 
     op: str
-    size: Count  # bytes, as nccl-tests counts them
-    count: Count  # elements, as nccl-tests counts them
     type: str  # torch's name
     redop: str | None
-    root: int | None
     algorithm: str
+    placement: Literal["plain", "symmetric"]
+    in_place: bool
+    mode: Mode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Way):
+    """One way to make one call."""
+
+    size: Count  # bytes, as nccl-tests counts them
+    count: Count  # elements, as nccl-tests counts them
+    root: int | None
     ours: bool
-    placement: Placement
     chosen: bool  # by the plan
     rule: str | None  # of the plan
     why: str | None
-    mode: Mode
-    in_place: bool
     shape: str | None = None  # that was asked for, such as 16x7168
     library: str | None = None  # whose algorithm it is, where it is not ours
 
@@ -150,16 +154,9 @@ class PlanInForce:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(Way):
     """A way to make calls over its sizes: time = latency_us + bus factor * size / gbps."""
 
-    op: str
-    type: str
-    redop: str | None
-    algorithm: str
-    placement: Placement
-    in_place: bool
-    mode: Mode
     latency_us: Number | None
     gbps: Number | None  # bus bandwidth of long calls
     half_bytes: Number | None  # the size that reaches half of gbps

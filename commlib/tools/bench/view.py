@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from commlib.tools.bench import notes, which
-from commlib.tools.bench.result import (
-    PLACES,
-    TYPE_WIDTH,
-    label,
-    measured,
-    median_us,
-    series_of,
-    steady,
-    title,
-    type_text,
-    with_speedups,
-)
+from commlib.tools.bench import notes, result, which
+from commlib.tools.report import figures
 from commlib.tools.report.chart import Panel
 from commlib.tools.report.document import Row
-from commlib.tools.report.figures import (
-    count_text,
-    fitted,
-    interval_text,
-    percent_text,
-    plus_minus_text,
-    size_text,
-    whole_text,
-)
 from commlib.tools.report.formats import csv_text, json_text
 from commlib.tools.report.table import Column, fold
 from commlib.tools.report.view import View, grouped, unfinished
@@ -60,7 +41,7 @@ class BenchView(View):
     forms: ClassVar = ("table", "page", "osu", "md", "csv", "json", "html")
 
     def __init__(self, document: dict[str, Any], width: int | None = None) -> None:
-        super().__init__(with_speedups(document), width)
+        super().__init__(result.with_speedups(document), width)
         self._read = document
 
     @property
@@ -74,7 +55,7 @@ class BenchView(View):
             return [[_of_way(column) for column in columns]]
         first = next(at for at, column in enumerate(columns) if column.name in FORM)
         rest = [_of_way(column) for column in columns if column.name not in (*FORM, "form")]
-        forms = [_of_way(column, form) for form in PLACES for column in columns if column.name in FORM]
+        forms = [_of_way(column, form) for form in result.PLACES for column in columns if column.name in FORM]
         return [[*rest[: first - 1], *forms, *rest[first - 1 :]]]
 
     def columns(self) -> list[Column]:
@@ -87,14 +68,14 @@ class BenchView(View):
         return notes.closing(self.document)
 
     def series(self, row: Row) -> tuple[Any, ...]:
-        return series_of(row)
+        return result.series_of(row)
 
     def title(self, rows: Sequence[Row]) -> str:
-        return title(rows[0])
+        return result.title(rows[0])
 
     def items(self, rows: Sequence[Row]) -> list[Way]:
-        calls = grouped(measured(rows), lambda row: row["size"])
-        ways = (way for call in calls for way in grouped(call, lambda row: (row["algorithm"], row["placement"])))
+        calls = grouped(result.measured(rows), itemgetter("size"))
+        ways = (way for call in calls for way in grouped(call, itemgetter("algorithm", "placement")))
         return [{row["in_place"]: row for row in way} for way in ways]
 
     def body(self, rows: Sequence[Row]) -> list[str]:
@@ -111,7 +92,7 @@ class BenchView(View):
     def osu(self) -> str:
         lines = fold(self.opening(), self.width)
         for series in self.by_series():
-            for way in grouped(measured(series), lambda row: (row["algorithm"], row["placement"], row["in_place"])):
+            for way in grouped(result.measured(series), itemgetter("algorithm", "placement", "in_place")):
                 lines += ["", *fold(_osu_head(way[0]), self.width), *(_osu_line(row)[: self.width] for row in way)]
         return "\n".join([*lines, *unfinished(self.document)])
 
@@ -144,49 +125,49 @@ def _columns(config: dict[str, Any], abreast: bool) -> Iterator[Column]:
     """Yield the columns of a row; what does not fit goes by `spare`, the highest first."""
     values = (config.get("params") or {}).items()
     params = sum(len(name) + 2 + max(map(len, map(str, of_name))) for name, of_name in values)
-    yield Column("size", lambda row: whole_text(row["size"], DIGITS), DIGITS, "(B)")
+    yield Column("size", lambda row: figures.whole_text(row["size"], DIGITS), DIGITS, "(B)")
     if any(shapes := config.get("shapes") or []):
         yield Column("shape", lambda row: row.get("shape", "-"), max(5, *map(len, shapes)))
     else:
-        yield Column("count", lambda row: whole_text(row["count"], DIGITS), DIGITS, "(elts)", spare=8)
-    yield Column("type", lambda row: type_text(row["type"]), TYPE_WIDTH, spare=7)
+        yield Column("count", lambda row: figures.whole_text(row["count"], DIGITS), DIGITS, "(elts)", spare=8)
+    yield Column("type", lambda row: result.type_text(row["type"]), result.TYPE_WIDTH, spare=7)
     yield Column("redop", lambda row: row["redop"] or "none", 5, spare=9)
     yield Column("root", lambda row: str(-1 if row["root"] is None else row["root"]), 4, spare=10)
     mark = "agree" in config
-    yield Column("algorithm", lambda row: label(row) + _mark(row) * mark, ALGORITHM + params, left=True)
+    yield Column("algorithm", lambda row: result.label(row) + _mark(row) * mark, ALGORITHM + params, left=True)
     yield Column("form", lambda row: "in" if row["in_place"] else "out", 4, left=True, spare=2)
-    yield Column("time", lambda row: fitted(median_us(row), 6), 6, "(us)")
+    yield Column("time", lambda row: figures.fitted(result.median_us(row), 6), 6, "(us)")
     if config.get("percentiles"):
-        yield Column("min", lambda row: fitted(row["time_us"]["p0"], 6), 6, "(us)")
-        yield Column("p99", lambda row: fitted(row["time_us"].get("p99"), 6), 6, "(us)")
-    yield Column("algbw", lambda row: fitted(row["algbw"], 5), 5, "GB/s", spare=8)
-    yield Column("busbw", lambda row: fitted(row["busbw"], 5), 5, "GB/s", spare=1)
+        yield Column("min", lambda row: figures.fitted(row["time_us"]["p0"], 6), 6, "(us)")
+        yield Column("p99", lambda row: figures.fitted(row["time_us"].get("p99"), 6), 6, "(us)")
+    yield Column("algbw", lambda row: figures.fitted(row["algbw"], 5), 5, "GB/s", spare=8)
+    yield Column("busbw", lambda row: figures.fitted(row["busbw"], 5), 5, "GB/s", spare=1)
     if config.get("window"):
-        yield Column("rate", lambda row: count_text(row["messages_s"]), 6, "msg/s")
+        yield Column("rate", lambda row: figures.count_text(row["messages_s"]), 6, "msg/s")
     if config.get("overlap"):
-        yield Column("compute", lambda row: fitted(row["overlap"]["compute_us"], 6), 7, "(us)")
-        yield Column("both", lambda row: fitted(row["overlap"]["both_us"], 6), 6, "(us)")
-        yield Column("overlap", lambda row: percent_text(row["overlap"]["share"]), 7, "%")
-    yield Column("%lim", lambda row: percent_text(row["of_limit"]), 4, spare=5)
+        yield Column("compute", lambda row: figures.fitted(row["overlap"]["compute_us"], 6), 7, "(us)")
+        yield Column("both", lambda row: figures.fitted(row["overlap"]["both_us"], 6), 6, "(us)")
+        yield Column("overlap", lambda row: figures.percent_text(row["overlap"]["share"]), 7, "%")
+    yield Column("%lim", lambda row: figures.percent_text(row["of_limit"]), 4, spare=5)
     yield Column("#wrong", lambda row: _wrong_text(row["wrong"]), 6, spare=3)
     if config["backend"] == "nccl" and config["mode"] != "graph":  # what a call takes the host, if that is not all
-        yield Column("host", lambda row: fitted(row.get("host_us"), 5), 5, "(us)", spare=6)
+        yield Column("host", lambda row: figures.fitted(row.get("host_us"), 5), 5, "(us)", spare=6)
     if baseline := config["baseline"]:
-        ratio, width = (plus_minus_text, 11) if abreast else (interval_text, 16)
+        ratio, width = (figures.plus_minus_text, 11) if abreast else (figures.interval_text, 16)
         yield Column("speed-up", lambda row: ratio(row["speedup"]), width, f"x {baseline}", spare=4)
 
 
 def _markdown(baseline: str | None) -> Iterator[Column]:
     bold = {False: "`{}`", True: "**`{}`**"}
-    yield _of_way(Column("size", lambda row: size_text(row["size"])))
+    yield _of_way(Column("size", lambda row: figures.size_text(row["size"])))
     yield _of_way(Column("algorithm", lambda row: bold[row["chosen"]].format(row["algorithm"]), left=True))
-    for form, place in PLACES.items():
-        yield _of_way(Column(place, lambda row: fitted(median_us(row), 8), unit="µs"), form, "–")
-        yield _of_way(Column("busbw", lambda row: fitted(row["busbw"], 7), unit="GB/s"), form, "–")
-    yield _of_way(Column("% of limit", lambda row: percent_text(row["of_limit"])), nothing="–")
+    for form, place in result.PLACES.items():
+        yield _of_way(Column(place, lambda row: figures.fitted(result.median_us(row), 8), unit="µs"), form, "–")
+        yield _of_way(Column("busbw", lambda row: figures.fitted(row["busbw"], 7), unit="GB/s"), form, "–")
+    yield _of_way(Column("% of limit", lambda row: figures.percent_text(row["of_limit"])), nothing="–")
     yield _of_way(Column("#wrong", lambda row: _wrong_text(row["wrong"])))
     if baseline:
-        yield _of_way(Column(f"× {baseline}", lambda row: interval_text(row["speedup"])), nothing="–")
+        yield _of_way(Column(f"× {baseline}", lambda row: figures.interval_text(row["speedup"])), nothing="–")
 
 
 def _of_way(column: Column, form: bool | None = None, nothing: str = "-") -> Column:
@@ -200,11 +181,11 @@ def _of_way(column: Column, form: bool | None = None, nothing: str = "-") -> Col
         text = "-" if row is None else column.read(row)
         return nothing if text == "-" else text
 
-    return replace(column, read=read, group="" if form is None else PLACES[form].replace(" ", "-"))
+    return replace(column, read=read, group="" if form is None else result.PLACES[form].replace(" ", "-"))
 
 
 def _mark(row: Row) -> str:
-    return "" if row["ours"] or steady(row) else "~"
+    return "" if row["ours"] or result.steady(row) else "~"
 
 
 def _wrong_text(wrong: int | None) -> str:
@@ -217,7 +198,7 @@ def _wrong_text(wrong: int | None) -> str:
 def _osu_head(row: Row) -> list[str]:
     op = row["op"].replace("_", "") if row["op"].startswith("all_") else row["op"]
     what, figures = _osu(row)
-    facts = [f"{row['algorithm']} on {row['placement']} tensors, {PLACES[row['in_place']]}"]
+    facts = [f"{row['algorithm']} on {row['placement']} tensors, {result.PLACES[row['in_place']]}"]
     facts += [row["redop"]] if row["redop"] else []
     facts += [f"root {row['root']}"] if row["root"] is not None else []
     facts += ["CUDA graph"] if row["mode"] == "graph" else []
@@ -225,7 +206,7 @@ def _osu_head(row: Row) -> list[str]:
     average = ["# Avg is the median of the blocks, Min and Max are the fastest and the slowest."]
     return [
         f"# commlib {op.capitalize()} {what} Test",
-        f"# Datatype: {type_text(row['type'])}.",
+        f"# Datatype: {result.type_text(row['type'])}.",
         f"# Algorithm: {', '.join(facts)}.",
         *average * (COUNT in figures),
         f"{'# Size':<10}" + "".join(f"{name:>{OSU_WIDTH[name == COUNT]}}" for name in figures),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ RULE = (
 
 @dataclass(frozen=True)
 class Call:
+    """What commlib's choice takes at one size, next to the fastest of each library."""
+
     ours: Row
     best: Row | None
     others: Mapping[str, Row] = field(default_factory=dict)  # the fastest of each library
@@ -82,10 +85,6 @@ class Call:
         return f"{about}{ratio_text(median_us(self.best) / median_us(self.ours))}{mark}"
 
     @property
-    def size(self) -> str:
-        return size_text(self.ours["size"]) if self.ours["size"] else "no data"
-
-    @property
     def look(self) -> str:
         return GOOD if self.fastest == OURS else "" if self.fastest in NOBODY else WARN
 
@@ -93,15 +92,12 @@ class Call:
 def calls(document: Mapping[str, Any]) -> list[list[Call]]:
     """Return, for each series, the sizes at which the plan's choice was measured."""
     series = grouped(measured(document["rows"]), series_of)
-    return [of_series for rows in series if (of_series := [call for of in _by_size(rows) if (call := _call(of))])]
+    every = ([call for of in _by_size(rows).values() if (call := _call(of))] for rows in series)
+    return [of_series for of_series in every if of_series]
 
 
-def _by_size(rows: Sequence[Row]) -> list[list[Row]]:
-    return sorted(grouped(rows, _size), key=lambda of: _size(of[0]))
-
-
-def _size(row: Row) -> int:
-    return int(row["size"])
+def _by_size(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    return {of[0]["size"]: of for of in sorted(grouped(rows, itemgetter("size")), key=lambda of: int(of[0]["size"]))}
 
 
 def _call(rows: Sequence[Row]) -> Call | None:
@@ -165,9 +161,8 @@ def _table(document: Mapping[str, Any], series: Sequence[Sequence[Call]], width:
     for of in series:
         op, kind = of[0].ours["op"], type_text(of[0].ours["type"])
         at = {nearest(call.ours["size"], asked): call for call in of}
-        cells = (
-            [_text_cell(of[0])] if not of[0].ours["size"] else [_text_cell(at.get(size)) for size in sizes]
-        )  # a barrier
+        shown = [at.get(size) for size in sizes] if of[0].ours["size"] else of[:1]  # a barrier has no data
+        cells = map(_text_cell, shown)
         yield f"{(f'{op} {kind}' if several else op)[: NAME - 1]:{NAME}}{''.join(cells)}".rstrip()
 
 
@@ -256,24 +251,24 @@ def _problems(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _overview(series: Sequence[Sequence[Call]], sizes: Sequence[int]) -> Table:
     lines = [(title(of[0].ours), {nearest(call.ours["size"], sizes): call for call in of}) for of in series]
-    columns = [Column(size_text(size), partial(_cell, size)) for size in sizes]
+
+    def cell(size: int, line: tuple[str, Mapping[int, Call]]) -> str:
+        return line[1][size].ratio if size in line[1] else ""
+
+    columns = [Column(size_text(size), partial(cell, size)) for size in sizes]
 
     def looks(line: tuple[str, Mapping[int, Call]], column: Column) -> str:
         return next((call.look for size, call in line[1].items() if size_text(size) == column.name), "")
 
     name = "The fastest library at each size, and how many times as long the best other takes"
-    return Table(name, [Column("collective", lambda line: str(line[0]), left=True), *columns], lines, looks)
-
-
-def _cell(size: int, line: tuple[str, Mapping[int, Call]]) -> str:
-    return line[1][size].ratio if size in line[1] else ""
+    return Table(name, [Column("collective", itemgetter(0), left=True), *columns], lines, looks)
 
 
 def _figures(of_series: Sequence[Call], several: set[str]) -> Table:
     """Return the figures of a collective; of a library with several ways, each figure names its own."""
     names = dict.fromkeys(name for call in of_series for name in call.others)
     columns = [
-        Column("size", lambda call: call.size),
+        Column("size", lambda call: size_text(call.ours["size"]) if call.ours["size"] else "no data"),
         Column("fastest", lambda call: call.fastest, left=True),
         Column("ratio", lambda call: call.ratio.split(" ")[0], unit="best other / commlib"),
         Column("commlib", lambda call: fitted(median_us(call.ours), 9), unit="µs"),
@@ -297,19 +292,15 @@ def _theirs(name: str, named: bool, call: Call) -> str:
 def panels(document: Mapping[str, Any]) -> list[list[Panel]]:
     """Return two panels for each series: next to other libraries latency and ratio, alone latency and bandwidth."""
     timed = [row for row in measured(document["rows"]) if median_us(row)]  # a logarithm needs more than nothing
-    libraries, algorithms = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(map(_algorithm, timed))
+    libraries, algorithms = dict.fromkeys(map(library, rivals(timed))), dict.fromkeys(row["algorithm"] for row in timed)
     looks = {name: look(at) for at, name in enumerate(algorithms, len(libraries) + 1)}
     looks |= {name: look(at, linestyle="--") for at, name in enumerate(libraries, 1)}
     limit = document["limit"]["busbw"]
     return [_pair(rows, looks, limit) if rows[-1]["size"] else [_bars(rows)] for rows in grouped(timed, series_of)]
 
 
-def _algorithm(row: Row) -> str:
-    return str(row["algorithm"])
-
-
 def _fastest(rows: Sequence[Row], figure: Any = median_us, best: Any = min) -> dict[float, float]:
-    return {_size(of[0]): best(map(figure, of)) for of in _by_size(rows)}
+    return {size: best(map(figure, of)) for size, of in _by_size(rows).items()}
 
 
 def _bars(rows: Sequence[Row]) -> Panel:
@@ -323,7 +314,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float 
     ours, others, name = chosen(rows) or [row for row in rows if row["chosen"]], rivals(rows), library
     mine, style = "commlib", THICK
     if alone := not (ours and others):
-        others, name = min(grouped(rows, _form), key=lambda of: _form(of[0])), _algorithm
+        others, name = min(grouped(rows, _form), key=lambda of: _form(of[0])), lambda row: str(row["algorithm"])
         ours, mine, style = [row for row in others if row["chosen"]], "the plan's choice", UNDER
 
     def lines(figure: Any, best: Any) -> list[Line]:
