@@ -53,7 +53,6 @@ WARMUP_S = 0.3
 START_S = 2.0  # for the limit, the peers and the first calls, about
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 PERCENTILES = (0, 10, 50, 90, 99, 100)
-PROTOCOL = ("blocks", "iterations", "warmup", "buffers", "seed", "check")
 Made = tuple[Row, timing.Candidate]  # what its row has of who makes the call, and how it is made
 Timed = tuple[Row, timing.Measurement]
 
@@ -117,24 +116,24 @@ class Bench(Report):
 
     def _config(self) -> Config:
         job, comm = self.job, self.comm
-        return Config(
-            ranks=comm.size,
-            backend=comm.backend,
-            cores_per_rank=len(os.sched_getaffinity(0)),
-            block_us=timing.block_seconds(comm) * 1e6,
-            **{name: getattr(job.protocol, name) for name in PROTOCOL},
-            **{name: getattr(job, name) for name in ("mode", "sizes", "seconds", "params")},
-            overlap=job.overlap or None,
-            percentiles=job.percentiles or None,
-            shapes=list(dict.fromkeys(shape.text for shape in job.shapes)) or None,
-            window=job.window.messages if job.window else None,
-            pairs=job.window.pairs if job.window else None,
-            peers=[peer.name for peer in job.peers],
-            baseline=self.baseline,
-            agree=AGREE,
-            types=[str(dtype).removeprefix("torch.") for dtype in job.dtypes],
-            start_s=round(self.start_s, 1),
-        )
+        sources = [(field, of) for of in (job.protocol, job) for field in fields(Config) if hasattr(of, field.name)]
+        values = {field.name: getattr(of, field.name) for field, of in sources}
+        values |= {field.name: values[field.name] or None for field, _ in sources if field.default is None}
+        values |= {
+            "ranks": comm.size,
+            "backend": comm.backend,
+            "cores_per_rank": len(os.sched_getaffinity(0)),
+            "block_us": timing.block_seconds(comm) * 1e6,
+            "shapes": list(dict.fromkeys(shape.text for shape in job.shapes)) or None,
+            "window": job.window.messages if job.window else None,
+            "pairs": job.window.pairs if job.window else None,
+            "peers": [peer.name for peer in job.peers],
+            "baseline": self.baseline,
+            "agree": AGREE,
+            "types": [str(dtype).removeprefix("torch.") for dtype in job.dtypes],
+            "start_s": round(self.start_s, 1),
+        }
+        return Config(**values)
 
     def content(self) -> dict[str, Any]:
         plan = self.comm.plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ BRIEF = (8 << 20, 32.0)  # largest size and step factor for all collectives at o
 SHORT_S = 10.0  # up to here the largest size is that, too
 FULL = (64 << 20, 8.0)
 BLOCKS, MORE_BLOCKS = (5, 41), (5, 401)  # the 99th percentile is of more than a hundred, where there is time
-PROTOCOL = ("warmup", "check", "seed", "graph")  # options of the same names
 
 
 def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -> Job:
@@ -37,30 +37,30 @@ def read_job(ops: tuple[str, ...], ranks: int | None, options: dict[str, Any]) -
     options["check"] &= options["checks"] != 0
     dtypes = read_dtypes(options["dtype"])
     sizes = _sizes(options, dtypes, brief=not ops)
-    window = window_asked(wanted, options, ranks)
-    job = Job(
-        ops=wanted,
+    values = {
+        "ops": wanted,
         **sizes,
-        dtypes=tuple(dict.fromkeys(shape.dtype for shape in sizes["shapes"])) if "shapes" in sizes else dtypes,
-        redops=REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
-        algorithms=_algorithms(options["algorithms"], wanted, options["backend"]),
-        params=_params(options["params"], wanted),
-        peers=peers,
-        auto=options["peers"] == "auto",
-        percentiles=options["percentiles"],
-        baseline=_baseline(options["baseline"], wanted, (*peers, *map(load, _auto(options["peers"])))),
-        places={"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
-        protocol=Protocol(
-            blocks=MORE_BLOCKS if options["percentiles"] else BLOCKS,
-            iterations=options["iters"],
-            **{name: options[name] for name in PROTOCOL},
-        ),
-        window=window,
-        **{name: options[name] for name in ("root", "backend", "plan", "seconds", "overlap")},
-    )
+        "dtypes": tuple(dict.fromkeys(shape.dtype for shape in sizes["shapes"])) if "shapes" in sizes else dtypes,
+        "redops": REDOPS if options["redop"] == "all" else read_names(options["redop"], REDOPS, "reduction"),
+        "algorithms": _algorithms(options["algorithms"], wanted, options["backend"]),
+        "params": _params(options["params"], wanted),
+        "peers": peers,
+        "auto": options["peers"] == "auto",
+        "baseline": _baseline(options["baseline"], wanted, (*peers, *map(load, _auto(options["peers"])))),
+        "places": {"both": (False, True), "out": (False,), "in": (True,)}[options["places"]],
+        "window": window_asked(wanted, options, ranks),
+    }
+    blocks = MORE_BLOCKS if options["percentiles"] else BLOCKS
+    protocol = Protocol(blocks=blocks, iterations=options["iters"], **_named(Protocol, options))
+    job = Job(**{**_named(Job, options), **values}, protocol=protocol)
     if not any(series(job)):
         raise click.UsageError(f"nothing to measure: {'; '.join(left_out(job))}")
     return job
+
+
+def _named(kind: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that a dataclass has a field for."""
+    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 
 
 def _sizes(options: dict[str, Any], dtypes: tuple[torch.dtype, ...], brief: bool) -> dict[str, Any]:
