@@ -305,7 +305,7 @@ def only(documents: Sequence[Json], ops: Sequence[str]) -> list[Json]:
 def with_speedups(document: Json) -> Json:
     """Compute speed-ups over the baseline from percentiles, where a document has one but none of them."""
     baseline, rows = document["config"]["baseline"], measured(document["rows"])
-    if baseline is None or any(row["speedup"] for row in rows):
+    if baseline is None or not rows or any(row["speedup"] for row in rows):
         return document
     calls = grouped(rows, lambda row: (series_of(row), row["root"], row["size"], row["in_place"]))
     over = {id(row): other for call in calls if (other := _baseline(call, baseline)) is not None for row in call}

@@ -63,9 +63,8 @@ class _Bench(LazyGroup):
         self.format_commands(ctx, formatter)
 
 
-what, long, others, output, job = map(
-    grouped_options,
-    ("What to measure", "How long, and how", "Next to whom", "Output", "Ranks and plan"),
+what, long, others, output = map(
+    grouped_options, ("What to measure", "How long, and on which ranks", "Next to whom", "Output")
 )
 BACKENDS, BINDS = click.Choice(["auto", "nccl", "shm", "torch"]), click.Choice(["auto", "core", "none"])
 FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
@@ -73,10 +72,6 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 
 @click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="")
 @click.argument("ops", nargs=-1, metavar="[OP]...")
-@job("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
-@job("--backend", metavar="NAME", type=BACKENDS, default="auto", help="Of ours: nccl, shm or torch.")
-@job("--bind", metavar="HOW", type=BINDS, default="auto", help="Pin ranks to a core each: core or none.")
-@job("--plan", metavar="FILE", type=EXISTING, help="In place of the plan in force.")
 @what("-b", "--min-bytes", metavar="SIZE", callback=read_bytes, help="Smallest.  [default: 8]")
 @what(
     "-e",
@@ -97,6 +92,10 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 @what("--window", metavar="W", type=click.IntRange(1), help="Of send_recv: messages in flight.")
 @what("--pairs", is_flag=True, help="Of send_recv: lower half of the ranks to upper.")
 @what("--overlap", is_flag=True, help="Asynchronous calls: what computing hides of them.")
+@long("-n", "--ranks", metavar="N", type=click.IntRange(1), help="Start N ranks; else join the launcher's.")
+@long("--backend", metavar="NAME", type=BACKENDS, default="auto", help="Of ours: nccl, shm or torch.")
+@long("--bind", metavar="HOW", type=BINDS, default="auto", help="Of ranks to cores: core or none.")
+@long("--plan", metavar="FILE", type=EXISTING, help="In place of the plan in force.")
 @long("--time", "seconds", metavar="TIME", type=Seconds(), default="1m", help="To measure for: 5, 5s, 2m.")
 @long("--iters", metavar="K", type=click.IntRange(1), help="Calls of a block.  [default: as fill 200 us]")
 @long("-w", "--warmup", metavar="K", type=click.IntRange(0), default=3, help="Untimed calls before.")
@@ -119,8 +118,8 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: str, **options: Any) -> None:
     """Time collectives: each of their algorithms, next to other libraries.
 
-    Without OP, time all of them at a few sizes. The ranks are those of torchrun, mpirun, srun or `commlib run`, or -n
-    starts them. Columns and bus factors are those of nccl-tests; * marks the plan's choice. Sizes may end in K, M, G.
+    Without OP, all of them at a few sizes. Columns and bus factors are those of nccl-tests; * marks the plan's choice.
+    Sizes may end in K, M, G.
     """
     from commlib.tools.bench import once
     from commlib.tools.bench.job import buffer_bytes
