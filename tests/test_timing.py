@@ -29,7 +29,7 @@ from commlib.tools.timing import (
     public_call,
 )
 from commlib.tools.timing.blocks import Entry
-from commlib.tools.timing.truth import Truth
+from commlib.tools.timing.candidate import Truth
 from tests.on_ranks import on_ranks
 
 QUICK = Protocol(block_s=20e-6, blocks=(3, 3), budget_s=0.0)

@@ -22,7 +22,7 @@ from commlib.tools.cli.bench.command import bench
 from commlib.tools.cli.bench.foreign import THEIRS
 from commlib.tools.cli.bench.read import read_job
 from commlib.tools.timing import Candidate, Measurement, Protocol
-from commlib.tools.timing.truth import Truth
+from commlib.tools.timing.candidate import Truth
 from tests.cli.calls import Run, refuses
 
 QUICK = ("--time", "0.1", "--iters", "1")

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.bootstrap import mpi as launcher
+from commlib.collectives import Call, Collective
 from commlib.collectives.all_gather import ragged
 from commlib.collectives.all_to_all import split_table
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines import pmi
 from commlib.tools.baselines.peer import Message, Peer, averaged, neighbours
 from commlib.tools.timing import Empty, Prepare, Run, Started, plain
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 MPICH_BFLOAT16 = 0x4C00024C  # MPIX_BFLOAT16: mpi4py has no name for it
 _REDOPS = {"avg": "SUM", **{name: name.upper() for name in ("sum", "prod", "min", "max", "band", "bor", "bxor")}}

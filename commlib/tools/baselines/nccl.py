@@ -5,18 +5,16 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.backends.nccl_control import within
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.tools.baselines.peer import START_S, Message, Peer, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 LIBRARY = "libnccl.so.2"
 BYTES = 1  # ncclUint8: moving data needs no element type

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported
 from commlib.tools.timing import Candidate, Empty, Prepare, Run, plain_on
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 START_S = 120.0  # for all ranks to join what a peer makes
 Message = tuple[torch.Tensor, int, bool]  # a tensor, to or from which rank, whether it is sent

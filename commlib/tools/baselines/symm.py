@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from commlib.collectives import Call, Collective
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.tools.baselines.peer import Peer
 from commlib.tools.baselines.torch import join_default_group, leave_default_group
 from commlib.tools.timing import Candidate, Run
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 DTYPES = (torch.float32, torch.bfloat16)  # what its kernels add
 

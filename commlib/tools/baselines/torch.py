@@ -6,21 +6,19 @@ import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from commlib.collectives import Call, Collective
 from commlib.collectives.all_to_all import split_table
+from commlib.communicator import Communicator
 from commlib.errors import Unsupported
 from commlib.redops import REDOPS
 from commlib.tools.baselines.peer import START_S, Message, Peer, averaged, in_turn, neighbours
 from commlib.tools.timing import Prepare, Run, Started
-
-if TYPE_CHECKING:
-    from commlib.collectives import Call, Collective
-    from commlib.communicator import Communicator
 
 # torch's reductions by name; gloo has no average: users divide.
 _OPS = {name: getattr(dist.ReduceOp, name.upper(), None) for name in REDOPS}

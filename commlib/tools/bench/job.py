@@ -9,22 +9,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from commlib import env
 from commlib.collectives import COLLECTIVES, Algorithm, Call, Collective
 from commlib.collectives.reference import reducible
+from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.env import parse_bytes
 from commlib.redops import dtype_named
+from commlib.tools.baselines.peer import Peer
+from commlib.tools.bench.messages import Window
 from commlib.tools.timing import Protocol
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
-    from commlib.tools.baselines.peer import Peer
-    from commlib.tools.bench.messages import Window
 
 BEST = "best"  # the baseline that is the fastest of the peers, call by call
 PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract

@@ -15,17 +15,14 @@ import ctypes
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.communicator import Communicator
 from commlib.counts import counted
 from commlib.tools.baselines.peer import in_turn
 from commlib.tools.bench.result import Limit
 from commlib.tools.timing import Run
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
 
 BUDGET_S = 0.25
 COPY_BYTES = 64 << 20  # of a rank: more than its share of a cache

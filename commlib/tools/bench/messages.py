@@ -9,19 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from commlib.collectives import COLLECTIVES, Call, Collective
 from commlib.collectives.reference import ordered
+from commlib.communicator import Communicator
 from commlib.counts import counted
+from commlib.tools.baselines.peer import Message, Peer
 from commlib.tools.bench.result import Overlap
 from commlib.tools.timing import Candidate, Measurement, Prepare, Protocol, Run, Started, measure
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
-    from commlib.tools.baselines.peer import Message, Peer
 
 OP = "send_recv"
 SYNC = "sync"  # behind the name of the algorithm whose calls return when their message may be changed

@@ -8,16 +8,18 @@ from commlib.tools.timing.candidate import (
     Prepare,
     Run,
     Started,
+    bits,
+    differing,
     pinned,
     plain,
     plain_on,
+    poison,
     public_call,
     twin_of,
 )
 from commlib.tools.timing.figures import Fit, Ratio, fit_latency_and_rate, ratio_of_medians
 from commlib.tools.timing.graph import own_stream
 from commlib.tools.timing.protocol import buffers_of, measure, measure_alone, measure_calls
-from commlib.tools.timing.truth import bits, differing, poison
 
 __all__ = [
     "Candidate",

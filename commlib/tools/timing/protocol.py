@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from commlib.collectives.spec import Call, Collective, Fold
+from commlib.communicator import Communicator
 from commlib.errors import CommError, Unsupported, one_line
 from commlib.tools.timing import graph
 from commlib.tools.timing.blocks import (
@@ -24,12 +26,7 @@ from commlib.tools.timing.blocks import (
     take_turns,
     undisturbed,
 )
-from commlib.tools.timing.candidate import Candidate, Run
-from commlib.tools.timing.truth import Truth
-
-if TYPE_CHECKING:
-    from commlib.collectives.spec import Call, Collective, Fold
-    from commlib.communicator import Communicator
+from commlib.tools.timing.candidate import Candidate, Run, Truth
 
 
 def measure(

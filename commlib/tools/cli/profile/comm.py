@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 
 from commlib.communicator import Communicator
 from commlib.tools.bench.job import joined
-from commlib.tools.bench.phases import GPU, HOST, Parts, Phases, Traced
+from commlib.tools.bench.phases import GPU, HOST, TRACKS, Parts, Phases, Spans, Traced
 from commlib.tools.cli.profile.comm_job import CommJob
 from commlib.tools.cli.profile.comm_trace import events_of
 from commlib.tools.debug.trace import Event, trace_text
 from commlib.tools.report.document import Kind, Report, Row
 from commlib.tools.report.files import write
 from commlib.tools.report.run import Output, until_it_ends
-from commlib.tools.timing.phases import TRACKS, Spans
 
 KIND = Kind("commlib.comm_profile", 1, "commlib profile comm", "commlib.tools.cli.profile", "comm_schema.json")
 TRACED = 8  # calls in a trace, from the usual one on, which is in the picture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commlib.tools.bench.phases import HOST, Traced
+from commlib.tools.bench.phases import HOST, TRACKS, Span, Traced
 from commlib.tools.debug.trace import Event, named
-from commlib.tools.timing.phases import TRACKS, Span
 
 LANES = 1000  # of a track: one for each block
 
