@@ -29,7 +29,7 @@ TRACKS = ("blocks", "senders")  # of kernels, as csrc/device/marks.cuh has them
 _PHASE_SHIFT = 56
 ROOM = 1 << 19  # stamps of a block of calls
 BLOCKS = 8  # of calls without stamps, and as many with them, in turns
-LEAST, MOST, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # calls of a block; so many that a graph's launch does not count
+MIN_CALLS, MAX_CALLS, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # of a block; a graph's launch does not count
 LOOKS, TRIES = 400, 5  # at the clock, to see what that takes
 HOST, GPU = "host", "gpu"
 DEVICE, GAP = "device", "gap"  # all of what the GPU does; from launch to start, and from the end to who waits for it
@@ -168,19 +168,19 @@ class Traced:
 Times: TypeAlias = "tuple[list[Traced], list[float]]"  # calls with stamps, nanoseconds of calls without
 
 
-class Found(NamedTuple):
-    """What a rank found: its calls, nanoseconds of calls without stamps, and the wrong elements of all ranks."""
+class Measured(NamedTuple):
+    """What a rank measured: its calls, nanoseconds of calls without stamps, and the wrong elements of all ranks."""
 
     calls: list[Traced]
-    alone_ns: list[float]
+    plain_ns: list[float]
     wrong: int | None
 
     def usual(self) -> Sequence[Traced]:
         """Return the second quarter of the calls by their time: slower ones are disturbed by others on the machine."""
         return _second_quarter(sorted(self.calls, key=lambda call: call.call_ns))
 
-    def usual_alone_ns(self) -> float:
-        return fmean(_second_quarter(sorted(self.alone_ns)))
+    def usual_plain_ns(self) -> float:
+        return fmean(_second_quarter(sorted(self.plain_ns)))
 
     def parts(self) -> Parts:
         usual = self.usual()
@@ -198,7 +198,7 @@ class Kernels:
     def __init__(self, marks: torch.Tensor | None, made: int) -> None:
         most = 0 if marks is None else most_marks(marks)
         self._marks = marks if most else None
-        self.room = MOST if marks is None or not most else int(marks[1]) // -(-most // made)
+        self.room = MAX_CALLS if marks is None or not most else int(marks[1]) // -(-most // made)
 
     def clear(self) -> None:
         if self._marks is not None:
@@ -234,7 +234,7 @@ class Phases:
         in_place = forms(job, self.collective)[0]
         self._candidate = Candidate(self.why.algorithm, public_call(twin, self.collective), in_place, empty)
 
-    def run(self) -> Found:
+    def run(self) -> Measured:
         """Check a call's values, then make it without and with stamps, in turns."""
         job, on_gpu = self.job, self.comm.device.type == "cuda"
         protocol = replace(job.protocol, budget_s=job.seconds / 4)
@@ -248,17 +248,17 @@ class Phases:
         make = self._replayed if protocol.graph else self._waited_for if on_gpu else self._in_a_row
         wanted = int(job.seconds / 2 / (2 * BLOCKS * checked.median_s))
         with undisturbed():
-            found = make(runs, max(LEAST, min(MOST, wanted)))
+            measured = make(runs, max(MIN_CALLS, min(MAX_CALLS, wanted)))
         self.comm.barrier()
-        return Found(*found, checked.wrong)
+        return Measured(*measured, checked.wrong)
 
     def _in_a_row(self, runs: Iterator[Run], wanted: int) -> Times:
         stamps = self._stamp(True)
-        clocked(list(islice(runs, LEAST)))
-        of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
-        many = self._least(min(wanted, ROOM // of_call - LEAD_IN))
+        clocked(list(islice(runs, MIN_CALLS)))
+        of_call = 2 * -(-int(stamps[0]) // MIN_CALLS)  # waits that are answered at once have fewer
+        many = self._fewest(min(wanted, ROOM // of_call - LEAD_IN))
         self.room = of_call * (LEAD_IN + many)  # no more, as memory that is touched for the first time is slow
-        blocks, alone = list[tuple[torch.Tensor, list[int]]](), list[float]()
+        blocks, plain_ns = list[tuple[torch.Tensor, list[int]]](), list[float]()
         for _ in range(BLOCKS):
             for stamped in (False, True):
                 stamps = self._stamp(stamped)
@@ -267,16 +267,16 @@ class Phases:
                 if stamped:
                     blocks.append((stamps, bounds))
                 else:
-                    alone += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
+                    plain_ns += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
         self._stamp(False)
         spans = [of_call for block in blocks for of_call in host_spans(*block)[LEAD_IN:]]
         look_ns = cost_of_clock()
-        return list(_traced(spans, look_ns)), [ns - look_ns for ns in alone]
+        return list(_traced(spans, look_ns)), [ns - look_ns for ns in plain_ns]
 
     def _waited_for(self, runs: Iterator[Run], wanted: int) -> Times:
         """Return calls on GPUs of which each is waited for before the next one."""
         waited: list[tuple[Spans, KernelCall, float, float]] = []
-        alone: list[float] = []
+        plain_ns: list[float] = []
         for _ in range(BLOCKS):
             for stamped in (False, True):
                 stamps, kernels = self._prepared(runs, stamped)
@@ -285,18 +285,18 @@ class Phases:
                 if stamped:
                     waited += zip(host_spans(stamps, bounds)[::3], kernels.calls(len(ends)), starts, ends, strict=True)
                 else:
-                    alone += [end - start for start, end in zip(starts, ends, strict=True)]
+                    plain_ns += [end - start for start, end in zip(starts, ends, strict=True)]
         self._stamp(False)
         look_ns = cost_of_clock()
         shift_ns = min((end - ended(call) for _, call, _, end in waited if call), default=0.0)
-        found = []
+        traced_calls = []
         hosts = _traced([spans for spans, *_ in waited], look_ns)
         for traced, (spans, call, start, end) in zip(hosts, waited, strict=True):
             kernel = kernel_durations(call, began(call)) if call else {}
             kernel[GAP if call else DEVICE] = end - start - traced.call_ns - sum(kernel.values())
             parts = {**traced.parts, **{(GPU, phase): ns for phase, ns in kernel.items()}}
-            found.append(Traced(end - start, parts, spans, call, shift_ns))
-        return found, [ns - look_ns for ns in alone]
+            traced_calls.append(Traced(end - start, parts, spans, call, shift_ns))
+        return traced_calls, [ns - look_ns for ns in plain_ns]
 
     def _clocked_to_the_end(self, runs: Iterator[Run], many: int) -> list[int]:
         """Make calls; return of each when it began, when it returned, and when the GPU was done."""
@@ -313,7 +313,7 @@ class Phases:
 
     def _replayed(self, runs: Iterator[Run], wanted: int) -> Times:
         """Return calls of a replayed graph; one begins when the one before has ended."""
-        found, alone = list[Traced](), list[float]()
+        traced_calls, plain_ns = list[Traced](), list[float]()
         with graph.own_stream(self.comm.device):
             starter = graph.Starter(self.comm)
             _, kernels = self._prepared(runs, True)
@@ -324,23 +324,23 @@ class Phases:
             starter.time(marked)
             kernels.clear()
             for _ in range(2 * BLOCKS):
-                alone.append(starter.time(plain) / many * 1e9)
+                plain_ns.append(starter.time(plain) / many * 1e9)
                 call_ns = starter.time(marked) / many * 1e9
                 end_ns = time.perf_counter_ns()
-                found += of_replay(kernels.calls(many), call_ns, end_ns)
+                traced_calls += of_replay(kernels.calls(many), call_ns, end_ns)
             marked.reset()
             plain.reset()
             starter.close()
-        return found, alone
+        return traced_calls, plain_ns
 
     def _prepared(self, runs: Iterator[Run], stamped: bool) -> tuple[torch.Tensor, Kernels]:
         """Load the kernels with marks or without, and see how many a call makes."""
         stamps = self._stamp(stamped)
-        clocked(list(islice(runs, LEAST)))
+        clocked(list(islice(runs, MIN_CALLS)))
         torch.cuda.synchronize(self.comm.device)
         group: Any = self.twin.resources.native_group
-        kernels = Kernels(group.marks(), LEAST)
-        kernels.room = self._least(kernels.room)
+        kernels = Kernels(group.marks(), MIN_CALLS)
+        kernels.room = self._fewest(kernels.room)
         kernels.clear()
         return stamps, kernels
 
@@ -348,7 +348,7 @@ class Phases:
         made = self.twin.resources.stamp(self.room if stamped else 0)
         return torch.empty(0) if made is None else made
 
-    def _least(self, number: int) -> int:
+    def _fewest(self, number: int) -> int:
         return max(1, min(self.comm.all_gather_object(number)))
 
 

@@ -18,15 +18,14 @@ from commlib.version import __version__
 
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
-    "bench": ("commlib.tools.cli.bench.command:bench", "Time collectives and algorithms beside other libraries."),
+    "bench": (
+        "commlib.tools.cli.bench.command:bench",
+        "Time collectives, algorithms and kernels beside other libraries.",
+    ),
     "build": ("commlib.tools.cli.build:build", "Compile the GPU kernels ahead of their first use."),
     "debug": ("commlib.tools.cli.debug:debug", "Say what the ranks of a job are in, and which of them keeps it."),
     "doctor": ("commlib.tools.cli.doctor.command:doctor", "Say what is here, what works, and why something does not."),
     "plan": ("commlib.tools.cli.plan:plan", "Show a plan, or explain which algorithm a call gets and why."),
-    "profile": (
-        "commlib.tools.cli.profile.command:profile",
-        "Time a kernel; show where the time of a collective goes.",
-    ),
     "report": (
         "commlib.tools.cli.report.command:report",
         "Measure this machine from end to end, and write pages of it.",

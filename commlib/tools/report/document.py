@@ -57,7 +57,7 @@ class Kind:
     command: str  # that writes them
     package: str = ""  # that has the schema
     file: str = "schema.json"
-    of: type[Document] | None = None
+    of: type[Any] | None = None  # a dataclass: mostly a Document
 
     def read(self, path: Path) -> dict[str, Any]:
         """Read a file with one document."""

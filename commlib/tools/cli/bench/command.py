@@ -12,6 +12,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.baselines import PEERS
+from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.bench.result import KIND, only
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import LazyGroup
@@ -27,6 +28,7 @@ SUBCOMMANDS = {
         "Compare two files of results; exit 1 if the second is slower.",
     ),
     "show": ("commlib.tools.cli.bench.command:show", "Print a file of results again, or in another form."),
+    **{name: (f"commlib.tools.cli.bench.kernels:{name}", kernel.help) for name, kernel in KERNELS.items()},
 }
 
 
@@ -88,6 +90,8 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 @what("--algorithms", metavar="A,B", default="all", help="Ours: names, auto (the plan's), all.")
 @what("--params", multiple=True, metavar="NAME=A,B", help="Ours also with all combinations of these.")
 @what("--in-place", "places", metavar="FORM", type=FORMS, default="both", help="in, out or both.")
+@what("--phases", is_flag=True, help="Where the time of one call goes, on each rank.  [64K; --time 5]")
+@what("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory.")
 @what("--graph", is_flag=True, help="Replays of CUDA graphs, not eager calls.")
 @what("--window", metavar="W", type=click.IntRange(1), help="Of send_recv: messages in flight.")
 @what("--pairs", is_flag=True, help="Of send_recv: lower half of the ranks to upper.")
@@ -111,6 +115,7 @@ FORMS, FACTOR = click.Choice(["both", "in", "out"]), Finite(1, min_open=True)
 @output("--json", "form", flag_value="json", help="Print the document, not the table.")
 @output("--format", "form", metavar="FORM", type=click.Choice(BenchView.forms), help=f"{', '.join(BenchView.forms)}.")
 @output("--plot", metavar="FILE", type=FILE, help="Also draw the curves: .png or .svg.")
+@output("--trace", metavar="FILE", type=FILE, help="With --phases: also some calls, for Perfetto.")
 @output("--full", is_flag=True, help="Without OP: every row, not a page.")
 @output("--percentiles", is_flag=True, help="Also the fastest block and the 99th percentile.")
 @output("--once", is_flag=True, hidden=True, help="Make one call: what --ncu looks at.")
@@ -125,9 +130,14 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.bench.job import buffer_bytes
     from commlib.tools.cli.bench.read import read_job
 
+    ops = ops or ("all_reduce",) if options["phases"] else ops
     if ranks is not None and sys.stderr.isatty():
         click.echo(f"commlib: starting {counted(ranks, 'rank')}", err=True)  # loading torch takes seconds
     job = read_job(ops, ranks, options)
+    if options["phases"] or options["symmetric"] or options["trace"]:
+        from commlib.tools.cli.bench import phases
+
+        job = phases.one_call(ctx, job, options)
     if options["tool"]:
         ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
     code = started(ctx, ranks, bind, partial(buffer_bytes, job))
@@ -138,9 +148,10 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.bench.measure import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops or options["full"] else "page")
+    form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
     output = Output(BenchView, form, options["output"], options["plot"])
-    ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))
+    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))
 
 
 @click.command()

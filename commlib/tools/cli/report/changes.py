@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from commlib.counts import counted
@@ -11,7 +11,8 @@ from commlib.tools.baselines.kernels.case import FLOOR, OURS
 from commlib.tools.bench import which
 from commlib.tools.bench.result import measured, median_us, title
 from commlib.tools.cli.bench.compare import difference
-from commlib.tools.cli.profile import notes
+from commlib.tools.cli.bench.kernels_view import place
+from commlib.tools.cli.bench.kernels_view import title as title_of
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import fitted, ratio_text, size_text
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, plain_table
@@ -21,20 +22,10 @@ Documents = Mapping[str, dict[str, Any]]
 Named = tuple[str, which.Call]
 THRESHOLD = 0.05  # as of `commlib bench compare`
 LOOKS = {"worse": BAD, "wrong": BAD, "better": GOOD}
-BARE: dict[str, Any] = {"config": {}, "environment": {}, "plan": {"digest": "", "source": ""}}  # of a profile
+BARE: dict[str, Any] = {"config": {}, "environment": {}, "plan": {"digest": "", "source": ""}}  # of a kernel
 
 
-def _attention_name(row: Row) -> str:
-    heads = f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}, {row['type']}, cache {row['cache']}"
-    ragged = " ragged" if row["ragged"] else ""
-    return f"attention {row['phase']}{ragged}, {heads}, {row['batch']} × {counted(row['length'], 'token')}"
-
-
-NAMES: dict[str, Callable[[Row], str]] = {
-    **dict.fromkeys(("index", "store", "metadata"), lambda row: f"{notes.title(row)}, n {row['n']}"),
-    **dict.fromkeys(("attention", "prefill"), _attention_name),
-    "radix": lambda row: f"radix {row['operation']}: {counted(row['tokens'], 'token')}, {row['detail']}",
-}
+KERNELS = ("index", "store", "metadata", "attention", "prefill", "radix")
 
 
 def calls(step: str, document: Mapping[str, Any]) -> Iterator[Named]:
@@ -54,8 +45,8 @@ def _timed(step: str, document: Mapping[str, Any]) -> list[Row]:
     """Return the rows of a step that have a time as those of bench, each with the name of its call."""
     if step == "collectives":
         return [{**row, "call": _bench_name(row)} for row in measured(document["rows"])]
-    rows = document["rows"] if step in NAMES else []
-    return [_row(NAMES[step](row), row) for row in rows if row.get("time_us", row.get("median_us"))]
+    rows = document["rows"] if step in KERNELS else []
+    return [_row(f"{title_of(row)}, {place(row)}", row) for row in rows if row["time_us"]]
 
 
 def _bench_name(row: Row) -> str:
@@ -64,15 +55,12 @@ def _bench_name(row: Row) -> str:
 
 
 def _row(call: str, row: Row) -> Row:
-    """Return a row of a profile as one of bench; the blocks of a radix row are known by the fastest and the median."""
-    low, middle = row.get("least_us"), row.get("median_us")
+    """Return a row of a kernel as one of bench."""
     return {
-        **{"op": call, "size": row.get("bytes", 0), "type": row.get("type"), "redop": None, "root": None},
-        **{"placement": "plain", "in_place": False, "mode": row.get("mode", "eager"), "call": call},
-        "versus": row.get("versus"),
-        **{"algorithm": row["candidate"], "floor": row.get("role") == FLOOR, "wrong": row.get("wrong") or 0},
-        "ours": row["role"] == OURS if "role" in row else row["candidate"].startswith("commlib"),
-        "time_us": row.get("time_us") or {"p0": low, "p10": low, "p50": middle, "p90": middle},
+        **{"op": call, "size": row["bytes"], "type": row.get("type"), "redop": None, "root": None},
+        **{"placement": "plain", "in_place": False, "mode": row["mode"], "call": call},
+        **{"algorithm": row["candidate"], "ours": row["role"] == OURS, "floor": row["role"] == FLOOR},
+        **{"wrong": row["wrong"] or 0, "time_us": row["time_us"], "versus": row["versus"]},
     }
 
 

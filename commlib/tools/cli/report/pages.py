@@ -8,18 +8,14 @@ from typing import Any
 
 from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
+from commlib.tools.bench import kernels, phases_report, which
 from commlib.tools.bench import result as bench_result
-from commlib.tools.bench import which
 from commlib.tools.cli import plan as plan_command
+from commlib.tools.cli import plan_paths
 from commlib.tools.cli import test as test_command
+from commlib.tools.cli.bench.kernels_view import KernelView
 from commlib.tools.cli.doctor import command as doctor
 from commlib.tools.cli.doctor import home_as_tilde
-from commlib.tools.cli.profile import attention, comm, comm_analysis, radix
-from commlib.tools.cli.profile import report as profile
-from commlib.tools.cli.profile.attention_view import AttentionView
-from commlib.tools.cli.profile.comm_analysis_view import AnalysisView
-from commlib.tools.cli.profile.comm_view import CommView
-from commlib.tools.cli.profile.view import ProfileView
 from commlib.tools.cli.report import changes
 from commlib.tools.cli.report.run import DONE, STEPS, Folder
 from commlib.tools.report import chart
@@ -34,8 +30,11 @@ Document = dict[str, Any]
 Documents = Mapping[str, Document]
 Texts = Iterator[tuple[str, str]]  # each with its look
 WIDTH, ABREAST = 120, 3
-FIRST, SIZES = ("op", "topic"), ("above", "up_to")  # of the names in documents
-LEFT_OUT = {"table", "needed", "backend"}
+FIRST, SIZES = (
+    ("op", "topic", "size", "placement", "algorithm"),
+    ("above", "up_to", "size"),
+)  # of the names in documents
+LEFT_OUT = {"table", "needed", "backend", "params", "why", "latency_us", "gbps", "error", "sizes", "limit_is"}
 SHORT = {"None": "-", "": "-", "*": "any"}
 PLAN_NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands
 NAMED = 10  # calls that another library makes faster
@@ -44,11 +43,9 @@ LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
 # In the order of the page: the kind of a step's document, and the view that its command shows it by.
 READERS: dict[str, tuple[Kind, type[View] | None]] = {
     "collectives": (bench_result.KIND, None),
-    "comm": (comm.KIND, CommView),
-    "paths": (comm_analysis.KIND, AnalysisView),
-    **dict.fromkeys(("index", "store", "metadata"), (profile.KIND, ProfileView)),
-    **dict.fromkeys(("attention", "prefill"), (attention.KIND, AttentionView)),
-    "radix": (radix.KIND, radix.RadixView),
+    "comm": (phases_report.KIND, phases_report.PhasesView),
+    "paths": (plan_paths.KIND, None),
+    **dict.fromkeys(("index", "store", "metadata", "attention", "prefill", "radix"), (kernels.KIND, KernelView)),
     "plan": (plan_command.KIND, None),
     "correctness": (test_command.KIND, None),
     "environment": (doctor.KIND, None),
@@ -76,7 +73,7 @@ def write_pages(folder: Folder, before: Folder | None = None) -> Section:
 def _documents(folder: Folder) -> Documents:
     """Read the document of each step that has one."""
     documents = {name: READERS[name][0].read(folder.file(name)) for name in folder.ended if folder.file(name).exists()}
-    for name in documents.keys() & {"collectives", "index", "store", "metadata", "attention", "prefill"}:
+    for name in documents.keys() & {"collectives", *changes.KERNELS}:
         documents[name]["rows"].sort(key=_place)  # a packed file has them in another order
     return documents
 
@@ -84,7 +81,7 @@ def _documents(folder: Folder) -> Documents:
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
     if "op" in row:
         return list(COLLECTIVES).index(row["op"]), row["size"]
-    return row.get("n", 0), row.get("bytes", 0)
+    return row["variant"], row["n"], row["bytes"], row.get("detail", "")
 
 
 def _machine(documents: Documents) -> dict[str, Any]:
@@ -208,7 +205,7 @@ def _sections(name: str, document: Document) -> list[Section]:
         return which.sections(document, _drawn(which.chart_title(document), abreast))
     code = [f"commlib {words} -n {document['world']}" for words in PLAN_NEXT] if name == "plan" else []
     cells = list(map(_cells, document.get("findings") or document["rows"]))
-    texts = list(RESULTS[name](document))
+    texts = list(RESULTS[name](document)) if name in RESULTS else []
     return [Section(name, title, "", texts, [plain_table(title, cells, _look)], code, document.get("notes", ()))]
 
 

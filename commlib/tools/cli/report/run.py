@@ -37,7 +37,8 @@ TICK_S = 0.2  # how often the time is shown, and Ctrl-C looked at
 STOP_S = 20.0  # after Ctrl-C a step writes what it has
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE = 300  # characters of the last line on stderr
-COMM = "profile comm all_reduce -n {ranks} {gpu} --json"
+COMM = "bench all_reduce --phases -n {ranks} {gpu} --format json"
+PATHS = "plan explain all_reduce -n {ranks} {mode} --placement both --json --bytes"
 KERNEL = "--no-compile --time 3", "", "--sweep"  # a quick one compiles nothing with torch
 ATTENTION = "--no-compile --time 4", "", "--sweep"
 SIZES = "1K,64K,1M", "8,1K,64K,1M,16M", "8,1K,16K,64K,256K,1M,4M,16M,64M"
@@ -63,8 +64,9 @@ class Step:
     def words(self, settings: Settings) -> list[str]:
         """Return the words of the command."""
         gpu = "--graph --dtype bfloat16" if settings.on_gpus else ""
+        mode = "--mode graph --dtype bfloat16" if settings.on_gpus else ""
         text = f"{self.command} {self.options[SCOPES.index(settings.scope)]}"
-        return text.format(ranks=settings.ranks, gpu=gpu).split()
+        return text.format(ranks=settings.ranks, gpu=gpu, mode=mode).split()
 
 
 STEPS = {
@@ -76,13 +78,13 @@ STEPS = {
         ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300"),
     ),
     "comm": Step("Phases of one all_reduce", COMM, ("--time 3", "", "--time 20")),
-    "paths": Step("Other sizes of all_reduce", f"{COMM} --analyze", SIZES),
-    "index": Step("Kernel: index", "profile index --json", (f"--dim 4096 -n 1,64,1024,16384 {KERNEL[0]}", *KERNEL[1:])),
-    "store": Step("Kernel: store", "profile store --json", (f"--dim 1024 -n 1,64,512,4096 {KERNEL[0]}", *KERNEL[1:])),
-    "metadata": Step("Kernel: metadata", "profile metadata --json", KERNEL),
-    "attention": Step("Attention: decoding", "profile attention --phase=decode --compare --json", ATTENTION),
-    "prefill": Step("Attention: prompts", "profile attention --phase=prefill --compare --json", ATTENTION),
-    "radix": Step("Radix cache", "profile radix --json", ("--time 3 --leaves 10000", "", "--time 30")),
+    "paths": Step("Other sizes of all_reduce", PATHS, SIZES),
+    "index": Step("Kernel: index", "bench index --json", (f"--dim 4096 -n 1,64,1024,16384 {KERNEL[0]}", *KERNEL[1:])),
+    "store": Step("Kernel: store", "bench store --json", (f"--dim 1024 -n 1,64,512,4096 {KERNEL[0]}", *KERNEL[1:])),
+    "metadata": Step("Kernel: metadata", "bench metadata --json", KERNEL),
+    "attention": Step("Attention: decoding", "bench attention --phase=decode --compare --json", ATTENTION),
+    "prefill": Step("Attention: prompts", "bench attention --phase=prefill --compare --json", ATTENTION),
+    "radix": Step("Radix cache", "bench radix --json", ("--time 3 --leaves 10000", "", "--time 30")),
     "plan": Step("Plan", "plan show -n {ranks} --json"),
 }
 
