@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from commlib.collectives import COLLECTIVES
 from commlib.tools.bench import which
-from commlib.tools.bench.notes import closing
+from commlib.tools.bench.notes import closing, opening
 from commlib.tools.bench.result import KIND, averages, compared, measured
 from commlib.tools.bench.view import BenchView
 from commlib.tools.bench.which import where
@@ -106,6 +106,13 @@ def test_the_speed_ups_of_the_files_in_the_readme_are_shown_though_they_have_non
     rows = [row for row in BenchView(best).rows() if not row["in_place"]]
     ratios = {row["algorithm"]: row["speedup"]["ratio"] for row in rows if row.get("speedup")}
     assert (ratios["shm_oneshot"], "mpich" in ratios) == (pytest.approx(1.1 / 0.9, rel=0.01), False)
+
+
+def test_what_is_printed_before_the_start_begins_the_whole_head() -> None:
+    limit = {"busbw": None, "latency_us": None, "what": ""}
+    before, whole = opening(document(limit=limit, config=config((8,), None))), opening(document())
+    assert before == whole[: len(before)]
+    assert (len(before), len(whole)) == (6, 10)  # the limit, %lim, the speed-up and a note come to it
 
 
 WHOLE = json.dumps(document(), indent=1)

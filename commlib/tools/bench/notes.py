@@ -32,7 +32,8 @@ def opening(document: dict[str, Any]) -> list[str]:
         over = f"speed-up: the time of {config['baseline']} over this time, with {interval}"
         agree = f"; none where its blocks differ by more than {config['agree']:.0%} (~)" if "agree" in config else ""
         lines.append(over + agree)
-    return [f"# {line}" for line in (*lines, *document["notes"])]
+    notes = document["notes"] if document["limit"]["what"] else []  # they come after the limit
+    return [f"# {line}" for line in (*lines, *notes)]
 
 
 def _ranks(config: dict[str, Any]) -> str:
