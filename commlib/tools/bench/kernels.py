@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, PROBES, Candidate, Case
 from commlib.tools.report.document import Document, Kind, Report, Row
@@ -20,7 +20,7 @@ Percentiles = dict[str, Number]  # p0 to p100 of the blocks
 class Versus:
     """A ratio of medians with its 95 % interval."""
 
-    of: Annotated[str, ("description", "the candidate whose time is over ours; of ours, the best peer")]
+    of: str  # the candidate whose time is over ours; of ours, the best peer
     ratio: Positive
     low: Positive
     high: Positive
@@ -31,37 +31,37 @@ class KernelRow:
     """One candidate of one case."""
 
     kernel: str
-    variant: Annotated[str, ("description", "masked; fp8; decode or prefill; the operation of radix")]
-    n: Annotated[int, ("minimum", 1), ("description", "ids, tokens or requests")]
-    dim: Annotated[int, ("description", "elements of a row, features of a head, new tokens of a request")]
+    variant: str  # masked; fp8; decode or prefill; the operation of radix
+    n: Count  # ids, tokens or requests
+    dim: int  # elements of a row, features of a head, new tokens of a request
     type: str
-    pattern: Annotated[str, ("description", "order of ids or slots")]
-    heat: Annotated[str, ("description", "cold or hot: whether sets exceed the cache")]
+    pattern: str  # order of ids or slots
+    heat: str  # cold or hot: whether sets exceed the cache
     candidate: str
     role: Literal["ours", "peer", "floor"]
-    skipped: Annotated[str, ("description", "why it was not measured")]
-    wrong: Annotated[int | None, ("description", "wrong elements; null where values are not compared")]
-    error: Annotated[float | None, ("description", "largest distance to float32, as a share of the largest value")]
+    skipped: str  # why it was not measured
+    wrong: int | None  # wrong elements; null where values are not compared
+    error: float | None  # largest distance to float32, as a share of the largest value
     mode: Literal["graph", "eager"]
-    sets: Annotated[int, ("minimum", 1), ("description", "sets of tensors in rotation")]
-    bytes: Annotated[int, ("minimum", 0), ("description", "read and written by a call")]
+    sets: Count  # sets of tensors in rotation
+    bytes: Count  # read and written by a call
     flops: Count
-    time_us: Annotated[Percentiles | None, ("description", "a call in a replayed graph; on a CPU, calls back to back")]
+    time_us: Percentiles | None  # a call in a replayed graph; on a CPU, calls back to back
     blocks: int | None
-    calls: Annotated[int | None, ("description", "of a block")]
+    calls: int | None  # of a block
     gbps: float | None
     tflops: float | None
-    of_bound: Annotated[float | None, ("description", "time of the fastest floor over this one")]
-    wall_us: Annotated[Percentiles | None, ("description", "eager calls back to back, until the device is done")]
-    host_us: Annotated[float | None, ("description", "the same, until the host has made the call; GPUs only")]
+    of_bound: float | None  # time of the fastest floor over this one
+    wall_us: Percentiles | None  # eager calls back to back, until the device is done
+    host_us: float | None  # the same, until the host has made the call; GPUs only
     versus: Versus | None
-    length: Annotated[int | None, ("description", "tokens of a request")] = None
+    length: int | None = None  # tokens of a request
     heads: int | None = None
     kv_heads: int | None = None
     page_size: int | None = None
-    cache: Annotated[str | None, ("description", "type of the cache")] = None
-    ragged: Annotated[bool | None, ("description", "lengths from 1 to twice `length`")] = None
-    detail: Annotated[str | None, ("description", "what else counts for an operation of radix")] = None
+    cache: str | None = None  # type of the cache
+    ragged: bool | None = None  # lengths from 1 to twice `length`
+    detail: str | None = None  # what else counts for an operation of radix
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class KernelDocument(Document):
     """A run of `commlib bench KERNEL`."""
 
     config: KernelConfig
-    wrong: Annotated[int, ("description", "wrong elements of all candidates")]
+    wrong: int  # wrong elements of all candidates
     rows: list[KernelRow]
     notes: list[str]
 

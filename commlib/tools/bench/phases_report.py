@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from commlib.communicator import Communicator
 from commlib.counts import counted
@@ -49,7 +49,7 @@ class PhaseRow:
     place: Literal["host", "gpu"]
     phase: str
     us: Number
-    share: Annotated[float, ("description", "of the rank's phases together")]
+    share: float  # of the rank's phases together
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,20 @@ class RankTimes:
     """How long a usual call takes a rank."""
 
     rank: int
-    sum_us: Annotated[float, ("description", "its phases, without what their stamps take")]
-    plain_us: Annotated[float, ("description", "a call without stamps")]
-    stamped_us: Annotated[float, ("description", "a call with them")]
+    sum_us: float  # its phases, without what their stamps take
+    plain_us: float  # a call without stamps
+    stamped_us: float  # a call with them
 
 
 @dataclass(frozen=True)
 class PhasesDocument(Document):
     """A run of `commlib bench OP --phases`."""
 
-    config: Annotated[dict[str, Any], ("description", "op, type, redop, root, size, placement, mode, ranks, backend …")]
-    choice: Annotated[dict[str, Any], ("description", "algorithm, params, and why")]
+    config: dict[str, Any]  # op, type, redop, root, size, placement, mode, ranks, backend …
+    choice: dict[str, Any]  # algorithm, params, and why
     wrong: int | None
     ranks: list[RankTimes]
-    timeline: Annotated[list[dict[str, Any]], ("description", "of one call: rank, lane, phase, start_us, us")]
+    timeline: list[dict[str, Any]]  # of one call: rank, lane, phase, start_us, us
     rows: list[PhaseRow]
     notes: list[str]
 

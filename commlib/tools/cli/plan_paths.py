@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
@@ -29,10 +29,6 @@ COPIES = {
     "lsa_lamport_": "packets are pushed into slots of the peers, and read there; nothing but data on the link",
     "torch_": "torch's own",
 }
-FIELDS = (
-    "size, placement, algorithm, params, copies, why; expected_us = latency_us + size / gbps, fitted with this error "
-    "to so many sizes of times_from; measured_us; limit_us, and what limit_is"
-)
 PULLED = "one: peers read the tensor in the memory of its process, through the kernel"
 
 
@@ -48,7 +44,9 @@ class Explained:
     mode: Literal["eager", "graph"]
     digest: str
     source: str
-    rows: Annotated[list[dict[str, Any]], ("description", FIELDS)]
+    rows: list[
+        dict[str, Any]
+    ]  # of each call: size, placement, algorithm, params, copies, why, and times that are expected
 
 
 KIND = Kind("commlib.plan.explained", 1, "commlib plan explain --json", of=Explained)

@@ -43,8 +43,9 @@ def read_job(name: str, options: Options) -> Job:
     if options.get("flush") and device.type != "cuda":
         raise click.UsageError("--flush is of graphs, which need a GPU; leave it out")
     cases = {"attention": _attention, "radix": _radix}.get(name, partial(_rows, name))(device.type, options)
-    baselines = [load(place)() for baseline, place in BASELINES.items() if baseline != "torch"]
-    baselines.insert(0, load(BASELINES["torch"])(_no_compiling(device, options.get("compile_"))))
+    off = {"torch": (_no_compiling(device, options.get("compile_")),)}
+    baselines = [load(place)(*off.get(baseline, ())) for baseline, place in BASELINES.items()]
+    baselines = [baseline for baseline in baselines if hasattr(baseline, cases[0].method)]
     if name == "attention" and options["phase"] == "decode" and not options["compare"]:
         baselines = []
     baselines += [File(path.stem, python_file(path, "candidates").candidates) for path in options.get("peer", ())]
