@@ -282,7 +282,7 @@ def test_the_fastest_is_who_is_apart_from_the_other_by_enough() -> None:
         row["wrong"] = 7 if row["algorithm"] == "mpich" else 0
     assert cells(found) == [("8", which.OURS, "50.0")], "wrong values win nothing"
     found["rows"] = [row for row in found["rows"] if row["ours"]]
-    assert cells(found) == [("8", which.ALONE, "-")]
+    assert cells(found) == [("8", which.ONLY_OURS, "-")]
 
 
 def test_the_page_has_the_plan_the_command_and_what_was_not_measured_or_wrong() -> None:

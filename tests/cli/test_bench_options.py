@@ -19,7 +19,7 @@ from commlib.tools.bench.result import KIND
 from commlib.tools.bench.view import BenchView
 from commlib.tools.cli import main
 from commlib.tools.cli.bench.command import bench
-from commlib.tools.cli.bench.foreign import THEIRS
+from commlib.tools.cli.bench.foreign import OPTIONS
 from commlib.tools.cli.bench.read import read_job
 from commlib.tools.timing import Candidate, Measurement, Protocol
 from commlib.tools.timing.candidate import Truth
@@ -114,7 +114,7 @@ def test_what_the_page_says_to_type_is_understood(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert all(job_of(words).ops for words in TYPED)
     theirs = " ".join(row[1] for row in ROWS)
-    letters = {name for names in THEIRS for name in names if len(name) == 2} - {"-F", "-y", "-M", "-S"}
+    letters = {name for names in OPTIONS for name in names if len(name) == 2} - {"-F", "-y", "-M", "-S"}
     assert [letter for letter in sorted(letters) if letter not in theirs] == []
 
 

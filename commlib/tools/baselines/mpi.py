@@ -37,7 +37,7 @@ class Mpi(Peer):
     name = "mpi"
     labels = ("mpi",)
     library: Any = None
-    own = False  # MPI was started here
+    started_here = False  # MPI was started here
 
     def lacks(self, comm: Communicator) -> str:
         if self.graph:
@@ -63,12 +63,12 @@ class Mpi(Peer):
         self.library = launcher.library(finalize=False)  # after Ctrl-C nobody may come to MPI_Finalize
         self.library.COMM_WORLD.Barrier()
         pmi.started()
-        self.own = True
+        self.started_here = True
         if other := self._other_world(comm):
             raise Unsupported(other)
 
     def stop(self) -> None:
-        if self.own:
+        if self.started_here:
             self.library.Finalize()
 
     def _other_world(self, comm: Communicator) -> str:

@@ -38,10 +38,10 @@ class Symm(Peer):
     def candidates(self, comm: Communicator, collective: Collective, in_place: bool) -> list[Candidate]:
         if collective.name != "all_reduce":
             return self.refused(f"torch.ops.symm_mem has no {collective.name} to compare with", in_place)
-        found = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
+        ways = self.refused(f"it works {'out of' if in_place else 'in'} place only", in_place)
         here = int(in_place)  # two shots, in place, is the second of the labels
-        found[here] = Candidate(self.labels[here], _prepare, in_place, self.empty)
-        return found
+        ways[here] = Candidate(self.labels[here], _prepare, in_place, self.empty)
+        return ways
 
     def stop(self) -> None:
         leave_default_group()

@@ -99,5 +99,5 @@ def limit_us(document: dict[str, Any], query: Query) -> float | None:
     """Return the least that a call can take: its bytes over the bandwidth that was measured in the same run."""
     limit = Limit(**document["limit"])
     rate, factor = limit.at(query.num_bytes), COLLECTIVES[query.op].bus_factor(query.world)
-    least = query.num_bytes * factor / rate * 1e-3 if rate else None
-    return max((us for us in (least, limit.latency_us) if us is not None), default=None)
+    shortest_us = query.num_bytes * factor / rate * 1e-3 if rate else None
+    return max((us for us in (shortest_us, limit.latency_us) if us is not None), default=None)

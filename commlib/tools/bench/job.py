@@ -25,7 +25,7 @@ from commlib.tools.timing import Protocol
 
 BEST = "best"  # the baseline that is the fastest of the peers, call by call
 PROBE_COUNT = 1 << 12  # elements at which a collective's bytes per element are read off its contract
-MOST_SIZES = 1000
+MAX_SIZES = 1000
 LARGEST = 1 << 40
 WRITE = "write 16x7168 (rows x hidden), or bytes such as 64K; with a type, 16x7168:bf16"
 
@@ -111,8 +111,8 @@ def sweep(low: int, high: int, factor: float) -> tuple[int, ...]:
     while 0 < exact * factor < high:
         exact *= factor
         sizes.append(round(exact))
-        if len(sizes) > MOST_SIZES:
-            raise ValueError(f"-f {factor:g} makes more than {MOST_SIZES} sizes up to {high} bytes; use a larger")
+        if len(sizes) > MAX_SIZES:
+            raise ValueError(f"-f {factor:g} makes more than {MAX_SIZES} sizes up to {high} bytes; use a larger")
     return tuple(dict.fromkeys([*sizes, high]))
 
 

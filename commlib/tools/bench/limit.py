@@ -46,21 +46,21 @@ def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
 
 
 def _memory(comm: Communicator, budget_s: float) -> Limit:
-    most = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
-    source, target = (torch.ones(most, dtype=torch.uint8) for _ in range(2))
+    max_bytes = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
+    source, target = (torch.ones(max_bytes, dtype=torch.uint8) for _ in range(2))
     factor = 2 * (comm.size - 1) / comm.size
-    sizes = [size for size in CLASSES if size * SETS <= most] + [most]
-    found = []
+    sizes = [size for size in CLASSES if size * SETS <= max_bytes] + [max_bytes]
+    rates = []
     for size in sizes:
         turn = _copies(source, target, size)
         seconds = _fastest(comm, in_turn(*turn), budget_s / len(sizes))
-        found.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
-    best, times = max(found, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
+        rates.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
+    best, times = max(rates, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
     what = (
-        f"memory: copies of {most >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; out of caches up to "
+        f"memory: copies of {max_bytes >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; from caches up to "
         f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
     )
-    return Limit(found[-1][1], None, what, found)
+    return Limit(rates[-1][1], None, what, rates)
 
 
 def _copies(source: torch.Tensor, target: torch.Tensor, size: int) -> Sequence[Run]:

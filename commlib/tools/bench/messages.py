@@ -186,12 +186,12 @@ def measure_overlap(
 
 
 def _trio(candidate: Candidate, work: Run) -> list[Candidate]:
-    def beside(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
+    def between(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         started = candidate.prepare(x, out, call)
         assert isinstance(started, Started)
-        return replace(started, beside=work)
+        return replace(started, between=work)
 
     def nothing(x: torch.Tensor, out: torch.Tensor, call: Call) -> Run:
         return work
 
-    return [candidate, replace(candidate, prepare=nothing, checked=False), replace(candidate, prepare=beside)]
+    return [candidate, replace(candidate, prepare=nothing, checked=False), replace(candidate, prepare=between)]

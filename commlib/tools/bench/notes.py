@@ -61,9 +61,9 @@ def _duration(config: dict[str, Any]) -> str:
 
 def _protocol(config: dict[str, Any]) -> str:
     block = counted(config["iterations"], "iteration") if config["iterations"] else f"{config['block_us']:.0f} us"
-    least, most = config["blocks"]
+    low, high = config["blocks"]
     graph = " of replayed CUDA graphs" if config["mode"] == "graph" else ""
-    return f"time: median of {least} to {most} interleaved blocks of {block}{graph}, slowest rank, per call"
+    return f"time: median of {low} to {high} interleaved blocks of {block}{graph}, slowest rank, per call"
 
 
 def _limit(limit: dict[str, Any]) -> Iterator[str]:

@@ -55,10 +55,10 @@ KernelCall = Mapping[str, Sequence[Spans]]  # one call of a kernel: of each trac
 
 def durations(spans: Iterable[Span], low: float = float("-inf")) -> dict[str, float]:
     """Return how long each phase took after `low`, in the order of PHASES."""
-    found = dict.fromkeys(PHASES, 0.0)
+    totals = dict.fromkeys(PHASES, 0.0)
     for span in spans:
-        found[span.phase] += max(span.end_ns - max(span.start_ns, low), 0.0)
-    return {phase: ns for phase, ns in found.items() if ns}
+        totals[span.phase] += max(span.end_ns - max(span.start_ns, low), 0.0)
+    return {phase: ns for phase, ns in totals.items() if ns}
 
 
 def host_spans(stamps: torch.Tensor, bounds: Sequence[int]) -> list[Spans]:
@@ -78,11 +78,11 @@ def _cut(spans: Sequence[Span], bounds: Sequence[int]) -> Iterator[Spans]:
     for low, high in pairwise(bounds):
         while spans[first].end_ns <= low and first + 1 < len(spans):
             first += 1
-        found, at = [], first
+        inside, at = [], first
         while at < len(spans) and spans[at].start_ns < high:
-            found.append(Span(spans[at].phase, max(spans[at].start_ns, low), min(spans[at].end_ns, high)))
+            inside.append(Span(spans[at].phase, max(spans[at].start_ns, low), min(spans[at].end_ns, high)))
             at += 1
-        yield found
+        yield inside
 
 
 def _table(marks: torch.Tensor) -> torch.Tensor:
@@ -94,30 +94,30 @@ def counts_of(marks: torch.Tensor) -> torch.Tensor:
     return _table(marks)[:, :, 0, 0]
 
 
-def most_marks(marks: torch.Tensor) -> int:
+def max_marks(marks: torch.Tensor) -> int:
     return int(counts_of(marks).max())
 
 
 def kernel_calls(marks: torch.Tensor) -> list[KernelCall]:
     """Return what each call of a kernel did, of those that all blocks have marked to their end; times of the GPU."""
-    table, most, room = _table(marks), most_marks(marks), int(marks[1])
-    if most > room:
-        raise CommError(f"a block made {most} marks, but there is room for {room}; make fewer calls at once")
-    blocks, senders = ([_calls_of(rows) for rows in track if rows[0][0]] for track in table[:, :, : most + 1].tolist())
+    table, made, room = _table(marks), max_marks(marks), int(marks[1])
+    if made > room:
+        raise CommError(f"a block made {made} marks, but there is room for {room}; make fewer calls at once")
+    blocks, senders = ([_calls_of(rows) for rows in track if rows[0][0]] for track in table[:, :, : made + 1].tolist())
     spent = [(last[2] - first[2], last[1] - first[1]) for calls in blocks for first, *_, last in calls]
     ns_of_cycle = sum(ns for ns, _ in spent) / max(sum(cycles for _, cycles in spent), 1)
-    found: list[KernelCall] = []
+    complete: list[KernelCall] = []
     for at in range(min(map(len, blocks), default=0)):
         of_call = [calls[at] for calls in blocks]
         # A sender is on the multiprocessor of its block: one clock, which its block's start places in time.
         of_senders = zip(of_call, (calls[at] for calls in senders), strict=False)
-        found.append(
+        complete.append(
             {
                 "blocks": [_spans(marks, marks[0], ns_of_cycle) for marks in of_call],
                 "senders": [_spans(marks, block[0], ns_of_cycle) for block, marks in of_senders],
             }
         )
-    return found
+    return complete
 
 
 _Mark = tuple[str, int, int]  # phase, clock of the multiprocessor, time of the GPU
@@ -152,8 +152,8 @@ def ended(call: KernelCall) -> float:
 def kernel_durations(call: KernelCall, low: float) -> dict[str, float]:
     """Return how long each phase took on average over the blocks; they add up to the time from `low` to the end."""
     each = [durations(spans, low) for spans in call["blocks"]]
-    found = {phase: fmean(of.get(phase, 0.0) for of in each) for phase in PHASES if any(phase in of for of in each)}
-    return {IDLE: ended(call) - low - sum(found.values()), **found}
+    means = {phase: fmean(of.get(phase, 0.0) for of in each) for phase in PHASES if any(phase in of for of in each)}
+    return {IDLE: ended(call) - low - sum(means.values()), **means}
 
 
 @dataclass
@@ -196,9 +196,9 @@ class Kernels:
     """The marks of a kernel's blocks, after so many calls; without a kernel of ours there are none."""
 
     def __init__(self, marks: torch.Tensor | None, made: int) -> None:
-        most = 0 if marks is None else most_marks(marks)
-        self._marks = marks if most else None
-        self.room = MAX_CALLS if marks is None or not most else int(marks[1]) // -(-most // made)
+        marked = 0 if marks is None else max_marks(marks)
+        self._marks = marks if marked else None
+        self.room = MAX_CALLS if marks is None or not marked else int(marks[1]) // -(-marked // made)
 
     def clear(self) -> None:
         if self._marks is not None:
@@ -208,11 +208,11 @@ class Kernels:
         if self._marks is None:
             return [{}] * many
         torch.cuda.synchronize(self._marks.device)
-        found = kernel_calls(self._marks)
+        calls = kernel_calls(self._marks)
         self.clear()
-        if len(found) != many:
-            raise CommError(f"{many} calls were made, but {len(found)} have marks of their beginning and their end")
-        return found
+        if len(calls) != many:
+            raise CommError(f"{many} calls were made, but {len(calls)} have marks of their beginning and their end")
+        return calls
 
 
 class Phases:

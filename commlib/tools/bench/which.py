@@ -37,9 +37,9 @@ from commlib.tools.report.page import GOOD, WARN, Section, Table, html
 from commlib.tools.report.table import Column, fold
 from commlib.tools.report.view import device, grouped, unfinished
 
-OURS, LEVEL, UNCLEAR, ALONE = "commlib", "within 5 %", "too noisy to tell", "no other library"
+OURS, LEVEL, UNCLEAR, ONLY_OURS = "commlib", "within 5 %", "too noisy to tell", "no other library"
 UNDER = {"color": "0.75", "linewidth": 7, "zorder": 2}  # below the lines: it shows on both sides of one
-NOBODY = (LEVEL, UNCLEAR, ALONE)
+NOBODY = (LEVEL, UNCLEAR, ONLY_OURS)
 NAME, TIME, RATIO = 20, 8, 7  # characters of a collective, a time, and what follows it, on the page of text
 NOISY = "noisy"  # in the place of a ratio
 SIZES, NAMED = 6, 6  # of that page at most: columns, and calls that others win
@@ -72,7 +72,7 @@ class Call:
     @property
     def fastest(self) -> str:
         if self.best is None or self.versus is None:
-            return ALONE
+            return ONLY_OURS
         level = LEVEL if 1 / ENOUGH < self.versus["ratio"] < ENOUGH else UNCLEAR
         return {"faster": OURS, "slower": library(self.best), "level": level}[outcome(self.versus)]
 
@@ -230,7 +230,7 @@ def sections(document: Mapping[str, Any], chart: str = "") -> list[Section]:
 
 def verdict(every: Sequence[Call]) -> str:
     counts = Counter(call.fastest for call in every)
-    total = counts.total() - counts.pop(ALONE, 0)
+    total = counts.total() - counts.pop(ONLY_OURS, 0)
     if not total:
         return "Nothing can be compared: no call has both commlib's time, by its plan, and that of another library."
     rest = [f"{name} in {count}" for name, count in counts.most_common() if name not in (OURS, *NOBODY)]
@@ -274,14 +274,14 @@ def _figures(of_series: Sequence[Call], several: set[str]) -> Table:
         Column("commlib", lambda call: fitted(median_us(call.ours), 9), unit="µs"),
         Column("by its algorithm", lambda call: call.ours["algorithm"], left=True),
         Column("of the limit", lambda call: percent_text(call.ours.get("of_limit")), unit="%"),
-        *(Column(name, partial(_theirs, name, name in several), unit="µs") for name in names),
+        *(Column(name, partial(_of_library, name, name in several), unit="µs") for name in names),
     ]
     return Table(
         title(of_series[0].ours), columns, of_series, lambda call, column: call.look * (column.name == "fastest")
     )
 
 
-def _theirs(name: str, named: bool, call: Call) -> str:
+def _of_library(name: str, named: bool, call: Call) -> str:
     row = call.others.get(name)
     return "-" if row is None else fitted(median_us(row), 9) + f" {row['algorithm']}" * named
 
@@ -313,7 +313,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float 
     """Compare the plan's choice with each library; where there is none, show each algorithm in one form."""
     ours, others, name = chosen(rows) or [row for row in rows if row["chosen"]], rivals(rows), library
     mine, style = "commlib", THICK
-    if alone := not (ours and others):
+    if only_ours := not (ours and others):
         others, name = min(grouped(rows, _form), key=lambda of: _form(of[0])), lambda row: str(row["algorithm"])
         ours, mine, style = [row for row in others if row["chosen"]], "the plan's choice", UNDER
 
@@ -322,7 +322,7 @@ def _pair(rows: list[Row], looks: Mapping[str, Mapping[str, Any]], limit: float 
         return [Line(mine, _fastest(ours, figure, best), style), *(Line(of, named[of], looks[of]) for of in named)]
 
     latency = Panel(title(rows[0]), "latency, µs", lines(median_us, min), log_y=True)
-    if alone:
+    if only_ours:
         above = f"limit: {limit:.3g} GB/s" if limit else ""
         busbw = lines(lambda row: float(row["busbw"]), max)
         return [latency, Panel(above, "bus bandwidth, GB/s", busbw, bottom=0, level=limit)]

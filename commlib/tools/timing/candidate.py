@@ -61,11 +61,11 @@ class Started:
     """Asynchronous calls as one: all are started, then waited for; `beside` runs in between."""
 
     calls: Sequence[Run]
-    beside: Run = lambda: None
+    between: Run = lambda: None
 
     def __call__(self) -> None:
         works: list[Any] = [call() for call in self.calls]
-        self.beside()
+        self.between()
         for work in works:
             work.wait()
 
@@ -166,13 +166,13 @@ def poison(out: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def far(found: torch.Tensor, expected: torch.Tensor, share: float) -> int:
+def far(actual: torch.Tensor, expected: torch.Tensor, share: float) -> int:
     """Count the elements that are farther from what is expected than a share of it."""
-    return int(((found.double() - expected.double()).abs() > share * expected.double().abs()).count_nonzero())
+    return int(((actual.double() - expected.double()).abs() > share * expected.double().abs()).count_nonzero())
 
 
-def differing(found: torch.Tensor, expected: torch.Tensor) -> int:
+def differing(actual: torch.Tensor, expected: torch.Tensor) -> int:
     """Count the elements whose bits differ; another shape or type is wrong in every element."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return expected.numel()
-    return int((bits(found) != bits(expected)).count_nonzero())
+    return int((bits(actual) != bits(expected)).count_nonzero())

@@ -16,11 +16,11 @@ from commlib.errors import CommError, Unsupported, one_line
 from commlib.tools.timing import graph
 from commlib.tools.timing.blocks import (
     DEFAULT,
-    Alone,
     Entry,
     Group,
     Measurement,
     Protocol,
+    SingleDevice,
     agree,
     block,
     take_turns,
@@ -88,7 +88,7 @@ def measure_calls(
 def measure_alone(
     device: torch.device, calls: Mapping[str, Sequence[Run]], protocol: Protocol, name: str
 ) -> list[Measurement]:
-    return measure_calls(Alone(device), calls, protocol, name)
+    return measure_calls(SingleDevice(device), calls, protocol, name)
 
 
 def _prepare_all(

@@ -49,13 +49,13 @@ class _Bench(LazyGroup):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse as a command does, after taking a copy."""
-        ctx.meta["words"] = words = list(args)
+        ctx.meta["words"] = argv = list(args)
         try:
             return click.Command.parse_args(self, ctx, args)
         except click.NoSuchOption as error:
             from commlib.tools.cli.bench.foreign import remedy
 
-            raise click.UsageError(remedy(error.option_name, words) or error.format_message(), ctx) from None
+            raise click.UsageError(remedy(error.option_name, argv) or error.format_message(), ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         return click.Command.invoke(self, ctx)

@@ -80,15 +80,15 @@ def compare(ctx: click.Context, before: Path, after: Path, threshold: float, for
     Slower: the median by more than the threshold, and nine tenths of the blocks apart from those of A. A call is not
     judged where half of the other libraries' rows moved beyond the threshold, too, unless it moved much farther.
     """
-    found = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
-    found["rows"] = [row for row in found["rows"] if every or row["changed"] or row["verdict"] == "wrong"]
-    click.echo(Comparison(found).render(form))
-    ctx.exit(int(found["regressions"] > 0))
+    comparison = difference((before.name, KIND.read(before)), (after.name, KIND.read(after)), threshold)
+    comparison["rows"] = [row for row in comparison["rows"] if every or row["changed"] or row["verdict"] == "wrong"]
+    click.echo(Comparison(comparison).render(form))
+    ctx.exit(int(comparison["regressions"] > 0))
 
 
 def _verdict(row: Row) -> str:
-    words = {"wrong": f"{row['wrong']} wrong", "same": ""}
-    return words.get(row["verdict"], str(row["verdict"]))
+    texts = {"wrong": f"{row['wrong']} wrong", "same": ""}
+    return texts.get(row["verdict"], str(row["verdict"]))
 
 
 class Comparison(View):

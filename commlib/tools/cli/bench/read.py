@@ -104,19 +104,19 @@ def _auto(names: str) -> list[str]:
 def _params(texts: tuple[str, ...], ops: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Return the values of each name of texts such as blocks=8,16, within the bounds of an algorithm that has it."""
     params = [param for op in ops for algorithm in COLLECTIVES[op].algorithms for param in algorithm.params]
-    found: dict[str, tuple[int, ...]] = {}
+    of_names: dict[str, tuple[int, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
         known_name(name, sorted({param.name for param in params}), "parameter")
         try:
-            found[name] = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
+            of_names[name] = tuple(dict.fromkeys(parse_bytes(value) for value in values.split(",")))
         except ValueError:
             raise click.UsageError(f"--params {text!r} is no name with whole numbers; write blocks=8,16") from None
-        for value in found[name]:
+        for value in of_names[name]:
             faults = [param.fault(value) for param in params if param.name == name]
             if all(faults):
                 raise click.UsageError(f"--params: {faults[0]}")
-    return found
+    return of_names
 
 
 def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[Peer, ...]) -> str | None:
@@ -127,8 +127,8 @@ def _baseline(label: str | None, ops: tuple[str, ...], peers: tuple[Peer, ...]) 
     known = {each: name for name in PEERS for each in load(name).labels}
     known_name(label, dict.fromkeys([*ours, BEST, *here, *known]), "baseline")
     if label in known and label not in here:
-        words = ",".join([*(peer.name for peer in peers if peer.name in PEERS), known[label]])
-        raise click.UsageError(f"--baseline {label} is not measured; add it: --peers {words}")
+        names = ",".join([*(peer.name for peer in peers if peer.name in PEERS), known[label]])
+        raise click.UsageError(f"--baseline {label} is not measured; add it: --peers {names}")
     return label
 
 
