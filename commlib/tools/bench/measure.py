@@ -50,6 +50,7 @@ from commlib.tools.report.schema import to_json
 from commlib.tools.report.view import grouped
 
 WARMUP_S = 0.3
+LONG_START_S = 300.0  # whoever is older did not start these ranks
 START_S = 2.0  # for the limit, the peers and the first calls, about
 SLOW_S = 0.1  # of a call that is measured once where the time is short, at least
 PERCENTILES = (0, 10, 50, 90, 99, 100)
@@ -289,10 +290,12 @@ def _started(comm: Communicator, job: Job) -> tuple[tuple[Peer, ...], list[str]]
 
 
 def age_s() -> float:
-    """Return for how long the command runs: ranks that a launcher started count from its start."""
-    pid = os.getppid() if env.LOCAL_SIZE.is_set() else os.getpid()
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    """Return for how long the command runs: ranks that a launcher started just now count from its start."""
+    stats = [Path(f"/proc/{pid}/stat") for pid in (os.getpid(), os.getppid())]
+    stats = [path for path in stats if os.access(path, os.R_OK)][: 1 + env.LOCAL_SIZE.is_set()]
+    started = [int(path.read_text(encoding="utf-8").rpartition(")")[2].split()[19]) for path in stats]
+    ages = [time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK") for ticks in started]
+    return max((age for age in ages if age < LONG_START_S), default=0.0)
 
 
 def _match(plan: Plan) -> str:
