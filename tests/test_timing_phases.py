@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from commlib.errors import CommError
-from commlib.tools.bench.phases import of_replay
-from commlib.tools.timing.phases import (
+from commlib.tools.bench.phases import (
     PHASES,
     TRACKS,
     Span,
@@ -18,7 +17,8 @@ from commlib.tools.timing.phases import (
     host_spans,
     kernel_calls,
     kernel_durations,
-    most_marks,
+    max_marks,
+    of_replay,
 )
 from tests.on_ranks import on_ranks
 
@@ -74,7 +74,7 @@ def test_marks_become_spans_on_the_clock_of_the_gpu():
     assert first["senders"] == [[Span("publish", 502, 515)]]
     assert (began(first), ended(first)) == (500, 520)
     assert (began(second), ended(second)) == (600, 627)
-    assert (most_marks(marks), counts_of(marks).tolist()) == (8, [[8, 8, 0], [4, 0, 0]])
+    assert (max_marks(marks), counts_of(marks).tolist()) == (8, [[8, 8, 0], [4, 0, 0]])
 
 
 @pytest.mark.parametrize("low", [600, 520, 610])

@@ -21,7 +21,7 @@ PLANS_CHOICE = ("all", "auto")
 NCU = ("--set=basic", "--target-processes=all", "--replay-mode=application")
 
 
-def command(tool: str, job: Job, ranks: int | None, words: Sequence[str]) -> list[str]:
+def command(tool: str, job: Job, ranks: int | None, argv: Sequence[str]) -> list[str]:
     """Return the command line that looks at rank 0 of the one call asked for in these words of `commlib bench`."""
     if job.backend == "shm" or job.protocol.graph:
         other = "--backend shm is on the CPU" if job.backend == "shm" else "a graph has many"
@@ -35,16 +35,15 @@ def command(tool: str, job: Job, ranks: int | None, words: Sequence[str]) -> lis
         "reduction": (job.redops, "--redop sum"),
         "algorithm": (job.algorithms, "--algorithms auto"),
     }
-    for what, (found, remedy) in asked.items():
-        if len(found) != 1:
-            raise ValueError(f"--{tool} looks at one call, not at {len(found)} {what}s; name one, such as {remedy}")
+    for what, (values, remedy) in asked.items():
+        if len(values) != 1:
+            raise ValueError(f"--{tool} looks at one call, not at {len(values)} {what}s; name one, such as {remedy}")
     output = f"{job.ops[0]}-{job.algorithms[0].replace('all', 'auto')}-{job.sizes[0]}"
-    program = ["bench", *(word for word in words if word != f"--{tool}"), "--once"]
+    program = ["bench", *(word for word in argv if word != f"--{tool}"), "--once"]
     return nsight.command(tool, output, program, NCU)
 
 
 def main(job: Job) -> int:
-    """Make the call a few times on all ranks; a profiler looks at the last one of rank 0."""
     with joined(job) as comm:
         if comm.device.type != "cuda":
             raise Unsupported(
@@ -62,7 +61,6 @@ def main(job: Job) -> int:
 
 
 def _candidate(comm: Communicator, job: Job, collective: Collective) -> Candidate:
-    """Return the algorithm that was named, or the public call under the plan in force."""
     in_place, (name,) = forms(job, collective)[0], job.algorithms
     if name in PLANS_CHOICE:
         return Candidate(name, public_call(comm, collective), in_place, plain_on(comm.device))

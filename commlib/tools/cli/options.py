@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,37 @@ EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+Command = Callable[..., Any]
+
+
+class GroupedOption(click.Option):
+    """An option that stands below a heading of its command's help."""
+
+    def __init__(self, *names: Any, group: str, **settings: Any) -> None:
+        super().__init__(*names, **settings)
+        self.group = group
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Leave out the range, such as [x>=1]."""
+        return {name: text for name, text in super().get_help_extra(ctx).items() if name != "range"}
+
+
+def grouped_options(group: str) -> Callable[..., Callable[[Command], Command]]:
+    """Return click.option for the options below one heading."""
+    return partial(click.option, cls=GroupedOption, group=group)
+
+
+def write_groups(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write a command's options below their headings."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for param in command.get_params(ctx):
+        if isinstance(param, click.Option) and (record := param.get_help_record(ctx)):
+            sections.setdefault(getattr(param, "group", "Output"), []).append(record)
+    for heading, records in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl(records)
+
+
 def picture(bare: str, text: str) -> dict[str, Any]:
     """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
     return {
@@ -86,7 +119,8 @@ def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
 def known_name(name: str, known: Iterable[str], what: str) -> str:
     """Return a name that is known, or say which are."""
     if name not in known:
-        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+        close = "".join(f"; did you mean {match}?" for match in get_close_matches(name, known, 1))
+        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}{close}")
     return name
 
 

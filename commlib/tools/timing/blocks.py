@@ -32,7 +32,7 @@ BLOCK_S, LONG_BLOCK_S = 200e-6, 2e-3
 SHORT_S = 0.01  # calls up to here are led in, and calibrated three times: a hiccup is of their size
 # Before a block, outside of the clock: others, and switching plans, emptied the caches. After one call of 256 KiB on
 # shm the next ones take 1.3 times as long as in a row, after three 1.1, after sixteen no longer.
-LEAD_IN_S, MOST_LEAD_IN = 0.8e-3, 16
+LEAD_IN_S, MAX_LEAD_IN = 0.8e-3, 16
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,13 @@ class Measurement:
 
     @property
     def median_s(self) -> float:
-        """The figure to print."""
         return statistics.median(self.times_s)
 
     def percentile_s(self, percent: float) -> float:
-        """Return the block time that `percent` of the blocks did not exceed."""
         return sorted(self.times_s)[round(percent / 100 * (len(self.times_s) - 1))]
 
 
-class Alone:
+class SingleDevice:
     """One device without ranks: there is nobody to wait for."""
 
     size = 1
@@ -91,11 +89,10 @@ class Alone:
         """Wait for nobody."""
 
     def all_gather_object(self, obj: Any) -> list[Any]:
-        """Return what the one rank passed."""
         return [obj]
 
 
-Group: TypeAlias = "Communicator | Alone"  # what keeps ranks together between blocks
+Group: TypeAlias = "Communicator | SingleDevice"  # what keeps ranks together between blocks
 
 
 @contextmanager
@@ -111,7 +108,6 @@ def undisturbed() -> Iterator[None]:
 
 
 def block_seconds(comm: Group) -> float:
-    """Return how long a block is unless the protocol says."""
     return LONG_BLOCK_S if comm.device.type == "cuda" or comm.size > (os.cpu_count() or 1) else BLOCK_S
 
 
@@ -133,7 +129,7 @@ class Entry:
     def lead_in(self, iterations: int) -> int:
         """Return how many calls a block of so many begins with, outside of the clock."""
         enough = math.ceil(LEAD_IN_S / self.call_s) if self.call_s else 1
-        return max(1, min(enough, 4 * iterations, MOST_LEAD_IN))
+        return max(1, min(enough, 4 * iterations, MAX_LEAD_IN))
 
     def following(self, iterations: int) -> list[Run]:
         """Return the next runs in rotation, as one list: the loop over it costs next to nothing."""
@@ -184,7 +180,6 @@ def take_turns(comm: Group, entries: list[Entry], protocol: Protocol, begun: tup
 
 
 def _calibrate(comm: Group, entry: Entry, protocol: Protocol) -> None:
-    """Warm up, and find how many iterations fill a block."""
     assert protocol.block_s is not None
     block(comm, entry, protocol.warmup)
     count = protocol.iterations or 1
@@ -203,7 +198,7 @@ def _run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tu
     """Capture what was calibrated, run the blocks on the replays, and give the graphs back."""
     starter = graph.Starter(comm, protocol.lead_in)
     for entry in entries:
-        calls = min(entry.result.iterations, graph.MOST_CALLS)
+        calls = min(entry.result.iterations, graph.MAX_CALLS)
         entry.result.iterations = protocol.iterations or -(-calls // protocol.buffers) * protocol.buffers
         entry.enter()
         try:
@@ -229,19 +224,19 @@ def _run_graphs(comm: Group, entries: list[Entry], protocol: Protocol, begun: tu
 def _run_blocks(comm: Group, entries: list[Entry], protocol: Protocol, begun: tuple[float, str]) -> None:
     """Run blocks as the time since `begun` allows; with a race, first a few of each, then of those that are left."""
     started, name = begun
-    least, most = protocol.blocks
+    min_blocks, max_blocks = protocol.blocks
     turns = 0  # that everyone has had
-    if protocol.race > 0 and len(entries) > 1 and most > least:
-        _interleave(comm, entries, [least] * len(entries), random.Random(f"{protocol.seed} {name}"))
-        entries, turns = _race(comm, entries, protocol.race), least
-        least *= 3  # enough to choose on some and judge on others
+    if protocol.race > 0 and len(entries) > 1 and max_blocks > min_blocks:
+        _interleave(comm, entries, [min_blocks] * len(entries), random.Random(f"{protocol.seed} {name}"))
+        entries, turns = _race(comm, entries, protocol.race), min_blocks
+        min_blocks *= 3  # enough to choose on some and judge on others
     if not entries:
         return
     spent_s = slowest(comm, time.perf_counter() - started)
     share_s = max(protocol.budget_s - spent_s, 0) / len(entries)
     # A block's own cost besides its iterations: switching, barriers, the runs that lead in.
     costs = [(e.result.iterations + e.lead_in(e.result.iterations)) * e.call_s + BLOCK_S for e in entries]
-    counts = [max(least - turns, min(most - turns, int(share_s / cost))) for cost in costs]
+    counts = [max(min_blocks - turns, min(max_blocks - turns, int(share_s / cost))) for cost in costs]
     if protocol.race > 0:  # who is left is compared block by block
         counts = [min(counts)] * len(entries)
     _interleave(comm, entries, counts, random.Random(f"{protocol.seed} {name} {turns}"))
@@ -275,5 +270,4 @@ def _race(comm: Group, entries: list[Entry], ratio: float) -> list[Entry]:
 
 
 def slowest(comm: Group, seconds: float) -> float:
-    """Return the slowest rank's time on all ranks."""
     return float(max(comm.all_gather_object(seconds)))

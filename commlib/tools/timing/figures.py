@@ -9,7 +9,7 @@ import numpy
 
 RESAMPLES = 1000
 LEVEL = 0.95
-LEAST_SIZES = 4  # two parameters through fewer points say little of the error
+MIN_SIZES = 4  # two parameters through fewer points say little of the error
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float], seed: int =
     first, second = numpy.asarray(above, dtype=float), numpy.asarray(below, dtype=float)
     draw = numpy.random.default_rng(seed).integers
     drawn = draw(len(first), size=(RESAMPLES, len(first)))
-    beside = drawn if len(first) == len(second) else draw(len(second), size=(RESAMPLES, len(second)))
-    ratios = numpy.median(first[drawn], axis=1) / numpy.median(second[beside], axis=1)
+    paired = drawn if len(first) == len(second) else draw(len(second), size=(RESAMPLES, len(second)))
+    ratios = numpy.median(first[drawn], axis=1) / numpy.median(second[paired], axis=1)
     ratio = float(numpy.median(first) / numpy.median(second))
     low, high = (float(bound) for bound in numpy.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
     return Ratio(ratio, min(low, ratio), max(high, ratio))  # of very few blocks the quantiles may miss the ratio itself
@@ -51,13 +51,13 @@ def fit_latency_and_rate(sizes: Sequence[int], times_s: Sequence[float]) -> Fit 
     Relative, as the times span four decades: by absolute error the largest size alone would decide. Neither
     parameter is negative; where the best line has one, the other is fitted without it.
     """
-    if len(set(sizes)) < LEAST_SIZES:
+    if len(set(sizes)) < MIN_SIZES:
         return None
     # Both parts of each time as shares of it: they add up to 1 where the line is right.
     shares = numpy.array([[1 / t, size / t] for size, t in zip(sizes, times_s, strict=True)])
     both = numpy.linalg.lstsq(shares, numpy.ones(len(shares)), rcond=None)[0]
-    alone = shares.sum(axis=0) / (shares**2).sum(axis=0)
-    lines = [both] if both.min() >= 0 else [alone * (1, 0), alone * (0, 1)]
+    single = shares.sum(axis=0) / (shares**2).sum(axis=0)
+    lines = [both] if both.min() >= 0 else [single * (1, 0), single * (0, 1)]
     errors = [float(numpy.sqrt(numpy.mean((shares @ line - 1) ** 2))) for line in lines]
     fits = [Fit(float(line[0]), float(line[1]), error) for line, error in zip(lines, errors, strict=True)]
     return min(fits, key=lambda fit: fit.error)

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from commlib.tools.timing.blocks import Group
     from commlib.tools.timing.candidate import Run
 
-MOST_CALLS = 99  # of one graph: its launch, some µs, does not count
+MAX_CALLS = 99  # of one graph: its launch, some µs, does not count
 CYCLES_PER_S = 2e9  # of the device, about
 PAUSE_S = 80e-6  # more than the host takes to start anything but the graph
-MOST_LAUNCH_S = 2e-3
+MAX_LAUNCH_S = 2e-3
 
 
 @contextmanager
@@ -69,13 +69,12 @@ class Starter:
         before.record()
         launched = time.perf_counter()
         graph.replay()
-        self._launch_s = min(max(self._launch_s, time.perf_counter() - launched), MOST_LAUNCH_S)
+        self._launch_s = min(max(self._launch_s, time.perf_counter() - launched), MAX_LAUNCH_S)
         after.record()
         after.synchronize()
         return float(before.elapsed_time(after)) * 1e-3
 
     def close(self) -> None:
-        """Give the graph back: NCCL waits for those that hold its calls."""
         torch.cuda.synchronize()
         if self._barrier is not None:
             self._barrier.reset()

@@ -9,8 +9,8 @@ from typing import Any
 from commlib.counts import counted
 from commlib.tools.baselines.kernels.case import FLOOR, OURS
 from commlib.tools.bench import which
-from commlib.tools.bench.difference import difference
-from commlib.tools.bench.rows import measured, median_us, title
+from commlib.tools.bench.result import measured, median_us, title
+from commlib.tools.cli.bench.compare import difference
 from commlib.tools.cli.bench.kernels_view import place
 from commlib.tools.cli.bench.kernels_view import title as title_of
 from commlib.tools.report.document import Row

@@ -9,7 +9,7 @@ from typing import Any
 from commlib.collectives import COLLECTIVES
 from commlib.counts import counted
 from commlib.tools.bench import kernels, phases_report, which
-from commlib.tools.bench import rows as bench_rows
+from commlib.tools.bench import result as bench_result
 from commlib.tools.cli import plan as plan_command
 from commlib.tools.cli import plan_paths
 from commlib.tools.cli import test as test_command
@@ -42,7 +42,7 @@ MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "co
 LOOKS = {"broken": BAD, "missing": WARN, "warning": WARN}
 # In the order of the page: the kind of a step's document, and the view that its command shows it by.
 READERS: dict[str, tuple[Kind, type[View] | None]] = {
-    "collectives": (bench_rows.KIND, None),
+    "collectives": (bench_result.KIND, None),
     "comm": (phases_report.KIND, phases_report.PhasesView),
     "paths": (plan_paths.KIND, None),
     **dict.fromkeys(("index", "store", "metadata", "attention", "prefill", "radix"), (kernels.KIND, KernelView)),

@@ -14,17 +14,15 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
+from commlib.communicator import Communicator
 from commlib.counts import counted
-from commlib.tools.timing.candidate import Run
-
-if TYPE_CHECKING:
-    from commlib.communicator import Communicator
+from commlib.tools.baselines.peer import in_turn
+from commlib.tools.bench.result import Limit
+from commlib.tools.timing import Run
 
 BUDGET_S = 0.25
 COPY_BYTES = 64 << 20  # of a rank: more than its share of a cache
@@ -34,21 +32,6 @@ SETS = 3  # of buffers in turn, as in the protocol
 TURN_BYTES = 4 << 20  # copied between two looks at the clock, or more
 LINK_BYTES = 64 << 20
 LINK_CALLS = 8
-
-
-@dataclass(frozen=True)
-class Limit:
-    """The most that bus bandwidth (GB/s) can be and the least that a call can take; `what` says what was measured."""
-
-    busbw: float | None
-    latency_us: float | None
-    what: str
-    by_size: Sequence[tuple[int, float]] = ()  # bytes, and the ceiling of calls of so many or more
-
-    def at(self, num_bytes: int) -> float | None:
-        """Return the ceiling of calls of a size: the best of copies of about that size, or larger ones."""
-        about = max((size for size, _ in self.by_size if size <= num_bytes), default=0)
-        return max((rate for size, rate in self.by_size if size >= about), default=self.busbw)
 
 
 def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
@@ -63,26 +46,21 @@ def measure_limit(comm: Communicator, budget_s: float = BUDGET_S) -> Limit:
 
 
 def _memory(comm: Communicator, budget_s: float) -> Limit:
-    most = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
-    source, target = (torch.ones(most, dtype=torch.uint8) for _ in range(2))
+    max_bytes = min(COPY_BYTES, ALL_BYTES // (2 * comm.size))
+    source, target = (torch.ones(max_bytes, dtype=torch.uint8) for _ in range(2))
     factor = 2 * (comm.size - 1) / comm.size
-    sizes = [size for size in CLASSES if size * SETS <= most] + [most]
-    found = []
+    sizes = [size for size in CLASSES if size * SETS <= max_bytes] + [max_bytes]
+    rates = []
     for size in sizes:
         turn = _copies(source, target, size)
-        seconds = _fastest(comm, partial(_each, turn), budget_s / len(sizes))
-        found.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
-    best, times = max(found, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
+        seconds = _fastest(comm, in_turn(*turn), budget_s / len(sizes))
+        rates.append((size, round(factor * size * len(turn) / seconds / 1e9, 4)))
+    best, times = max(rates, key=lambda of: of[1]), "" if factor == 1 else f", times 2 (n - 1) / n = {factor:.3g}"
     what = (
-        f"memory: copies of {most >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; out of caches up to "
+        f"memory: copies of {max_bytes >> 20} MiB by {counted(comm.size, 'rank')} at once{times}; from caches up to "
         f"{best[1]:.1f} GB/s, at {best[0] >> 10} KiB"
     )
-    return Limit(found[-1][1], None, what, found)
-
-
-def _each(calls: Sequence[Run]) -> None:
-    for call in calls:
-        call()
+    return Limit(rates[-1][1], None, what, rates)
 
 
 def _copies(source: torch.Tensor, target: torch.Tensor, size: int) -> Sequence[Run]:

@@ -8,7 +8,7 @@ from commlib import env
 from commlib.redops import REDOPS
 
 # Those that mean the same here (-b -e -f -d -r -w -c) are options of ours; {} is the value that was given.
-THEIRS = {
+OPTIONS = {
     ("-g", "--ngpus"): "commlib bench takes one rank for each GPU: -n {}",
     ("-t", "--nthreads"): "commlib bench takes one process for each rank, no threads: -n {}",
     ("--minbytes",): "the smallest size is -b {}",
@@ -40,21 +40,21 @@ THEIRS = {
 VALUES = {"-n": "2", "-d": "bf16", "--redop": "sum", "-o": "results.json", "--iters": "100", "-w": "5", "-f": "2"}
 
 
-def remedy(option: str, words: Sequence[str]) -> str | None:
+def remedy(option: str, argv: Sequence[str]) -> str | None:
     """Say what to type here for an option of theirs among the words of a command line; None for nobody's."""
-    ours = next((text for names, text in THEIRS.items() if option in names), None)
+    ours = next((text for names, text in OPTIONS.items() if option in names), None)
     if ours is None:
         return None
     before = ours.rpartition("{}")[0].split()
     example = VALUES.get(before[-1] if before else "", "64")
-    return f"{option} is no option here: {ours.format(_value(option, words) or example)}"
+    return f"{option} is no option here: {ours.format(_value(option, argv) or example)}"
 
 
-def _value(option: str, words: Sequence[str]) -> str | None:
+def _value(option: str, argv: Sequence[str]) -> str | None:
     """Return what was given with an option: behind it, after an equals sign, or right after its letter."""
-    for at, word in enumerate(words):
+    for at, word in enumerate(argv):
         if word == option:
-            following = words[at + 1] if at + 1 < len(words) else "-"
+            following = argv[at + 1] if at + 1 < len(argv) else "-"
             return None if following.startswith("-") else following
         if word.startswith(option):
             return word[len(option) :].lstrip("=") or None
