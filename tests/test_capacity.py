@@ -34,7 +34,7 @@ def test_more_ranks_than_fit_are_refused_before_any_starts_with_the_number_that_
 
 
 @pytest.mark.parametrize(
-    ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: the times say little\n")]
+    ("cores", "said"), [({0, 1}, ""), ({0}, "commlib: 2 ranks share 1 core: timings are unreliable\n")]
 )
 def test_ranks_that_share_cores_are_told_of(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cores: set[int], said: str

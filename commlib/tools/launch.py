@@ -22,7 +22,7 @@ from typing import BinaryIO
 from commlib import env
 from commlib.bootstrap.local import LAUNCHER
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
-from commlib.tools.debug.children import explained_below, ranks_below
+from commlib.tools.debug.page import explained_below, ranks_below
 
 GRACE_S = 5.0  # between the signal that asks a rank to end and SIGKILL
 LINE_BYTES = 1 << 16  # a line this long is passed on before its end

@@ -1,22 +1,28 @@
-"""What options of several commands share: sizes, lists of names, element types, files to write."""
+"""What options of several commands share: times, sizes, lists of names, element types, and where a result goes."""
 
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from commlib import env
 from commlib.build.modules import load_module
+from commlib.errors import meant
 from commlib.tools.report import files
 from commlib.tools.report.chart import check_name
+from commlib.tools.report.formats import json_text, rows_text
 
 if TYPE_CHECKING:
     import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Finite(click.FloatRange):
@@ -24,15 +30,31 @@ class Finite(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Turn the text into a number of the range."""
-        found = float(super().convert(value, param, ctx))
-        return found if math.isfinite(found) else self.fail(f"{value} is not a finite number", param, ctx)
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
+class Time(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
+    """A time above 0, in one grammar for all commands: 5 and 5s are seconds; 500ms, 2m, 1h."""
+
+    name = "time"
+    UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Turn the text into seconds."""
+        parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|)", str(value).strip())
+        seconds = float(parts[1]) * self.UNITS[parts[2]] if parts else 0.0
+        if not 0 < seconds < math.inf:
+            self.fail(f"{value!r} is no finite time above 0: write 5, 5s, 2m or 1h", param, ctx)
+        return seconds
+
+
+TIME = Time()
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
 _OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}
-# Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a name of its own.
+# Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a default name.
 JSON = {
     **_OPTIONAL,
     "flag_value": "-",
@@ -45,6 +67,49 @@ def picture(bare: str, text: str) -> dict[str, Any]:
     return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
 
 
+def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
+    """Return `-n, --ranks`."""
+    return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
+
+
+@dataclass
+class Result:
+    """Where a command's result goes: lines or a JSON document to stdout, and a file whose suffix is its form."""
+
+    as_json: bool = False
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        """Print lines, unless a document is asked for."""
+        self._lines.append(text)
+        if not self.as_json:
+            click.echo(text)
+
+    def finish(self, document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write the file, and print the document if it is asked for; .csv and .md have its rows, .txt the lines."""
+        if self.output is not None:
+            form = self.output.suffix[1:]
+            text = click.unstyle("\n".join(self._lines)) if form == "txt" else rows_text(document, rows, form)
+            files.write(self.output, text)
+        if self.as_json:
+            click.echo(json_text(document))
+
+
+def result_options(command: F) -> F:
+    """Give a command `--json` and `-o FILE`, as as_json and output."""
+
+    def checked(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+        check_files(value, None, endings=(".json", ".csv", ".md", ".txt"))
+        return value
+
+    text = "Also write FILE: JSON, or .csv, .md, .txt by its suffix."
+    command = click.option("-o", "--output", type=FILE, metavar="FILE", callback=checked, help=text)(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of lines.")(command)
+
+
 def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     """Turn a size such as 4096, 64K, 8M or 1G into bytes: `callback=read_bytes` of an option."""
     try:
@@ -54,14 +119,14 @@ def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 
 def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:
-    """Return the comma-separated names, each once; one that is not known is answered with those that are."""
+    """Return the comma-separated names, each once; an unknown one is answered with those that there are."""
     return tuple(dict.fromkeys(known_name(name.strip(), known, what) for name in text.split(",")))
 
 
 def known_name(name: str, known: Iterable[str], what: str) -> str:
-    """Return a name that is known, or say which are."""
+    """Return a name that is known, or say which one was meant, and which there are."""
     if name not in known:
-        raise click.UsageError(f"no {what} {name!r}; there are {', '.join(known)}")
+        raise click.UsageError(f"no {what} {name!r}{meant(name, known)}; there are {', '.join(known)}")
     return name
 
 

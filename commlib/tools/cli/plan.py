@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import FILE, known_name, read_bytes, read_dtypes
+from commlib.tools.cli.options import FILE, Result, known_name, ranks_option, read_bytes, read_dtypes, result_options
 from commlib.tools.cli.removed import Group
 from commlib.tools.report.document import Kind
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
-KIND = Kind("commlib.plan.shown", 1, "commlib plan show --json", "commlib.tools.cli", "plan_schema.json")
+KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", "commlib.tools.cli", "plan_schema.json")
 # The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
 
 @click.group(cls=Group)
 def plan() -> None:
-    """Show a plan, or explain which algorithm a call gets and why.
+    """Show which algorithm a call gets, and why.
 
     A PLAN is a file, or the name of one that comes with commlib, such as shm.
     """
@@ -36,7 +36,7 @@ def _choice(name: str, values: list[str], text: str) -> Callable[[Any], Any]:
     return click.option(name, type=click.Choice(values), default=values[0], show_default=True, help=text)
 
 
-_ranks = click.option("-n", "--world", default=2, show_default=True, type=click.IntRange(1), help="Number of ranks.")
+_ranks = ranks_option(2, "Number of ranks.")
 _backend = click.option(
     "--backend",
     default="auto",
@@ -50,23 +50,30 @@ _output = click.option("-o", "--output", type=FILE, help="File to write; without
 @click.argument("plan", required=False, metavar="[PLAN]")
 @_ranks
 @_backend
-@click.option(
-    "--json", "as_document", is_flag=True, help="Print a JSON document: the ranges for -n ranks, and the fit."
-)
-def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
-    """Print the rules of PLAN, or of the plan that `init()` would take here."""
-    from commlib.tools.report.formats import json_text
+@result_options
+def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
+    """Print the rules of PLAN, or of the plan that `init()` would take here.
 
-    found = read_plan(plan, backend, world)
-    click.echo(json_text(_document(found, world)) if as_document else str(found))
+    The document of --json has the ranges for -n ranks, and how well the plan fits this machine.
+    """
+    shown, result = read_plan(plan, backend, ranks), Result(**where)
+    document = _document(shown, ranks)
+    result.say(str(shown))
+    result.finish(document, document["rows"])
 
 
 @plan.command()
 @click.argument("op")
 @click.option(
-    "--bytes", "num_bytes", callback=read_bytes, default="1M", show_default=True, help="Size: K, M, G allowed."
+    "--bytes",
+    "num_bytes",
+    metavar="SIZE",
+    callback=read_bytes,
+    default="1M",
+    show_default=True,
+    help="Size: K, M, G allowed.",
 )
-@click.option("--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
+@click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
 @_choice("--placement", ["plain", "symmetric"], "symmetric: the tensor comes from comm.empty().")
 @_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
@@ -77,42 +84,49 @@ def show(plan: str | None, world: int, backend: str, as_document: bool) -> None:
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
 @_ranks
 @_backend
-def explain(op: str, dtype: str, plan: str | None, world: int, backend: str, **call: Any) -> None:
-    """Say which algorithm a call of OP gets, by which rule, for which sizes, and what it gains."""
+@result_options
+def explain(op: str, dtype: str, plan: str | None, ranks: int, backend: str, **call: Any) -> None:
+    """Say which algorithm a call of OP gets, by which rule, and what it gains."""
     from commlib.collectives import COLLECTIVES, REDOPS
+
+    result = Result(call.pop("as_json"), call.pop("output"))
 
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
     element = str(read_dtypes(dtype)[0]).removeprefix("torch.")
-    why = read_plan(plan, backend, world).explain(op, dtype=element, world=world, **call)
+    why = read_plan(plan, backend, ranks).explain(op, dtype=element, world=ranks, **call)
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
     for line in str(why).splitlines():
-        click.echo(fold.fill(line))
+        result.say(fold.fill(line))
+    result.finish({"schema": "commlib.plan.explained", "version": 1, **asdict(why)}, [asdict(why)])
 
 
 @plan.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@result_options
 @click.pass_context
-def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
+def validate(ctx: click.Context, /, files: tuple[str, ...], **where: Any) -> None:
     """Check plan files: keys, values and names.
 
     Print the first mistake of each file on standard error, and exit with 1 if there is one.
     """
     from commlib.core.setup import check_names, usable
 
-    faulty = False
+    result, rows = Result(**where), list[dict[str, str]]()
     for file in files:
         try:
-            found = _open(file)
-            backend = found.fingerprint.get("backend", "")
-            check_names(found, usable(backend), backend)
-            click.echo(f"{file}: OK, {counted(len(found.rules), 'rule')}, plan {found.digest}")
+            checked = _open(file)
+            backend = checked.fingerprint.get("backend", "")
+            check_names(checked, usable(backend), backend)
+            result.say(f"{file}: OK, {counted(len(checked.rules), 'rule')}, plan {checked.digest}")
+            rows.append({"file": file, "digest": checked.digest, "wrong": ""})
         except ValueError as error:
-            faulty = True
             click.echo(f"commlib: {error}", err=True)
-    ctx.exit(1 if faulty else 0)
+            rows.append({"file": file, "digest": "", "wrong": str(error)})
+    result.finish({"schema": "commlib.plan.validated", "version": 1, "rows": rows}, rows)
+    ctx.exit(int(any(row["wrong"] for row in rows)))
 
 
 @plan.command()
@@ -120,13 +134,13 @@ def validate(ctx: click.Context, files: tuple[str, ...]) -> None:
 @click.option("--op", default="all_reduce", show_default=True, help="Collective.")
 @click.option("--below", help="Algorithm up to SIZE.  [default: shm_oneshot, nccl_staged]")
 @click.option("--above", help="Algorithm beyond SIZE.  [default: shm_twoshot, nccl_direct]")
-@click.option("-n", "--world", type=click.IntRange(1), help="Limit the rule to this number of ranks.")
+@ranks_option(None, "Limit the rule to this number of ranks.")
 @click.option("--backend", default="shm", show_default=True, help="Backend whose plan is changed.")
 @_output
 def threshold(
-    size: int, op: str, below: str | None, above: str | None, world: int | None, backend: str, output: Path | None
+    size: int, op: str, below: str | None, above: str | None, ranks: int | None, backend: str, output: Path | None
 ) -> None:
-    """Write the classic plan: one algorithm up to SIZE, another one beyond.
+    """Write the classic plan: one algorithm up to SIZE, another beyond.
 
     Everything else is as in the shipped plan of the backend.
     """
@@ -145,7 +159,7 @@ def threshold(
         )
     for name in (low, high):
         known_name(name, known[op], f"algorithm of {op} on {backend}")
-    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=world)
+    made = Plan.threshold(size, below=low, above=high, op=op, base=base, world=ranks)
     _write(made.file_text, output)
 
 
@@ -166,8 +180,8 @@ def _document(plan: Plan, world: int) -> dict[str, Any]:
     return {
         "schema": KIND.name,
         "version": KIND.version,
-        **{"source": plan.source, "digest": plan.digest, "world": world},
-        "fit": {**asdict(plan.fit), "said": plan.fit.description},
+        **{"source": plan.source, "digest": plan.digest, "ranks": world},
+        "fit": {**asdict(plan.fit), "description": plan.fit.description},
         "pinned": dict(plan.pinned),
         "rows": rows,
     }
@@ -180,9 +194,9 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
     from commlib.plan.machine import fingerprint
 
     if plan is not None:
-        found = _open(plan)
-        check_names(found, usable(found.fingerprint.get("backend", "")))
-        return found.fitted(fingerprint(found.fingerprint.get("backend", "")))
+        chosen = _open(plan)
+        check_names(chosen, usable(chosen.fingerprint.get("backend", "")))
+        return chosen.fitted(fingerprint(chosen.fingerprint.get("backend", "")))
     backend = env.BACKEND.get() if backend == "auto" else backend
     backend = backends.here(world) if backend == "auto" else backend
     known_name(backend, backends.BACKENDS, "backend")

@@ -11,7 +11,7 @@ from typing import Any
 from commlib.counts import counted
 from commlib.debug.format import ranks_text
 from commlib.debug.jobs import Job
-from commlib.tools.debug.format import clipped, table
+from commlib.tools.debug.page import clipped, table
 from commlib.tools.debug.sample import Kind, Look, Place, Watched, blamed, kind_of
 
 LATE_SHARE = 0.05  # of the time that others wait for it: less is none to speak of
@@ -277,11 +277,9 @@ def _op_rows(op: OpTime) -> Iterator[tuple[str, ...]]:
 def slow_document(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
     """Return everything as data."""
     return {
-        "schema": "commlib.debug.slow",
-        "version": 1,
         "job": job.number,
         "command": job.command,
-        "said": sentences(job, slow, where, cores),
+        "sentences": sentences(job, slow, where, cores),
         **asdict(slow),
         "where": {str(job.ranks[pid].number): dict(places) for pid, places in where.items()},
     }

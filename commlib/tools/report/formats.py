@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from commlib.tools.report.table import Column
@@ -99,3 +100,19 @@ def _inert(text: str, marks: Iterable[str]) -> str:
     for mark in marks:
         text = text.replace(mark, f"{mark[:-1]}\\{mark[-1]}")
     return text
+
+
+def rows_text(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], form: str) -> str:
+    """Write a document, or its rows as csv or md."""
+    if form == "csv":
+        return csv_text(rows)
+    if form == "md":
+        cells = [{name: " ".join(str(value).split()) for name, value in flat(row)} for row in rows]
+        names = dict.fromkeys(name for row in cells for name in row)
+        columns = [Column(name, partial(_cell, name), left=True) for name in names]
+        return "\n".join(markdown_table(columns, cells))
+    return json_text(document)
+
+
+def _cell(name: str, cells: Mapping[str, str]) -> str:
+    return cells.get(name, "")

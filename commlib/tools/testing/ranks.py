@@ -16,6 +16,7 @@ from typing import Any
 
 from commlib.bootstrap.local import LAUNCHER
 from commlib.bootstrap.unix_rendezvous import RendezvousServer
+from commlib.errors import CommError
 from commlib.tools.launch import fate
 from commlib.tools.testing.worker import Outcome, Seat, create_communicator, split, work
 
@@ -31,6 +32,12 @@ class RankError(RuntimeError):
         failed = {rank: outcome for rank, outcome in sorted(outcomes.items()) if outcome.trace}
         super().__init__("\n".join(f"rank {rank} {outcome.trace}" for rank, outcome in failed.items()))
         self.errors = {rank: outcome.error for rank, outcome in failed.items()}
+
+    @property
+    def cause(self) -> CommError:
+        """The first error that says what is wrong with the world, for who has no use for tracebacks."""
+        of_world = (error for error in self.errors.values() if isinstance(error, CommError))
+        return next(of_world, CommError(str(self).strip().splitlines()[-1]))
 
 
 class Handle:

@@ -48,7 +48,9 @@ class _Bench(LazyGroup):
         except click.NoSuchOption as error:
             from commlib.tools.bench.foreign import remedy
 
-            raise click.UsageError(remedy(error.option_name, words) or error.format_message(), ctx) from None
+            if text := remedy(error.option_name, words):
+                raise click.UsageError(text, ctx) from None
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """Measure."""

@@ -213,8 +213,8 @@ def live_ranks(backend: str) -> Finding:
     try:
         with Ranks(count, timeout_s=60.0, deadline_s=100.0, backend=backend) as ranks:
             results = ranks.run(sums)
-    except RankError as error:  # the tracebacks of all ranks
-        return broken(str(error).strip().splitlines()[-1], TRY_RANKS)
+    except RankError as error:
+        return broken(str(error.cause).partition("\n")[0], TRY_RANKS)
     expected = [count * (count + 1) / 2]
     if wrong := [values for values, _ in results if values != expected]:
         return broken(f"all_reduce gave {wrong[0]} where {expected} on each rank was expected", WRONG_SUM)

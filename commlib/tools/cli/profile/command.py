@@ -12,7 +12,7 @@ import click
 
 from commlib.tools.baselines.kernels import KERNELS, Listed
 from commlib.tools.cli.options import EXISTING, FILE, JSON, POSITIVE, picture, read_bytes
-from commlib.tools.cli.ranks import Words, started
+from commlib.tools.cli.ranks import RankCommand, started
 from commlib.tools.report import nsight
 
 if TYPE_CHECKING:
@@ -81,10 +81,12 @@ def _run(name: str, **options: Any) -> None:
 
 
 for _name, _listed in KERNELS.items():
-    profile.add_command(Words(_name, callback=partial(_run, _name), params=_options(_name, _listed), help=_listed.help))
+    profile.add_command(
+        RankCommand(_name, callback=partial(_run, _name), params=_options(_name, _listed), help=_listed.help)
+    )
 
 
-@profile.command(cls=Words)
+@profile.command(cls=RankCommand)
 @click.option("--time", "seconds", default=SECONDS, show_default=True, type=POSITIVE)
 @click.option(
     "--leaves", default=100_000, show_default=True, type=click.IntRange(200), help="Leaves of the evicting tree."
@@ -103,7 +105,7 @@ def radix(ctx: click.Context, seconds: float, leaves: int, seed: int, output: Pa
     ctx.exit(main(report, Output(RadixView, path=output), seconds, seed))
 
 
-@profile.command(cls=Words)
+@profile.command(cls=RankCommand)
 @click.option("--phase", type=click.Choice(["decode", "prefill"]), default="decode", show_default=True)
 @click.option("-b", "--batch", help="Number of requests, a,b.")
 @click.option("-l", "--length", help="Tokens of each request, a,b.")
@@ -159,7 +161,7 @@ def _look(options: Mapping[str, Any], case: Case, device: torch.device) -> None:
         click.get_current_context().exit(nsight.run(once.command(options["tool"], case)))
 
 
-@profile.command(cls=Words)
+@profile.command(cls=RankCommand)
 @click.argument("op", default="all_reduce")
 @click.option("-n", "--ranks", type=click.IntRange(1), help="Start N ranks here; without it, join the launcher's.")
 @click.option("--bytes", "num_bytes", callback=read_bytes, default="64K", show_default=True, help="Size of the call.")

@@ -192,7 +192,7 @@ def _plan(document: Document) -> Texts:
     fit = document["fit"]
     match = f"; {fit['score']} of {fit['total']} keys of its fingerprint are this machine's" if fit["total"] else ""
     pinned = "".join(f" The environment pins {op} to {name}." for op, name in document["pinned"].items())
-    text = f"{home_as_tilde(document['source'])} (plan {document['digest']}): {fit['said']}{match}.{pinned}"
+    text = f"{home_as_tilde(document['source'])} (plan {document['digest']}): {fit['description']}{match}.{pinned}"
     yield "" if fit["total"] and not fit["differences"] else WARN, f"init() takes {text}"
 
 
@@ -206,7 +206,7 @@ def _sections(name: str, document: Document) -> list[Section]:
         latencies = [panels[0] for panels in which.panels(document)[1:] if panels[0].lines]
         abreast = [latencies[at : at + ABREAST] for at in range(0, len(latencies), ABREAST)]
         return which.sections(document, _drawn(which.chart_title(document), abreast))
-    code = [f"commlib {words} -n {document['world']}" for words in PLAN_NEXT] if name == "plan" else []
+    code = [f"commlib {words} -n {document['ranks']}" for words in PLAN_NEXT] if name == "plan" else []
     cells = list(map(_cells, document.get("findings") or document["rows"]))
     texts = list(RESULTS[name](document))
     return [Section(name, title, "", texts, [plain_table(title, cells, _look)], code, document.get("notes", ()))]

@@ -13,7 +13,7 @@ import click
 
 from commlib.counts import counted
 from commlib.tools.cli.options import FILE, Finite, check_files, read_bytes, read_dtypes, read_names
-from commlib.tools.cli.ranks import Words, started
+from commlib.tools.cli.ranks import RankCommand, started
 
 if TYPE_CHECKING:
     from commlib.tools.cli.tune.run import Order
@@ -58,7 +58,7 @@ def _by(read: Callable[[Any], tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]
     return lambda ctx, param, value: () if value is None else read(value)
 
 
-@click.command(cls=Words)
+@click.command(cls=RankCommand)
 @click.argument("ops", nargs=-1, metavar="[OP]...", callback=_by(_ops))
 @click.option("-n", "--ranks", type=click.IntRange(2), help="Start N ranks here; without it, join the launcher's.")
 @click.option("-b", "--min-bytes", "low", default="16", callback=read_bytes, show_default=True, help="Smallest size.")
