@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from commlib.tools.cli import main
+from commlib.tools.report.document import Kind
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -57,9 +58,12 @@ def interrupted(words: Iterable[str], begun: Callable[[Any], bool], python: Path
     return said
 
 
-def written(found: Path | str, schema: str) -> dict[str, Any]:
-    """Return the document in a file, or in a text, after a look at its schema, such as `bench/schema.json`."""
+def written(found: Path | str, schema: Kind | str) -> dict[str, Any]:
+    """Return the document in a file, or in a text, after a look at its kind, or at a schema, `bench/schema.json`."""
     document: dict[str, Any] = json.loads(found if isinstance(found, str) else found.read_text(encoding="utf-8"))
-    rules = json.loads((resources.files("commlib.tools") / schema).read_text(encoding="utf-8"))
+    if isinstance(schema, Kind):
+        rules = schema.schema()
+    else:
+        rules = json.loads((resources.files("commlib.tools") / schema).read_text(encoding="utf-8"))
     jsonschema.validate(document, rules, jsonschema.Draft202012Validator)
     return document

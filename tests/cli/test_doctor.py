@@ -39,7 +39,7 @@ QUICK = {"machine": checks.GROUPS["machine"]}
 def test_a_good_machine_passes_within_80_columns(call, monkeypatch, groups):
     monkeypatch.setattr(command, "GROUPS", groups)
     code, out, _ = call("doctor", "--json")
-    document = written(out, "cli/doctor/schema.json")
+    document = written(out, command.KIND)
     made = {check.topic for group in groups.values() for check in group if check.job != "nccl"}
     assert {finding["topic"] for finding in document["findings"]} == made
     assert (code, document["job"], document["runs"]) == (0, "shm", True)

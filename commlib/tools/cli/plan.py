@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,55 @@ from commlib.counts import counted
 from commlib.tools.cli.options import FILE, Result, known_name, ranks_option, read_bytes, read_dtypes, result_options
 from commlib.tools.cli.removed import Group
 from commlib.tools.report.document import Kind
+from commlib.tools.report.schema import Count
 
 if TYPE_CHECKING:
     from commlib.plan import Plan
 
-KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", "commlib.tools.cli", "plan_schema.json")
+
+@dataclass(frozen=True)
+class PlanFit:
+    """The machine that the plan was measured on, next to this one; a total of 0: the plan names none."""
+
+    score: Count
+    total: Count
+    differences: list[str]
+    description: str
+
+
+@dataclass(frozen=True)
+class PlanRange:
+    """A range of sizes of a rule; a * stands for all."""
+
+    op: str
+    dtype: str
+    redop: str
+    placement: str
+    mode: str
+    above: int | None  # bytes; null: from the smallest
+    up_to: int | None  # bytes, including; null: without end
+    choice: str  # the algorithm and its parameters
+    gain: float | None  # how much faster than the runner-up, as measured
+    runner_up: str | None
+    confidence: float | None
+    rule: str
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """The ranges of a plan for one number of ranks, in the order in which rules decide."""
+
+    schema: str
+    version: int
+    source: str
+    digest: str
+    ranks: int
+    fit: PlanFit
+    pinned: dict[str, str]  # collective: the algorithm that the environment pins it to
+    rows: list[PlanRange]
+
+
+KIND = Kind("commlib.plan.shown", 2, "commlib plan show --json", of=PlanDocument)
 # The classic pair: copies in and out of symmetric memory below the threshold, the plain call above it.
 CLASSIC = {"nccl": ("nccl_staged", "nccl_direct"), "shm": ("shm_oneshot", "shm_twoshot")}
 
@@ -164,7 +208,7 @@ def threshold(
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:
-    """Return what --json prints; plan_schema.json says what is in it."""
+    """Return what --json prints: a PlanDocument."""
     rows = [
         {
             **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},

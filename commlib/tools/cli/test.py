@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,14 +13,35 @@ import click
 from commlib.counts import counted
 from commlib.tools.cli.options import Result, known_name, ranks_option, result_options
 from commlib.tools.cli.ranks import RankCommand, command_line
-from commlib.tools.report.document import Kind, Report, Row
+from commlib.tools.report.document import Document, Kind, Report, Row
 
 if TYPE_CHECKING:
     from commlib.tools.testing import Ranks
 
 
 BUFFER_BYTES = 128 << 20  # what a rank allocates to check a collective
-KIND = Kind("commlib.test", 1, "commlib test --json", "commlib.tools.cli", "test_schema.json")
+
+
+@dataclass(frozen=True)
+class CheckedAlgorithm:
+    """One algorithm on one number of ranks."""
+
+    ranks: int
+    backend: str
+    op: str
+    algorithm: str
+    wrong: str  # the first thing that is wrong, with its rank; empty: nothing
+
+
+@dataclass(frozen=True)
+class CheckedDocument(Document):
+    """A run of `commlib test`."""
+
+    rows: list[CheckedAlgorithm]
+    notes: list[str]  # what was left out, and why
+
+
+KIND = Kind("commlib.test", 1, "commlib test --json", of=CheckedDocument)
 
 
 class Checked(Report):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -41,7 +41,9 @@ SHORTER = [
     (re.compile(r' (width|height)="[\d.]+pt"| transform="rotate\(-0 [^"]*"|font-family: [^;]*; | id="[\w.]+_\d+"'), ""),
     (re.compile(r"<metadata>.*?</metadata>", re.DOTALL), ""),
     (re.compile(r"\s*\n\s*"), " "),
-    (re.compile(r"(\.\d\d)\d+(?=[^<>]*>)"), r"\1"),
+    (re.compile(r"(\.\d)\d+(?=[^<>]*>)"), r"\1"),
+    (re.compile(r"\.0(?=[^<>\d][^<>]*>)| (?=/?>|\"/?>|<)|(?<=>) "), ""),
+    (re.compile(r"(?<=[;:]) (?=[^<>]*>)"), ""),
 ]
 FEW_DECADES = 30  # up to this ratio of an axis' ends minor ticks are labelled: more would cover each other
 FAR = 2.0  # times the best option's time: what takes longer is out of the picture of a tuning
@@ -120,7 +122,17 @@ def svg(title: str, rows: Rows) -> str:
     _, _, element = text.getvalue().partition("<svg")
     for pattern, short in SHORTER:
         element = pattern.sub(short, element)
-    return f"<svg{element.replace(INK, 'currentColor')}"
+    return f"<svg{''.join(_without_bare_groups(element)).replace(INK, 'currentColor')}"
+
+
+def _without_bare_groups(element: str) -> Iterator[str]:
+    """Yield the parts of an element but the tags of groups that have no attributes."""
+    bare = []
+    for part in re.split(r"(<g\b[^>]*>|</g>)", element):
+        if part.startswith("<g"):
+            bare.append(part == "<g>")
+        if part not in ("<g>", "</g>") or (part == "</g>" and not bare.pop()):
+            yield part
 
 
 def _save(rows: Rows, title: str, target: Any, **options: Any) -> None:

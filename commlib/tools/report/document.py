@@ -12,20 +12,52 @@ from pathlib import Path
 from typing import Any
 
 from commlib.tools.report.files import read_json
+from commlib.tools.report.schema import schema_of
 
 Row = dict[str, Any]  # a row of a document: its schema says what is in it
 LONGEST = 200  # characters of a fault: it ends in what is wrong
 
 
 @dataclass(frozen=True)
+class Document:
+    """What every document has."""
+
+    schema: str  # the name of the kind
+    version: int
+    command: str
+    created: str  # ISO 8601, UTC
+    complete: bool
+    ended: str | None  # why the run is not complete
+    fingerprint: Fingerprint
+    environment: dict[str, Any]  # the variables that may change a figure, never all
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The machine and its software."""
+
+    cpu: str
+    cores: int | None
+    machine: str
+    kernel: str
+    python: str
+    torch: str
+    commlib: str
+    settings: dict[str, Any]
+    gpu: str | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True)
 class Kind:
-    """Documents of one command: `name` and `version` stand in each, the schema beside the command's modules."""
+    """Documents of one command: `name` and `version` stand in each; the schema is of a dataclass, or in a file."""
 
     name: str
     version: int
     command: str  # that writes them
-    package: str  # that has the schema
+    package: str = ""  # that has the schema
     file: str = "schema.json"
+    of: type[Any] | None = None  # a dataclass: mostly a Document
 
     def read(self, path: Path) -> dict[str, Any]:
         """Read a file with one document."""
@@ -63,10 +95,17 @@ class Kind:
 
     def faults(self, document: Any) -> Iterator[str]:
         """Yield what a rendering would stumble over, with its place."""
-        schema = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
         import jsonschema  # takes 0.25 s to load
 
-        return map(_said, jsonschema.Draft202012Validator(_open_to_more(schema)).iter_errors(document))
+        return map(_said, jsonschema.Draft202012Validator(_open_to_more(self.schema())).iter_errors(document))
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema."""
+        if self.of is not None:
+            head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{self.name}/{self.version}"}
+            return {**head, "title": f"What `{self.command}` measured", **schema_of(self.of)}
+        found: dict[str, Any] = json.loads((resources.files(self.package) / self.file).read_text(encoding="utf-8"))
+        return found
 
 
 class Report(ABC):
@@ -110,6 +149,7 @@ def _open_to_more(rule: Any) -> Any:
 
 def _said(error: Any) -> str:
     if error.context:
-        return _said(error.context[-1])  # of the choices that all fail, the last: it is the fullest
+        last = max(part.schema_path[0] for part in error.context)  # of the choices that all fail it is the fullest
+        return _said(next(part for part in error.context if part.schema_path[0] == last))
     place = error.json_path.removeprefix("$").removeprefix(".") or "the document"
     return f"{place}: {error.message[-LONGEST:]}"

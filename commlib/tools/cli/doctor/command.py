@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from shutil import get_terminal_size
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -21,12 +21,26 @@ from commlib.tools.report.document import Kind
 from commlib.tools.report.progress import Progress
 from commlib.version import __version__
 
-KIND = Kind("commlib.doctor", 1, "commlib doctor --json", "commlib.tools.cli.doctor")
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "yellow", "broken": "red"}
 JOBS = {"nccl": "ranks on GPUs", "shm": "ranks on CPUs over shared memory", "torch": "ranks over torch.distributed"}
 # A first import of torch from a cold disk, or eight ranks on GPUs, take many seconds; a longer probe hangs.
 PROBE_TIMEOUT_S = 120.0
 PROBE = "from commlib.tools.cli.doctor import command; command.print_group({!r}, {!r})"
+
+
+@dataclass(frozen=True)
+class DoctorDocument:
+    """What `commlib doctor` has checked."""
+
+    schema: str
+    version: int
+    commlib: str
+    job: Literal["nccl", "shm", "torch"]  # the backend that commlib.init() takes here
+    runs: bool  # whether commlib can run here; the exit code is 0 then, else 1
+    findings: list[Finding]
+
+
+KIND = Kind("commlib.doctor", 1, "commlib doctor --json", of=DoctorDocument)
 
 
 @click.command()

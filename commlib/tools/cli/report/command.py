@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from commlib.tools.cli.options import read_names
-from commlib.tools.cli.report.run import SCOPES, STATE, STEPS, Folder, Settings, measure
+from commlib.tools.cli.report.run import STATE, Folder, measure
+from commlib.tools.cli.report.steps import STEPS, Settings
 
 INTERRUPTED = 130
 
@@ -53,10 +54,10 @@ def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | Non
     if interrupted:
         click.echo(f"commlib: interrupted; `commlib report -o {output}` goes on", err=True)
         ctx.exit(INTERRUPTED)
-    ctx.exit(int(any(ended["code"] or not folder.has(name) for name, ended in folder.ended.items())))
+    ctx.exit(int(any(ended.code or not folder.has(name) for name, ended in folder.ended.items())))
 
 
-def _opened(path: Path, scope: str | None, ranks: int | None) -> Folder:
+def _opened(path: Path, scope: Any, ranks: int | None) -> Folder:
     """Return the folder, new or as it was left; what is asked for must be what it has."""
     if (path / STATE).exists():
         folder = Folder(path)
@@ -74,4 +75,4 @@ def _opened(path: Path, scope: str | None, ranks: int | None) -> Folder:
     path.mkdir(parents=True, exist_ok=True)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     ranks = ranks or max(gpus, 2)
-    return Folder(path, Settings(scope or SCOPES[1], ranks, backends.here(ranks) == "nccl"))
+    return Folder(path, Settings(scope or "usual", ranks, backends.here(ranks) == "nccl"))
