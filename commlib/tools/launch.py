@@ -321,13 +321,14 @@ def _environment(rank: int, server: RendezvousServer, port: int, pipe: int) -> d
     """Return a rank's environment: our server, and torchrun's variables for torch.distributed."""
     size = server.size
     # An outer torchrun's agent serves no store for these ranks.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    beside = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
-    kept["PATH"] = os.pathsep.join([beside, *filter(beside.__ne__, kept.get("PATH", os.defpath).split(os.pathsep))])
-    kept.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
-    kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+    binaries = str(Path(sys.executable).parent)  # where `python` and `commlib` are ours
+    rest = environ.get("PATH", os.defpath).split(os.pathsep)
+    environ["PATH"] = os.pathsep.join([binaries, *filter(binaries.__ne__, rest)])
+    environ.setdefault("PYTHONUNBUFFERED", "1")  # lines come when they are written, also from a rank that dies
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // size)))
     inherited = f"{pipe}:{os.fstat(pipe).st_ino}"  # the number may be of another descriptor in a child of the rank
     local = {env.LOCAL_FD.name: inherited, env.LOCAL_SERVER.name: server.name, "MASTER_ADDR": "127.0.0.1"}
     numbers = {env.LOCAL_RANK.name: rank, env.LOCAL_SIZE.name: size, "MASTER_PORT": port}
     numbers |= {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    return {**kept, **local, **{name: str(value) for name, value in numbers.items()}}
+    return {**environ, **local, **{name: str(value) for name, value in numbers.items()}}

@@ -174,8 +174,8 @@ def _look_at_all(samplers: Sequence[_Sampler], now: int) -> dict[Place, Look]:
     for sampler in samplers:
         look, since_ns = looks[sampler.place], 0
         if sampler.by_torch and look.kind is not None:
-            theirs = [other for other in samplers if other.place[1] == sampler.place[1]]
-            last = min(theirs, key=lambda other: other.entered)
+            members = [other for other in samplers if other.place[1] == sampler.place[1]]
+            last = min(members, key=lambda other: other.entered)
             if last.entered < sampler.entered:
                 since_ns = sampler.waits_since_ns or now
                 looks[sampler.place] = Look(look.kind, last.rank, since_ns)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from commlib.tools.timing import Measurement
 
-LEAST_BLOCKS = 3  # of fewer, no interval can be had
+MIN_BLOCKS = 3  # of fewer, no interval can be had
 ENOUGH = 1.05  # times as fast: less is level
 
 
@@ -22,7 +22,7 @@ def ratio_row(above: Sequence[float], below: Sequence[float], seed: int) -> dict
     """Return how many times as long as `below` the blocks of `above` take; None where there are too few."""
     from commlib.tools.timing import ratio_of_medians
 
-    if min(len(above), len(below)) < LEAST_BLOCKS:
+    if min(len(above), len(below)) < MIN_BLOCKS:
         return None
     return {name: round(value, 4) for name, value in asdict(ratio_of_medians(above, below, seed)).items()}
 

@@ -186,12 +186,12 @@ def _handle(handler: Any, numbers: Iterable[signal.Signals]) -> None:
 @contextmanager
 def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
     """Report from another thread, and end, where a signal asks for it and no exception can end the main one's call."""
-    ours, theirs = socket.socketpair()
-    theirs.setblocking(False)
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
     out = threading.Event()
 
     def watch() -> None:
-        while heard := ours.recv(1):
+        while heard := reader.recv(1):
             if heard[0] in ENDS and not out.wait(STUCK_S):
                 try:
                     finish(INTERRUPTED_TEXT)
@@ -200,12 +200,12 @@ def _reported_when_stuck(finish: Callable[[str], None]) -> Iterator[None]:
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield
     finally:
         out.set()
         signal.set_wakeup_fd(before)
-        theirs.close()  # the watcher reads the end
+        writer.close()  # the watcher reads the end
         watcher.join()
-        ours.close()
+        reader.close()

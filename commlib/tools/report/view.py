@@ -50,8 +50,8 @@ class View(ABC):
 
     def rows(self) -> list[Row]:
         """Return the rows."""
-        found: list[Row] = self.document["rows"]
-        return found
+        rows: list[Row] = self.document["rows"]
+        return rows
 
     def series(self, row: Row) -> Hashable:
         """Return what the rows below one head share: their title."""

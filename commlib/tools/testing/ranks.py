@@ -220,13 +220,13 @@ class Ranks:
         self._stop(0)
 
     def _spawn(self, context: Any, rank: int, server: str) -> _Worker:
-        control, theirs = context.Pipe()
+        control, of_worker = context.Pipe()
         life, lifeline = context.Pipe(duplex=False)
         # The fork server's environment is as old as the server.
         seat = Seat(rank, self.size, server, dict(os.environ), self._create, self._options)
-        process = context.Process(target=work, args=(seat, theirs, life), daemon=True)
+        process = context.Process(target=work, args=(seat, of_worker, life), daemon=True)
         process.start()
-        theirs.close()
+        of_worker.close()
         life.close()
         return _Worker(process, control, lifeline)
 

@@ -128,9 +128,12 @@ def _faults(documents: Documents) -> Texts:
     for row in documents.get("correctness", {"rows": []})["rows"]:
         if row["wrong"]:
             yield BAD, f"Wrong values: {_checked(row)}: {row['wrong']}"
-    for found in documents.get("environment", {"findings": []})["findings"]:
-        if found["state"] in ("warning", "broken"):
-            yield CLASSES[found["state"]], f"{found['topic']} ({found['state']}): {home_as_tilde(found['detail'])}"
+    for finding in documents.get("environment", {"findings": []})["findings"]:
+        if finding["state"] in ("warning", "broken"):
+            yield (
+                CLASSES[finding["state"]],
+                f"{finding['topic']} ({finding['state']}): {home_as_tilde(finding['detail'])}",
+            )
     machines = [of["fingerprint"] for of in documents.values() if "fingerprint" in of]
     for key in ONE_MACHINE:
         if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
