@@ -177,7 +177,6 @@ class _Job:
         self.server = RendezvousServer(size, LAUNCHER, several=True)
 
     def spawn(self, command: list[str], bind: str) -> None:
-        """Start every rank."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port: int = probe.getsockname()[1]  # for torch.distributed; nothing holds it until a rank does
@@ -211,16 +210,13 @@ class _Job:
         return self.code
 
     def give_up(self, code: int) -> None:
-        """Kill what there is of the job."""
         self.code = code
         self._end_all(signal.SIGKILL)
 
     def say(self, text: str) -> None:
-        """Write a line of the launcher's own."""
         self.sinks[1].write(f"commlib: {text}\n".encode())
 
     def close(self) -> None:
-        """Kill and reap whoever is left."""
         for rank in list(self.alive.values()):
             rank.reap()
         self.alive.clear()

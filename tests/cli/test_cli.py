@@ -14,7 +14,7 @@ from click.testing import CliRunner
 import commlib
 from commlib.errors import BuildFailed, CommTimeout
 from commlib.tools.cli import COMMANDS, main
-from commlib.tools.cli.options import TIME
+from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
 from commlib.tools.testing.ranks import RankError
 from commlib.tools.testing.worker import Outcome
@@ -120,10 +120,10 @@ def test_commands_have_at_most_two_levels_and_all_their_numbers_are_called_so():
 
 @pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("5s", 5), ("2m", 120), ("1.5h", 5400), ("500ms", 0.5)])
 def test_a_time_has_one_grammar(text, seconds):
-    assert TIME.convert(text, None, None) == seconds
+    assert Seconds().convert(text, None, None) == seconds
     for wrong in ("", "s", "-1", "0", "5x", "nan", "1 2"):
         with pytest.raises(click.BadParameter, match="write 5, 5s, 2m or 1h"):
-            TIME.convert(wrong, None, None)
+            Seconds().convert(wrong, None, None)
 
 
 def test_a_document_goes_to_stdout_and_to_a_file_in_the_form_of_its_suffix(call, tmp_path):
@@ -250,6 +250,7 @@ REFUSED = {
         ("bnech", "no command 'bnech'; did you mean bench? see"),
         ("plan shw", "no command 'shw'; did you mean show? see"),
         ("plan show --world 3", "no option --world; it is -n/--ranks now"),
+        ("report -o x --baseline y", "no option --baseline; `commlib bench compare OLD/collectives.json"),
         ("run -np 2 x.py", "'p' is not a valid number"),
         ("--nonsense", "commlib: "),
         ("doctor --nonsense", "commlib: "),

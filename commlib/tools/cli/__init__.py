@@ -49,11 +49,9 @@ class LazyGroup(Group):
     heading = "Commands"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of the table."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load the module of one command."""
         if cmd_name not in self.table:
             return None
         module, _, attribute = self.table[cmd_name][0].partition(":")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commlib.tools.cli.options import TIME, Result, result_options
+from commlib.tools.cli.options import Result, Seconds, result_options
 from commlib.tools.report.formats import json_text
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _NATIVE = {  # tools that show native stacks, the better one first
 @click.argument("job", type=click.IntRange(min=1), metavar="[JOB|PID]", required=False)
 @click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C.")
 @click.option("--slow", is_flag=True, help="Watch a job that is slow: where its time goes, and who is late.")
-@click.option("--time", "seconds", type=TIME, default="2s", help="How long --slow watches.")
+@click.option("--time", "seconds", type=Seconds(), default="2s", help="How long --slow watches.")
 @click.option("--native", is_flag=True, help="Show native stacks too, with py-spy, gdb or eu-stack; takes seconds.")
 @click.option("--sites/--no-sites", default=None, help="From now on, ranks record where in the program each call is.")
 @click.option("--dump", type=click.Path(file_okay=False, path_type=Path), help="Save everything in this folder.")
@@ -73,8 +73,6 @@ def debug(job: int | None, watch: bool, as_json: bool, output: Path | None, **op
 
 @dataclass(frozen=True)
 class Options:
-    """What is shown of a job, and saved."""
-
     dump: Path | None
     sites: bool | None
     native: bool

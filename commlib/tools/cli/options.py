@@ -29,19 +29,17 @@ class Finite(click.FloatRange):
     """A range of numbers, without the two that Python also reads: nan, which no bound refuses, and inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the text into a number of the range."""
         number = float(super().convert(value, param, ctx))
         return number if math.isfinite(number) else self.fail(f"{value} is not a finite number", param, ctx)
 
 
-class Time(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.5
     """A time above 0, in one grammar for all commands: 5 and 5s are seconds; 500ms, 2m, 1h."""
 
     name = "time"
     UNITS: Mapping[str, float] = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Turn the text into seconds."""
         parts = re.fullmatch(r"(\d+\.?\d*|\.\d+)(ms|s|m|h|)", str(value).strip())
         seconds = float(parts[1]) * self.UNITS[parts[2]] if parts else 0.0
         if not 0 < seconds < math.inf:
@@ -49,7 +47,6 @@ class Time(click.ParamType):  # type: ignore[type-arg]  # click has one since 8.
         return seconds
 
 
-TIME = Time()
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -68,7 +65,6 @@ def picture(bare: str, text: str) -> dict[str, Any]:
 
 
 def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
-    """Return `-n, --ranks`."""
     return click.option("-n", "--ranks", type=click.IntRange(low), default=default, help=text)
 
 
@@ -83,7 +79,6 @@ class Result:
         self._lines: list[str] = []
 
     def say(self, text: str) -> None:
-        """Print lines, unless a document is asked for."""
         self._lines.append(text)
         if not self.as_json:
             click.echo(text)

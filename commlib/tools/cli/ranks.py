@@ -17,7 +17,6 @@ class RankCommand(click.Command):
     """Saves its arguments: the ranks that -n starts are called with the same."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, after taking a copy."""
         ctx.meta["words"] = list(args)
         return super().parse_args(ctx, args)
 

@@ -12,8 +12,12 @@ REMOVED = {
     "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
 }
 """A command, without the name of the program, and what does its work now."""
-RENAMED = {"--world": "-n/--ranks", "--seconds": "--time"}
-"""An option of several commands, and its name now."""
+OPTIONS = {
+    "--world": "it is -n/--ranks now",
+    "--seconds": "it is --time now",
+    "--baseline": "`commlib bench compare OLD/collectives.json NEW/collectives.json` compares two reports",
+}
+"""An option that a command has no more, and what does its work now."""
 
 
 class Group(click.Group):
@@ -39,9 +43,9 @@ class Group(click.Group):
 
 
 def no_such_option(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error for an unknown option: its name now, or the one that was meant, if the help has it."""
-    if name := RENAMED.get(error.option_name):
-        return click.UsageError(f"no option {error.option_name}; it is {name} now", error.ctx)
+    """Return the error for an unknown option: what replaces it, or the one that was meant, if the help has it."""
+    if successor := OPTIONS.get(error.option_name):
+        return click.UsageError(f"no option {error.option_name}; {successor}", error.ctx)
     params = error.ctx.command.params if error.ctx is not None else []
     shown = [param for param in params if isinstance(param, click.Option) and not param.hidden]
     known = [name for param in shown for name in (*param.opts, *param.secondary_opts)]

@@ -35,8 +35,6 @@ class CheckedAlgorithm:
 
 @dataclass(frozen=True)
 class CheckedDocument(Document):
-    """A run of `commlib test`."""
-
     rows: list[CheckedAlgorithm]
     notes: list[str]  # what was left out, and why
 
@@ -48,7 +46,6 @@ class Checked(Report):
     """Collects what was checked, and what was left out."""
 
     def content(self) -> dict[str, Any]:
-        """Return a row for each algorithm on each number of ranks."""
         return {"rows": self.rows, "notes": self.notes}
 
 

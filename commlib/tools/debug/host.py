@@ -47,7 +47,6 @@ def starting_here(wanted: int | None = None) -> list[Starting]:
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """Yield a process and those that started it."""
     while pid > 0:
         yield pid
         pid = process(pid).parent

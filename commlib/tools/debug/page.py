@@ -147,7 +147,6 @@ def stack_text(rank: Rank, slots: Iterable[Slot]) -> str:
 
 
 def wrapped(lines: Iterable[str]) -> list[str]:
-    """Break lines between words, at the terminal's width."""
     columns = max(shutil.get_terminal_size().columns, MIN_COLUMNS)
     broken = (textwrap.wrap(line, columns, subsequent_indent="    ", break_on_hyphens=False) for line in lines)
     return [*chain(*broken)]
@@ -160,7 +159,6 @@ def clipped(line: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
 

@@ -79,14 +79,11 @@ class OpTime:
 
     @property
     def share(self) -> float:
-        """The mean share of the ranks' time."""
         return fmean(share.waits + share.moves for share in self.ranks.values())
 
 
 @dataclass
 class Slowness:
-    """What is known of a job's speed."""
-
     seconds: float
     looks: int
     ranks: list[RankTime]
@@ -95,7 +92,6 @@ class Slowness:
 
 
 def slowness(watched: Watched, traffic: Traffic) -> Slowness:
-    """Sum up what was seen."""
     moments = [(at, looks, list(blamed(watched.job, looks))) for at, looks in watched.looks]
     ranks = [_rank_time(watched, pid, moments) for pid in sorted({pid for pid, _ in watched.calls})]
     ranks.sort(key=lambda one: one.rank)
@@ -236,7 +232,6 @@ def slow_page(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: i
 
 
 def sentences(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> list[str]:
-    """Return the sentences."""
     if not slow.ranks:
         return ["no rank has a communicator open"]
     lines = [late_text(job, one, where.get(one.pid, Counter())) for one in slow.late]
@@ -275,7 +270,6 @@ def _op_rows(op: OpTime) -> Iterator[tuple[str, ...]]:
 
 
 def slow_document(job: Job, slow: Slowness, where: dict[int, Counter[str]], cores: int) -> dict[str, Any]:
-    """Return everything as data."""
     return {
         "job": job.number,
         "command": job.command,

@@ -60,7 +60,6 @@ class Kind:
     of: type[Any] | None = None  # a dataclass: mostly a Document
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Read a file with one document."""
         documents = self.read_all(path)
         if len(documents) != 1:
             raise ValueError(
@@ -102,7 +101,6 @@ class Kind:
         return map(_fault_text, jsonschema.Draft202012Validator(_open_to_more(self.schema())).iter_errors(document))
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema."""
         if self.of is not None:
             head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"{self.name}/{self.version}"}
             return {**head, "title": f"What `{self.command}` measured", **schema_of(self.of)}
@@ -120,7 +118,6 @@ class Report(ABC):
         self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def document(self, ended: str = "", complete: bool = True) -> dict[str, Any]:
-        """Return everything; `ended` says why it is not complete."""
         from commlib.tools.timing import environment, fingerprint
 
         return {

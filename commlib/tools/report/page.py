@@ -89,7 +89,6 @@ def _prose(text: str) -> str:
 
 
 def markdown(section: Section) -> str:
-    """Return a section as a file."""
     parts = [f"# {escaped(section.title)}", *(escaped(text) for _, text in section.text)]
     for table in section.tables:
         parts += [f"**{escaped(table.title)}**", "\n".join(markdown_table(table.columns, table.items))]

@@ -64,7 +64,6 @@ class Output:
         return [text]
 
     def open(self, report: Report, parts: int) -> None:
-        """Print what stands above the rows of a report that will have so many parts."""
         self._report = report
         self._shown = self.view(report.document(complete=False))
         self._progress = Progress(parts, self._shown.width, self.speaks)
@@ -76,7 +75,6 @@ class Output:
         return self.wanted
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Print the rows of one part, below a head if a series begins with them."""
         view = self._shown
         for shown in grouped(rows, view.series):
             series = view.series(shown[0])

@@ -22,7 +22,6 @@ class Column:
     spare: int = 0  # of the columns that do not fit, the one with the highest goes first
 
     def fit(self, text: str) -> str:
-        """Cut and align a text."""
         text = text if len(text) <= self.width else text[: self.width - 1] + "…"
         return f"{text:<{self.width}}" if self.left else f"{text:>{self.width}}"
 
@@ -46,7 +45,6 @@ class Table:
         return ["#", f"# {title}"[: self.width], *shown]
 
     def line(self, item: Any) -> str:
-        """Return the line of an item."""
         return self._joined(column.read(item) for column in self.columns).rstrip()
 
     def _joined(self, cells: Iterable[str]) -> str:

@@ -60,7 +60,6 @@ class Handle:
         return outcome.value
 
     def join(self) -> list[Any]:
-        """Return every rank's value in rank order, or raise RankError with every failure."""
         self._ranks.collect(self, set(self.pending) | set(self.outcomes))
         if any(outcome.trace for outcome in self.outcomes.values()):
             raise RankError(self.outcomes)
@@ -138,12 +137,10 @@ class Ranks:
         return self._send([rank for rank in self._alive() if rank < size], fn, args, size)
 
     def kill(self, rank: int) -> None:
-        """Kill one rank with SIGKILL; the next `run` starts all ranks anew."""
         self._workers[rank].process.kill()
         self._workers[rank].process.join(STOP_S)
 
     def restart(self) -> None:
-        """Replace every rank process and communicator."""
         self._stop(0)
         self._server = RendezvousServer(self.size, LAUNCHER, several=True)
         self._server.start()
@@ -162,7 +159,6 @@ class Ranks:
             worker.stacks_fd = fd
 
     def close(self) -> None:
-        """End every rank; those that do not close their communicator in time are killed."""
         self._stop(STOP_S)
 
     def collect(self, handle: Handle, wanted: set[int]) -> None:

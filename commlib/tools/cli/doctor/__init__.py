@@ -27,7 +27,6 @@ class Finding:
     needed: bool = False
 
     def lines(self, width: int) -> list[str]:
-        """Return what is shown, no wider than the terminal."""
         room = max(width - TOPIC - STATE - 2, 20)
         parts = textwrap.wrap(home_as_tilde(self.detail), room, break_on_hyphens=False)
         parts += textwrap.wrap(home_as_tilde(self.remedy), room, initial_indent="→ ", subsequent_indent="  ")

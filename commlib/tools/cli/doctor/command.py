@@ -30,8 +30,6 @@ PROBE = "from commlib.tools.cli.doctor import command; command.print_group({!r},
 
 @dataclass(frozen=True)
 class DoctorDocument:
-    """What `commlib doctor` has checked."""
-
     schema: str
     version: int
     commlib: str

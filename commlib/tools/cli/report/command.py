@@ -28,13 +28,8 @@ INTERRUPTED = 130
 @click.option("--only", metavar="A,B", help=f"Measure only these steps: {', '.join(STEPS)}.")
 @click.option("--skip", metavar="A,B", help="Leave these steps out.")
 @click.option("--show", is_flag=True, help="Measure nothing; write the pages again from what the folder has.")
-@click.option(
-    "--baseline",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Folder of another report: list what changed since then beyond the noise.",
-)
 @click.pass_context
-def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | None, **asked: Any) -> None:
+def report(ctx: click.Context, /, output: Path, show: bool, **asked: Any) -> None:
     """Measure this machine from end to end, and write report.html and a Markdown file for each step.
 
     Each step is a command of commlib, whose JSON document stays in the folder. Ctrl-C keeps what is done, and the same
@@ -44,11 +39,10 @@ def report(ctx: click.Context, /, output: Path, show: bool, baseline: Path | Non
 
     wanted = STEPS if asked["only"] is None else read_names(asked["only"], STEPS, "step")
     left_out = () if asked["skip"] is None else read_names(asked["skip"], STEPS, "step")
-    before = Folder(baseline) if baseline else None
     folder = Folder(output) if show else _opened(output, asked["scope"], asked["ranks"])
     todo = [name for name in STEPS if name in wanted and name not in left_out and not folder.has(name)]
     interrupted = measure(folder, [] if show else todo)
-    for _, text in write_pages(folder, before).text:
+    for _, text in write_pages(folder).text:
         click.echo(text)
     click.echo(f"report: {output / 'report.html'}")
     if interrupted:

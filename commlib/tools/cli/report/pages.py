@@ -9,18 +9,15 @@ from typing import Any
 
 from commlib.counts import counted
 from commlib.tools.bench import which
-from commlib.tools.bench.difference import difference
 from commlib.tools.cli.doctor import home_as_tilde
 from commlib.tools.cli.doctor.command import JOBS
 from commlib.tools.cli.report.run import DONE, Folder
-from commlib.tools.cli.report.steps import ON_PAGE, STEPS, Documents, calls, timed
+from commlib.tools.cli.report.steps import ON_PAGE, STEPS, Documents, calls
 from commlib.tools.report import chart
-from commlib.tools.report.document import Row
-from commlib.tools.report.figures import fitted, ratio_text, size_text
+from commlib.tools.report.figures import ratio_text, size_text
 from commlib.tools.report.files import write
 from commlib.tools.report.page import BAD, GOOD, WARN, Section, Table, html, markdown, plain_table
 from commlib.tools.report.table import Column
-from commlib.tools.report.view import grouped
 
 Document = Mapping[str, Any]
 Texts = Iterator[tuple[str, str]]  # each with its class
@@ -32,18 +29,14 @@ NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands, below the pla
 MAX_LOST = 10  # calls that another library makes faster
 MACHINE = ("gpus", "gpu", "cpu", "cores", "driver", "cuda", "nccl", "torch", "commlib", "kernel", "python")
 ONE_MACHINE = ("cpu", "cores", "kernel", "torch", "commlib")
-CLASSES = {"broken": BAD, "missing": WARN, "warning": WARN, "worse": BAD, "wrong": BAD, "better": GOOD}
-THRESHOLD = 0.05  # of changes, as of `commlib bench compare`
-BARE: dict[str, Any] = {"config": {}, "environment": {}, "plan": {"digest": "", "source": ""}}  # of a kernel's document
+CLASSES = {"broken": BAD, "missing": WARN, "warning": WARN}
 
 
-def write_pages(folder: Folder, before: Folder | None = None) -> Section:
-    """Write every page of what is there, with what changed since another report; return the summary."""
+def write_pages(folder: Folder) -> Section:
+    """Write every page of what is there; return the summary."""
     documents = _documents(folder)
-    sections = [_summary(folder, documents)]
-    if before is not None:
-        sections.append(_changes(before.path.resolve().name, _documents(before), documents))
-    sections += [section for name in documents for section in _sections(name, documents[name])]
+    sections = [section for name in documents for section in _sections(name, documents[name])]
+    sections.insert(0, _summary(folder, documents))
     steps = [{"step": name, **_cells(asdict(ended))} for name, ended in folder.ended.items()]
     sections.append(Section("made", "How this was made", tables=[plain_table("Each step wrote NAME.json", steps)]))
     for section in sections:
@@ -58,7 +51,7 @@ def write_pages(folder: Folder, before: Folder | None = None) -> Section:
 def _documents(folder: Folder) -> Documents:
     """Read the documents that there are, in the order of the page."""
     present = [name for name in ON_PAGE if name in folder.ended and folder.file(name).exists()]
-    return {name: STEPS[name].read(folder.file(name)) for name in present}
+    return {name: STEPS[name].reader.read(folder.file(name)) for name in present}
 
 
 def _machine(documents: Documents) -> dict[str, Any]:
@@ -127,7 +120,8 @@ def _problems(folder: Folder, documents: Documents) -> Texts:
 def _faults(documents: Documents) -> Texts:
     for row in documents.get("correctness", {"rows": []})["rows"]:
         if row["wrong"]:
-            yield BAD, f"Wrong values: {_checked(row)}: {row['wrong']}"
+            call = f"{row['op']} by {row['algorithm']}, {counted(row['ranks'], 'rank')}"
+            yield BAD, f"Wrong values: {call}: {row['wrong']}"
     for finding in documents.get("environment", {"findings": []})["findings"]:
         if finding["state"] in ("warning", "broken"):
             yield (
@@ -138,10 +132,6 @@ def _faults(documents: Documents) -> Texts:
     for key in ONE_MACHINE:
         if len(values := dict.fromkeys(str(of.get(key)) for of in machines)) > 1:
             yield BAD, f"The steps were not measured on one machine with one software: {key} {' and '.join(values)}."
-
-
-def _checked(row: Row) -> str:
-    return f"{row['op']} by {row['algorithm']}, {counted(row['ranks'], 'rank')}"
 
 
 def _job(document: Document) -> Texts:
@@ -173,7 +163,7 @@ RESULTS: dict[str, Callable[[Document], Texts]] = {"correctness": _values, "envi
 
 def _sections(name: str, document: dict[str, Any]) -> list[Section]:
     """Return what is written of the document of a step."""
-    title, view = STEPS[name].title, STEPS[name].view_of
+    title, view = STEPS[name].title, STEPS[name].reader.shown_by
     if view is not None:
         return [view(document, WIDTH).section(name, title)]
     if name == "collectives":
@@ -195,45 +185,4 @@ def _cells(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _class(cells: Mapping[str, str], column: Column) -> str:
-    return CLASSES.get(cells.get("state", cells.get("verdict", "")), BAD if cells.get("wrong", "-") != "-" else "")
-
-
-def _changes(name: str, before: Documents, now: Documents) -> Section:
-    """Return what changed since the report of that name, by the rule of `commlib bench compare`."""
-    both, text, rows, verdicts = [step for step in now if step in before], dict[str, str](), list[Row](), Counter[str]()
-    for step in both:
-        old, new = ({**BARE, **of[step], "rows": timed(step, of[step])} for of in (before, now))
-        text |= dict.fromkeys(_states(before[step], now[step]), WARN)
-        if {row["call"] for row in old["rows"]} & {row["call"] for row in new["rows"]}:
-            differing = difference((name, old), (step, new), THRESHOLD)
-            text |= dict.fromkeys(differing["warnings"], WARN)
-            rows += [row for row in differing["rows"] if row["changed"] or row["verdict"] == "wrong"]
-            verdicts.update(differing["summary"].get("ours", {}).get("verdicts", {}))
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items() if count)
-    text[f"Calls of commlib in both, by the rule of `commlib bench compare`: {counts or 'none'}."] = ""
-    cells = [
-        {
-            **{"call": row["call"], "by": row["algorithm"], "before, µs": fitted(row["a_us"], 9)},
-            **{"now, µs": fitted(row["b_us"], 9), "ratio": ratio_text(row["ratio"]), "verdict": row["verdict"]},
-        }
-        for row in rows
-    ]
-    table = plain_table("Calls that changed", cells, _class)
-    return Section("changes", f"Changes since {name}", "", [(look, line) for line, look in text.items()], [table])
-
-
-def _states(before: Document, now: Document) -> Iterator[str]:
-    """Yield what the doctor, the check of values and the plan answer otherwise than before."""
-    old, new = dict(_answers(before)), dict(_answers(now))
-    for what in {**old, **new}:
-        if old.get(what) != new.get(what):
-            yield f"{what}: {new.get(what, 'not there')}, before {old.get(what, 'not there')}"
-
-
-def _answers(document: Document) -> Texts:
-    for of in grouped(document.get("findings", ()), lambda finding: finding["topic"]):
-        yield of[0]["topic"], ", ".join(finding["state"] for finding in of)
-    for row in document["rows"] if document["schema"] == "commlib.test" else ():
-        yield _checked(row), row["wrong"] or "right"
-    if "digest" in document:
-        yield "plan in force", document["digest"]
+    return CLASSES.get(cells.get("state", ""), BAD if cells.get("wrong", "-") != "-" else "")

@@ -80,11 +80,9 @@ class Folder:
         self.settings = settings
 
     def has(self, name: str) -> bool:
-        """Say whether a step is measured."""
         return name in self.ended and self.ended[name].state == DONE
 
     def file(self, name: str) -> Path:
-        """Return where the document of a step is."""
         return self.path / f"{name}.json"
 
     def save(self, name: str, ended: Ended, document: Any) -> None:
