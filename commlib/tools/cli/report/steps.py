@@ -81,7 +81,7 @@ COLLECTIVE = Reader("bench.rows:KIND", order=("op", "size"))
 PHASES = Reader("cli.profile.comm:KIND", "cli.profile.comm_view:CommView")
 PATHS = Reader("cli.profile.comm_analysis:KIND", "cli.profile.comm_analysis_view:AnalysisView")
 KERNEL = Reader("cli.profile.report:KIND", "cli.profile.view:ProfileView", ("n", "bytes"))
-ATTENTION = Reader("cli.profile.attention:KIND", "cli.profile.attention_view:AttentionView")
+ATTENTION = Reader("cli.profile.attention:KIND", "cli.profile.attention_view:AttentionView", ("n", "bytes"))
 RADIX = Reader("cli.profile.radix:KIND", "cli.profile.radix:RadixView")
 DECODE, PREFILL = (f"profile attention --phase={phase} --compare --json" for phase in ("decode", "prefill"))
 STEPS = {
