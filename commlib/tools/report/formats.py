@@ -13,34 +13,17 @@ from typing import Any
 from commlib.tools.report.table import Column
 
 CODE = r"((?<!`)`(?!`)[^`\n]+`(?!`))"  # as markdown has it
-LINE = 120  # characters of an object that stands on one line wherever it is
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """Write a document so that a person can read it and a tool can compare it: one line for a row."""
-    return _json(document, 0)
+    """Write a document so that a person can read it and a tool can compare it: a line for a key, and for a row."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_json(value)}" for key, value in document.items()) + "\n}"
 
 
-def _json(value: Any, depth: int) -> str:
-    """Write a value; an object of a list is one line unless it has a list of objects itself."""
-    whole = json.dumps(value)
-    if isinstance(value, Mapping) and (len(whole) > LINE or depth == 0 or _nested(value)):
-        parts = [f"{json.dumps(key)}: {_json(item, depth + 1)}" for key, item in value.items()]
-        return _block("{}", parts, depth)
+def _json(value: Any) -> str:
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
-        parts = [_json(item, depth + 1) if _nested(item) else json.dumps(item) for item in value]
-        return _block("[]", parts, depth)
-    return whole
-
-
-def _nested(value: Any) -> bool:
-    lists = [part for part in value.values() if isinstance(part, list)] if isinstance(value, Mapping) else []
-    return any(isinstance(item, Mapping) for part in lists for item in part)
-
-
-def _block(brackets: str, parts: Sequence[str], depth: int) -> str:
-    indent = "\n" + " " * (depth + 1)
-    return brackets[0] + indent + f",{indent}".join(parts) + "\n" + " " * depth + brackets[1]
+        return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]"
+    return json.dumps(value)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], fields: Mapping[str, str] | None = None) -> str:

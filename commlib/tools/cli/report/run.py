@@ -90,9 +90,7 @@ class Folder:
         if document is not None:
             write(self.file(name), packed([document]) if "rows" in document else json_text(document))
         self.ended[name] = ended
-        write(
-            self.path / STATE, json.dumps(asdict(State(KIND.name, KIND.version, self.settings, self.ended)), indent=1)
-        )
+        write(self.path / STATE, json_text(asdict(State(KIND.name, KIND.version, self.settings, self.ended))))
 
 
 def measure(folder: Folder, names: Sequence[str]) -> bool:
