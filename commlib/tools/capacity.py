@@ -108,7 +108,6 @@ def groups(controller: str) -> Iterator[Path]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, or no limit."""
     try:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -60,7 +60,6 @@ class LazyGroup(Group):
         return with_plain_values(command)
 
     def headings(self) -> dict[str, list[str]]:
-        """Return the commands that the help lists below each heading."""
         return {self.heading: list(self.table)}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -84,7 +83,6 @@ class Main(LazyGroup):
     table = COMMANDS
 
     def headings(self) -> dict[str, list[str]]:
-        """Return what a newcomer needs first."""
         return {"Start here": list(COMMANDS)[:FIRST], "More commands": list(COMMANDS)[FIRST:]}
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:

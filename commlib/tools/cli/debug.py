@@ -10,18 +10,24 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from commlib.debug import findings_of
+from commlib.debug.jobs import Job, ask_stacks, moments
+from commlib.debug.process import command_of
+from commlib.debug.record import Record
+from commlib.debug.starting import LOG_S, Starting
 from commlib.tools.cli.options import Result, Seconds, result_options
+from commlib.tools.debug.flight import flights
+from commlib.tools.debug.host import jobs_here, starting_here, why_none
+from commlib.tools.debug.page import brief, document, page, records_document, wrapped
+from commlib.tools.debug.sample import cores_of, whereabouts
+from commlib.tools.debug.sample import watch as watch_job
+from commlib.tools.debug.slow import slow_document, slow_page, slowness
+from commlib.tools.debug.trace import Calls, events_of, recorded_calls, trace_text
 from commlib.tools.report.formats import json_text
-
-if TYPE_CHECKING:
-    from commlib.debug.jobs import Job
-    from commlib.debug.record import Record
-    from commlib.debug.starting import Starting
-    from commlib.tools.debug.trace import Calls
 
 APART_S = 0.7  # between the two looks at a job
 WATCH_S = 2.0
@@ -55,8 +61,6 @@ def debug(job: int | None, watch: bool, as_json: bool, output: Path | None, **op
     The document of --json has the findings; --dump also saves all records, traces, and dumps for torch's flight
     recorder. The exit code is 3 if something is wrong.
     """
-    from commlib.tools.debug.host import jobs_here, starting_here, why_none
-
     if not WATCHED_S[0] <= options["seconds"] <= WATCHED_S[1]:
         raise click.UsageError("--time: a job is watched for 100ms to 1h")
     while True:
@@ -65,19 +69,10 @@ def debug(job: int | None, watch: bool, as_json: bool, output: Path | None, **op
             raise click.ClickException(why_none(job))
         if watch:
             click.clear()
-        wrong = _show_all(jobs, starting, Options(**options), Result(as_json, output))
+        wrong = _show_all(jobs, starting, Result(as_json, output), **options)
         if not watch:
             return 3 * wrong
         time.sleep(WATCH_S)
-
-
-@dataclass(frozen=True)
-class Options:
-    dump: Path | None
-    sites: bool | None
-    native: bool
-    slow: bool
-    seconds: float
 
 
 @dataclass
@@ -94,30 +89,39 @@ class Shown:
     line: str = ""  # shown instead of the text, where nothing is wrong and there are other jobs
 
 
-def _show_all(jobs: list[list[Record]], starting: list[Starting], options: Options, result: Result) -> bool:
+def _show_all(
+    jobs: list[list[Record]],
+    starting: list[Starting],
+    result: Result,
+    slow: bool,
+    seconds: float,
+    native: bool,
+    sites: bool | None,
+    dump: Path | None,
+) -> bool:
     """Show jobs, those in which something is wrong first; say whether there are such. All are looked at together."""
     late = _show_starting(starting, result)
-    for record in chain(*jobs) if options.sites is not None else ():
-        record.header.wants_sites = options.sites
-    if options.slow:
-        shown = [_slow(records, options.seconds) for records in jobs]
+    for record in chain(*jobs) if sites is not None else ():
+        record.header.wants_sites = sites
+    if slow:
+        shown = [_slow(records, seconds) for records in jobs]
     else:
         shown = sorted(_stuck(jobs), key=lambda one: not one.wrong)
     wrong = sum(one.wrong for one in shown)
     if len(shown) > 1:
         result.say(f"something is wrong in {wrong} of {len(shown)} jobs\n")
-    schema = {"schema": "commlib.debug.slow" if options.slow else "commlib.debug", "version": 2}
+    schema = {"schema": "commlib.debug.slow" if slow else "commlib.debug", "version": 2}
     for at, one in enumerate(shown):
         if at and not shown[at - 1].line:
             result.say("")
         result.say(one.line or one.text)
-        stacks = _native_stacks(one) if options.native else {}
+        stacks = _native_stacks(one) if native else {}
         for rank, stack in stacks.items():
             result.say(f"\nrank {rank}:\n{stack}")
         if stacks:
             one.data["native_stacks"] = stacks
-        if options.dump is not None:
-            _dump(options.dump / str(one.job.number), one, schema)
+        if dump is not None:
+            _dump(dump / str(one.job.number), one, schema)
     rows = [{"job": one.data["job"], "finding": line} for one in shown for line in one.data["sentences"]]
     waiting = [asdict(one) for one in starting]
     result.finish({**schema, "jobs": [one.data for one in shown], "in_init": waiting}, rows or waiting)
@@ -125,11 +129,6 @@ def _show_all(jobs: list[list[Record]], starting: list[Starting], options: Optio
 
 
 def _show_starting(starting: list[Starting], result: Result) -> bool:
-    """Show the ranks that wait in init(); say whether one has waited for long."""
-    from commlib.debug.process import command_of
-    from commlib.debug.starting import LOG_S
-    from commlib.tools.debug.page import wrapped
-
     lines = (f"rank {one.rank} of {one.size} {one} (process {one.pid}, {command_of(one.pid)})" for one in starting)
     if starting:
         result.say("\n".join([*wrapped(lines), ""]))
@@ -137,11 +136,6 @@ def _show_starting(starting: list[Starting], result: Result) -> bool:
 
 
 def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
-    from commlib.debug import findings_of
-    from commlib.debug.jobs import ask_stacks, moments
-    from commlib.tools.debug.page import brief, document, page
-    from commlib.tools.debug.trace import recorded_calls
-
     looks = moments(jobs, APART_S)
     ask_stacks(rank for _, job in looks for rank in job.ranks.values())
     for (before, job), records in zip(looks, jobs, strict=True):
@@ -155,10 +149,8 @@ def _stuck(jobs: list[list[Record]]) -> Iterator[Shown]:
 
 def _slow(records: list[Record], seconds: float) -> Shown:
     from commlib.collectives import traffic
-    from commlib.tools.debug.sample import cores_of, watch, whereabouts
-    from commlib.tools.debug.slow import slow_document, slow_page, slowness
 
-    watched = watch(records, seconds)
+    watched = watch_job(records, seconds)
     job, slow = watched.job, slowness(watched, traffic)
     where = {one.pid: whereabouts(records, job, one.pid) for one in slow.late}
     parts = job, slow, where, cores_of(job)
@@ -186,10 +178,6 @@ def native_stack(pid: int) -> str:
 
 def _dump(place: Path, shown: Shown, schema: Mapping[str, Any]) -> None:
     """Write a folder for the job: what was shown, the record of each rank as it is, and its calls for other tools."""
-    from commlib.tools.debug.flight import flights
-    from commlib.tools.debug.page import records_document
-    from commlib.tools.debug.trace import events_of, trace_text
-
     data = json_text({**schema, **shown.data, **records_document(shown.job)})
     trace = trace_text(events_of(shown.job, shown.calls))
     try:

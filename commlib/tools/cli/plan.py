@@ -208,7 +208,6 @@ def threshold(
 
 
 def _document(plan: Plan, world: int) -> dict[str, Any]:
-    """Return what --json prints: a PlanDocument."""
     rows = [
         {
             **{key: getattr(rule, key) for key in ("op", "dtype", "redop", "placement", "mode")},
@@ -248,7 +247,6 @@ def read_plan(plan: str | None, backend: str, world: int) -> Plan:
 
 
 def _open(name: str) -> Plan:
-    """Return the plan of a file, or one that comes with commlib."""
     from commlib.plan import Plan, shipped, shipped_plan
 
     if name in shipped() and not Path(name).is_file():

@@ -27,7 +27,6 @@ def command_line(ctx: click.Context) -> str:
 
 
 def _names(ctx: click.Context) -> list[str]:
-    """Return the names by which a command is called, such as profile comm."""
     return [] if ctx.parent is None else [*_names(ctx.parent), str(ctx.info_name)]
 
 

@@ -75,7 +75,6 @@ def test(ctx: click.Context, /, ranks: int | None, quick: bool, only: str | None
 
 
 def _run(report: Report, sizes: Sequence[int], names: Sequence[str], quick: bool) -> Iterator[str]:
-    """Check, and yield the lines of what was checked and of what cannot be."""
     for size in sizes:
         backends, left_out = _backends(names, size)
         report.notes += left_out
@@ -122,7 +121,6 @@ def _check_backend(size: int, backend: str, names: Sequence[str], quick: bool) -
 
 
 def _check(ranks: Ranks, name: str, algorithm: str, quick: bool) -> str:
-    """Return the first thing that is wrong with one algorithm, or ''."""
     from commlib.errors import CommError
     from commlib.tools.testing.conformance import EVERY_SIZE, EVERY_TYPE, QUICK, check_algorithm
 

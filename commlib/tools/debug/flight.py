@@ -32,7 +32,6 @@ Members = tuple[int, ...]
 
 
 def flights(job: Job) -> dict[int, bytes]:
-    """Return the dump of each rank that is here, by its number."""
     since = _since(job)
     dumps = {}
     for rank in job.ranks.values():
@@ -117,7 +116,6 @@ def _message(call: Call, slot: Slot, pair: str) -> Entry:
 
 
 def _fields(call: Call, done: bool) -> Entry:
-    """Return the fields that collectives and messages have in common."""
     file, _, line = call.site.rpartition(":")
     return {
         "pg_id": 0,

@@ -44,7 +44,6 @@ def page(job: Job, before: Job, findings: list[Finding], style: Callable[[str], 
 
 
 def brief(job: Job, before: Job) -> str:
-    """Return one line for a job in which nothing is wrong."""
     return clipped(f"{_name(job)}: {_progress_text(job, before)}, {job.command}")
 
 
@@ -60,7 +59,6 @@ def document(job: Job, before: Job, findings: list[Finding]) -> dict[str, Any]:
 
 
 def records_document(job: Job) -> dict[str, Any]:
-    """Return everything that the records have: ranks with their communicators, calls and stacks."""
     return {"records": [asdict(rank) for rank in _in_order(job)]}
 
 
@@ -112,7 +110,6 @@ def _unrecorded_lines(job: Job) -> list[str]:
 
 
 def _rows(job: Job, rank: Rank) -> list[tuple[str, ...]]:
-    """Return a row for each communicator that the rank has open."""
     process, order = rank.process, list(job.communicators)
     core = str(process.core) if process.core >= 0 else ""
     head = (str(rank.number), rank.place, _STATES.get(process.state, process.state), core)

@@ -67,8 +67,6 @@ class Rate:
 
 @dataclass
 class OpTime:
-    """Where the time of one kind of call goes, by rank."""
-
     op: str
     dtype: str
     count: int
@@ -133,7 +131,6 @@ def _state(pid: int, looks: dict[Place, Look]) -> str:
 
 
 def _calls(watched: Watched, pid: int) -> int:
-    """Return how many collectives a process has entered meanwhile."""
     then = watched.before.ranks.get(pid)
     olds = {slot.id: slot for slot in then.slots} if then else {}
     return sum(slot.calls_since(olds.get(slot.id, slot)) for slot in watched.job.ranks[pid].slots)

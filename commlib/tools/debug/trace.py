@@ -58,7 +58,6 @@ def _call(rank: int, thread: int, call: Call, job: Job, under_way: Call | None) 
 
 
 def _waits(job: Job, slot: Slot, rank: int, thread: int) -> Iterator[Event]:
-    """Yield the waits under way, inside their calls."""
     for wait in slot.waits:
         yield {
             "name": f"waits for rank {job.name(slot, wait.peer)}",

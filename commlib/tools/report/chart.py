@@ -94,7 +94,6 @@ def look(at: int, **style: Any) -> dict[str, Any]:
 
 
 def missing() -> str:
-    """Say why nothing can be drawn here, "" if it can."""
     return "" if importlib.util.find_spec("matplotlib") is not None else NEEDS
 
 

@@ -84,7 +84,6 @@ def _inert(text: str, marks: Iterable[str]) -> str:
 
 
 def rows_text(document: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], form: str) -> str:
-    """Write a document, or its rows as csv or md."""
     if form == "csv":
         return csv_text(rows)
     if form == "md":

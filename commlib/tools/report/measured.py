@@ -14,7 +14,6 @@ ENOUGH = 1.05  # times as fast: less is level
 
 
 def percentiles_us(measured: Measurement, percents: Sequence[int] = (0, 10, 50, 90, 100)) -> dict[str, float]:
-    """Return p0 to p100 in microseconds."""
     return {f"p{p}": round(measured.percentile_s(p) * 1e6, 4) for p in percents}
 
 

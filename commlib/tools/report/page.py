@@ -32,7 +32,6 @@ class Table:
 
 
 def plain_table(title: str, rows: Sequence[Mapping[str, str]], look: Callable[[Any, Column], str] = _plain) -> Table:
-    """Return the table of rows that have their cells by the names of the columns."""
     names = rows[0] if rows else {}
     columns = [
         Column(name, itemgetter(name), left=any(re.search("[a-z]", row[name]) for row in rows)) for name in names
@@ -54,7 +53,6 @@ class Section:
 
 
 def html(title: str, subtitle: str, sections: Sequence[Section]) -> str:
-    """Return one file that fetches nothing."""
     try:
         from jinja2 import Environment
     except ImportError:

@@ -56,7 +56,6 @@ class Check(NamedTuple):
         return [self.named(result, job) for result in (results if isinstance(results, list) else [results])]
 
     def named(self, finding: Finding, job: str) -> Finding:
-        """Return a finding with the topic, and whether the main job needs it."""
         return replace(finding, topic=self.topic, needed=self.job in ("any", job))
 
 
@@ -70,7 +69,6 @@ def main_job() -> str:
 
 
 def has_gpus() -> bool:
-    """Say whether NVIDIA's driver shows this process a GPU."""
     return not env.hides_gpus() and any(DEVICES.glob("nvidia[0-9]*"))
 
 

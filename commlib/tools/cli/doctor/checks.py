@@ -88,7 +88,6 @@ KNOWN_FAULTS = (
 
 
 def known_faults() -> list[Finding]:
-    """Return the known faults of the versions that are here."""
     here = {row.library: version_of(row.library) for row in KNOWN_FAULTS}
     rows = [row for row in KNOWN_FAULTS if row.first <= here[row.library] < row.fixed and row.happens()]
     names = [f"{row.library} {'.'.join(map(str, here[row.library]))}" for row in rows]
@@ -152,7 +151,6 @@ def libraries() -> Finding:
 
 
 def plugins() -> Finding:
-    """Load the plugins that the environment names."""
     from commlib.collectives import COLLECTIVES
 
     if COLLECTIVES.faults:
@@ -252,7 +250,6 @@ def reads_next(comm: Communicator) -> bool:
 
 
 def cache() -> Finding:
-    """Return what the cache holds, after writing into it."""
     from commlib.build.cache import cache_dir, check_writable
 
     check_writable(folder := cache_dir())

@@ -49,7 +49,6 @@ def write_pages(folder: Folder) -> Section:
 
 
 def _documents(folder: Folder) -> Documents:
-    """Read the documents that there are, in the order of the page."""
     present = [name for name in ON_PAGE if name in folder.ended and folder.file(name).exists()]
     return {name: STEPS[name].reader.read(folder.file(name)) for name in present}
 
@@ -162,7 +161,6 @@ RESULTS: dict[str, Callable[[Document], Texts]] = {"correctness": _values, "envi
 
 
 def _sections(name: str, document: dict[str, Any]) -> list[Section]:
-    """Return what is written of the document of a step."""
     title, view = STEPS[name].title, STEPS[name].reader.shown_by
     if view is not None:
         return [view(document, WIDTH).section(name, title)]

@@ -86,7 +86,6 @@ class Folder:
         return self.path / f"{name}.json"
 
     def save(self, name: str, ended: Ended, document: Any) -> None:
-        """Write how a step ended, after its document if it has one."""
         if document is not None:
             write(self.file(name), packed([document]) if "rows" in document else json_text(document))
         self.ended[name] = ended

@@ -109,7 +109,6 @@ ON_PAGE = [*(name for name in STEPS if name not in LAST), *LAST]
 
 
 def with_results(name: str, path: Path) -> list[str]:
-    """Return the arguments by which a step uses the document of `collectives`."""
     return ["--results", str(path)] if name == "paths" and path.exists() else []
 
 
