@@ -1,6 +1,6 @@
-"""Peers of the kernels for `commlib profile … --peer`: mini-sglang's, and a probe of what latency allows.
+"""Peers of the kernels for `commlib bench index|store --peer`: mini-sglang's, and a probe of what latency allows.
 
-    PYTHONPATH=DIR commlib profile index --sweep --peer benchmarks/kernel_peers.py
+    PYTHONPATH=DIR commlib bench index --sweep --peer benchmarks/kernel_peers.py
 
 DIR holds mini-sglang's package `minisgl`; its kernels are built by nvcc when first called, and left out where they
 cannot be. The probe is a kernel of one warp with the two dependent reads that a gather cannot avoid, launched as ours

@@ -237,9 +237,9 @@ def _add_norm(norm: str, quant: str | None, scale: Tensor | None) -> tuple[AddNo
         return partial(_quantised, quant, scale), "torch's operations, with quant"
     if norm == "torch" or not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         return _torch, "torch's addition and rms_norm"
-    from commlib.tools.baselines.kernels import triton_code
+    import triton_norm
 
-    return partial(_triton, triton_code), "one Triton kernel"
+    return partial(_triton, triton_norm), "one Triton kernel"
 
 
 def _torch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> tuple[Tensor, ...]:

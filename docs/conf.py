@@ -21,7 +21,7 @@ CONTENTS = {
     ),
     "Measure": ("report", "benchmarks", "profiling", "from_nccl_tests_and_osu"),
     "Inside": ("architecture", "shm", "gpu", "extending", "../CONTRIBUTING"),
-    "Look up": ("cli", "environment", "files", "../CHANGELOG"),
+    "Look up": ("cli", "documents", "environment", "files", "../CHANGELOG"),
 }
 
 project = html_title = "commlib"

@@ -1,4 +1,4 @@
-// Marks: when a block turns to another phase of its call, for `commlib profile comm`. They are
+// Marks: when a block turns to another phase of its call, for `commlib bench --phases`. They are
 // compiled in if COMMLIB_MARKS is defined; else kernels are what they are without this file.
 //
 // Two tracks in each block: what its first thread does, and the lane that sends tiles by the bulk

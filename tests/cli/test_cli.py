@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import commlib
 from commlib.errors import BuildFailed, CommTimeout
+from commlib.tools.bench import kernels, phases_report
 from commlib.tools.cli import COMMANDS, main
 from commlib.tools.cli.options import Seconds
 from commlib.tools.report.run import Output
@@ -48,7 +49,8 @@ def test_help_loads_and_starts_nothing_that_takes_time():
 
 
 def test_importing_the_command_line_loads_nothing_heavy():
-    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "cli.bench.show", "cli.bench.compare", "report.chart"]
+    modules = ["cli", *(f"cli.{name}" for name in COMMANDS), "report.chart"]
+    modules += [f"cli.bench.{name}" for name in ("show", "compare", "kernels")]
     heavy = "{'torch', 'commlib._native', 'numpy', 'mpi4py', 'matplotlib', 'rich'}"
     names = ", ".join(f"commlib.tools.{module}" for module in modules)
     code = f"import sys, {names}; print(sorted({heavy} & set(sys.modules)))"
@@ -130,7 +132,7 @@ def test_a_document_goes_to_stdout_and_to_a_file_in_the_form_of_its_suffix(call,
     for words, file, text in (
         ("plan show shm", "x.csv", "shm_oneshot"),
         ("plan show shm", "x.txt", "all_reduce"),
-        ("plan explain all_reduce --plan shm", "x.md", "| all_reduce |"),
+        ("plan explain all_reduce --plan shm", "x.md", "shm_twoshot"),
         ("plan validate nowhere.json", "x.json", '"wrong": "no plan file'),
     ):
         code, out, _ = call(*words.split(), "--json", "-o", file)
@@ -181,7 +183,7 @@ def test_two_launchers_at_once_are_refused(monkeypatch, capsys):
         "mpiexec": MPIEXEC,
         "srun": {**SRUN, "SLURM_STEP_NUM_TASKS": "2"},
     }
-    commands = (["bench", "barrier"], ["tune", "barrier"], ["profile", "comm", "barrier"])
+    commands = (["bench", "barrier"], ["tune", "barrier"], ["bench", "barrier", "--phases"])
     for words, (launcher, environ) in zip(commands, launchers.items(), strict=True):
         with monkeypatch.context() as patch:
             for name, value in environ.items():
@@ -221,10 +223,10 @@ def test_the_version_is_the_installed_one(command):
 
 MEASURING = {
     "bench barrier --backend shm --peers none -b 8 -e 4K --iters 1 --full -o found.json": "bench/schema.json",
-    "profile index --dim 96 --device cpu -n 2,3 -o found.json": "cli/profile/schema.json",
-    "profile attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": "cli/profile/attention_schema.json",
-    "profile comm barrier --backend shm -o found.json": "cli/profile/comm_schema.json",
-    "profile radix --leaves 200 --json": "cli/profile/radix_schema.json",
+    "bench index --dim 96 --device cpu -n 2,3 -o found.json": kernels.KIND,
+    "bench attention --dim 32 --device cpu -b 1,2 -l 20 -o found.json": kernels.KIND,
+    "bench barrier --phases --backend shm -o found.json": phases_report.KIND,
+    "bench radix --leaves 200 --json": kernels.KIND,
 }
 
 
@@ -257,7 +259,7 @@ REFUSED = {
         ("plan nonsense", "commlib: "),
         ("plan explain", "commlib: "),
         ("bench all_reduce -f nan", "finite"),
-        ("profile index --time inf", "finite"),
+        ("bench index --time inf", "finite"),
         ("tune all_reduce --time inf", "finite"),
     ],
     "bench": [
@@ -268,6 +270,7 @@ REFUSED = {
         ("-g 4", "-g is no option here: commlib bench takes one rank for each GPU: -n 4"),
         ("--ngpus=8", "commlib bench takes one rank for each GPU: -n 8"),
         ("-o max", "-o is the file to write here; the reduction is --redop max"),
+        ("--trace x.json", "--symmetric and --trace are of --phases"),
         ("-W 32", "messages in flight are --window 32"),
         ("--nobody", "no option --nobody; see"),
         ("--formt json", "no option --formt; did you mean --format? see"),
@@ -287,29 +290,29 @@ REFUSED = {
         ("-o nowhere/report.json", "no folder nowhere"),
         ("all_reduce --redop band", "nothing to measure: band of float32 is not defined"),
     ],
-    "profile index": [
+    "bench index": [
         ("-n 0", "a number that is not above 0"),
         ("--device meta", "not supported"),
         ("--device cpu --flush", "need a GPU"),
         ("-o nowhere/report.json", "no folder nowhere"),
     ],
-    "profile attention --device cpu": [
-        ("--phase prefill --fp8", "--fp8, --ragged and --tune are of decoding"),
+    "bench attention --device cpu": [
+        ("--phase prefill --fp8", "--fp8 and --ragged are of decoding"),
         ("--heads 6 --kv-heads 4", "--heads 6 is no multiple of --kv-heads 4"),
-        ("--dtype int32", "attention is profiled for bfloat16, float16, float32, not int32"),
-        ("-l 1G", "--length has 1073741824, but 16777216 is the most"),
+        ("--dtype int32", "attention is measured for bfloat16, float16, float32, not int32"),
+        ("-l 1G", "above 16777216"),
     ],
-    "profile comm": [
-        ("--algorithm shm_none", "no algorithm of all_reduce 'shm_none'"),
+    "bench --phases": [
+        ("--algorithms shm_none", "no algorithm 'shm_none'; did you mean "),
+        ("all_reduce barrier", "--phases looks at one call, and OP names 2"),
+        ("-b 8 -e 64K", "--phases looks at one call, and --sizes names "),
+        ("--format osu", "--phases has no osu; there are table, md, csv, json"),
         ("--graph", "--graph needs GPUs"),
-        ("barrier --in-place", "barrier has no in-place form"),
+        ("barrier --in-place in", "barrier has no in-place form"),
         ("broadcast -n 2 -r 2", "--root 2 is no rank; the last one is 1"),
         ("--trace /nowhere/trace.json", "there is no folder /nowhere"),
-        ("--analyze big", "--analyze big:"),
-        ("--analyze 1M --plot x.png", "leave --plot, --trace, --algorithm out"),
-        (f"--results {__file__}", "--results is for --analyze SIZES"),
-        (f"--analyze 1M --results {__file__}", "not JSON"),
     ],
+    "profile": [("comm all_reduce", "was removed; `commlib bench index|store|metadata|attention|radix` measures")],
     "radix": [("simulate t", "was removed; run make_traces.py and simulate.py in benchmarks/radix")],
     "tune -n 2": [
         ("all_reduces", "no collective 'all_reduces'"),
@@ -322,6 +325,8 @@ REFUSED = {
             "explain all_reduse",
             "no collective 'all_reduse'; did you mean all_reduce?; there are all_reduce, all_gather",
         ),
+        ("explain all_reduce --bytes big", "--bytes big:"),
+        (f"explain all_reduce --results {__file__}", "not JSON"),
         ("explain all_reduce --backend mpi", "no backend 'mpi'; there are nccl"),
         ("explain all_reduce --redop band", "on 2 ranks: there is no band of float32"),
         ("show absent.json", "no plan file 'absent.json'"),

@@ -23,7 +23,7 @@ SHARING = (
     "nccl_conformance",
     "pipes",
     "pipeline",
-    "profile_comm",
+    "bench_phases",
     "tp",
 )
 OF_NCCL = re.compile(r"nccl_direct|nccl_staged|nccl_symmetric|\[nccl\]")

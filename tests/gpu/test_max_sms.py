@@ -184,7 +184,7 @@ def test_a_large_call_has_no_more_blocks(
 ) -> None:
     monkeypatch.setenv(env.MAX_SMS.name, "5")
     trace = tmp_path / "trace.json"
-    words = f"profile comm all_reduce --backend nccl --algorithm {algorithm} --bytes {size} --time 1 --trace"
+    words = f"bench all_reduce --phases --backend nccl --algorithms {algorithm} --sizes {size} --time 1 --trace"
     on_two_ranks("-m", "commlib", *words.split(), str(trace))
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}

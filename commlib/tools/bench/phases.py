@@ -32,7 +32,7 @@ from commlib.tools.timing.phases import (
 
 ROOM = 1 << 19  # stamps of a block of calls
 BLOCKS = 8  # of calls without stamps, and as many with them, in turns
-LEAST, MOST, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # calls of a block; so many that a graph's launch does not count
+MIN_CALLS, MAX_CALLS, LEAD_IN, WAITED_FOR = 3, 96, 16, 15  # of a block; a graph's launch does not count
 LOOKS, TRIES = 400, 5  # at the clock, to see what that takes
 HOST, GPU = "host", "gpu"
 DEVICE, GAP = "device", "gap"  # all of what the GPU does; from launch to start, and from the end to who waits for it
@@ -54,20 +54,19 @@ T = TypeVar("T")
 Times: TypeAlias = "tuple[list[Traced], list[float]]"  # calls with stamps, nanoseconds of calls without
 
 
-class Found(NamedTuple):
-    """What a rank found: its calls, nanoseconds of calls without stamps, and the wrong elements of all ranks."""
+class Measured(NamedTuple):
+    """What a rank measured: its calls, nanoseconds of calls without stamps, and the wrong elements of all ranks."""
 
     calls: list[Traced]
-    alone_ns: list[float]
+    plain_ns: list[float]
     wrong: int | None
 
     def usual(self) -> Sequence[Traced]:
         """Return the second quarter of the calls by their time: slower ones are disturbed by others on the machine."""
         return _second_quarter(sorted(self.calls, key=lambda call: call.call_ns))
 
-    def usual_alone_ns(self) -> float:
-        """Return what a usual call without stamps takes."""
-        return fmean(_second_quarter(sorted(self.alone_ns)))
+    def usual_plain_ns(self) -> float:
+        return fmean(_second_quarter(sorted(self.plain_ns)))
 
     def parts(self) -> Parts:
         """Return the phases of a usual call, on average."""
@@ -84,12 +83,11 @@ class Kernels:
     """The marks of a kernel's blocks, after so many calls; without a kernel of ours there are none."""
 
     def __init__(self, marks: torch.Tensor | None, made: int) -> None:
-        most = 0 if marks is None else most_marks(marks)
-        self._marks = marks if most else None
-        self.room = MOST if marks is None or not most else int(marks[1]) // -(-most // made)
+        marked = 0 if marks is None else most_marks(marks)
+        self._marks = marks if marked else None
+        self.room = MAX_CALLS if marks is None or not marked else int(marks[1]) // -(-marked // made)
 
     def clear(self) -> None:
-        """Forget the calls so far."""
         if self._marks is not None:
             counts_of(self._marks).zero_()
 
@@ -98,11 +96,11 @@ class Kernels:
         if self._marks is None:
             return [{}] * many
         torch.cuda.synchronize(self._marks.device)
-        found = kernel_calls(self._marks)
+        calls = kernel_calls(self._marks)
         self.clear()
-        if len(found) != many:
-            raise CommError(f"{many} calls were made, but {len(found)} have marks of their beginning and their end")
-        return found
+        if len(calls) != many:
+            raise CommError(f"{many} calls were made, but {len(calls)} have marks of their beginning and their end")
+        return calls
 
 
 class Phases:
@@ -130,7 +128,7 @@ class Phases:
         in_place = forms(job, self.collective)[0]
         self._candidate = Candidate(self.why.algorithm, public_call(twin, self.collective), in_place, empty)
 
-    def run(self) -> Found:
+    def run(self) -> Measured:
         """Check a call's values, then make it without and with stamps, in turns."""
         job, on_gpu = self.job, self.comm.device.type == "cuda"
         protocol = replace(job.protocol, budget_s=job.seconds / 4)
@@ -144,18 +142,17 @@ class Phases:
         make = self._replayed if protocol.graph else self._waited_for if on_gpu else self._in_a_row
         wanted = int(job.seconds / 2 / (2 * BLOCKS * checked.median_s))
         with undisturbed():
-            found = make(runs, max(LEAST, min(MOST, wanted)))
+            measured = make(runs, max(MIN_CALLS, min(MAX_CALLS, wanted)))
         self.comm.barrier()
-        return Found(*found, checked.wrong)
+        return Measured(*measured, checked.wrong)
 
     def _in_a_row(self, runs: Iterator[Run], wanted: int) -> Times:
-        """Return calls on CPUs that follow each other."""
         stamps = self._stamp(True)
-        list(_made(runs, LEAST))
-        of_call = 2 * -(-int(stamps[0]) // LEAST)  # waits that are answered at once have fewer
-        many = self._least(min(wanted, ROOM // of_call - LEAD_IN))
+        list(_made(runs, MIN_CALLS))
+        of_call = 2 * -(-int(stamps[0]) // MIN_CALLS)  # waits that are answered at once have fewer
+        many = self._fewest(min(wanted, ROOM // of_call - LEAD_IN))
         self.room = of_call * (LEAD_IN + many)  # no more, as memory that is touched for the first time is slow
-        blocks, alone = list[tuple[torch.Tensor, list[int]]](), list[float]()
+        blocks, plain_ns = list[tuple[torch.Tensor, list[int]]](), list[float]()
         for _ in range(BLOCKS):
             for stamped in (False, True):
                 stamps = self._stamp(stamped)
@@ -164,16 +161,16 @@ class Phases:
                 if stamped:
                     blocks.append((stamps, bounds))
                 else:
-                    alone += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
+                    plain_ns += [end - start for start, end in pairwise(bounds[LEAD_IN:])]
         self._stamp(False)
         spans = [of_call for block in blocks for of_call in host_spans(*block)[LEAD_IN:]]
         costs = costs_of(spans)
-        return [_traced(of_call, costs) for of_call in spans], [ns - costs.clock_ns for ns in alone]
+        return [_traced(of_call, costs) for of_call in spans], [ns - costs.clock_ns for ns in plain_ns]
 
     def _waited_for(self, runs: Iterator[Run], wanted: int) -> Times:
         """Return calls on GPUs of which each is waited for before the next one."""
         waited: list[tuple[Spans, KernelCall, float, float]] = []
-        alone: list[float] = []
+        plain_ns: list[float] = []
         for _ in range(BLOCKS):
             for stamped in (False, True):
                 stamps, kernels = self._prepared(runs, stamped)
@@ -182,18 +179,18 @@ class Phases:
                 if stamped:
                     waited += zip(host_spans(stamps, bounds)[::3], kernels.calls(len(ends)), starts, ends, strict=True)
                 else:
-                    alone += [end - start for start, end in zip(starts, ends, strict=True)]
+                    plain_ns += [end - start for start, end in zip(starts, ends, strict=True)]
         self._stamp(False)
         costs = costs_of([spans for spans, *_ in waited])
         shift_ns = min((end - ended(call) for _, call, _, end in waited if call), default=0.0)
-        found = []
+        traced_calls = []
         for spans, call, start, end in waited:
             traced = _traced(spans, costs)
             kernel = kernel_durations(call, began(call)) if call else {}
             kernel[GAP if call else DEVICE] = end - start - traced.call_ns - sum(kernel.values())
             parts = {**traced.parts, **{(GPU, phase): ns for phase, ns in kernel.items()}}
-            found.append(Traced(end - start, parts, spans, call, shift_ns))
-        return found, [ns - costs.clock_ns for ns in alone]
+            traced_calls.append(Traced(end - start, parts, spans, call, shift_ns))
+        return traced_calls, [ns - costs.clock_ns for ns in plain_ns]
 
     def _clocked_to_the_end(self, runs: Iterator[Run], many: int) -> list[int]:
         """Make calls; return of each when it began, when it returned, and when the GPU was done."""
@@ -210,7 +207,7 @@ class Phases:
 
     def _replayed(self, runs: Iterator[Run], wanted: int) -> Times:
         """Return calls of a replayed graph; one begins when the one before has ended."""
-        found, alone = list[Traced](), list[float]()
+        traced_calls, plain_ns = list[Traced](), list[float]()
         with graph.own_stream(self.comm.device):
             starter = graph.Starter(self.comm)
             _, kernels = self._prepared(runs, True)
@@ -221,23 +218,23 @@ class Phases:
             starter.time(marked)
             kernels.clear()
             for _ in range(2 * BLOCKS):
-                alone.append(starter.time(plain) / many * 1e9)
+                plain_ns.append(starter.time(plain) / many * 1e9)
                 call_ns = starter.time(marked) / many * 1e9
                 end_ns = time.perf_counter_ns()
-                found += of_replay(kernels.calls(many), call_ns, end_ns)
+                traced_calls += of_replay(kernels.calls(many), call_ns, end_ns)
             marked.reset()
             plain.reset()
             starter.close()
-        return found, alone
+        return traced_calls, plain_ns
 
     def _prepared(self, runs: Iterator[Run], stamped: bool) -> tuple[torch.Tensor, Kernels]:
         """Load the kernels with marks or without, and see how many a call makes."""
         stamps = self._stamp(stamped)
-        list(_made(runs, LEAST))
+        list(_made(runs, MIN_CALLS))
         torch.cuda.synchronize(self.comm.device)
         group: Any = self.twin.resources.native_group
-        kernels = Kernels(group.marks(), LEAST)
-        kernels.room = self._least(kernels.room)
+        kernels = Kernels(group.marks(), MIN_CALLS)
+        kernels.room = self._fewest(kernels.room)
         kernels.clear()
         return stamps, kernels
 
@@ -245,8 +242,7 @@ class Phases:
         made = self.twin.resources.stamp(self.room if stamped else 0)
         return torch.empty(0) if made is None else made
 
-    def _least(self, number: int) -> int:
-        """Return the least of all ranks' numbers, and 1 at least."""
+    def _fewest(self, number: int) -> int:
         return max(1, min(self.comm.all_gather_object(number)))
 
 
@@ -257,7 +253,7 @@ def _made(runs: Iterator[Run], many: int) -> Iterator[object]:
 def of_replay(calls: Sequence[KernelCall], call_ns: float, end_ns: float) -> Iterator[Traced]:
     """Yield the calls of a replay that was over, for the host, at `end_ns`; without marks, one for all.
 
-    A call begins when the one before it has ended. The first has none before it, and is left out unless it is alone.
+    A call begins when the one before it has ended. The first has none before it, and counts only if it is the only one.
     """
     if not calls[0]:
         yield Traced(call_ns, {(GPU, DEVICE): call_ns})
@@ -285,21 +281,21 @@ class Costs(NamedTuple):
     clock_ns: float  # Python's, once in a call
 
 
-def costs_of(found: Sequence[Spans]) -> Costs:
+def costs_of(calls: Sequence[Spans]) -> Costs:
     """Return what it takes to look at such calls: in the shortest phase of each, nothing is done but a stamp."""
-    return Costs(median(min(span.ns for span in spans) for spans in found), _cost_of_clock())
+    return Costs(median(min(span.ns for span in spans) for spans in calls), _cost_of_clock())
 
 
 def _cost_of_clock() -> float:
     nothing: list[Run] = [lambda: None] * LOOKS
-    found = []
+    costs = []
     for _ in range(TRIES):
         bounds = clocked(nothing)
         start = time.perf_counter_ns()
         for run in nothing:
             run()
-        found.append((bounds[-1] - bounds[0] - (time.perf_counter_ns() - start)) / LOOKS)
-    return median(found)
+        costs.append((bounds[-1] - bounds[0] - (time.perf_counter_ns() - start)) / LOOKS)
+    return median(costs)
 
 
 def _traced(spans: Spans, costs: Costs) -> Traced:

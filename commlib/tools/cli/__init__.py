@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Name → (module:command, help). The help stands here so that `commlib --help` loads no command.
 COMMANDS = {
     "run": ("commlib.tools.cli.run:run", "Start a program on several ranks of this machine."),
-    "bench": ("commlib.tools.cli.bench.command:bench", "Time collectives next to other libraries."),
+    "bench": ("commlib.tools.cli.bench.command:bench", "Time collectives and kernels next to other libraries."),
     "tune": ("commlib.tools.cli.tune.command:tune", "Measure every algorithm here and write the plan init() takes."),
     "plan": ("commlib.tools.cli.plan:plan", "Show which algorithm a call gets, and why."),
     "debug": ("commlib.tools.cli.debug:debug", "Show what a job hangs in, and which rank the others wait for."),
@@ -31,10 +31,6 @@ COMMANDS = {
         "Check what works on this machine, and how to mend the rest.",
     ),
     "build": ("commlib.tools.cli.build:build", "Compile the GPU kernels ahead of their first use."),
-    "profile": (
-        "commlib.tools.cli.profile.command:profile",
-        "Time a kernel; show where the time of a collective goes.",
-    ),
     "report": ("commlib.tools.cli.report.command:report", "Measure this machine from end to end; write pages of it."),
     "test": ("commlib.tools.cli.test:test", "Check every algorithm of this installation on live ranks."),
 }

@@ -50,18 +50,17 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # click has one since
 POSITIVE = Finite(0, min_open=True)
 EXISTING = click.Path(exists=True, dir_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
-_OPTIONAL: dict[str, Any] = {"type": FILE, "is_flag": False, "metavar": "[FILE]"}
-# Of `-o, --json` where the table is all that stdout has, and of `--plot`, whose picture has a default name.
-JSON = {
-    **_OPTIONAL,
-    "flag_value": "-",
-    "help": "Write JSON there, or .csv, .md if it ends so; without FILE, JSON on stdout in place of the table.",
-}
 
 
 def picture(bare: str, text: str) -> dict[str, Any]:
     """Return the settings of `--plot`: the picture's name without FILE, and what it shows."""
-    return {**_OPTIONAL, "flag_value": bare, "help": f"Draw {text}: .png or .svg."}
+    return {
+        "type": FILE,
+        "is_flag": False,
+        "metavar": "[FILE]",
+        "flag_value": bare,
+        "help": f"Draw {text}: .png or .svg.",
+    }
 
 
 def ranks_option(default: int | None, text: str, low: int = 1) -> Callable[[F], F]:
@@ -111,6 +110,14 @@ def read_bytes(ctx: click.Context, param: click.Parameter, value: str | None) ->
         return None if value is None else env.parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from None
+
+
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Return the bytes of comma-separated sizes, in their order."""
+    try:
+        return tuple(env.parse_bytes(size.strip()) for size in text.split(","))
+    except ValueError as error:
+        raise click.UsageError(f"--bytes {text}: {error}") from None
 
 
 def read_names(text: str, known: Iterable[str], what: str) -> tuple[str, ...]:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from commlib.counts import counted
-from commlib.tools.cli.options import FILE, Result, known_name, ranks_option, read_bytes, read_dtypes, result_options
+from commlib.tools.cli.options import (
+    EXISTING,
+    FILE,
+    Result,
+    known_name,
+    ranks_option,
+    read_bytes,
+    read_dtypes,
+    read_sizes,
+    result_options,
+)
 from commlib.tools.cli.removed import Group
 from commlib.tools.report.document import Kind
 from commlib.tools.report.schema import Count
@@ -108,43 +118,46 @@ def show(plan: str | None, ranks: int, backend: str, **where: Any) -> None:
 
 @plan.command()
 @click.argument("op")
-@click.option(
-    "--bytes",
-    "num_bytes",
-    metavar="SIZE",
-    callback=read_bytes,
-    default="1M",
-    show_default=True,
-    help="Size: K, M, G allowed.",
-)
+@click.option("--bytes", "sizes", metavar="SIZES", default="1M", show_default=True, help="Sizes a,b: K, M, G allowed.")
 @click.option("-d", "--dtype", default="float32", show_default=True, help="Element type: torch's name, or bf16, fp8 …")
 @click.option("--redop", default="sum", show_default=True, help="Reduction, if the operation reduces.")
-@_choice("--placement", ["plain", "symmetric"], "symmetric: the tensor comes from comm.empty().")
+@_choice("--placement", ["plain", "symmetric", "both"], "symmetric: the tensor comes from comm.empty().")
 @_choice("--mode", ["eager", "graph"], "graph: the call is captured into a CUDA graph.")
 @click.option(
     "--max-sms", default=0, show_default=True, type=click.IntRange(0), help="Multiprocessors of the call; 0: no limit."
 )
 @click.option("--async-op", is_flag=True, help="An asynchronous call: on GPUs it leaves multiprocessors to others.")
 @click.option("--plan", help="Plan file or name; without it, the plan that init() takes here.")
+@click.option("--results", type=EXISTING, help="File of `commlib bench -o`: times, and the limit.")
 @_ranks
 @_backend
 @result_options
-def explain(op: str, dtype: str, plan: str | None, ranks: int, backend: str, **call: Any) -> None:
-    """Say which algorithm a call of OP gets, by which rule, and what it gains."""
+def explain(op: str, sizes: str, placement: str, plan: str | None, backend: str, **call: Any) -> None:
+    """Say which algorithm a call of OP gets and why, how data gets to the peers, and what it is expected to take.
+
+    Expected is latency + size / rate, fitted to what `commlib tune` or `commlib bench -o FILE` measured.
+    """
     from commlib.collectives import COLLECTIVES, REDOPS
+    from commlib.plan import Query
+    from commlib.tools.cli import plan_paths
 
     result = Result(call.pop("as_json"), call.pop("output"))
-
     known_name(op, COLLECTIVES, "collective")
     known_name(call["redop"], REDOPS, "reduction")
-    element = str(read_dtypes(dtype)[0]).removeprefix("torch.")
-    why = read_plan(plan, backend, ranks).explain(op, dtype=element, world=ranks, **call)
+    element = str(read_dtypes(call["dtype"])[0]).removeprefix("torch.")
+    chosen, results = read_plan(plan, backend, call["ranks"]), plan_paths.results_of(call["results"])
+    limits, rows = {name: call[name] for name in ("max_sms", "async_op")}, []
     fold = textwrap.TextWrapper(
         shutil.get_terminal_size().columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )
-    for line in str(why).splitlines():
-        result.say(fold.fill(line))
-    result.finish({"schema": "commlib.plan.explained", "version": 1, **asdict(why)}, [asdict(why)])
+    for size in read_sizes(sizes):
+        for memory in ("plain", "symmetric") if placement == "both" else (placement,):
+            query = Query(op, size, element, call["redop"], call["ranks"], memory, call["mode"])
+            why = chosen.explain(**asdict(query), **limits)
+            rows.append(plan_paths.path_of(why, query, results))
+            for line in [*str(why).splitlines(), *plan_paths.lines_of(rows[-1])]:
+                result.say(fold.fill(line))
+    result.finish(plan_paths.document(chosen, query, rows), rows)
 
 
 @plan.command()

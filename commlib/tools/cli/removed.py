@@ -9,6 +9,8 @@ from commlib.errors import meant
 REMOVED = {
     "plan diff": "write both plans with `commlib plan show PLAN --json`, and compare the files with diff",
     "plan export": "read the sizes from `commlib plan show --json`",
+    "profile": "`commlib bench index|store|metadata|attention|radix` measures kernels, "
+    "`commlib bench OP --phases` one call, and `commlib plan explain` replaces --analyze",
     "radix": "run make_traces.py and simulate.py in benchmarks/radix of a checkout",
 }
 """A command, without the name of the program, and what does its work now."""

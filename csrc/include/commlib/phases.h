@@ -1,4 +1,4 @@
-// What a rank does during a call, as `commlib profile comm` tells it; for host and device.
+// What a rank does during a call, as `commlib bench --phases` tells it; for host and device.
 #pragma once
 
 #include "commlib/types.h"

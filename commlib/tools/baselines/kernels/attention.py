@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -11,64 +10,92 @@ from itertools import product
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from commlib.kernels.attention import decode_attention
-from commlib.kernels.attention_call import FP8, Call
-from commlib.kernels.attention_gpu import Tuning, launch, tuning_of
-from commlib.tools.baselines.kernels import attention_peers, triton
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, Candidate, Case, Inputs, missing
-from commlib.tools.baselines.kernels.compiled import Compiler
-from commlib.tools.baselines.kernels.sets import SEED
+from commlib.kernels.attention_call import FP8
+from commlib.tools.baselines.kernels import triton
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, SEED, Candidate, Case, Inputs, holding, type_name
+from commlib.tools.baselines.kernels.torch import causal
 from commlib.tools.timing import Run
 
 PHASES = ("decode", "prefill")
-COMPARE, TUNE = "compare", "tune"  # who is measured beside ours: peers, or ours compiled in other ways
-READ, READ_TRITON, MATMUL = "read", "read, Triton", "matmul"
 FAR = 1e-2  # of the largest value; what is farther off is wrong
 SPLIT_TOKENS = 256
 K_SCALE, V_SCALE = 0.5, 0.25
 MATMUL_WIDTH = {"cuda": 4096, "cpu": 512}
-BLOCKS, WARPS, STAGES, SPANS = (32, 64, 128), (2, 4, 8), (2, 3, 4), (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+PAGE = 16
+
+# (requests, tokens) that are measured, and with --sweep; the CPU has less.
+SIZES = {
+    ("cuda", "decode"): [(1, 4096), (64, 4096), (16, 16384)],
+    ("cuda", "prefill"): [(1, 4096)],
+    ("cpu", "decode"): [(1, 512), (4, 512)],
+    ("cpu", "prefill"): [(1, 256)],
+}
+SWEEPS = {
+    ("cuda", "decode"): [
+        *((1, 1024), (1, 8192), (1, 65536), (8, 8192), (16, 16384), (32, 8192), (64, 1024), (64, 4096)),
+        *((128, 4096), (256, 1024), (256, 4096)),
+    ],
+    ("cuda", "prefill"): [(1, 1024), (1, 4096), (1, 16384), (4, 4096), (16, 1024)],
+    ("cpu", "decode"): [(1, 128), (1, 2048), (4, 512), (16, 512)],
+    ("cpu", "prefill"): [(1, 64), (1, 512), (4, 128)],
+}
+SWEPT_AT = {"cuda": (64, 4096), "cpu": (4, 512)}  # where --sweep of decoding measures other pages and an 8-bit cache
+SWEPT_PAGES = (1, 64)
+HEADS = {"cuda": (64, 8), "cpu": (8, 1)}  # of queries, of K and V
 
 
 @dataclass(frozen=True)
-class AttentionCase(Case):
-    """n requests of `length` tokens, and heads of `dim` features."""
+class Attention(Case):
+    """n requests of `length` tokens, and heads of `dim` features; the variant is a phase, and fp8."""
 
+    kernel = "attention"
     length: int = 4096
     heads: int = 64
     kv_heads: int = 8
-    page_size: int = 16
+    page_size: int = PAGE
     ragged: bool = False  # lengths from 1 to twice the mean
-    beside: str = ""
 
     def __str__(self) -> str:
-        """Name it for people."""
         return f"attention {self.variant}, {self.n} x {self.length}, {self.heads}/{self.kv_heads} heads of {self.dim}"
 
     @property
-    def phase(self) -> str:
-        """Whether one token of each request is computed, or all."""
+    def method(self) -> str:
+        """Whether one token of each request is computed, or all: the phase."""
         return self.variant.split()[0]
 
     @property
-    def kept_as(self) -> torch.dtype:
-        """The type of the cache."""
+    def cache_dtype(self) -> torch.dtype:
         return FP8 if self.variant.endswith("fp8") else self.dtype
 
     @property
-    def launched(self) -> str:
-        """Ours that decodes; prompts are torch's."""
-        return "attend_spans" if self.phase == "decode" else ""
+    def not_dense(self) -> str:
+        """Say why those that read a dense copy are left out, "" if they are not."""
+        if self.cache_dtype == FP8:
+            return "reads no 8-bit cache"
+        return "is measured with equal lengths" if self.ragged else ""
 
-    def words(self) -> list[str]:
-        """Return the words after `commlib profile` that ask for this case alone."""
-        sizes = {"batch": self.n, "length": self.length, "heads": self.heads, "kv-heads": self.kv_heads}
-        sizes |= {"dim": self.dim, "page-size": self.page_size}
-        words = [self.kernel, f"--phase={self.phase}", *(f"--{name}={size}" for name, size in sizes.items())]
-        flags = {"--fp8": self.kept_as == FP8, "--ragged": self.ragged}
-        return [*words, f"--dtype={self.type}", *(flag for flag, on in flags.items() if on)]
+    @property
+    def num_bytes(self) -> int:
+        """K and V once, queries, and results."""
+        tokens = sum(self.lengths())
+        queries = tokens if self.method == "prefill" else self.n
+        cache = 2 * tokens * self.kv_heads * self.dim * self.cache_dtype.itemsize
+        return cache + 2 * queries * self.heads * self.dim * self.dtype.itemsize
+
+    @property
+    def flops(self) -> int:
+        """Operations of both products; of a causal prefill, half of the square."""
+        pairs = sum(n * n // 2 if self.method == "prefill" else n for n in self.lengths())
+        return 4 * self.heads * self.dim * pairs
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        names = ("length", "heads", "kv_heads", "page_size", "ragged")
+        return {**super().facts, **{name: getattr(self, name) for name in names}, "cache": type_name(self.cache_dtype)}
 
     def lengths(self) -> list[int]:
         """Return the length of each request; the mean of ragged ones is about the case's."""
@@ -77,45 +104,33 @@ class AttentionCase(Case):
         draw = torch.Generator().manual_seed(SEED)
         return torch.randint(1, 2 * self.length, (self.n,), generator=draw).tolist()
 
-    def flops(self) -> int:
-        """Count the operations of both products; of a causal prefill, half of the square."""
-        pairs = sum(n * n // 2 if self.phase == "prefill" else n for n in self.lengths())
-        return 4 * self.heads * self.dim * pairs
+    def inputs(self, sets: int, device: torch.device) -> Sequence[Attended]:
+        draw = torch.Generator(device).manual_seed(SEED)
+        kind = Prefilling if self.method == "prefill" else Decoding
+        return [kind(self, device, draw) for _ in range(sets)]
+
+    def candidates(self) -> list[Candidate]:
+        """Return ours and the ceilings; prompts have no kernel of ours, but what examples/llama does."""
+        if self.method == "prefill":
+            return [Candidate("matmul", Prefilling.matmul, FLOOR), Candidate("gather, torch", Prefilling.ours, OURS)]
+        split = partial(Decoding.ours, split_tokens=SPLIT_TOKENS)
+        ours = [Candidate("commlib", Decoding.ours, OURS), Candidate(f"commlib split {SPLIT_TOKENS}", split, OURS)]
+        return [*ours, Candidate("read", Decoding.read, FLOOR), triton.read()]
 
 
 class Attended(Inputs):
     """One set of inputs whose result is compared with float32; outputs are [tokens, heads, dim]."""
 
-    case: AttentionCase
+    case: Attention
     out: Tensor
+    truth: Any  # the result, computed in float32, once
 
-    @cached_property
-    def truth(self) -> Tensor:
-        """Compute it in float32, once."""
-        return self.computed()
-
-    @abstractmethod
-    def computed(self) -> Tensor:
-        """Compute the result in float32."""
-
-    def expected(self) -> list[Tensor]:
-        """Return what the output is near."""
-        return [self.truth]
-
-    def wrong(self, returned: Any) -> int:
-        """Count the elements that are too far off; NaN is."""
-        return int((~(self._distance(returned) <= FAR)).count_nonzero())
-
-    def error(self, returned: Any) -> float:
-        """Return the largest distance as a share of the largest value."""
-        found = float(self._distance(returned).max())
-        return math.inf if math.isnan(found) else found
-
-    def _distance(self, returned: Any) -> Tensor:
-        found = returned if isinstance(returned, Tensor) else self.out
-        truth: Tensor = self.truth
-        distance: Tensor = (found.float() - truth).abs() / truth.abs().max()
-        return distance
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Count the elements that are too far off, as NaN is; return the largest distance over the largest value."""
+        result = returned if isinstance(returned, Tensor) else self.out
+        distance = (result.float() - self.truth).abs() / self.truth.abs().max()
+        largest = float(distance.max())
+        return int((~(distance <= FAR)).count_nonzero()), math.inf if math.isnan(largest) else largest
 
 
 class Decoding(Attended):
@@ -123,19 +138,19 @@ class Decoding(Attended):
 
     k_scale, v_scale = K_SCALE, V_SCALE
 
-    def __init__(self, case: AttentionCase, device: torch.device, draw: torch.Generator) -> None:
+    def __init__(self, case: Attention, device: torch.device, draw: torch.Generator) -> None:
         self.case = case
         lengths, size = case.lengths(), case.page_size
         counts = [-(-length // size) for length in lengths]
         shape = (2, sum(counts), size, case.kv_heads, case.dim)
-        self.kv = torch.empty(shape, dtype=case.kept_as, device=device)
+        self.kv = torch.empty(shape, dtype=case.cache_dtype, device=device)
         for cache in self.kv:
             cache.copy_(torch.randn(shape[1:], dtype=case.dtype, device=device, generator=draw))
         self.k_cache, self.v_cache = self.kv
         pages = torch.randperm(sum(counts), generator=draw, device=device).int()
         self.tables = pages.new_zeros(case.n, max(counts))
-        for row, own in zip(self.tables, pages.split(counts), strict=True):
-            row[: len(own)] = own
+        for row, of_request in zip(self.tables, pages.split(counts), strict=True):
+            row[: len(of_request)] = of_request
         self.lengths = torch.tensor(lengths, dtype=torch.int32, device=device)
         self.q = torch.randn(case.n, case.heads, case.dim, dtype=case.dtype, device=device, generator=draw)
         self.out = torch.empty_like(self.q)
@@ -145,8 +160,7 @@ class Decoding(Attended):
 
     @property
     def scales(self) -> dict[str, float]:
-        """Return the scales of an 8-bit cache."""
-        return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.kept_as == FP8 else {}
+        return {"k_scale": K_SCALE, "v_scale": V_SCALE} if self.case.cache_dtype == FP8 else {}
 
     @cached_property
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -161,7 +175,8 @@ class Decoding(Attended):
         rows: Tensor = self.q.unflatten(1, (self.case.kv_heads, -1))
         return rows
 
-    def computed(self) -> Tensor:
+    @cached_property
+    def truth(self) -> Tensor:
         """Compute one request after the other."""
         case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
         factors = (K_SCALE, V_SCALE) if self.scales else (1, 1)
@@ -176,11 +191,19 @@ class Decoding(Attended):
             out[at] = (scores.softmax(-1) @ v.transpose(0, 1)).flatten(0, 1)
         return out
 
+    def ours(self, split_tokens: int | None = None) -> Run:
+        tensors = (self.q, self.k_cache, self.v_cache, self.tables, self.lengths)
+        options: dict[str, Any] = {"split_tokens": split_tokens, "out": self.out, **self.scales}
+        return partial(decode_attention, *tensors, **options)
+
+    def read(self) -> Run:
+        return partial(torch.sum, self.source[: len(self.source) // 4 * 4].view(torch.float32))
+
 
 class Prefilling(Attended):
     """Q, K and V of whole prompts: [requests, heads, tokens, dim]."""
 
-    def __init__(self, case: AttentionCase, device: torch.device, draw: torch.Generator) -> None:
+    def __init__(self, case: Attention, device: torch.device, draw: torch.Generator) -> None:
         self.case = case
         kinds: Any = {"dtype": case.dtype, "device": device, "generator": draw}
         self.q = torch.randn(case.n, case.heads, case.length, case.dim, **kinds)
@@ -188,7 +211,8 @@ class Prefilling(Attended):
         self.out = torch.empty_like(self.q)
         self.outputs, self.source, self.target = [self.out], self.q, self.out
 
-    def computed(self) -> Tensor:
+    @cached_property
+    def truth(self) -> Tensor:
         """Compute one head after the other."""
         case, out = self.case, torch.empty(self.q.shape, device=self.q.device)
         later = torch.ones(case.length, case.length, dtype=torch.bool, device=self.q.device).triu(1)
@@ -198,70 +222,25 @@ class Prefilling(Attended):
             out[request, head] = scores.masked_fill_(later, -math.inf).softmax(-1) @ self.v[of].float()
         return out
 
+    def ours(self) -> Run:
+        """Return what examples/llama does with prompts: torch over the gathered pages of one after the other."""
+        case, pages = self.case, -(-self.case.length // PAGE)
+        tables = torch.arange(case.n * pages, dtype=torch.int32, device=self.q.device).view(case.n, pages)
+        padded = (F.pad(x.transpose(1, 2), (0, 0, 0, 0, 0, pages * PAGE - case.length)) for x in (self.k, self.v))
+        caches = [x.reshape(-1, PAGE, *x.shape[2:]) for x in padded]
 
-def num_bytes(case: AttentionCase) -> int:
-    """Count K and V once, queries, and results."""
-    tokens = sum(case.lengths())
-    queries = tokens if case.phase == "prefill" else case.n
-    kept = 2 * tokens * case.kv_heads * case.dim * case.kept_as.itemsize
-    return kept + 2 * queries * case.heads * case.dim * case.dtype.itemsize
+        def attended() -> Tensor:
+            out = torch.empty_like(self.q)
+            for q, table, y in zip(self.q, tables, out, strict=True):
+                k, v = (cache[table].flatten(0, 1)[: case.length].transpose(0, 1)[None] for cache in caches)
+                y.copy_(causal(q[None], k, v)[0])
+            return out
 
+        return holding(self, attended)
 
-def inputs(case: AttentionCase, sets: int, device: torch.device) -> Sequence[Attended]:
-    """Return sets with nothing in common."""
-    draw = torch.Generator(device).manual_seed(SEED)
-    kind = Prefilling if case.phase == "prefill" else Decoding
-    return [kind(case, device, draw) for _ in range(sets)]
-
-
-def candidates(case: AttentionCase, compiled: Compiler) -> list[Candidate]:
-    """Return ours and the ceilings, and who else was asked for."""
-    if case.phase == "prefill":
-        return [Candidate(MATMUL, _matmul, FLOOR), *attention_peers.prefill(case, compiled)]
-    ours = [Candidate("commlib", _ours, OURS), Candidate(READ, _sum, FLOOR), triton.read(READ_TRITON)]
-    if case.beside == TUNE:
-        return [*ours, *_tunings(case)]
-    ours.insert(1, Candidate(f"commlib split {SPLIT_TOKENS}", partial(_ours, split_tokens=SPLIT_TOKENS), OURS))
-    return [*ours, *(attention_peers.decode(case, compiled) if case.beside == COMPARE else [])]
-
-
-def _ours(inputs: Decoding, split_tokens: int | None = None) -> Run:
-    tensors = (inputs.q, inputs.k_cache, inputs.v_cache, inputs.tables, inputs.lengths)
-    options: dict[str, Any] = {"split_tokens": split_tokens, "out": inputs.out, **inputs.scales}
-    return partial(decode_attention, *tensors, **options)
-
-
-def _sum(inputs: Decoding) -> Run:
-    """Return torch's sum of as many bytes."""
-    return partial(torch.sum, inputs.source[: len(inputs.source) // 4 * 4].view(torch.float32))
-
-
-def _matmul(inputs: Prefilling) -> Run:
-    """Return a product with as many operations."""
-    width = MATMUL_WIDTH[inputs.q.device.type]
-    rows = max(1, inputs.case.flops() // (2 * width * width))
-    kinds: Any = {"dtype": inputs.q.dtype, "device": inputs.q.device}
-    a, b = torch.randn(rows, width, **kinds), torch.randn(width, width, **kinds)
-    return partial(torch.mm, a, b, out=torch.empty(rows, width, **kinds))
-
-
-def _tunings(case: AttentionCase) -> list[Candidate]:
-    if not torch.cuda.is_available():
-        return [missing("tunings", "they are of the GPU's kernel")]
-    shapes = [Tuning(*each) for each in product(BLOCKS, WARPS, STAGES)]
-    named = {f"block {each.block} w{each.warps} s{each.stages}": each._asdict() for each in shapes}
-    named |= {f"spans {spans}": {"spans": spans} for spans in SPANS}
-    named |= {"early": {"early": True}, "not early": {"early": False}}
-    return [Candidate(label, partial(_changed, changes=changes)) for label, changes in named.items()]
-
-
-def _changed(inputs: Decoding, changes: dict[str, Any]) -> Run:
-    """Return ours with other numbers than it chooses."""
-    call = _call(inputs)
-    return partial(launch, call, tuning_of(call)._replace(**changes))
-
-
-def _call(inputs: Decoding) -> Call:
-    scales = (K_SCALE, V_SCALE) if inputs.scales else (None, None)
-    tensors = (inputs.out, inputs.q, inputs.k_cache, inputs.v_cache, inputs.tables, inputs.lengths)
-    return Call(*tensors, None, None, inputs.case.dim**-0.5, scales)
+    def matmul(self) -> Run:
+        width = MATMUL_WIDTH[self.q.device.type]
+        rows = max(1, self.case.flops // (2 * width * width))
+        kinds: Any = {"dtype": self.q.dtype, "device": self.q.device}
+        a, b = torch.randn(rows, width, **kinds), torch.randn(width, width, **kinds)
+        return partial(torch.mm, a, b, out=torch.empty(rows, width, **kinds))

@@ -1,27 +1,36 @@
-"""What is profiled: a case of a kernel, sets of its inputs, and the candidates that are measured on them."""
+"""A case of a kernel, sets of its inputs that take turns, and the candidates that are measured on them."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from commlib.tools.timing import Run, differing, poison
+from commlib.tools.timing import Measurement, Run, differing, poison
 
 OURS, PEER, FLOOR = "ours", "peer", "floor"  # a floor bounds what can be had; nobody is compared with it
-COPY = "copy"  # the floor that shares are of
+PROBES = ("probe", "empty")  # labels that begin so are floors that no share is of
+SETS = (3, 240)  # in rotation, and as many calls in a graph
+L2_BYTES = 60 << 20  # where the driver does not say
+CPU_COLD_BYTES = 64 << 20
+FREE_SHARE = 0.3  # of the memory that is free, for all sets together
+GPU_SHARED_BYTES, CPU_SHARED_BYTES = 1 << 30, 32 << 20  # of a table or a cache, which all sets share
+EXPONENT = 1.1  # of Zipf: the k-th most frequent row comes k^-1.1 as often as the first
+SEED = 7
 
 
 @dataclass(frozen=True)
-class Case:
-    """One problem: n rows of `dim` elements; what that means is the kernel's."""
+class Case(ABC):
+    """One problem of a kernel: n rows of `dim` elements; what that means is the kernel's."""
 
-    kernel: str
+    kernel: ClassVar[str]
     n: int
     dim: int
     dtype: torch.dtype
@@ -29,10 +38,21 @@ class Case:
     variant: str = ""  # "", or one of the kernel's variants
     hot: bool = False  # one set of tensors instead of many in rotation
 
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """Bytes that a call reads and writes."""
+
+    @abstractmethod
+    def inputs(self, sets: int, device: torch.device) -> Sequence[Any]:
+        """Return so many sets of tensors, each an `Inputs`."""
+
+    @abstractmethod
+    def candidates(self) -> list[Candidate]:
+        """Return ours and the floors."""
+
     def __str__(self) -> str:
-        """Name it for people."""
-        words = [f"{self.kernel} {self.variant}".strip(), f"n {self.n}", f"dim {self.dim}", self.type, self.pattern]
-        return ", ".join([*words, self.heat])
+        return f"{self.kernel} {self.variant}".strip() + f", n {self.n}, dim {self.dim}, {self.pattern}, {self.heat}"
 
     @property
     def heat(self) -> str:
@@ -41,116 +61,186 @@ class Case:
 
     @property
     def type(self) -> str:
-        """Torch's name of the element type."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @property
-    def launched(self) -> str:
-        """What the name of its kernel on a GPU has in it; "" where it is not ours."""
-        return self.kernel
-
-    def words(self) -> list[str]:
-        """Return the words after `commlib profile` that ask for this case alone."""
-        words = [self.kernel, f"--dim={self.dim}", f"--rows={self.n}", f"--dtype={self.type}"]
-        words += [f"--pattern={self.pattern}"] if self.pattern != "random" else []
-        return words + ([f"--{self.variant}"] if self.variant else [])
+        return type_name(self.dtype)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self.dim * self.dtype.itemsize
 
+    @property
+    def flops(self) -> int:
+        """Operations of a call, where they can bound it."""
+        return 0
 
-class Inputs(ABC):
-    """One set of tensors: what a call reads and what it writes.
+    @property
+    def method(self) -> str:
+        """The method by which a `Baseline` makes the same call."""
+        return self.kernel
 
-    `source` and `target` are what the floor copies: together as many bytes as a call moves.
-    """
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a row of results has of it."""
+        names = ("kernel", "variant", "n", "dim", "type", "pattern", "heat")
+        return {name: getattr(self, name) for name in names}
+
+
+class Inputs:
+    """One set of tensors: `source` and `target` are what the floor copies, together as many bytes as a call moves."""
 
     source: Tensor
     target: Tensor
     outputs: Sequence[Tensor]
-    kept: Any = None  # results that a candidate allocates stay until the set's next turn, as they would in a program
+    iterations: int | None = None  # calls of a block; None: as many as fill it
+    result: Any = None  # what a candidate allocates stays until the set's next turn, as it would in a program
 
-    @abstractmethod
     def expected(self) -> Iterable[Tensor]:
         """Return what the outputs must be."""
+        return ()
 
     def poison(self) -> None:
         """Fill the outputs with what no result has."""
         for output in self.outputs:
             poison(output)
 
-    def wrong(self, returned: Any) -> int:
-        """Count the wrong elements of the outputs, or of what a candidate returned in their place."""
-        found = [returned] if isinstance(returned, Tensor) else returned
-        if not isinstance(found, (tuple, list)) or len(found) != len(self.outputs):
-            found = self.outputs
-        return sum(map(differing, found, self.expected()))
-
-    def error(self, returned: Any) -> float | None:
-        """Return how far the values are from what they must be, where they need not be equal to the bit."""
-        return None
+    def check(self, returned: Any) -> tuple[int, float | None]:
+        """Count the wrong elements of the outputs, or of what was returned; where bits may differ, return how far."""
+        tensors = [returned] if isinstance(returned, Tensor) else returned
+        if not isinstance(tensors, (tuple, list)) or len(tensors) != len(self.outputs):
+            tensors = self.outputs
+        return sum(map(differing, tensors, self.expected())), None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
-    """Who is measured: `prepare` takes one set of inputs and returns the call; None with the reason why not."""
+    """What is measured, and its measurements; `prepare` takes one set of inputs and returns the call."""
 
     label: str
-    prepare: Callable[[Any], Run] | None = None
+    prepare: Callable[[Any], Run] | None = None  # None: it is not measured
     role: str = PEER
+    skipped: str = ""  # the reason why it is not measured
     graph: bool = True  # can be captured
-    compiles: bool = False  # its first call takes torch.compile's time
-    reason: str = ""
+    took: Callable[[float], None] | None = None  # counts the seconds of a first call that compiles
+    runs: Sequence[Run] = ()
+    wrong: int | None = None
+    error: float | None = None  # the largest that the inputs report, where they do
+    timed: Measurement | None = None  # what its figure is of
+    eager: Measurement | None = None  # calls of the host
+
+    @property
+    def median_s(self) -> float:
+        return self.timed.median_s if self.timed else math.inf
 
 
 Arguments = Callable[[Any], tuple[Any, ...]]  # of a function, from a set of inputs
-Compiled = Callable[[Callable[..., object], Arguments], Candidate]
 
 
-class Kernel(Protocol):
-    """The functions of a kernel's module."""
-
-    def num_bytes(self, case: Case) -> int:
-        """Return the bytes that a call reads and writes."""
-
-    def inputs(self, case: Case, sets: int, device: torch.device) -> Sequence[Inputs]:
-        """Return so many sets of tensors."""
-
-    def candidates(self, case: Case, compiled: Compiled) -> list[Candidate]:
-        """Return ours, the floors and the peers; one that is missing says so."""
-
-
-class Others(Protocol):
-    """Further candidates, of a file or a test."""
+class Baseline:
+    """Another library: a method named as a kernel takes a case and returns its candidates."""
 
     name: str
 
-    def __call__(self, kernel: str, case: Case, sets: Sequence[Inputs]) -> list[Candidate]:
-        """Return them for a case and its sets."""
+    def candidates(self, case: Case, sets: Sequence[Any]) -> list[Candidate]:
+        """Return how it makes the call of a case; nothing if it does not have this kernel."""
+        method: Callable[[Case], list[Candidate]] | None = getattr(self, case.method, None)
+        return method(case) if method else []
+
+    def notes(self) -> list[str]:
+        """Return what a reader of the results should know of it."""
+        return []
 
 
 def copy() -> Candidate:
     """Return torch's copy of as many bytes, in one launch: the floor of bandwidth."""
-    return Candidate(COPY, lambda inputs: partial(inputs.target.copy_, inputs.source), FLOOR)
+    return Candidate("copy", lambda inputs: partial(inputs.target.copy_, inputs.source), FLOOR)
 
 
 def missing(label: str, reason: str, role: str = PEER) -> Candidate:
     """Return a candidate that is listed with the reason why it is not measured."""
-    return Candidate(label, None, role, reason=reason)
+    return Candidate(label, None, role, reason)
 
 
-def allocating(label: str, function: Callable[..., object], arguments: Arguments) -> Candidate:
+def allocating(label: str, function: Callable[..., object], arguments: Arguments, role: str = PEER) -> Candidate:
     """Return the candidate that calls a function which allocates its results."""
+    return Candidate(label, lambda inputs: holding(inputs, partial(function, *arguments(inputs))), role)
 
-    def prepare(inputs: Any) -> Run:
-        given = arguments(inputs)
 
-        def run() -> object:
-            inputs.kept = function(*given)
-            return inputs.kept
+def holding(inputs: Inputs, call: Run) -> Run:
+    """Return the call with its result held until the set's next turn."""
 
-        return run
+    def run() -> object:
+        inputs.result = call()
+        return inputs.result
 
-    return Candidate(label, prepare)
+    return run
+
+
+def package(label: str, module: str, prepare: Callable[[Any, Any], Run]) -> Candidate:
+    """Return a candidate of a package that needs a GPU; it is imported when the candidate is prepared."""
+    if importlib.util.find_spec(module) is None:
+        return missing(label, f"{module} is not installed")
+    if not torch.cuda.is_available():
+        return missing(label, "needs a GPU")
+    return Candidate(label, lambda inputs: prepare(importlib.import_module(module), inputs))
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """Return torch's name of an element type."""
+    return str(dtype).removeprefix("torch.")
+
+
+# --- sets, so many that their turn comes when the cache has forgotten them
+
+
+def cold_bytes(device: torch.device) -> int:
+    """Return how many bytes push all before them out of the cache: twice what it holds."""
+    if device.type != "cuda":
+        return CPU_COLD_BYTES
+    return 2 * int(getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 0) or L2_BYTES)
+
+
+def sets_for(case: Case, device: torch.device) -> int:
+    """Return how many sets rotate: one hot set, or as many as are cold, and as memory and graphs allow."""
+    if case.hot:
+        return 1
+    num_bytes = max(case.num_bytes, 1)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 2 << 30
+    low, high = SETS
+    return max(1, min(max(-(-cold_bytes(device) // num_bytes), low), high, int(FREE_SHARE * free) // num_bytes))
+
+
+def shared_rows(row_bytes: int, n: int, device: torch.device) -> int:
+    """Return how many rows a table or cache has: far more than a call touches, where that is not too much."""
+    room = GPU_SHARED_BYTES if device.type == "cuda" else CPU_SHARED_BYTES
+    return max(n, room // max(row_bytes, 1))
+
+
+@lru_cache(maxsize=1)
+def table(rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a table of random values; the next case often wants the same."""
+    return torch.rand(rows, dim, dtype=dtype, device=device)
+
+
+def rows_of(pattern: str, sets: int, n: int, total: int, device: torch.device, unique: bool = False) -> Tensor:
+    """Return int64 rows [sets, n] below `total`, n of which are no more; Zipf repeats rows unless they are `unique`.
+
+    Sequential and random rows of a set are distinct, and so are those of neighbouring sets while there are rows left.
+    """
+    draw = torch.Generator(device).manual_seed(SEED)
+    turn = torch.arange(sets * n, device=device).view(sets, n) % total
+    if pattern == "sequential":
+        return turn
+    shuffled = torch.randperm(total, generator=draw, device=device)  # frequent rows are no neighbours
+    if pattern == "random":
+        return shuffled[turn]
+    weights = torch.arange(1, total + 1, device=device, dtype=torch.float64) ** -EXPONENT
+    if unique:
+        return torch.stack([shuffled[_without_repetition(weights, n, draw)] for _ in range(sets)])
+    reached = weights.cumsum(0)
+    drawn = torch.rand(sets, n, generator=draw, device=device, dtype=torch.float64) * reached[-1]
+    return shuffled[torch.searchsorted(reached, drawn).clamp_(max=total - 1)]
+
+
+def _without_repetition(weights: Tensor, n: int, draw: torch.Generator) -> Tensor:
+    # The first of exponential waits is drawn by weight; the first n are drawn without repetition.
+    waits = torch.empty_like(weights).exponential_(generator=draw) / weights
+    return waits.topk(n, largest=False, sorted=False).indices

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 import torch
 
 from commlib.errors import one_line
-from commlib.tools.baselines.kernels import load
-from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, Case, Inputs, Others
-from commlib.tools.baselines.kernels.compiled import Compiler
-from commlib.tools.baselines.kernels.sets import cold_bytes, sets_for
+from commlib.tools.baselines.kernels.case import (
+    FLOOR,
+    Baseline,
+    Candidate,
+    Case,
+    Inputs,
+    cold_bytes,
+    sets_for,
+)
 from commlib.tools.timing import Measurement, Protocol, Run, measure_alone, own_stream
 
-LEAST_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
+FEW_CALLS, MANY_CALLS = 24, 96  # of a graph; many where they are short
 MANY_BYTES = 16 << 20  # up to here calls are short
 GRAPH_BLOCKS, EAGER_BLOCKS = (21, 61), (5, 25)
 FIRST_CALL_S = 90.0  # a candidate that takes longer to compile is left out
@@ -30,13 +34,12 @@ CHECKED_SETS = 3
 
 @dataclass
 class Settings:
-    """How everything is measured, and who beside the kernel's own candidates; the same for all cases of a run."""
+    """How everything is measured, and next to which baselines; the same for all cases of a run."""
 
     device: torch.device
     seed: int = 0
     flush: bool = False  # read twice the cache before each replay: cold also where sets are small
-    compiler: Compiler = field(default_factory=Compiler)
-    others: Sequence[Others] = ()
+    baselines: Sequence[Baseline] = ()
 
     @property
     def on_gpu(self) -> bool:
@@ -44,100 +47,64 @@ class Settings:
         return self.device.type == "cuda"
 
 
-@dataclass
-class Line:
-    """One candidate of a case, and what was found of it."""
-
-    candidate: Candidate
-    runs: list[Run] = field(default_factory=list)
-    wrong: int | None = None
-    skipped: str = ""
-    timed: Measurement | None = None  # what its figure is of
-    eager: Measurement | None = None  # calls of the host
-    error: float | None = None  # the largest that the inputs found, where they say
-
-
-@dataclass
-class Group:
-    """All lines of one case, measured together on the same sets."""
-
-    case: Case
-    num_bytes: int
-    sets: int
-    replays: bool  # figures are of replayed graphs; else they are of calls
-    lines: list[Line]
-
-    def ours(self) -> Line | None:
-        """Return the first line of ours that has a figure."""
-        return next((line for line in self.lines if line.candidate.role == OURS and line.timed), None)
-
-    def best_peer(self) -> Line | None:
-        """Return the fastest of the others whose values are right."""
-        peers = [line for line in self.lines if line.candidate.role == PEER and not line.wrong]
-        return min(peers, key=lambda line: line.timed.median_s if line.timed else math.inf, default=None)
-
-
-def measure_case(case: Case, settings: Settings, budget_s: float) -> Group:
-    """Measure all candidates of a case for about so long, besides what preparing takes."""
-    kernel, device = load(case.kernel), settings.device
-    num_bytes = kernel.num_bytes(case)
+def measure_case(case: Case, settings: Settings, budget_s: float) -> tuple[int, list[Candidate]]:
+    """Measure all candidates of a case for about so long, besides what preparing takes; return how many sets rotate."""
+    device = settings.device
     with torch.no_grad(), own_stream(device) if settings.on_gpu else nullcontext():
-        sets = kernel.inputs(case, sets_for(num_bytes, device, case.hot), device)
-        candidates = kernel.candidates(case, settings.compiler)
-        candidates += [candidate for each in settings.others for candidate in each(case.kernel, case, sets)]
-        lines = [_prepared(candidate, sets, settings.compiler) for candidate in candidates]
-        group = Group(case, num_bytes, len(sets), settings.on_gpu, lines)
-        ready = [line for line in lines if not line.skipped]
+        sets = case.inputs(sets_for(case, device), device)
+        candidates = [*case.candidates(), *(each for of in settings.baselines for each in of.candidates(case, sets))]
+        for candidate in candidates:
+            _prepare(candidate, sets)
+        ready = [candidate for candidate in candidates if not candidate.skipped]
         if settings.on_gpu:
             budget_s /= 2
-            _replay([line for line in ready if line.candidate.graph], group, settings, budget_s)
-        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, seed=settings.seed)
-        for line, result in _timed(ready, calls, group, settings):
-            line.eager = result
-            if not group.replays:
-                line.timed = result
-            _check(line, sets[:1])
+            _replay(case, [candidate for candidate in ready if candidate.graph], len(sets), settings, budget_s)
+        calls = Protocol(blocks=EAGER_BLOCKS, budget_s=budget_s, iterations=sets[0].iterations, seed=settings.seed)
+        for candidate, result in _timed(case, ready, calls, settings):
+            candidate.eager = result
+            if not settings.on_gpu:
+                candidate.timed = result
+            _check(candidate, sets[:1])
     # The next case needs the memory: what is reported holds no tensors.
-    for line in lines:
-        line.runs, line.candidate = [], replace(line.candidate, prepare=None)
-    del sets, candidates
+    for candidate in candidates:
+        candidate.runs, candidate.prepare = (), None
+    rotating = len(sets)
+    del sets
     if settings.on_gpu:
         torch.cuda.empty_cache()  # graphs had pools of their own
-    return group
+    return rotating, candidates
 
 
-def _prepared(candidate: Candidate, sets: Sequence[Inputs], compiler: Compiler) -> Line:
+def _prepare(candidate: Candidate, sets: Sequence[Inputs]) -> None:
     """Make the calls of a candidate ready and compare their values; what it raises is why it is left out."""
-    line = Line(candidate, skipped=candidate.reason)
     if candidate.prepare is None:
-        return line
+        return
     started = time.perf_counter()
     try:
         with _no_longer_than(FIRST_CALL_S):
-            line.runs = [candidate.prepare(inputs) for inputs in sets]
-            line.runs[0]()
+            candidate.runs = [candidate.prepare(inputs) for inputs in sets]
+            candidate.runs[0]()
             _wait(sets[0])
-        if candidate.compiles:
-            compiler.took(time.perf_counter() - started)
-        _check(line, sets[:: max(1, len(sets) // CHECKED_SETS)])
+        if candidate.took is not None:
+            candidate.took(time.perf_counter() - started)
+        _check(candidate, sets[:: max(1, len(sets) // CHECKED_SETS)])
     except Exception as error:
-        line.skipped = one_line(error)
-    return line
+        candidate.skipped = one_line(error)
 
 
-def _check(line: Line, sets: Sequence[Inputs]) -> None:
+def _check(candidate: Candidate, sets: Sequence[Inputs]) -> None:
     """Make a call on some sets, each with poisoned outputs, and add up the wrong elements."""
-    if line.candidate.role == FLOOR:
+    if candidate.role == FLOOR:
         return
-    step = max(1, len(line.runs) // CHECKED_SETS)
-    for inputs, run in zip(sets, line.runs[::step], strict=False):
+    step = max(1, len(candidate.runs) // CHECKED_SETS)
+    for inputs, run in zip(sets, candidate.runs[::step], strict=False):
         inputs.poison()
         returned = run()
         _wait(inputs)
-        line.wrong = (line.wrong or 0) + inputs.wrong(returned)
-        if (error := inputs.error(returned)) is not None:
-            line.error = max(line.error or 0.0, error)
-        inputs.kept = None
+        wrong, error = inputs.check(returned)
+        candidate.wrong = (candidate.wrong or 0) + wrong
+        candidate.error = error if candidate.error is None else max(candidate.error, error or 0.0)
+        inputs.result = None
 
 
 def _wait(inputs: Inputs) -> None:
@@ -145,27 +112,27 @@ def _wait(inputs: Inputs) -> None:
         torch.cuda.synchronize(inputs.source.device)
 
 
-def _replay(lines: list[Line], group: Group, settings: Settings, budget_s: float) -> None:
+def _replay(case: Case, candidates: list[Candidate], sets: int, settings: Settings, budget_s: float) -> None:
     """Time replays of graphs with one call after the other, all sets in turn."""
-    calls = MANY_CALLS if group.num_bytes <= MANY_BYTES else LEAST_CALLS
+    calls = MANY_CALLS if case.num_bytes <= MANY_BYTES else FEW_CALLS
     protocol = Protocol(
         blocks=GRAPH_BLOCKS,
         budget_s=budget_s,
-        iterations=-(-calls // group.sets) * group.sets,
+        iterations=-(-calls // sets) * sets,
         seed=settings.seed,
         graph=True,
-        lead_in=_flush(settings) if settings.flush and not group.case.hot else None,
+        lead_in=_flush(settings) if settings.flush and not case.hot else None,
     )
-    for line, result in _timed(lines, protocol, group, settings):
-        line.timed, line.skipped = (None if result.skipped else result), result.skipped
+    for candidate, result in _timed(case, candidates, protocol, settings):
+        candidate.timed, candidate.skipped = (None if result.skipped else result), result.skipped
 
 
 def _timed(
-    lines: list[Line], protocol: Protocol, group: Group, settings: Settings
-) -> Iterator[tuple[Line, Measurement]]:
+    case: Case, candidates: list[Candidate], protocol: Protocol, settings: Settings
+) -> Iterator[tuple[Candidate, Measurement]]:
     # By place: a file of yours may give a candidate a label that is taken.
-    runs = {f"{at} {line.candidate.label}": line.runs for at, line in enumerate(lines)}
-    return zip(lines, measure_alone(settings.device, runs, protocol, str(group.case)), strict=True)
+    runs = {f"{at} {candidate.label}": candidate.runs for at, candidate in enumerate(candidates)}
+    return zip(candidates, measure_alone(settings.device, runs, protocol, str(case)), strict=True)
 
 
 def _flush(settings: Settings) -> Run:

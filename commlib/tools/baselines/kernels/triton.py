@@ -1,58 +1,58 @@
-"""Triton's kernels as peers: what one writes by hand; without Triton or a GPU they are listed with the reason."""
+"""Triton as a baseline: what one writes by hand; without Triton or a GPU it is listed with the reason."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from commlib.tools.baselines.kernels.case import FLOOR, Candidate, Case, missing
+from commlib.tools.baselines.kernels.case import FLOOR, PEER, Baseline, Candidate, Case, missing
 from commlib.tools.baselines.peer import in_turn
 from commlib.tools.timing import Run
 
 ROW_BLOCK, SPLIT_BLOCK = 8192, 1024  # elements of a program: a row, and a part of one where rows are few
 READ_BLOCK = 8192
-Launch = Callable[[ModuleType, Any, int], Run]  # of what triton_code has, on inputs, with so many elements a program
 
 
-def gathers(case: Case) -> list[Candidate]:
-    """Return the gather with one program for each row, and with several."""
-    found = [_peer("triton row", _gather, min(_block(case), ROW_BLOCK))]
-    return found + ([_peer("triton split", _gather, SPLIT_BLOCK)] if _block(case) > SPLIT_BLOCK else [])
+class Triton(Baseline):
+    """Kernels in Triton; their source is triton_code."""
+
+    name = "triton"
+
+    def index(self, case: Case) -> list[Candidate]:
+        block = _block(case)
+        split = [_candidate("triton split", _gather, SPLIT_BLOCK)] if block > SPLIT_BLOCK else []
+        return [_candidate("triton row", _gather, min(block, ROW_BLOCK)), *split]
+
+    def store(self, case: Case) -> list[Candidate]:
+        return [_candidate("triton", _scatter, min(_block(case), ROW_BLOCK))]
+
+    def metadata(self, case: Case) -> list[Candidate]:
+        return [_candidate("triton", _metadata, _block(case))]
 
 
-def scatters(case: Case) -> list[Candidate]:
-    """Return the scatter of K and V with one program for each token."""
-    return [_peer("triton", _scatter, min(_block(case), ROW_BLOCK))]
-
-
-def metadata(case: Case) -> list[Candidate]:
-    """Return torch's cumsum and a kernel with one program for each request."""
-    return [_peer("triton", _metadata, _block(case))]
-
-
-def read(label: str) -> Candidate:
+def read() -> Candidate:
     """Return the floor that reads the source of a set, and writes next to nothing."""
-    return replace(_peer(label, _read, READ_BLOCK), role=FLOOR)
+    return _candidate("read, Triton", _read, READ_BLOCK, FLOOR)
 
 
 def _block(case: Case) -> int:
     return 1 << max(case.dim - 1, 0).bit_length()  # Triton wants a power of two
 
 
-def _peer(label: str, launch: Launch, block: int) -> Candidate:
+def _candidate(label: str, launch: Callable[[ModuleType, Any, int], Run], block: int, role: str = PEER) -> Candidate:
+    """Return what launches a kernel of triton_code on inputs, with so many elements a program."""
     if importlib.util.find_spec("triton") is None:
-        return missing(label, "Triton is not installed")
+        return missing(label, "Triton is not installed", role)
     if not torch.cuda.is_available():
-        return missing(label, "Triton needs a GPU")
+        return missing(label, "Triton needs a GPU", role)
     from commlib.tools.baselines.kernels import triton_code
 
-    return Candidate(label, lambda inputs: launch(triton_code, inputs, block))
+    return Candidate(label, lambda inputs: launch(triton_code, inputs, block), role)
 
 
 def _gather(code: ModuleType, inputs: Any, block: int) -> Run:
@@ -83,9 +83,9 @@ def _metadata(code: ModuleType, inputs: Any, block: int) -> Run:
 
 
 def _read(code: ModuleType, inputs: Any, block: int) -> Run:
-    words = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
-    programs = -(-len(words) // block)
-    return partial(code.read[programs,], words.new_empty(programs), words, len(words), BLOCK=block, num_warps=8)
+    source = inputs.source[: len(inputs.source) // 4 * 4].view(torch.int32)
+    programs = -(-len(source) // block)
+    return partial(code.read[programs,], source.new_empty(programs), source, len(source), BLOCK=block, num_warps=8)
 
 
 def _warps(block: int) -> int:

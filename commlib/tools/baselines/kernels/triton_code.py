@@ -79,19 +79,3 @@ def metadata(
         tl.store(cu_seqlens, 0)
     if request == tl.num_programs(0) - 1:
         tl.store(total, end)
-
-
-@triton.jit
-def add_norm(y, x, residual, weight, width, eps, BLOCK: tl.constexpr):
-    """Add x to the residual, and write the RMSNorm of each row of it."""
-    column = tl.arange(0, BLOCK)
-    inside = column < width
-    at = tl.program_id(0).to(tl.int64) * width + column
-    added = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    added += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
-    narrow = added.to(residual.dtype.element_ty)
-    tl.store(residual + at, narrow, mask=inside)
-    h = narrow.to(tl.float32)
-    factor = 1 / tl.sqrt(tl.sum(h * h, 0) / width + eps)
-    factors = factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + at, (h * factors).to(y.dtype.element_ty), mask=inside)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from commlib.tools.baselines import PEERS
+from commlib.tools.baselines.kernels import KERNELS
 from commlib.tools.cli import LazyGroup
 from commlib.tools.cli.bench.view import BenchView
 from commlib.tools.cli.options import EXISTING, FILE, POSITIVE, Finite, read_bytes
@@ -22,6 +23,7 @@ SUBCOMMANDS = {
         "Compare two files of results; exit 1 if the second is slower.",
     ),
     "show": ("commlib.tools.cli.bench.show:show", "Print a file of results again, or in another form."),
+    **{name: (f"commlib.tools.cli.bench.kernels:{name}", kernel.help) for name, kernel in KERNELS.items()},
 }
 
 
@@ -83,6 +85,9 @@ _PEERS = "; ".join(f"{name}: {text}" for name, text in PEERS.items())
 @click.option("--window", type=click.IntRange(1), help="Of send_recv: messages in flight; bandwidth and rate.")
 @click.option("--pairs", is_flag=True, help="Of send_recv: the lower half of the ranks sends to the upper half.")
 @click.option("--overlap", is_flag=True, help="Asynchronous calls: alone, beside computing, and what that hides.")
+@click.option("--phases", is_flag=True, help="Show where the time of one call goes, on each rank.  [64K; --time 5]")
+@click.option("--symmetric", is_flag=True, help="With --phases: tensors in symmetric memory, as of comm.empty().")
+@click.option("--trace", type=FILE, help="With --phases: also write some calls to FILE, for Perfetto.")
 @click.option("--graph", is_flag=True, help="Time replays of CUDA graphs instead of eager calls.")
 @click.option("--in-place", "places", type=click.Choice(["both", "in", "out"]), default="both")
 @click.option(
@@ -117,7 +122,12 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.bench.job import buffer_bytes
     from commlib.tools.cli.bench.options import read_job
 
+    ops = ops or ("all_reduce",) if options["phases"] else ops
     job = read_job(ops, ranks, options)
+    if options["phases"] or options["symmetric"] or options["trace"]:
+        from commlib.tools.cli.bench import phases
+
+        job = phases.one_call(ctx, job, options)
     if options["tool"]:
         ctx.exit(nsight.run(once.command(options["tool"], job, ranks, ctx.meta["words"])))
     code = started(ctx, ranks, bind, partial(buffer_bytes, job))
@@ -128,6 +138,7 @@ def bench(ctx: click.Context, /, ops: tuple[str, ...], ranks: int | None, bind: 
     from commlib.tools.cli.bench.run import main
     from commlib.tools.report.run import Output
 
-    form = options["form"] or ("table" if ops or options["full"] else "page")
+    form = options["form"] or ("table" if ops or options["full"] or options["phases"] else "page")
     output = Output(BenchView, form, options["output"], options["plot"])
-    ctx.exit(main(job, output, shlex.join(["commlib", "bench", *ctx.meta["words"]])))
+    command = shlex.join(["commlib", "bench", *ctx.meta["words"]])
+    ctx.exit(phases.main(job, output, options, command) if options["phases"] else main(job, output, command))

@@ -22,8 +22,9 @@ from commlib.tools.report.table import Column
 Document = Mapping[str, Any]
 Texts = Iterator[tuple[str, str]]  # each with its class
 WIDTH, CHARTS_PER_ROW = 120, 3
-FIRST, SIZES = ("op", "topic"), ("above", "up_to")  # of the names in documents
-LEFT_OUT = {"table", "needed", "backend"}
+FIRST = ("op", "topic", "size", "placement", "algorithm")  # of the names in documents
+SIZES = ("above", "up_to", "size")
+LEFT_OUT = {"table", "needed", "backend", "params", "why", "latency_us", "gbps", "error", "sizes", "limit_is"}
 SHORT = {"None": "-", "": "-", "*": "any"}
 NEXT = ("tune", "plan explain all_reduce --bytes 1M")  # commands, below the plan
 MAX_LOST = 10  # calls that another library makes faster
@@ -171,7 +172,7 @@ def _sections(name: str, document: dict[str, Any]) -> list[Section]:
         return which.sections(document, _drawn(which.chart_title(document), rows))
     code = [f"commlib {line} -n {document['ranks']}" for line in NEXT] if name == "plan" else []
     cells = list(map(_cells, document.get("findings") or document["rows"]))
-    texts = list(RESULTS[name](document))
+    texts = list(RESULTS[name](document)) if name in RESULTS else []
     return [Section(name, title, "", texts, [plain_table(title, cells, _class)], code, document.get("notes", ()))]
 
 

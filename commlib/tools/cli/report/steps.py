@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from commlib.collectives import COLLECTIVES
-from commlib.counts import counted
+from commlib.tools.baselines.kernels.case import OURS, PEER
 from commlib.tools.bench import which
 from commlib.tools.bench.rows import median_us, title
-from commlib.tools.cli.profile import notes
+from commlib.tools.cli.bench import kernels_view
 from commlib.tools.report.document import Row
 from commlib.tools.report.figures import size_text
 from commlib.tools.report.view import View, grouped
@@ -70,20 +70,19 @@ class Step:
 
     def arguments(self, settings: Settings) -> list[str]:
         gpu = "--graph --dtype bfloat16" if settings.on_gpus else ""
+        mode = "--mode graph --dtype bfloat16" if settings.on_gpus else ""
         text = f"{self.command} {self.options[SCOPES.index(settings.scope)]}"
-        return text.format(ranks=settings.ranks, gpu=gpu).split()
+        return text.format(ranks=settings.ranks, gpu=gpu, mode=mode).split()
 
 
-BENCH, COMM = "bench -n {ranks} {gpu} --format json", "profile comm all_reduce -n {ranks} {gpu} --json"
+BENCH, COMM = "bench -n {ranks} {gpu} --format json", "bench all_reduce --phases -n {ranks} {gpu} --format json"
+EXPLAIN = "plan explain all_reduce -n {ranks} {mode} --placement both --json --bytes"
 SIZES = "1K,64K,1M", "8,1K,64K,1M,16M", "8,1K,16K,64K,256K,1M,4M,16M,64M"
 QUICK = "--no-compile --time 3"  # compiles nothing with torch
 COLLECTIVE = Reader("bench.rows:KIND", order=("op", "size"))
-PHASES = Reader("cli.profile.comm:KIND", "cli.profile.comm_view:CommView")
-PATHS = Reader("cli.profile.comm_analysis:KIND", "cli.profile.comm_analysis_view:AnalysisView")
-KERNEL = Reader("cli.profile.report:KIND", "cli.profile.view:ProfileView", ("n", "bytes"))
-ATTENTION = Reader("cli.profile.attention:KIND", "cli.profile.attention_view:AttentionView", ("n", "bytes"))
-RADIX = Reader("cli.profile.radix:KIND", "cli.profile.radix:RadixView")
-DECODE, PREFILL = (f"profile attention --phase={phase} --compare --json" for phase in ("decode", "prefill"))
+PHASES = Reader("bench.phases_report:KIND", "bench.phases_report:PhasesView")
+KERNEL = Reader("bench.kernels:KIND", "cli.bench.kernels_view:KernelView", ("variant", "n", "bytes", "detail"))
+DECODE, PREFILL = (f"bench attention --phase={phase} --compare --json" for phase in ("decode", "prefill"))
 STEPS = {
     "environment": Step("Environment", "doctor --json", Reader("cli.doctor.command:KIND")),
     "correctness": Step("Correctness", "test -n {ranks} --json", Reader("cli.test:KIND"), ("--quick", "", "")),
@@ -91,17 +90,17 @@ STEPS = {
         "Collectives", BENCH, COLLECTIVE, ("--time 20", "--time 60", "--max-bytes 64M --factor 4 --time 300")
     ),
     "comm": Step("Phases of one all_reduce", COMM, PHASES, ("--time 3", "", "--time 20")),
-    "paths": Step("Other sizes of all_reduce", f"{COMM} --analyze", PATHS, SIZES),
+    "paths": Step("Other sizes of all_reduce", EXPLAIN, Reader("cli.plan_paths:KIND"), SIZES),
     "index": Step(
-        "Kernel: index", "profile index --json", KERNEL, (f"--dim 4096 -n 1,64,1024,16384 {QUICK}", "", "--sweep")
+        "Kernel: index", "bench index --json", KERNEL, (f"--dim 4096 -n 1,64,1024,16384 {QUICK}", "", "--sweep")
     ),
     "store": Step(
-        "Kernel: store", "profile store --json", KERNEL, (f"--dim 1024 -n 1,64,512,4096 {QUICK}", "", "--sweep")
+        "Kernel: store", "bench store --json", KERNEL, (f"--dim 1024 -n 1,64,512,4096 {QUICK}", "", "--sweep")
     ),
-    "metadata": Step("Kernel: metadata", "profile metadata --json", KERNEL, (QUICK, "", "--sweep")),
-    "attention": Step("Attention: decoding", DECODE, ATTENTION, ("--no-compile --time 4", "", "--sweep")),
-    "prefill": Step("Attention: prompts", PREFILL, ATTENTION, ("--no-compile --time 4", "", "--sweep")),
-    "radix": Step("Radix cache", "profile radix --json", RADIX, ("--time 3 --leaves 10000", "", "--time 30")),
+    "metadata": Step("Kernel: metadata", "bench metadata --json", KERNEL, (QUICK, "", "--sweep")),
+    "attention": Step("Attention: decoding", DECODE, KERNEL, ("--no-compile --time 4", "", "--sweep")),
+    "prefill": Step("Attention: prompts", PREFILL, KERNEL, ("--no-compile --time 4", "", "--sweep")),
+    "radix": Step("Radix cache", "bench radix --json", KERNEL, ("--time 3 --leaves 10000", "", "--time 30")),
     "plan": Step("Plan", "plan show -n {ranks} --json", Reader("cli.plan:KIND")),
 }
 LAST = ("plan", "correctness", "environment")  # on the page: what is measured comes first
@@ -117,13 +116,13 @@ def calls(step: str, document: Mapping[str, Any]) -> Iterator[tuple[str, which.C
     if step == "collectives":
         yield from ((_bench_name(call.ours), call) for of in which.calls(document) for call in of)
         return
-    rows = [row for row in document.get("rows", ()) if "candidate" in row]
-    for of in grouped(map(_as_bench, rows), lambda row: row["call"]):
-        ours = [row for row in of if row["ours"] and row["time_us"]["p50"]]
-        others = [row for row in of if row["other"] and not row["wrong"] and row["time_us"]["p50"]]
+    rows = [row for row in document.get("rows", ()) if row.get("role") and row["time_us"]]
+    for of in grouped(rows, _kernel_name):
+        ours = [row for row in of if row["role"] == OURS]
+        others = [{**row, "algorithm": row["candidate"]} for row in of if row["role"] == PEER and not row["wrong"]]
         if ours:
             best = min(others, key=median_us, default=None)
-            yield of[0]["call"], which.Call(ours[0], best, interval=ours[0]["versus"] if best else None)
+            yield _kernel_name(of[0]), which.Call(ours[0], best, interval=ours[0]["versus"] if best else None)
 
 
 def _bench_name(row: Row) -> str:
@@ -131,22 +130,5 @@ def _bench_name(row: Row) -> str:
     return ", ".join(filter(None, (title(row), size_text(row["size"]), memory, place)))
 
 
-def _as_bench(row: Row) -> Row:
-    """Return a row of a kernel as one of bench; the blocks of a radix row are known by the fastest and the median."""
-    low, middle = row.get("least_us"), row.get("median_us")
-    ours = row["role"] == "ours" if "role" in row else row["candidate"].startswith("commlib")
-    return {
-        **{"call": _kernel_name(row), "algorithm": row["candidate"], "ours": ours, "wrong": row.get("wrong")},
-        **{"other": not ours and row.get("role") != "floor", "versus": row.get("versus")},
-        "time_us": row.get("time_us") or {"p0": low, "p10": low, "p50": middle, "p90": middle},
-    }
-
-
 def _kernel_name(row: Row) -> str:
-    if "operation" in row:
-        return f"radix {row['operation']}: {counted(row['tokens'], 'token')}, {row['detail']}"
-    if "heads" not in row:
-        return f"{notes.title(row)}, n {row['n']}"
-    heads = f"{row['heads']}/{row['kv_heads']} heads of {row['dim']}, {row['type']}, cache {row['cache']}"
-    ragged = " ragged" if row["ragged"] else ""
-    return f"attention {row['phase']}{ragged}, {heads}, {row['batch']} × {counted(row['length'], 'token')}"
+    return f"{kernels_view.title(row)}, {kernels_view.place(row)}"

@@ -1,4 +1,4 @@
-"""`commlib profile comm` on GPUs: phases by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
+"""`commlib bench OP --phases` on GPUs: by marks inside of the kernels, eager and in graphs; also ranks of one GPU."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ ON_HOST = {"python", "native", "plan", "launch"}
 def profiled(tmp_path: Path, *words: str) -> dict[str, Any]:
     output, trace, picture = (tmp_path / name for name in ("comm.json", "trace.json", "comm.png"))
     files = ("-o", str(output), "--trace", str(trace), "--plot", str(picture))
-    on_two_ranks("-m", "commlib", "profile", "comm", *words, "--backend", "nccl", "--time", "1", *files)
+    on_two_ranks("-m", "commlib", "bench", "--phases", *words, "--backend", "nccl", "--time", "1", *files)
     assert picture.stat().st_size > 0
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     found["events"] = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
@@ -35,7 +35,7 @@ def phases(found: dict[str, Any], place: str) -> set[str]:
     [("lsa_ll_oneshot", "8K"), ("lsa_ll128_oneshot", "64K"), ("lsa_lamport_twoshot", "256K"), ("lsa_twoshot", "4M")],
 )
 def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, algorithm: str, size: str) -> None:
-    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16")
+    found = profiled(tmp_path, "all_reduce", "--algorithms", algorithm, "--sizes", size, "-d", "bf16")
     assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert phases(found, "host") == ON_HOST
     assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"reduce", "gap"}
@@ -49,7 +49,7 @@ def test_an_eager_call_has_phases_on_the_host_and_in_the_kernel(tmp_path: Path, 
 def test_the_phases_of_a_replayed_call_add_up_to_the_time_between_events(
     tmp_path: Path, algorithm: str, size: str
 ) -> None:
-    found = profiled(tmp_path, "all_reduce", "--algorithm", algorithm, "--bytes", size, "-d", "bf16", "--graph")
+    found = profiled(tmp_path, "all_reduce", "--algorithms", algorithm, "--sizes", size, "-d", "bf16", "--graph")
     assert phases(found, "host") == set()
     assert phases(found, "gpu") - {"start"} == IN_KERNEL | {"reduce"}
     for rank in found["ranks"]:
@@ -63,6 +63,6 @@ def test_the_phases_of_a_replayed_call_add_up_to_the_time_between_events(
 def test_of_a_call_without_a_kernel_of_ours_the_gpu_has_one_phase(
     tmp_path: Path, op: str, algorithm: str, size: str
 ) -> None:
-    found = profiled(tmp_path, op, "--algorithm", algorithm, "--bytes", size)
+    found = profiled(tmp_path, op, "--algorithms", algorithm, "--sizes", size)
     assert (found["choice"]["algorithm"], found["wrong"]) == (algorithm, 0)
     assert (phases(found, "host"), phases(found, "gpu")) == (ON_HOST, {"device"})

@@ -1,0 +1,77 @@
+"""`commlib bench OP --phases`: where the time of one call goes, on each rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from commlib.collectives import COLLECTIVES
+from commlib.tools.bench.job import Job, joined
+from commlib.tools.bench.phases import Phases
+from commlib.tools.bench.phases_report import PhasesReport, PhasesView
+from commlib.tools.debug.trace import trace_text
+from commlib.tools.report import files
+from commlib.tools.report.run import Output, until_it_ends
+from commlib.tools.timing import Protocol
+
+if TYPE_CHECKING:
+    from commlib.communicator import Communicator
+
+AUTO = "auto"
+SIZE, SECONDS = 64 << 10, 5.0  # where they are not named
+
+
+def one_call(ctx: click.Context, job: Job, options: dict[str, Any]) -> Job:
+    """Return the job with the one call that is looked at, or raise what is wrong with it."""
+    if not options["phases"]:
+        raise click.UsageError("--symmetric and --trace are of --phases; add it, or leave them out")
+    if job.window or job.overlap:
+        raise click.UsageError("--phases looks at one call at a time; leave --window, --pairs and --overlap out")
+    suffix = options["output"].suffix[1:] if options["output"] else ""
+    if unknown := {options["form"] or "table", suffix or "json"} - set(PhasesView.forms):
+        raise click.UsageError(f"--phases has no {', '.join(unknown)}; there are {', '.join(PhasesView.forms)}")
+    if (trace := options["trace"]) is not None and (why := files.unwritable(trace)):
+        raise click.UsageError(f"--trace {trace}: {why}")
+    named = {name for name in ctx.params if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    sizes = job.sizes if named & {"sizes", "min_bytes", "max_bytes"} else (SIZE,)
+    algorithms = (AUTO,) if job.algorithms == ("all",) else job.algorithms
+    parts = {"OP": job.ops, "--sizes": sizes, "--dtype": job.dtypes, "--redop": job.redops, "--algorithms": algorithms}
+    for option, values in parts.items():
+        if len(values) > 1:
+            raise click.UsageError(f"--phases looks at one call, and {option} names {len(values)}; name one")
+    return replace(
+        job,
+        sizes=sizes,
+        algorithms=algorithms,
+        places=(job.places == (True,) or not COLLECTIVES[job.ops[0]].out_of_place,),
+        seconds=job.seconds if "seconds" in named else SECONDS,
+        protocol=Protocol(graph=job.protocol.graph),
+        peers=(),
+        auto=False,
+    )
+
+
+def main(job: Job, output: Output, options: dict[str, Any], command: str) -> int:
+    """Measure until the end, an error or Ctrl-C, and report what was measured; return the exit code."""
+    (algorithm,), (op,) = job.algorithms, job.ops
+    row = None if algorithm == AUTO else COLLECTIVES[op].algorithm(algorithm)
+    symmetric = options["symmetric"] or (row is not None and row.placement == "symmetric")
+    output.view = PhasesView
+    with joined(job) as comm:
+        output.speaks = comm.rank == 0
+        report = PhasesReport(Phases(comm, job, symmetric), command)
+        code = until_it_ends(partial(_measure, comm, report, output), output.finish)
+        if not code and options["trace"] is not None and comm.rank == 0:
+            files.write(options["trace"], trace_text(report.events))
+    return code or int(report.failed)
+
+
+def _measure(comm: Communicator, report: PhasesReport, output: Output) -> None:
+    report.notes = output.lacks()
+    rows = report.measure(comm)
+    output.open(report, 1)
+    output.rows(rows)

@@ -1,0 +1,286 @@
+"""`commlib bench KERNEL`: what is measured, compared and refused, never a time; and the rows that are made of it."""
+
+import csv
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from commlib.kernels import decode_attention
+from commlib.tools.baselines.kernels import attention, case, measure
+from commlib.tools.baselines.kernels.case import FLOOR, OURS, PEER, Candidate, rows_of
+from commlib.tools.baselines.kernels.index import Index
+from commlib.tools.baselines.kernels.measure import Settings, measure_case
+from commlib.tools.baselines.kernels.metadata import Metadata
+from commlib.tools.baselines.kernels.store import Store
+from commlib.tools.bench.kernels import KIND, KernelReport
+from commlib.tools.cli.bench import kernels_run
+from commlib.tools.cli.bench.kernels_view import KernelView
+from commlib.tools.timing import Measurement
+from tests.cli.calls import written
+
+CPU, BF16, INT32 = torch.device("cpu"), torch.bfloat16, torch.int32
+QUICK = ("--dim", "96", "--time", "0.1", "--device", "cpu")
+ATTENTION = ("bench", "attention", "--time", "0.1", "--device", "cpu", "--dim", "32", "-o", "report.json")
+ON_GPUS = {"torch cuDNN", "torch efficient", "FlexAttention", "flash-attn", "FlashInfer"}
+REPORT = Path("report.json")
+
+
+@pytest.fixture(autouse=True)
+def small_tables(monkeypatch):
+    monkeypatch.setattr(case, "CPU_SHARED_BYTES", 1 << 16)
+    monkeypatch.setattr(case, "SETS", (3, 6))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the same candidates everywhere
+
+
+@pytest.mark.parametrize("words", [("index",), ("store", "--fp8"), ("metadata",)], ids=" ".join)
+def test_every_kernel_is_measured_beside_its_peers(words, call, no_gpu):
+    code, text, _ = call("bench", *words, "-n", "1,17", *QUICK, "-o", REPORT)
+    found = written(REPORT, KIND)
+    assert code == 0
+    assert (found["complete"], found["config"]["threads"], found["config"]["device"]) == (True, 1, "cpu")
+    assert found["wrong"] == 0
+    assert {row["n"] for row in found["rows"]} == {1, 17}
+    by_role: dict[str, set[str]] = {}
+    for row in found["rows"]:
+        assert bool(row["skipped"]) != (row["time_us"] is not None)
+        by_role.setdefault(row["role"], set()).add(row["candidate"])
+        if row["time_us"]:
+            assert row["wrong"] == (None if row["role"] == "floor" else 0)
+            assert row["gbps"] > 0 and row["of_bound"] > 0
+            assert row["host_us"] is None  # on the CPU all of it is the host's
+    assert by_role["ours"] == ({"commlib", "commlib unique"} if words[0] == "store" else {"commlib"})
+    assert "copy" in by_role["floor"]
+    assert {"torch.compile"} < by_role["peer"]
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count(" commlib* ") == 2
+    assert "# skipped torch.compile: takes long on the CPU; --compile (2 cases)" in text
+
+
+def test_wrong_values_fail_the_run_and_are_marked(monkeypatch, call):
+    def forgetful(weights, ids, *, out):
+        out[:-1] = weights[ids[:-1]]
+        return out
+
+    monkeypatch.setattr("commlib.tools.baselines.kernels.index.index", forgetful)
+    code, text, _ = call("bench", "index", "-n", "3", *QUICK)
+    (line,) = (line for line in text.splitlines() if "commlib*" in line)
+    assert (code, line[-5:], "FAILED" in text) == (1, "WRONG", True)
+
+
+@pytest.mark.slow
+def test_rows_of_sets_follow_each_other_or_are_distinct_or_repeat():
+    assert rows_of("sequential", 3, 4, 10, CPU).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    found = rows_of("random", 3, 32, 96, CPU)
+    assert sorted(found.view(-1).tolist()) == list(range(96))
+    assert found[0].tolist() != list(range(32))
+    found = rows_of("zipf", 4, 256, 512, CPU)
+    assert found.view(-1).bincount(minlength=512).max() > 1024 / 16 > 1024 / 512  # the first has a sixth of all
+    unique = rows_of("zipf", 4, 256, 512, CPU, unique=True)
+    assert all(len(set(of_set)) == 256 for of_set in unique.tolist())
+
+
+@pytest.mark.slow
+def test_decoding_is_measured_beside_who_is_here(call, no_gpu):
+    code, text, _ = call(*ATTENTION, "--compare", "-b", "1,3", "-l", "40")
+    found = written(REPORT, KIND)
+    assert (code, max(map(len, text.splitlines())) <= 80) == (0, True)
+    rows = {row["candidate"]: row for row in found["rows"] if row["n"] == 3}
+    assert {name for name, row in rows.items() if row["skipped"]} == {*ON_GPUS, "read, Triton"}
+    for name in ("commlib", "commlib split 256", "gather, torch", "torch flash", "torch math"):
+        assert (rows[name]["wrong"], rows[name]["error"] < 1e-2) == (0, True)
+        assert rows[name]["time_us"]["p50"] > 0
+    assert rows["commlib"]["bytes"] == 3 * (40 * 2 * 32 + 2 * 8 * 32) * 2
+    assert rows["commlib"]["flops"] == 3 * 4 * 8 * 32 * 40
+    assert rows["commlib"]["versus"]["of"] in {"gather, torch", "torch flash", "torch math"}
+    assert max(row["of_bound"] for row in rows.values() if row["role"] == "floor" and row["of_bound"]) == 1
+    assert "# skipped flash-attn: flash_attn is not installed (2 cases)" in text
+
+
+def test_a_wrong_value_of_attention_fails_the_run(monkeypatch, call):
+    def wrong(*tensors, out, **options):
+        decode_attention(*tensors, out=out, **options)
+        out[0, 0, :3] = float("nan")
+        return out
+
+    monkeypatch.setattr(attention, "decode_attention", wrong)
+    code, text, _ = call(*ATTENTION, "-b", "1", "-l", "20")
+    row = written(REPORT, KIND)["rows"][0]
+    assert (row["candidate"], row["wrong"] % 3, row["wrong"] > 0, row["error"]) == ("commlib", 0, True, None)
+    assert (code, "WRONG" in text, "FAILED" in text) == (1, True, True)
+
+
+def test_every_operation_of_the_radix_cache_is_measured_beside_who_does_the_same(call):
+    code, text, _ = call("bench", "radix", "--time", "0.1", "--leaves", "200", "-o", "report.json")
+    report = written(REPORT, KIND)
+    assert (code, report["complete"], report["wrong"]) == (0, True, 0)
+    by_operation = {}
+    for row in report["rows"]:
+        by_operation.setdefault(row["variant"], set()).add(row["candidate"])
+        assert (row["gbps"] is not None) == (row["variant"] == "prefix_match")
+    assert by_operation == {
+        "prefix_match": {"commlib", "numpy", "torch"},
+        "match": {"commlib", "commlib out=", "dictionary, 16"},
+        "lock, unlock": {"commlib"},
+        "insert": {"commlib"},
+        "evict": {"commlib"},
+        "insert, evict": {"commlib"},
+    }
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len([line for line in lines if not line.startswith("#")]) == len(report["rows"])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("heat", ["--cold", "--hot"])
+@pytest.mark.parametrize("words", ["index", "index --masked", "store", "store --fp8", "metadata"])
+def test_every_candidate_is_replayed_called_and_right(words, heat):
+    dim = () if "metadata" in words else ("--dim", "1024")
+    command = [sys.executable, "-m", "commlib", "bench", *words.split(), heat, "-n", "1,64", *dim]
+    done = subprocess.run([*command, "--time", "4", "--json"], capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["wrong"] == 0
+    assert [row for row in found["rows"] if row["skipped"] and row["candidate"] != "python loop"] == []
+    for row in found["rows"]:
+        if row["candidate"] == "python loop":
+            continue
+        assert (row["mode"], row["blocks"] >= 20, row["calls"] >= 20) == ("graph", True, True)
+        assert row["calls"] % row["sets"] == 0
+        assert row["host_us"] <= row["wall_us"]["p100"]
+    assert "triton" in " ".join(row["candidate"] for row in found["rows"])
+
+
+def test_bytes_are_those_read_and_those_written():
+    assert Index(16, 4096, BF16).num_bytes == 2 * 16 * 8192
+    assert Index(16, 4096, BF16, variant="masked").num_bytes == (4 + 16) * 8192
+    assert Store(32, 128, BF16).num_bytes == 2 * 2 * 32 * 256
+    assert Store(32, 128, BF16, variant="fp8").num_bytes == 2 * 32 * 128 * 3
+    assert Metadata(16, 8, INT32).num_bytes == 4 * (32 + 4 * 72 + 17 + 1)
+
+
+@pytest.mark.slow
+def test_a_store_into_another_slot_is_wrong():
+    (inputs,) = Store(4, 16, BF16).inputs(1, CPU)
+    inputs.poison()
+    inputs.k_cache[inputs.slots], inputs.v_cache[inputs.slots] = inputs.k, inputs.v
+    assert inputs.check(None)[0] == 0
+    stray = next(slot for slot in range(len(inputs.k_cache)) if slot not in inputs.slots.tolist())
+    inputs.v_cache[stray, 3] = 1.0
+    assert inputs.check(None)[0] == 1
+
+
+def measured(candidates, monkeypatch):
+    monkeypatch.setattr(Index, "candidates", lambda self: candidates)
+    return {each.label: each for each in measure_case(Index(2, 16, BF16), Settings(CPU), 0.05)[1]}
+
+
+@pytest.mark.slow
+def test_a_first_call_that_takes_too_long_is_interrupted(monkeypatch):
+    monkeypatch.setattr(measure, "FIRST_CALL_S", 0.05)
+    asleep = Candidate("asleep", lambda inputs: lambda: time.sleep(30))
+    awake = Candidate("awake", lambda inputs: lambda: inputs.weights[inputs.ids])
+    lines = measured([asleep, awake], monkeypatch)
+    assert "its first call took more than 0.05 s" in lines["asleep"].skipped
+    assert lines["asleep"].eager is None
+    assert (lines["awake"].skipped, lines["awake"].wrong) == ("", 0)
+    assert lines["awake"].eager.times_s
+
+
+def test_values_are_compared_again_after_the_timing(monkeypatch):
+    calls = []
+
+    def tired(inputs):
+        def run():
+            calls.append(1)
+            return inputs.weights[inputs.ids] if len(calls) < 12 else inputs.out
+
+        return run
+
+    assert measured([Candidate("tired", tired)], monkeypatch)["tired"].wrong == 2 * 16
+
+
+def line(label, role, graph_us, eager_us, wrong=0):
+    noise = (0.99, 1.0, 1.01, 1.0, 1.0)
+    both = ([each * 1e-6 * us for each in noise] if us else [] for us in (graph_us, eager_us))
+    timed, eager = (Measurement("", False, 96, times_s) for times_s in both)
+    eager.issue_s = [eager_us / 2 * 1e-6]
+    made = Candidate(label, role=role, wrong=wrong, timed=timed, eager=eager)
+    return made if graph_us else replace(made, timed=None, skipped="cannot be captured")
+
+
+def measured_case(n, *extra):
+    """What a GPU would give: copy 10 µs, ours 12, torch 30 and a wrong one 5."""
+    lines = [
+        line("commlib", OURS, 12.0 * n, 14.0),
+        line("copy", FLOOR, 10.0 * n, 11.0, None),
+        line("probe", FLOOR, 6.0 * n, 7.0, None),
+        line("torch index_select", PEER, 30.0 * n, 32.0),
+        line("triton row", PEER, 15.0 * n, 40.0),
+        line("hasty", PEER, 5.0 * n, 6.0, 3),
+        Candidate("torch.compile", skipped="not asked for"),
+    ]
+    return Index(n, 4096, BF16), 240, [*lines, *extra]
+
+
+@pytest.fixture
+def report(tmp_path):
+    others = tmp_path / "others.py"
+    others.write_text("def candidates(kernel, case, inputs): ...")
+    options = dict.fromkeys(("dims", "rows", "pattern", "heat", "dtype", "sweep", "compile_", "output"))
+    options |= {"device": "cpu", "seconds": 10.0, "seed": 0, "compare_patterns": True, "peer": (others,)}
+    config = replace(kernels_run.read_job("index", options).config, device="cuda")
+    return KernelReport(config, "commlib bench index")
+
+
+def test_figures_are_of_the_graph_beside_eager_calls_and_the_best_peer_is_right(report):
+    rows = {row["candidate"]: row for row in report.add(*measured_case(2))}
+    ours = rows["commlib"]
+    assert ours["mode"] == "graph"
+    assert ours["time_us"]["p50"] == pytest.approx(24.0)
+    assert ours["gbps"] == pytest.approx(32768 / 24e-6 / 1e9, rel=1e-4)
+    assert ours["of_bound"] == pytest.approx(10 / 12, rel=1e-4)
+    assert (ours["wall_us"]["p50"], ours["host_us"]) == (pytest.approx(14.0), pytest.approx(7.0))
+    rows = {row["candidate"]: row for row in report.add(*measured_case(1, line("python loop", PEER, None, 90.0)))}
+    versus = rows["commlib"]["versus"]
+    assert versus["of"] == "triton row"  # not what is wrong, not the copy, not the probe
+    assert versus["ratio"] == pytest.approx(1.25, rel=1e-3)
+    assert rows["torch index_select"]["versus"]["ratio"] == pytest.approx(2.5, rel=1e-3)
+    assert rows["probe"]["versus"]["ratio"] == pytest.approx(0.5, rel=1e-3)
+    found = rows["python loop"]
+    assert (found["time_us"], found["skipped"], found["versus"]) == (None, "cannot be captured", None)
+    assert found["wall_us"]["p50"] == pytest.approx(90.0)
+
+
+def test_csv_and_markdown_say_the_same_as_the_document(report):
+    report.add(*measured_case(1, line("python loop", PEER, None, 90.0)))
+    found = written(json.dumps(report.document()), KIND)
+    assert found["config"]["baselines"][-1] == "others"  # no paths
+    assert found["wrong"] == 3
+    view = KernelView(found, 80)
+    rows = list(csv.DictReader(view.render("csv").splitlines()))
+    assert [row["candidate"] for row in rows] == [row["candidate"] for row in report.rows if row["wall_us"]]
+    assert (rows[0]["time_us.p50"], rows[0]["versus.of"], rows[0]["wrong"]) == ("12.0", "triton row", "0")
+    assert rows[-1]["time_us.p50"] == ""
+    lines = view.render("md").splitlines()
+    assert "### index, dim 4096, bfloat16, random, cold, CUDA graph" in lines
+    (ours,) = (each for each in lines if "commlib*" in each)
+    assert ours.split(" | ")[4:8] == ["12.00", "1.37", "83", "7.00"]
+
+
+def test_one_call_of_ours_is_what_nsight_looks_at(call, no_gpu):
+    code, text, errors = call("bench", "store", "-n", "3,4", "--dim=8", "--ncu", "--fp8")
+    words = text.split()
+    assert (code, words[0], words[-7:]) == (1, "ncu", "bench store -n 3,4 --dim=8 --once --fp8".split())
+    assert "--kernel-name=regex:store" in words and "ncu is not here" in errors
+    assert call("bench", *words[-6:])[0] == 0
